@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import uv
 
 from rl_sync.configs import smollm2
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.runtime import wiring
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
+from rl_sync.records.metrics import read_metrics
+from rl_sync.roles import wiring
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 UNCOUNTED = 2

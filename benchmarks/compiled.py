@@ -22,14 +22,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from absl import app, flags
 
-from rl_sync.aot import estimate, programs
-from rl_sync.aot.reading import Reading
-from rl_sync.aot.roofline import decode_work, link_bytes, step_work
-from rl_sync.aot.targets import target
 from rl_sync.configs import base
 from rl_sync.models.sharding import Layout
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
+from rl_sync.plan import lowered_programs, memory_estimate
+from rl_sync.plan.compiled_text import CompiledProgramText
+from rl_sync.plan.roofline import decode_work, link_bytes, step_work
+from rl_sync.plan.targets import target
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
 TARGET = flags.DEFINE_string("target", "v5e", "The kind of chip whose cases are compiled.")
@@ -141,11 +141,13 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     return read_settings(config.to_dict()), cast(Task, task)
 
 
-def program_of(case: Case, settings: RunSettings, task: Task, layout: Layout) -> programs.Program:
+def program_of(
+    case: Case, settings: RunSettings, task: Task, layout: Layout
+) -> lowered_programs.LowerableProgram:
     """Returns the program of a case, on a layout."""
     if case.program == "step":
-        return programs.train_step(settings, task, layout)
-    offered = programs.rollout_programs(settings, task, layout)
+        return lowered_programs.train_step(settings, task, layout)
+    offered = lowered_programs.rollout_programs(settings, task, layout)
     return next(one for one in offered if one.name == case.program)
 
 
@@ -154,11 +156,11 @@ def planned(case: Case) -> dict[str, Any]:
     settings, task = run_of(case)
     chip = target(case.target).chip
     if case.program == "step":
-        found = estimate.step_estimate(settings, task, chip.platform)
+        found = memory_estimate.step_estimate(settings, task, chip.platform)
     else:
         layout = settings.explorer_layout
         sizes = program_of(case, settings, task, layout).sizes
-        found = estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
+        found = memory_estimate.ESTIMATES[case.program](settings, task, chip.platform, sizes)
     parts = {**found.held, **found.made, **found.work}
     return {
         "case": str(case),
@@ -173,11 +175,13 @@ def compiled(case: Case) -> dict[str, Any]:
     settings, task = run_of(case)
     where = target(case.target)
     trains = case.program == "step"
-    layout = programs.layout_on(settings, "trainer" if trains else "explorer", where.devices())
+    layout = lowered_programs.layout_on(
+        settings, "trainer" if trains else "explorer", where.devices()
+    )
     program = program_of(case, settings, task, layout)
     started = time.process_time()
     try:
-        reading = Reading.of(program.lower().compile())
+        reading = CompiledProgramText.of(program.lower().compile())
     except Exception as error:
         return {"error": str(error)[:400]}
     use = reading.memory

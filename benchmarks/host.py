@@ -30,7 +30,7 @@ from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 
 TOKENIZER = CharacterTokenizer("".join(map(chr, range(33, 127))))
 PROMPT_TOKENS, GROUP_SIZE, MOST = 32, 8, 512

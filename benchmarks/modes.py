@@ -44,25 +44,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rl_sync.checkpoints.snapshots import load_part, snapshot_path
+from rl_sync.cluster import compilation_cache
+from rl_sync.display.timeline_figure import draw_timeline
 from rl_sync.models import lora
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.models.transformer import init_params
-from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import Span, SpanKind, read_spans
-from rl_sync.observe.summary import clipped, of_kind, rl_phase, summarize, union_secs
-from rl_sync.observe.timeline import draw_timeline
-from rl_sync.processes import compilation_cache
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.records.summary import clipped, of_kind, rl_phase, summarize, union_secs
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.roles import is_explorer
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.role_names import is_explorer
+from rl_sync.roles import wiring
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest
-from rl_sync.runtime import wiring
 from rl_sync.schedule import MODES
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
-from rl_sync.storage.snapshots import load_part, snapshot_path
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
 
@@ -237,7 +237,7 @@ def _accuracy(settings: RunSettings, workdir: Path, step: int) -> float:
         ]
     )
     items = [
-        Judgeable(prompt.fields, Completion(task.tokenizer.decode(one.tokens.tolist())))
+        ScoringRequest(prompt.fields, Completion(task.tokenizer.decode(one.tokens.tolist())))
         for prompt, (one,) in zip(prompts, done, strict=True)
     ]
     judged = Rubric(task.reward).judge(items)

@@ -28,9 +28,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_sync.observe import alarms
-from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records import alarms
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 HELD_OUT = 400
@@ -230,7 +230,7 @@ def run(case: Case) -> dict[str, Any]:
     trainer, algorithm = config["trainer"], config["algorithm"]
     evaluations = [line for line in lines if line["phase"] == "evaluation"]
     gap = algorithm["logprob_gap_alarm"] or 0.0
-    limits = alarms.Limits(config["observe"]["alarm_steps"], trainer["group_size"], gap)
+    limits = alarms.AlarmLimits(config["observe"]["alarm_steps"], trainer["group_size"], gap)
     return {
         **case._asdict(),
         "rows": TASKS[case.task].rows,

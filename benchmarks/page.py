@@ -24,7 +24,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 
 _RELOAD_SECS = 2.0
 _TIMEOUT_SECS = 30
@@ -63,7 +63,7 @@ def cpu_secs(process: int) -> float:
 
 def page_of(workdir: Path) -> int | None:
     """Finds the process of a run's page by its command line."""
-    wanted = ["rl_sync.launcher.child", "page", f"--workdir={workdir}"]
+    wanted = ["rl_sync.launcher.processes.child", "page", f"--workdir={workdir}"]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")

@@ -27,16 +27,16 @@ import numpy as np
 from peers.asking import timed
 from peers.serving import CLOCKS
 
-from rl_sync.actors.trainer import Trainer
+from rl_sync.cluster import malloc
 from rl_sync.configs import base
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.sft import SftConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.sharding import Layout
-from rl_sync.processes import allocator
-from rl_sync.runtime.parameters import Parameters
-from rl_sync.settings.reading import read_settings
+from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.settings.config_reading import read_settings
 from rl_sync.types import Group, TrainBatch
 
 _KEPT = "RL_SYNC_BENCHMARK"
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     arguments = parser.parse_args()
     if _KEPT not in os.environ:
-        environment = {**allocator.environment(os.environ), _KEPT: "1"}
+        environment = {**malloc.environment(os.environ), _KEPT: "1"}
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     steps = Steps(arguments.model, arguments.kl)
     kinds, trajectories = arguments.layouts.split(","), arguments.groups * GROUP_SIZE

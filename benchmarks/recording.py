@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rl_sync.cluster.messages import decode, encode
+from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.learning.credit import ADVANTAGES_NAME
-from rl_sync.observe.rollout_parts import RolloutParts
-from rl_sync.processes.judging_calls import Judgements
-from rl_sync.processes.messages import decode, encode
-from rl_sync.runtime import wiring
-from rl_sync.runtime.programs import trainer_of
-from rl_sync.runtime.recording import Budget, RolloutRecorder
-from rl_sync.runtime.scribe import FIELDS, Chosen, Figures, Scribe
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
+from rl_sync.records.rollout_parts import RolloutParts
+from rl_sync.roles import wiring
+from rl_sync.roles.build import trainer_of
+from rl_sync.roles.trainer.rollout_recorder import Budget, RolloutRecorder
+from rl_sync.roles.trainer.rollout_writer import FIELDS, Chosen, Figures, RolloutWriter
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
@@ -150,7 +150,7 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
         recorder = RolloutRecorder(
             settings.observe,
             parts=RolloutParts(workdir),
-            scribe=Scribe(task, wiring.sampling(settings, task).stop_ids),
+            scribe=RolloutWriter(task, wiring.sampling(settings, task).stop_ids),
             budget=budget,
         )
         with contextlib.closing(recorder):

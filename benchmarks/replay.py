@@ -159,7 +159,7 @@ def start_official(address: str) -> subprocess.Popen[str]:
 def compare(rounds: int, log_path: pathlib.Path) -> None:
     """Measures all cases, and prints the table."""
     from rl_sync.replay.client import ReplayClient
-    from rl_sync.replay.process import start_server
+    from rl_sync.replay.server_process import start_server
     from rl_sync.replay.tables import TableSpec
 
     tables = [TableSpec(TABLE, 100_000, max_times_sampled=1)]

@@ -4,10 +4,10 @@
 
 **Throughput.** A loop does what an explorer does: it generates a rollout (which here only takes its
 time, `--rollout_secs`, drawn within ±20 % with the seed) and hands the groups to the explorer's own
-`Delivery`. That has them judged by the master's own `Judging`, in worker processes, and inserts
-them into a buffer. The reward takes nothing, as long as a rollout, or twice as long; there are as
-many workers as completions in flight. The cases run in turns, seed by seed. Each figure is groups a
-second, and its ratio to that of the reward that takes nothing, with the same seed.
+`GroupDelivery`. That has them judged by the master's own `MasterScoring`, in worker processes, and
+inserts them into a buffer. The reward takes nothing, as long as a rollout, or twice as long; there
+are as many workers as completions in flight. The cases run in turns, seed by seed. Each figure is
+groups a second, and its ratio to that of the reward that takes nothing, with the same seed.
 
 **Judging.** Completions a second through the workers, for `exact` and for a reward of 1 ms, beside
 the same rubric called in a loop in this process.
@@ -28,17 +28,17 @@ from typing import Any
 
 import numpy as np
 
-from rl_sync.observe.spans import SpanRecorder
-from rl_sync.processes.judging_calls import Judged
-from rl_sync.processes.pending import Await
+from rl_sync.cluster.pending import Await
+from rl_sync.cluster.scoring_calls import Scores
+from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.rewards.settings import RewardSettings
-from rl_sync.rewards.workers import Judges
-from rl_sync.roles import MASTER
-from rl_sync.runtime.delivery import Delivery
-from rl_sync.runtime.judging import Judging
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.role_names import MASTER
+from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.scoring.judging import MasterScoring
+from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Group, Prompt
 from rl_sync.weights.agreement import alone
 from rl_sync.workdir import Workdir
@@ -61,7 +61,7 @@ class Session:
     leads = True
     agree = staticmethod(alone)
 
-    def __init__(self, judging: Judging) -> None:
+    def __init__(self, judging: MasterScoring) -> None:
         patient: Any = types.SimpleNamespace
         self.settings = patient(
             launch=patient(wait_secs=600.0),
@@ -76,13 +76,13 @@ class Session:
     def call(self, call: Any) -> Any:
         if isinstance(call, Await):
             items = call.call.items
-            return Judged(self._judging.verdicts(items), [item.lease_id for item in items])
+            return Scores(self._judging.verdicts(items), [item.lease_id for item in items])
         return None
 
     def check(self) -> None:
         pass
 
-    def patience(self, what: str, whom: str) -> Callable[[], None]:
+    def deadline(self, what: str, whom: str) -> Callable[[], None]:
         del what, whom
         return self.check
 
@@ -129,9 +129,9 @@ class Case:
         self.name = name
         reward = f"{TIMED}:slow(secs={secs})"
         settings = RewardSettings(workers=workers, record="none", memory_bytes=0)
-        self._judges = Judges(reward, settings)
-        self._judges.judge([Judgeable({}, Completion(""))] * (2 * workers))  # Warm.
-        self._judging = Judging(
+        self._judges = LocalScorer(reward, settings)
+        self._judges.judge([ScoringRequest({}, Completion(""))] * (2 * workers))  # Warm.
+        self._judging = MasterScoring(
             TASK,
             self._judges,
             "slow",
@@ -147,7 +147,7 @@ class Case:
         explorer: Any = types.SimpleNamespace(rewarded=lambda group, rewards: group, in_parts=False)
         replay: Any = buffer
         session: Any = Session(self._judging)
-        delivery = Delivery(session, TASK, explorer, replay, "groups", beside=True)
+        delivery = GroupDelivery(session, TASK, explorer, replay, "groups", beside=True)
         start = time.monotonic()
         for number in range(rollouts):
             time.sleep(rollout_secs * rng.uniform(0.8, 1.2))
@@ -190,11 +190,11 @@ def judging(seeds: int, workers: int) -> None:
     counts = {"exact": 20_000, f"{TIMED}:busy": 2_000}
     for reward, count in counts.items():
         items = [
-            Judgeable(prompt.fields, Completion(prompt.answer, [3] * TOKENS))
+            ScoringRequest(prompt.fields, Completion(prompt.answer, [3] * TOKENS))
             for i in range(count)
             for prompt in [TASK.train[i % len(TASK.train)]]
         ]
-        rubric, judges = Rubric(reward), Judges(reward, RewardSettings(workers=workers))
+        rubric, judges = Rubric(reward), LocalScorer(reward, RewardSettings(workers=workers))
         judges.judge(items[: 100 * workers])
         in_workers, here = [], []
         for _ in range(seeds):

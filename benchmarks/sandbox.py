@@ -23,15 +23,15 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from rl_sync.sandbox.choice import LAYERS
-from rl_sync.sandbox.examination import Examination, examine
-from rl_sync.sandbox.layer import Layer, interpreter
-from rl_sync.sandbox.limits import Limits
+from rl_sync.sandbox.examination import ProgramTests, examine
+from rl_sync.sandbox.layer import SandboxLayer, interpreter
+from rl_sync.sandbox.program_limits import ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
+from rl_sync.sandbox.sandbox_choice import LAYERS
 
 PROGRAM = "if __name__ == '__main__': print(input())\ndef f(x): return x\n"
 LINE = b"hello\n"
-LIMITS = Limits(wall_secs=60.0)
+LIMITS = ProgramLimits(wall_secs=60.0)
 
 
 def bare(folder: str) -> None:
@@ -49,7 +49,7 @@ def confined(sandbox: Sandbox, folder: str) -> None:
 def examined(sandbox: Sandbox, folder: str) -> None:
     """Tests a call of the program's function."""
     del folder
-    examination = Examination([{"call": "f", "args": [1], "expected": 1}])
+    examination = ProgramTests([{"call": "f", "args": [1], "expected": 1}])
     (verdict,) = examine(sandbox, PROGRAM, examination, time.monotonic() + 60)
     assert verdict.outcome == "passed", verdict
 
@@ -110,7 +110,7 @@ def main() -> None:
                 measure_layer(layer, folder, options)
 
 
-def measure_layer(layer: Layer, folder: str, options) -> None:
+def measure_layer(layer: SandboxLayer, folder: str, options) -> None:
     """Prints the figures of a layer: a program, and a call with its examiner."""
     layer.prepare()
     sandbox = Sandbox(layer, LIMITS)

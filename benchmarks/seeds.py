@@ -33,8 +33,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.metrics import read_metrics
 from rl_sync.schedule import MODES
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -33,19 +33,19 @@ import jax.numpy as jnp
 import numpy as np
 from staleness_report import write_report
 
-from rl_sync.actors.explorer import Explorer, ExplorerState
-from rl_sync.actors.trainer import Metrics, Step, Trainer, TrainState
+from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
 from rl_sync.configs import base
-from rl_sync.observe.jsonlines import JsonLinesWriter, read_json_lines
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.roles import wiring
+from rl_sync.roles.build import trainer_of
+from rl_sync.roles.engines import rollout_engine
+from rl_sync.roles.explorer.actor import Explorer, ExplorerState
+from rl_sync.roles.trainer.actor import Metrics, Step, Trainer, TrainState
 from rl_sync.rollout.request import CompletionRequest
-from rl_sync.runtime import wiring
-from rl_sync.runtime.engines import rollout_engine
-from rl_sync.runtime.programs import trainer_of
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
-from rl_sync.storage.snapshots import load_snapshot, save_snapshot
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.order import prompt_at
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params, Prompt
@@ -187,7 +187,7 @@ class Study:
         self, task: Task, prompts: list[Prompt], completions: list[np.ndarray]
     ) -> list[float]:
         items = [
-            Judgeable(prompt.fields, Completion(task.tokenizer.decode(tokens.tolist())))
+            ScoringRequest(prompt.fields, Completion(task.tokenizer.decode(tokens.tolist())))
             for prompt, tokens in zip(prompts, completions, strict=True)
         ]
         scores = [one.score for one in Rubric(task.reward).judge(items)]

@@ -35,8 +35,22 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from rl_sync.actors import master
-from rl_sync.actors.events import (
+from rl_sync.cluster import master_calls, scoring_calls
+from rl_sync.cluster.pending import Await, Pending
+from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.configs import base
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import init_params
+from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
+from rl_sync.replay.replay_interface import Replay
+from rl_sync.roles import wiring
+from rl_sync.roles.evaluator import EvaluationSet
+from rl_sync.roles.explorer.actor import Explorer
+from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.roles.master import transition
+from rl_sync.roles.master.events import (
     BatchTrained,
     GrantLeases,
     HoldBack,
@@ -47,32 +61,18 @@ from rl_sync.actors.events import (
     StopRequested,
     VersionPublished,
 )
-from rl_sync.actors.explorer import Explorer
-from rl_sync.configs import base
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params
-from rl_sync.observe.spans import SpanKind, SpanRecorder, sync_kind
-from rl_sync.processes import calls, judging_calls
-from rl_sync.processes.pending import Await, Pending
-from rl_sync.processes.session import RunStoppedError, Session
-from rl_sync.replay.interface import Replay
-from rl_sync.rollout.admission import Admission
 from rl_sync.rollout.batch import Start
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.queue import Waiting
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.stats import Stats
-from rl_sync.runtime import wiring
-from rl_sync.runtime.delivery import Delivery
-from rl_sync.runtime.evaluation import Examination
-from rl_sync.runtime.explorer import ExplorerLoop
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Lease, Params
-from rl_sync.weights.interface import Puller
+from rl_sync.weights.ends_interface import Puller
 
 GROUP_SIZE, LONGEST, SHORTEST, MEDIAN = 4, 512, 8, 64
 FILLING_STEPS = 4
@@ -169,7 +169,7 @@ class Standing:
         self.facts: dict[str, Any] = {}
         self.spans = Spans()
         self._changed = threading.Condition()
-        self._state = master.MasterState(
+        self._state = transition.MasterState(
             wiring.master_settings(settings, wiring.prompt_pool(settings, self.task))
         )
         self._buffer: list[int] = []
@@ -192,13 +192,13 @@ class Standing:
         if self._state.stopping is not None:
             raise RunStoppedError("the end")
 
-    def patience(self, what: str, whom: str) -> Callable[[], None]:
+    def deadline(self, what: str, whom: str) -> Callable[[], None]:
         del what, whom
         return self.check
 
     def call(self, call: Any) -> Any:
         match call:
-            case calls.AskLease():
+            case master_calls.AskLease():
                 return self._lease(call)
             case Await(key, judge, poll_secs):
                 due, items = self._judging.setdefault(
@@ -208,13 +208,13 @@ class Standing:
                 time.sleep(max(0.0, min(poll_secs, left)))
                 if left > poll_secs:
                     return Pending(0)
-                verdicts = [judging_calls.Verdict(1.0, True)] * len(items)
-                return judging_calls.Judged(verdicts, [item.lease_id for item in items])
-            case calls.Happened(event):
+                verdicts = [scoring_calls.ScoredCompletion(1.0, True)] * len(items)
+                return scoring_calls.Scores(verdicts, [item.lease_id for item in items])
+            case master_calls.Happened(event):
                 self._buffered(event)
         return None
 
-    def _lease(self, call: calls.AskLease) -> Any:
+    def _lease(self, call: master_calls.AskLease) -> Any:
         deadline = time.monotonic() + call.poll_secs
         with self._changed:
             while True:
@@ -229,14 +229,16 @@ class Standing:
                         )
                         for one in answer.leases
                     ]
-                    return calls.LeaseGrant(answer.step, answer.version, answer.exactly, leases)
+                    return master_calls.LeaseGrant(
+                        answer.step, answer.version, answer.exactly, leases
+                    )
                 if not isinstance(answer, HoldBack) or now >= deadline:
                     return answer
                 self._changed.wait(deadline - now)
 
     def _apply(self, event: Any) -> list[Any]:
         with self._changed:
-            self._state, commands = master.transition(self._state, event)
+            self._state, commands = transition.transition(self._state, event)
             return [command for command in commands if not isinstance(command, Record)]
 
     def _buffered(self, event: Any) -> None:
@@ -338,7 +340,7 @@ class Bench:
             puller=cast(Puller, site),
             granted_secs=lambda: 0.0,
             sync_kind=sync_kind("checkpoint"),
-            delivery=Delivery(
+            delivery=GroupDelivery(
                 session=session,
                 task=site.task,
                 explorer=explorer,
@@ -346,7 +348,7 @@ class Bench:
                 table="groups",
                 beside=streaming or judging_secs > 0,
             ),
-            examination=cast(Examination, None),
+            examination=cast(EvaluationSet, None),
         ).run()
         began, began_cpu, before, first = site.marks[FILLING_STEPS]
         ended, ended_cpu, after, last = site.marks[steps]

@@ -7,7 +7,7 @@ sides have random weights of one shape (`benchmarks/peers/serving.py`) in float3
 in turns. Beside them is the time of the step's matrix products alone, forward and backward, a lower
 bound in float32. Peers run in environments of their own, and are left out if these cannot be made.
 
-The launcher makes glibc keep memory that roles free (`rl_sync/processes/allocator.py`). Peers are
+The launcher makes glibc keep memory that roles free (`rl_sync/cluster/malloc.py`). Peers are
 measured with their own settings, and with ours.
 
 Every figure is the best of several rounds. The first call includes compilation.
@@ -31,11 +31,11 @@ from peers.asking import Ask, Peer, PeerRequest, in_turns, timed
 from peers.serving import CLIP, CLOCKS, LEARNING_RATE, SHAPE
 from rollout import model_config
 
-from rl_sync.actors.trainer import Trainer
+from rl_sync.cluster import malloc
 from rl_sync.configs import base
 from rl_sync.models.sharding import Layout
-from rl_sync.processes import allocator
-from rl_sync.settings.reading import read_settings
+from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.settings.config_reading import read_settings
 from rl_sync.types import Rows, TrainBatch
 
 _KEPT = "RL_SYNC_BENCHMARK"
@@ -127,7 +127,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds, clock = arguments.rounds, arguments.clock
     if _KEPT not in os.environ:
-        environment = {**allocator.environment(os.environ), _KEPT: "1"}
+        environment = {**malloc.environment(os.environ), _KEPT: "1"}
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     ordinary = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     request = {

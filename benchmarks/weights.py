@@ -41,11 +41,11 @@ from typing import NamedTuple
 import numpy as np
 from weights_role import HOST, SECRET, Case, Endpoints
 
-from rl_sync.processes import allocator
-from rl_sync.processes.calls import Happened
-from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import Desk, RpcServer
-from rl_sync.runtime.weight_desk import WeightDesk
+from rl_sync.cluster import malloc
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.ports import free_ports
+from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.roles.master.weight_registry import WeightRegistry
 
 ROLE = Path(__file__).with_name("weights_role.py")
 
@@ -108,7 +108,7 @@ class Process:
 
     def __init__(self, case: Case, endpoints: Endpoints, log: Path):
         self._log = log
-        environment = {"JAX_PLATFORMS": "cpu", **allocator.environment(os.environ)}
+        environment = {"JAX_PLATFORMS": "cpu", **malloc.environment(os.environ)}
         with log.open("w") as errors:
             self._popen = subprocess.Popen(
                 [sys.executable, str(ROLE), json.dumps([case, endpoints])],
@@ -140,7 +140,7 @@ class Process:
 @contextlib.contextmanager
 def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
     """Starts the trainer and the explorers of a case, and ends them afterwards."""
-    desk = Desk(*WeightDesk().handlers(), Happened.answered_by(lambda call: None))
+    desk = CallHandlers(*WeightRegistry().handlers(), Happened.answered_by(lambda call: None))
     master = RpcServer(desk, 0, HOST, secret=SECRET)
     (cluster_port,) = free_ports(HOST, 1)
     started = [

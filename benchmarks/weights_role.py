@@ -48,8 +48,8 @@ class Session:
     """The session of the only process of a role; the parent hosts the master's meeting point."""
 
     def __init__(self, endpoints: Endpoints) -> None:
-        from rl_sync.observe.spans import SpanRecorder
-        from rl_sync.processes.rpc import RpcClient
+        from rl_sync.cluster.rpc import RpcClient
+        from rl_sync.records.spans import SpanRecorder
 
         self._master = RpcClient(f"{HOST}:{endpoints.master_port}", "master", SECRET)
         self.spans = SpanRecorder(None, "role")
@@ -100,7 +100,7 @@ def publisher_of(case: Case, endpoints: Endpoints) -> Any:
         temporary.write_text(publisher.address)
         temporary.rename(address)
         return publisher
-    from rl_sync.observe.spans import sync_kind
+    from rl_sync.records.spans import sync_kind
     from rl_sync.transfers.collective import CollectivePublisher
     from rl_sync.weights.link import Link
 
@@ -119,7 +119,7 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
 
         return CheckpointPuller(Path(endpoints.directory), abstract)
     if case.transfer == "server":
-        from rl_sync.processes.rpc import RpcClient
+        from rl_sync.cluster.rpc import RpcClient
         from rl_sync.transfers.server import ServerPuller
 
         address = Path(endpoints.directory, "address")

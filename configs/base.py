@@ -10,7 +10,7 @@
 `python -m launcher settings` lists all settings with their defaults, bounds and meanings, and
 `python -m launcher settings PATTERN` those that a word fits; docs/settings.md is the same as a
 page. Each setting is described once, where its section is: start from `RunSettings` in
-`rl_sync/settings/run.py`.
+`rl_sync/settings/run_settings.py`.
 
 None (a placeholder) stands for what the mode, or another setting, implies: the algorithm is one
 that bears data as stale as the mode lets them get, and all its numbers are those of its name.
@@ -22,7 +22,7 @@ from ml_collections.config_dict import placeholder
 from rl_sync.setting import sections
 from rl_sync.settings.following import following as following
 from rl_sync.settings.following import from_scratch as from_scratch
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.run_settings import RunSettings
 
 
 def get_config() -> ConfigDict:

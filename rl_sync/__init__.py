@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rl_sync import schedule
     from rl_sync.algorithms import advantages, losses
-    from rl_sync.api.policy import Generated, Policy, engine, load
+    from rl_sync.api.loaded_policy import Generated, Policy, engine, load
     from rl_sync.api.result import Curve, Result, open_run
-    from rl_sync.api.run import Event, Run, RunError, start, train
+    from rl_sync.api.started_run import Event, Run, RunError, start, train
     from rl_sync.rollout.engine import Engine
     from rl_sync.rollout.request import CompletionRequest
     from rl_sync.rollout.sampling import Sampling
@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rl_sync.api.policy": ("Generated", "Policy", "engine", "load"),
+    "rl_sync.api.loaded_policy": ("Generated", "Policy", "engine", "load"),
     "rl_sync.api.result": ("Curve", "Result", "open_run"),
-    "rl_sync.api.run": ("Event", "Run", "RunError", "start", "train"),
+    "rl_sync.api.started_run": ("Event", "Run", "RunError", "start", "train"),
     "rl_sync.rollout.engine": ("Engine",),
     "rl_sync.rollout.request": ("CompletionRequest",),
     "rl_sync.rollout.sampling": ("Sampling",),

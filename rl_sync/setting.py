@@ -118,7 +118,7 @@ def check(record: Any, name: str) -> None:
             )
 
 
-class Entry(NamedTuple):
+class SettingEntry(NamedTuple):
     """A setting in its place in the config.
 
     Attributes:
@@ -145,7 +145,7 @@ class Section(NamedTuple):
 
     name: str
     meaning: str
-    entries: list[Entry]
+    entries: list[SettingEntry]
 
 
 def sections(record: type, name: str = "", about: Setting | None = None) -> Iterator[Section]:
@@ -157,7 +157,7 @@ def sections(record: type, name: str = "", about: Setting | None = None) -> Iter
     """
     about = about or Setting("")
     kinds = typing.get_type_hints(record)
-    entries: list[Entry] = []
+    entries: list[SettingEntry] = []
     inner: list[tuple[type, str, Setting]] = []
     for field in dataclasses.fields(record):
         kind, path = kinds[field.name], _joined(name, field.name)
@@ -168,10 +168,10 @@ def sections(record: type, name: str = "", about: Setting | None = None) -> Iter
             inner.append((kind, path, rule))
         elif about.implied:
             rule = dataclasses.replace(rule, implied=rule.implied or about.implied)
-            entries.append(Entry(path, _without_none(kind), None, rule))
+            entries.append(SettingEntry(path, _without_none(kind), None, rule))
         else:
             default = None if rule.implied else field.default
-            entries.append(Entry(path, _without_none(kind), default, rule))
+            entries.append(SettingEntry(path, _without_none(kind), default, rule))
     yield Section(name, about.meaning, entries)
     for one in inner:
         yield from sections(*one)

@@ -82,7 +82,7 @@ class Use(NamedTuple):
 
     Attributes:
       step: the trainer step that it was for, or after which it ended.
-      ordinal, replacement: see `rl_sync.actors.events.Assignment`.
+      ordinal, replacement: see `rl_sync.roles.master.events.Assignment`.
       prompt: the id of the prompt.
       success: the group's success, as `curriculum.success` measures it.
     """
@@ -129,8 +129,8 @@ class Group:
         sampled from; 0 where none was sampled. Without `rollout.keep_sampling_mask` it is that of
         the whole vocabulary.
       policy_versions: the version of the weights that produced each token; -1 where none did.
-      rewards: the reward of each trajectory; see `rl_sync.actors.explorer.rewarded` for those that
-        could not be judged.
+      rewards: the reward of each trajectory; see `rl_sync.roles.explorer.actor.rewarded` for those
+        that could not be judged.
       baselines: for each trajectory the reward of the prompt's greedy completion; None if there is
         no greedy completion.
       turn_rewards: in episodes, the reward of a turn at the last token of the policy's reply before

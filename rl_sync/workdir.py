@@ -1,7 +1,7 @@
 """The work directory of a run: the names of its files and folders.
 
-The inside of a snapshot is described in `rl_sync.storage.snapshots`, that of a folder of published
-weights in `rl_sync.weights.versions`.
+The inside of a snapshot is described in `rl_sync.checkpoints.snapshots`, that of a folder of
+published weights in `rl_sync.weights.versions`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Workdir:
 
     @property
     def secret(self) -> Path:
-        """The secret of the run's own processes; see `rl_sync.processes.secret`."""
+        """The secret of the run's own processes; see `rl_sync.cluster.secret`."""
         return self._at(".secret")
 
     @property
@@ -57,7 +57,7 @@ class Workdir:
 
     @property
     def best(self) -> Path:
-        """The step of the best snapshot; see `rl_sync.storage.best`."""
+        """The step of the best snapshot; see `rl_sync.checkpoints.best_snapshot`."""
         return self.snapshots / "best.json"
 
     @property
@@ -86,7 +86,7 @@ class Workdir:
 
     @property
     def spans(self) -> Path:
-        """Spans, one file a role; see `rl_sync.observe.spans`."""
+        """Spans, one file a role; see `rl_sync.records.spans`."""
         return self._at("spans")
 
     def spans_of(self, role: str) -> Path:
@@ -95,7 +95,7 @@ class Workdir:
 
     @property
     def metrics(self) -> Path:
-        """Metrics of each step; see `rl_sync.observe.metrics`."""
+        """Metrics of each step; see `rl_sync.records.metrics`."""
         return self._at("metrics.jsonl")
 
     @property
@@ -105,27 +105,27 @@ class Workdir:
 
     @property
     def backends(self) -> Path:
-        """Ids by which other systems know the run; see `rl_sync.observe.backends`."""
+        """Ids by which other systems know the run; see `rl_sync.records.backends`."""
         return self._at("backends")
 
     @property
     def versions(self) -> Path:
-        """Versions of packages that the run began with; see `rl_sync.observe.outcome`."""
+        """Versions of packages that the run began with; see `rl_sync.records.run_outcome`."""
         return self._at("versions.json")
 
     @property
     def outcome(self) -> Path:
-        """The end of the run; see `rl_sync.observe.outcome`."""
+        """The end of the run; see `rl_sync.records.run_outcome`."""
         return self._at("outcome.json")
 
     @property
     def ledger(self) -> Path:
-        """Every change of a lease; see `rl_sync.storage.ledger`."""
+        """Every change of a lease; see `rl_sync.checkpoints.ledger`."""
         return self._at("ledger.jsonl")
 
     @property
     def consumed(self) -> Path:
-        """The groups that each trainer step has trained on; see `rl_sync.storage.ledger`."""
+        """The groups that each trainer step has trained on; see `rl_sync.checkpoints.ledger`."""
         return self._at("consumed.jsonl")
 
     @property
@@ -145,17 +145,17 @@ class Workdir:
 
     @property
     def rollouts(self) -> Path:
-        """Completions that were trained on; see `rl_sync.observe.rollouts`."""
+        """Completions that were trained on; see `rl_sync.records.rollout_records`."""
         return self._at("rollouts")
 
     @property
     def usage(self) -> Path:
-        """CPU time and memory of each process; see `rl_sync.observe.usage`."""
+        """CPU time and memory of each process; see `rl_sync.records.usage`."""
         return self._at("usage")
 
     @property
     def restarts(self) -> Path:
-        """Every restart of a role; see `rl_sync.observe.alarms`."""
+        """Every restart of a role; see `rl_sync.records.alarms`."""
         return self._at("restarts.jsonl")
 
     @property

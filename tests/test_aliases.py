@@ -19,7 +19,7 @@ from launcher.compare import execute
 import rl_sync.configs.arithmetic, rl_sync.configs.base, rl_sync.launcher.compare
 assert configs is rl_sync.configs and configs.base is rl_sync.configs.base
 assert arithmetic is rl_sync.configs.arithmetic and get_config is rl_sync.configs.base.get_config
-assert launcher is rl_sync.launcher and execute is rl_sync.launcher.compare.execute
+assert launcher is rl_sync.launcher and execute is rl_sync.launcher.commands.compare.execute
 assert configs.base.__name__ == configs.base.__spec__.name == "rl_sync.configs.base"
 """
 OWN = """
@@ -59,7 +59,7 @@ def test_the_program_goes_by_each_of_its_names_in_the_clone(name):
 
 
 def test_modules_of_the_launcher_run_by_the_second_name():
-    done = python("-W", "error", "-m", "launcher.metric_list", at=ROOT)
+    done = python("-W", "error", "-m", "launcher.commands.metric_list", at=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

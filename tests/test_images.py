@@ -7,8 +7,8 @@ import PIL.Image
 import pytest
 
 from rl_sync import images
+from rl_sync.cluster import messages
 from rl_sync.images import Image, Size, check_images, images_of
-from rl_sync.processes import messages
 
 GRADIENT = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(4, 6, 3)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.observe.spans import Span, SpanKind
+from rl_sync.records.spans import Span, SpanKind
 
 _PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "modes.py"
 _SPEC = importlib.util.spec_from_file_location("modes", _PATH)

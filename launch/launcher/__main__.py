@@ -20,7 +20,7 @@ INTERRUPTED = 130
 def main(words: Sequence[str]) -> int:
     """Runs one command, without the program's name; returns the exit status."""
     if words[:1] == ["complete"]:  # A shell asks at each Tab: nothing else is loaded.
-        from rl_sync.launcher.commands import PROGRAM
+        from rl_sync.launcher.command_table import PROGRAM
         from rl_sync.launcher.completing import Tab
 
         print(Tab(PROGRAM, words[1:]).complete())
@@ -31,9 +31,9 @@ def main(words: Sequence[str]) -> int:
     from absl import logging
     from click.exceptions import Exit
 
+    from rl_sync.cluster.parallel_imports import loading
     from rl_sync.launcher import command_line
-    from rl_sync.launcher.commands import COMMANDS
-    from rl_sync.processes.loading import loading
+    from rl_sync.launcher.command_table import COMMANDS
     from rl_sync.settings.records import ConfigError
 
     logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it reads.

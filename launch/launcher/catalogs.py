@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.launcher.command import Arguments, program
-from rl_sync.launcher.terminal import Page
+from rl_sync.launcher.terminal import TerminalPage
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 
 _EXAMPLE = "plan --config=base"
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A thing to choose.
 
     Attributes:
@@ -59,31 +59,31 @@ class Catalog(NamedTuple):
     choose: str
     page: str
     example: str
-    read: Callable[[], Iterable[Entry]]
+    read: Callable[[], Iterable[CatalogEntry]]
 
 
-def _algorithms() -> Iterator[Entry]:
+def _algorithms() -> Iterator[CatalogEntry]:
     from rl_sync.algorithms.published import PUBLISHED
 
     for name, one in PUBLISHED.items():
         changes = {f"algorithm.{field}": f"{value}" for field, value in one.changes.items()}
         facts = {"paper": one.paper, "other than GRPO's": _listed(changes) or "nothing"}
-        yield Entry(name, one.meaning, facts, choose=f"--config.algorithm.name={name}")
+        yield CatalogEntry(name, one.meaning, facts, choose=f"--config.algorithm.name={name}")
 
 
 def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _tasks() -> Iterator[Entry]:
+def _tasks() -> Iterator[CatalogEntry]:
     from rl_sync.setting import described
-    from rl_sync.tasks.catalog import TaskSections
+    from rl_sync.tasks.task_catalog import TaskSections
 
     for field in dataclasses.fields(TaskSections):
         rule, record = described(field), field.default_factory
         assert rule is not None
         assert isinstance(record, type)
-        yield Entry(
+        yield CatalogEntry(
             field.name,
             rule.meaning,
             settings=lambda record=record, name=field.name: _meanings(record, f"task.{name}"),
@@ -91,36 +91,36 @@ def _tasks() -> Iterator[Entry]:
         )
 
 
-def _rewards() -> Iterator[Entry]:
-    from rl_sync.rewards.catalog import REWARDS
+def _rewards() -> Iterator[CatalogEntry]:
+    from rl_sync.rewards.reward_catalog import REWARDS
 
     for name, kind in REWARDS.items():
         facts = {"judged": "in place" if kind.is_quick else "by workers, within limits"}
         choose = f"--config.task.reward={name}"
-        yield Entry(name, kind.meaning, facts, _options_of(kind.where), choose)
+        yield CatalogEntry(name, kind.meaning, facts, _options_of(kind.where), choose)
 
 
-def _environments() -> Iterator[Entry]:
-    from rl_sync.environments.catalog import ENVIRONMENTS
+def _environments() -> Iterator[CatalogEntry]:
+    from rl_sync.environments.environment_catalog import ENVIRONMENTS
 
     for name, kind in ENVIRONMENTS.items():
         facts = {"rewards": "its own" if kind.rewards else "those of task.reward"}
         choose = f"--config.environment.name={name}"
-        yield Entry(name, kind.meaning, facts, _options_of(kind.where), choose)
+        yield CatalogEntry(name, kind.meaning, facts, _options_of(kind.where), choose)
 
 
-def _models() -> Iterator[Entry]:
+def _models() -> Iterator[CatalogEntry]:
     from rl_sync.models.huggingface.families import FAMILIES
 
     for name, family in FAMILIES.items():
         facts = {"class in transformers": family.architecture}
-        yield Entry(name, family.meaning, facts, choose="--config.model.path=DIRECTORY")
+        yield CatalogEntry(name, family.meaning, facts, choose="--config.model.path=DIRECTORY")
 
 
 _FIXED = ", always"
 
 
-def _modes() -> Iterator[Entry]:
+def _modes() -> Iterator[CatalogEntry]:
     from rl_sync.schedule import MODES, resolve
 
     for name, mode in MODES.items():
@@ -133,11 +133,11 @@ def _modes() -> Iterator[Entry]:
             "sync.transfer": f"{mode.transfer} by default",
             "greatest staleness": f"{resolve(name).staleness_bound} trainer steps by default",
         }
-        yield Entry(name, mode.summary, facts, choose=f"--config.sync.mode={name}")
+        yield CatalogEntry(name, mode.summary, facts, choose=f"--config.sync.mode={name}")
 
 
-def _metrics() -> Iterator[Entry]:
-    from rl_sync.observe.metric_catalog import METRICS
+def _metrics() -> Iterator[CatalogEntry]:
+    from rl_sync.records.metric_catalog import METRICS
 
     for phase, sections in METRICS.items():
         for title, metrics in sections.items():
@@ -150,17 +150,17 @@ def _metrics() -> Iterator[Entry]:
                     "in TRL": one.trl,
                     "in verl": one.verl,
                 }
-                yield Entry(one.name, one.meaning, facts, of=f"{title} ({phase})")
+                yield CatalogEntry(one.name, one.meaning, facts, of=f"{title} ({phase})")
 
 
-def _configs() -> Iterator[Entry]:
+def _configs() -> Iterator[CatalogEntry]:
     from rl_sync.launcher import config_file
 
     for name in config_file.names():
         text = config_file.description(name)
         first = re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
         facts = {"file": str(config_file.path_of(name)), "about": text}
-        yield Entry(name, " ".join(first.split()), facts, choose=f"--config={name}")
+        yield CatalogEntry(name, " ".join(first.split()), facts, choose=f"--config={name}")
 
 
 def _meanings(record: type, name: str) -> Mapping[str, str]:
@@ -284,7 +284,9 @@ def execute(arguments: Arguments) -> int:
     return 0
 
 
-def find(command: str, catalog: Catalog, pattern: str) -> tuple[list[Entry], Entry | None]:
+def find(
+    command: str, catalog: Catalog, pattern: str
+) -> tuple[list[CatalogEntry], CatalogEntry | None]:
     """Returns the entries that have all words of a pattern, and the one that alone is meant.
 
     That is one whose name the pattern is, or the only one that it fits.
@@ -312,8 +314,8 @@ def fits(text: str, pattern: str) -> bool:
     )
 
 
-def _page_of_all(catalog: Catalog, entries: Sequence[Entry]) -> Page:
-    page = Page()
+def _page_of_all(catalog: Catalog, entries: Sequence[CatalogEntry]) -> TerminalPage:
+    page = TerminalPage()
     for heading, group in itertools.groupby(entries, lambda one: one.of):
         with page.section(heading) if heading else page.indentation():
             page.write_dl((one.name, one.meaning) for one in group)
@@ -323,8 +325,8 @@ def _page_of_all(catalog: Catalog, entries: Sequence[Entry]) -> Page:
     return page
 
 
-def _page_of_one(catalog: Catalog, entry: Entry) -> Page:
-    page = Page()
+def _page_of_one(catalog: Catalog, entry: CatalogEntry) -> TerminalPage:
+    page = TerminalPage()
     page.write_heading(entry.name)
     page.write_text(entry.meaning)
     page.write_paragraph()
@@ -347,7 +349,7 @@ def _page_of_one(catalog: Catalog, entry: Entry) -> Page:
     return page
 
 
-def _record(entry: Entry, is_only: bool) -> dict[str, object]:
+def _record(entry: CatalogEntry, is_only: bool) -> dict[str, object]:
     record: dict[str, object] = {"name": entry.name, "meaning": entry.meaning}
     record |= {"choose": entry.choose, **entry.facts}
     return record | {"settings": entry.settings()} if is_only else record

@@ -11,7 +11,7 @@ import click
 
 import rl_sync
 from rl_sync.launcher.completing import MODULES, NAMED, SCRIPT, Item, flags_after, words_after
-from rl_sync.launcher.terminal import Page
+from rl_sync.launcher.terminal import TerminalPage
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -46,7 +46,7 @@ class Arguments(NamedTuple):
 
 
 class _Context(click.Context):
-    formatter_class = Page
+    formatter_class = TerminalPage
 
 
 class Command(click.Command):
@@ -128,7 +128,7 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the examples, the exit statuses, and the page of the documentation."""
-        assert isinstance(formatter, Page)
+        assert isinstance(formatter, TerminalPage)
         with formatter.section("Examples"):
             for example, meaning in self.examples.items():
                 formatter.write_text(meaning)
@@ -143,7 +143,7 @@ def _settings() -> tuple[str, str]:
     return "--config.NAME=VALUE", f"Changes a setting of the config, as often as needed: {lists}"
 
 
-class Program(click.Group):
+class LauncherProgram(click.Group):
     """All commands; the first one is meant where none is named.
 
     A command may stand after flags, and `--help` or `--version` anywhere.
@@ -197,7 +197,7 @@ class Program(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes a first command."""
-        assert isinstance(formatter, Page)
+        assert isinstance(formatter, TerminalPage)
         with formatter.section("For a start"):
             first = next(iter(self.commands[self.default].examples))
             formatter.write_command(f"{program()} {first}")

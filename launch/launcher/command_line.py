@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, config_flags
 
 from rl_sync.launcher import config_file, mistakes
 from rl_sync.launcher.command import CONFIG, Arguments, asked, program
-from rl_sync.launcher.commands import PROGRAM
+from rl_sync.launcher.command_table import PROGRAM
 from rl_sync.launcher.terminal import in_color
 from rl_sync.settings.records import ConfigError
 

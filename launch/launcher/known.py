@@ -66,7 +66,7 @@ def _read() -> dict[str, Any]:
     """Reads everything from the source."""
     from rl_sync.launcher.catalogs import CATALOGS
     from rl_sync.setting import sections
-    from rl_sync.settings.run import RunSettings
+    from rl_sync.settings.run_settings import RunSettings
 
     entries = [entry for section in sections(RunSettings) for entry in section.entries]
     return {

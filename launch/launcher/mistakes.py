@@ -11,7 +11,7 @@ import click
 
 from rl_sync.launcher import known
 from rl_sync.launcher.command import CONFIG, Command, program
-from rl_sync.launcher.commands import COMMANDS, PROGRAM
+from rl_sync.launcher.command_table import COMMANDS, PROGRAM
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.renamed import new_name
 from rl_sync.spelling import LIKELY, hint, likeness, nearest, question

@@ -12,7 +12,7 @@ MOST_COLUMNS = 100
 """The greatest width of a page, and its width where the output is no terminal."""
 
 
-class Page(click.HelpFormatter):
+class TerminalPage(click.HelpFormatter):
     """Text in sections, paragraphs and lists of definitions, which `show` prints."""
 
     def __init__(self, *_: object, **__: object) -> None:

@@ -27,7 +27,7 @@ Discount = float | Float[Array, "B T"]
 """γ, one for all tokens or one of each."""
 
 
-class Estimate(NamedTuple):
+class AdvantageEstimate(NamedTuple):
     """Advantages, and the returns that they were taken from.
 
     Attributes:
@@ -76,12 +76,12 @@ def reinforce_pp(
     mask: Bool[Array, "B T"],
     discount: Discount,
     sequences: Sequences = None,
-) -> Estimate:
+) -> AdvantageEstimate:
     """A = whiten(R): discounted returns, whitened over all tokens of the batch (REINFORCE++,
     arXiv:2501.03262, section 3).
     """
     returns = discounted(rewards, mask, discount, sequences)
-    return Estimate(jnp.where(mask, whiten(returns, mask), 0.0), returns)
+    return AdvantageEstimate(jnp.where(mask, whiten(returns, mask), 0.0), returns)
 
 
 def remax(
@@ -89,12 +89,14 @@ def remax(
     baselines: Float[Array, " trajectories"],
     mask: Bool[Array, "B T"],
     sequences: Sequences = None,
-) -> Estimate:
+) -> AdvantageEstimate:
     """A_t = R_t − b, b the reward of the prompt's greedy completion (ReMax, arXiv:2310.10505,
     algorithm 2).
     """
     returns = discounted(rewards, mask, 1.0, sequences)
-    return Estimate(jnp.where(mask, returns - to_tokens(baselines, sequences), 0.0), returns)
+    return AdvantageEstimate(
+        jnp.where(mask, returns - to_tokens(baselines, sequences), 0.0), returns
+    )
 
 
 def gae(
@@ -104,7 +106,7 @@ def gae(
     discount: Discount,
     gae_lambda: float,
     sequences: Sequences = None,
-) -> Estimate:
+) -> AdvantageEstimate:
     """δ_t = r_t + γ · V_{t+1} − V_t; A_t = δ_t + γλ · A_{t+1}; R_t = A_t + V_t (GAE,
     arXiv:1506.02438, eq. 16). For whitened advantages, `whiten` them.
 
@@ -116,7 +118,7 @@ def gae(
     delta = jnp.where(mask, rewards + discount * following - values, 0.0)
     sums = backward_sums(delta, jnp.where(mask, discount * gae_lambda, 1.0), sequences)
     advantages = jnp.where(mask, sums, 0.0)
-    return Estimate(advantages, jnp.where(mask, advantages + values, 0.0))
+    return AdvantageEstimate(advantages, jnp.where(mask, advantages + values, 0.0))
 
 
 def n_step(
@@ -126,7 +128,7 @@ def n_step(
     discount: Discount,
     n_steps: int,
     sequences: Sequences = None,
-) -> Estimate:
+) -> AdvantageEstimate:
     """R_t = Σ_{k<n} γ^k · r_{t+k} + γ^n · V_{t+n}; A_t = R_t − V_t (Sutton and Barto, 2nd edition,
     eq. 7.1).
 
@@ -139,4 +141,4 @@ def n_step(
         return rewards + discount * next_values(returns, mask, sequences)
 
     returns = jnp.where(mask, jax.lax.fori_loop(0, n_steps, further, values), 0.0)
-    return Estimate(jnp.where(mask, returns - values, 0.0), returns)
+    return AdvantageEstimate(jnp.where(mask, returns - values, 0.0), returns)

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import regex
 from matplotlib.figure import Figure
 
-from rl_sync.api.policy import Policy, load
-from rl_sync.observe import timeline
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.rollouts import Rollout, Selection, read_rollouts
-from rl_sync.observe.spans import read_spans
-from rl_sync.observe.summary import RunSummary, summarize
-from rl_sync.runtime.export import export
-from rl_sync.runtime.policy import settings_of_run
+from rl_sync.api.loaded_policy import Policy, load
+from rl_sync.display import timeline_figure
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.rollout_records import Rollout, RolloutFilter, read_rollouts
+from rl_sync.records.spans import read_spans
+from rl_sync.records.summary import RunSummary, summarize
+from rl_sync.roles.policy_export import export
+from rl_sync.roles.saved_policy import settings_of_run
 from rl_sync.settings.records import ConfigError
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
 
@@ -119,10 +119,12 @@ class Result:
         try:
             spans = read_spans(self.workdir)
             if secs is None or not spans:
-                return timeline.figure_of(self.workdir, steps=asked, title=title)
-            start, _ = timeline.steps_window(spans, asked or timeline.default_steps(spans))
+                return timeline_figure.figure_of(self.workdir, steps=asked, title=title)
+            start, _ = timeline_figure.steps_window(
+                spans, asked or timeline_figure.default_steps(spans)
+            )
             since = start - spans[0].start_secs
-            return timeline.figure_of(self.workdir, since, since + secs, title=title)
+            return timeline_figure.figure_of(self.workdir, since, since + secs, title=title)
         except (FileNotFoundError, ValueError) as error:
             raise ConfigError(str(error)) from error
 
@@ -136,7 +138,7 @@ class Result:
           pattern: a regular expression that the prompt or what was said holds; None for any.
         """
         found = None if pattern is None else regex.compile(pattern)
-        selection = Selection(first_step=first_step, last_step=last_step, pattern=found)
+        selection = RolloutFilter(first_step=first_step, last_step=last_step, pattern=found)
         return list(read_rollouts(self.workdir, selection))
 
     def policy(self, step: int | str | None = None) -> Policy:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
-class Screen(Protocol):
+class OutputScreen(Protocol):
     """Takes the lines that a run prints."""
 
     def show(self, line: str) -> None:
@@ -24,21 +24,21 @@ class Plain:
     """A screen of plain output."""
 
     def show(self, line: str) -> None:
-        """See `Screen`."""
+        """See `OutputScreen`."""
         print(line, flush=True)
 
     def close(self) -> None:
-        """See `Screen`."""
+        """See `OutputScreen`."""
 
 
 class Silent:
     """A screen that stays empty."""
 
     def show(self, line: str) -> None:
-        """See `Screen`."""
+        """See `OutputScreen`."""
 
     def close(self) -> None:
-        """See `Screen`."""
+        """See `OutputScreen`."""
 
 
 class Notebook:
@@ -57,7 +57,7 @@ class Notebook:
         self._places = {f"{Path.cwd()}{os.sep}": "", f"{Path.home()}{os.sep}": f"~{os.sep}"}
 
     def show(self, line: str) -> None:
-        """See `Screen`."""
+        """See `OutputScreen`."""
         for place, short in self._places.items():
             line = line.replace(place, short)
         if _is_status(line):

@@ -114,7 +114,7 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnReply:
     """The ids of a reply and of all before it; T and P tokens.
 
     Attributes:
@@ -131,7 +131,7 @@ class Drawn:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class PartialReply:
     """A part of a reply that is still being drawn.
 
     Attributes:
@@ -140,7 +140,7 @@ class Part:
     """
 
     content: str
-    drawn: Drawn
+    drawn: DrawnReply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ class StreamedTurn(Turn):
       hear: is called with each part of the reply but the last.
     """
 
-    hear: Callable[[Part], None] = dataclasses.field(kw_only=True)
+    hear: Callable[[PartialReply], None] = dataclasses.field(kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Reply:
     malformed: tuple[str, ...] = ()
     is_cut: bool = False
     content: str | None = None
-    drawn: Drawn | None = None
+    drawn: DrawnReply | None = None
     refusal: str = ""
     request: int = 0
 
@@ -222,7 +222,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeatedTurn(Turn):
-    """A turn of a policy at a table with other players; see `rl_sync.environments.table`.
+    """A turn of a policy at a table with other players; see `rl_sync.environments.game_table`.
 
     Attributes:
       learns: whether it is that of the player who learns, and not of an opponent.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_sync.environments.excerpts import excerpt
+from rl_sync.environments.dialogue.excerpts import excerpt
 from rl_sync.environments.interface import Message, Outcome, Reply, Turn
 from rl_sync.environments.tools import Tool, ToolEnvironment
 from rl_sync.sandbox.interpreter import Interpreter
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.process import START_SECS
-from rl_sync.sandbox.sandbox import Run
+from rl_sync.sandbox.program_process import START_SECS
+from rl_sync.sandbox.sandbox import ProgramRun
 
 NAME, _ARGUMENT = "python", "code"
 _SCHEMA: Mapping[str, Any] = {
@@ -138,7 +138,7 @@ class Python(ToolEnvironment):
         )
 
 
-def _answer(run: Run, fault: str, characters: int) -> str:
+def _answer(run: ProgramRun, fault: str, characters: int) -> str:
     """Writes the answer of a finished run."""
     parts = [part.decode(errors="replace").strip("\n") for part in (run.stdout, run.stderr)]
     if run.stopped or (fault and not parts[1]):

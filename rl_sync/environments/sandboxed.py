@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_sync.environments.tools import Tool
 from rl_sync.sandbox.interpreter import Interpreter
-from rl_sync.sandbox.process import START_SECS
+from rl_sync.sandbox.program_process import START_SECS
 
 
 def sandboxed(function: Callable[..., Any], interpreter: Interpreter | None = None) -> Tool:

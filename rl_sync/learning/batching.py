@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
-from rl_sync.learning.rows import (
+from rl_sync.learning.row_layout import (
     EPISODE_PADDING,
     PADDING,
     Source,

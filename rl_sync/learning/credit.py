@@ -12,7 +12,7 @@ from rl_sync.algorithms import returns, shaping
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.masking import whiten
 from rl_sync.algorithms.pieces import ADVANTAGES, KL_ESTIMATORS, call
-from rl_sync.algorithms.returns import Estimate
+from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import (
     OfSequence,
     is_first,
@@ -41,7 +41,7 @@ def give(
     ref_logprobs: Float[Array, "B T"] | None = None,
     values: Float[Array, "B T"] | None = None,
     kl_coefficient: Float[Array, ""] | None = None,
-) -> tuple[Estimate, OfSequence, Metrics]:
+) -> tuple[AdvantageEstimate, OfSequence, Metrics]:
     """Gives credit to a whole batch: statistics of groups and of the batch are over all of it.
 
     Args:
@@ -80,9 +80,9 @@ def give(
     estimator = ADVANTAGES[algorithm.advantage]
     if estimator.of_tokens:
         of_tokens = _at_tokens(rows, rewards) - penalty
-        estimate: Estimate = call(estimator.function, given, rewards=of_tokens)
+        estimate: AdvantageEstimate = call(estimator.function, given, rewards=of_tokens)
         if not estimator.needs_values:
-            estimate = Estimate(estimate.advantages)
+            estimate = AdvantageEstimate(estimate.advantages)
         elif algorithm.whiten:
             whitened = jnp.where(mask, whiten(estimate.advantages, mask), 0.0)
             estimate = estimate._replace(advantages=whitened)
@@ -96,7 +96,7 @@ def give(
             rewards = trajectory_totals(whole, first, sequences, rewards.size)
         rewards -= trajectory_totals(penalty, mask, sequences, rewards.size)
         of_trajectories = call(estimator.function, given, rewards=rewards)
-        estimate = Estimate(to_tokens(of_trajectories, sequences))
+        estimate = AdvantageEstimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
     statistics = _trajectory_metrics(batch.rewards, lengths, cut, group_size)
     # Where nothing was judged, rewards stand for nothing.
@@ -152,7 +152,7 @@ def _kept(
 
 def _token_metrics(
     mask: Bool[Array, "B T"],
-    estimate: Estimate,
+    estimate: AdvantageEstimate,
     weights: OfSequence,
     values: Float[Array, "B T"] | None,
 ) -> Metrics:

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms import aggregation
 from rl_sync.algorithms.values import clipped_value_loss, is_value_clipped
-from rl_sync.learning.objective import Experience, Metrics, Totals
-from rl_sync.learning.opt_state import Descent
+from rl_sync.learning.objective import BatchExperience, Metrics, Totals
+from rl_sync.learning.opt_state import ShardedOptimizer
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, blank_scalar_head
@@ -85,7 +85,7 @@ class Critic:
       optimizer: the settings of the policy's optimizer.
       updates: of the run; the learning rate's schedule ends after them.
       layout: mesh of the critic's state.
-      offloaded: see `Descent`.
+      offloaded: see `ShardedOptimizer`.
     """
 
     config: CriticConfig
@@ -104,14 +104,14 @@ class Critic:
             own = dataclasses.replace(own, learning_rate=rate)
         return own.reinforcement(self.updates)
 
-    def gradients(self, trained: Params) -> Descent:
+    def gradients(self, trained: Params) -> ShardedOptimizer:
         """Makes the critic's updates.
 
         Args:
           trained: the policy's trained parameters, or their shapes, dtypes and shardings.
         """
         abstract = self.abstract_params(trained)
-        return Descent(self.transformation, abstract, self.layout, self.offloaded)
+        return ShardedOptimizer(self.transformation, abstract, self.layout, self.offloaded)
 
     def begin(self, trained: Params) -> CriticState:
         """Makes the critic at the start of RL. Every value is 0, so advantages begin as returns.
@@ -156,13 +156,13 @@ class Critic:
 
         Args:
           trained: see `abstract`.
-          learns: see `Descent.update`.
+          learns: see `ShardedOptimizer.update`.
         """
         return CriticState(*self.gradients(trained).update(*state, gradient, learns))
 
 
 def value_loss(
-    config: CriticConfig, values: Float[Array, "B T"], experience: Experience, totals: Totals
+    config: CriticConfig, values: Float[Array, "B T"], experience: BatchExperience, totals: Totals
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the critic's loss of some rows of an update: a mean over the update's tokens.
 

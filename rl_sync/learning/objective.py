@@ -22,7 +22,7 @@ from rl_sync.algorithms.pieces import (
     PROXIMAL,
     call,
 )
-from rl_sync.algorithms.returns import Estimate
+from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import OfSequence
 from rl_sync.types import Rows
 
@@ -36,7 +36,7 @@ QUANTILES = (5, 50, 95)
 _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
 
 
-class Experience(NamedTuple):
+class BatchExperience(NamedTuple):
     """Rows of a batch, and all that is known of their tokens before the first update of a step.
 
     Attributes:
@@ -52,7 +52,7 @@ class Experience(NamedTuple):
 
     rows: Rows
     staleness: Int[Array, "B T"]
-    estimate: Estimate
+    estimate: AdvantageEstimate
     weights: OfSequence
     proximal_logprobs: Float[Array, "B T"] | None = None
     ref_logprobs: Float[Array, "B T"] | None = None
@@ -87,7 +87,7 @@ class Totals(NamedTuple):
 
 def totals(
     algorithm: Algorithm,
-    experience: Experience,
+    experience: BatchExperience,
     sequence_count: int,
     max_tokens: int,
     group_size: int,
@@ -130,7 +130,7 @@ def policy_loss(
     algorithm: Algorithm,
     logprobs: Float[Array, "B T"],
     entropy: Float[Array, "B T"],
-    experience: Experience,
+    experience: BatchExperience,
     totals: Totals,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss of some rows of an update, and metrics that describe it.
@@ -189,7 +189,7 @@ def _log_ratio(current: Float[Array, "B T"], behavior: Float[Array, "B T"]) -> F
 
 
 def _metrics(
-    known: Experience,
+    known: BatchExperience,
     totals: Totals,
     current: Float[Array, "B T"],
     proximal: Float[Array, "B T"],

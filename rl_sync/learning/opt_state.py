@@ -17,7 +17,7 @@ from rl_sync.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent:
+class ShardedOptimizer:
     """An optimizer, and the shardings of its parameters and of its state.
 
     Attributes:

@@ -16,7 +16,7 @@ from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import credit, objective
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import map_rows
-from rl_sync.learning.objective import Experience, Metrics
+from rl_sync.learning.objective import BatchExperience, Metrics
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
 from rl_sync.types import Params, TrainBatch
@@ -42,7 +42,7 @@ class Preparation:
 
     def experience(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
-    ) -> tuple[Experience, Metrics]:
+    ) -> tuple[BatchExperience, Metrics]:
         """Computes what the losses of a step read of its batch, and metrics of the batch.
 
         Args:
@@ -90,7 +90,7 @@ class Preparation:
             )
         metrics["staleness_mean"] = staleness.sum() / jnp.maximum(mask.sum(), 1)
         metrics["staleness_max"] = staleness.max().astype(jnp.float32)
-        experience = Experience(
+        experience = BatchExperience(
             rows=rows,
             staleness=staleness,
             estimate=estimate,

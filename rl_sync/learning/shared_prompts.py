@@ -22,7 +22,7 @@ from rl_sync.types import Packing, SharedPrompts
 _LENGTHS = 8  # Of the lists of learned tokens; each compiles the trainer's step once.
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """The tokens of a trajectory, by their positions: those of the prompt end at `start`."""
 
     start: int
@@ -36,7 +36,7 @@ class Branches(NamedTuple):
       spans: of the trajectories, by their index.
     """
 
-    spans: dict[int, Span]
+    spans: dict[int, TokenSpan]
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,7 +70,7 @@ def branches(
         if not learned.size:
             continue
         # Nothing can be learned about a first token, so a prompt has one at least.
-        span = Span(max(int(learned[0]), 1), int(learned[-1]) + 1)
+        span = TokenSpan(max(int(learned[0]), 1), int(learned[-1]) + 1)
         if found and _continues(tokens, found[-1], i, span, row_tokens):
             found[-1].spans[i] = span
         else:
@@ -79,7 +79,7 @@ def branches(
 
 
 def _continues(
-    tokens: Int[np.ndarray, "N S"], last: Branches, i: int, span: Span, row_tokens: int
+    tokens: Int[np.ndarray, "N S"], last: Branches, i: int, span: TokenSpan, row_tokens: int
 ) -> bool:
     """Says whether a trajectory has the prompt of others, and room beside them."""
     prompt = slice(last.prompt_tokens)

@@ -12,12 +12,12 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.learning import imitation, objective
+from rl_sync.learning import demonstration_loss, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
 from rl_sync.learning.objective import Metrics, OfTokens, of_tokens, policy_loss
-from rl_sync.learning.opt_state import Descent, all_finite
+from rl_sync.learning.opt_state import ShardedOptimizer, all_finite
 from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params
 
@@ -46,7 +46,7 @@ class Update:
 
     algorithm: Algorithm
     forward: Forward
-    policy: Descent
+    policy: ShardedOptimizer
     critic: Critic | None
     group_size: int
     max_completion_tokens: int
@@ -90,7 +90,7 @@ class Update:
         gradients, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
         if demonstrations is not None:
             plain = self.forward.plain
-            mixed, more = imitation.mix_in(
+            mixed, more = demonstration_loss.mix_in(
                 gradients[0],
                 lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
                 learned.trained,

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.blocks import Tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
+    CacheSlots,
     KVCache,
-    Page,
     cached,
     read_lines,
     read_page,
@@ -28,7 +28,7 @@ from rl_sync.models.cache import (
     write,
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
-from rl_sync.models.flash import Call, attend_by, kernel_for
+from rl_sync.models.flash import AttentionCall, attend_by, kernel_for
 from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.platform import platform
@@ -42,7 +42,7 @@ _KEYS = ("batch", None, "kv")
 _TOKENS = ("batch",)
 
 
-class Layer(NamedTuple):
+class AttentionLayer(NamedTuple):
     """Properties of one layer that its attention depends on.
 
     Inside the scan over layers each is a scalar, outside a vector over the layers.
@@ -91,7 +91,11 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], cache: KVCache | None, layer: Layer, context: Context
+        self,
+        x: Float[Array, "B T D"],
+        cache: KVCache | None,
+        layer: AttentionLayer,
+        context: Context,
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
@@ -159,7 +163,7 @@ def _own_heads(x: Float[Array, "... N H"], axes: tuple[str | None, ...]) -> Floa
     return constrain(constrain(x, *axes), *cut)
 
 
-def _rotation_of(layer: Layer, context: Context) -> Rotation:
+def _rotation_of(layer: AttentionLayer, context: Context) -> Rotation:
     if context.local is None:
         return context.everywhere
     return jax.tree.map(
@@ -174,14 +178,14 @@ def attend(
     queries: Float[Array, "B T K N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
-    layer: Layer,
+    layer: AttentionLayer,
     context: Context,
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence.
 
     The prompt that a sequence shares with others belongs to it.
     """
-    call = Call.of(
+    call = AttentionCall.of(
         config, queries.shape[1], context.segments is not None, context.prompts is not None
     )
     if kernel := kernel_for(config, call):
@@ -230,7 +234,7 @@ def attend_cached(
     config: ModelConfig,
     queries: Float[Array, "B 1 K N H"],
     cache: KVCache,
-    layer: Layer,
+    layer: AttentionLayer,
     context: Context,
     span: int,
 ) -> Float[Array, "B 1 K N H"]:
@@ -259,7 +263,7 @@ def attend_cached(
     first = jnp.maximum(positions.min() - layer.window + 1, 0) // slots
     last = jnp.minimum(positions.max(), span - 1) // slots
 
-    def read(number: Int[Array, ""]) -> tuple[Page, Bool[Array, "B C"]]:
+    def read(number: Int[Array, ""]) -> tuple[CacheSlots, Bool[Array, "B C"]]:
         page = read_page(cache, layer.number, number)
         return page, visible(number * slots + jnp.arange(slots))
 
@@ -269,7 +273,7 @@ def attend_cached(
 
 def _attend_by_pages(
     query: Float[Array, "B K N H"],
-    read: Callable[[Int[Array, ""]], tuple[Page, Bool[Array, "B C"]]],
+    read: Callable[[Int[Array, ""]], tuple[CacheSlots, Bool[Array, "B C"]]],
     first: Int[Array, ""],
     last: Int[Array, ""],
 ) -> Float[Array, "B K N H"]:

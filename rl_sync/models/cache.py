@@ -38,7 +38,7 @@ class KVCache(NamedTuple):
     values: Float[Array, "L Z B K C H"]
 
 
-class Page(NamedTuple):
+class CacheSlots(NamedTuple):
     """Some slots of a layer."""
 
     keys: Float[Array, "B K H C"]
@@ -132,13 +132,13 @@ def read_lines(
     return read(cache.keys), read(cache.values)
 
 
-def read_page(cache: KVCache, layer: Int[Array, ""], number: Int[Array, ""]) -> Page:
+def read_page(cache: KVCache, layer: Int[Array, ""], number: Int[Array, ""]) -> CacheSlots:
     """Reads one page of a layer."""
 
     def read(x: Float[Array, "L Z ..."]) -> Array:
         return jax.lax.dynamic_slice(x, (layer, number, 0, 0, 0, 0), (1, 1, *x.shape[2:]))[0, 0]
 
-    return Page(read(cache.keys), read(cache.values))
+    return CacheSlots(read(cache.keys), read(cache.values))
 
 
 def read_span(

@@ -33,7 +33,7 @@ _WIDEST_GPU_HEAD = 128
 _TRITON = "jax.experimental.pallas.ops.gpu.attention"  # JAX deprecates it from 0.12 on.
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """Properties of a call that decide which kernels can express it.
 
     Attributes:
@@ -49,13 +49,13 @@ class Call(NamedTuple):
     slides: bool
 
     @classmethod
-    def of(cls, config: ModelConfig, row_tokens: int, packed: bool, shared: bool) -> Call:
+    def of(cls, config: ModelConfig, row_tokens: int, packed: bool, shared: bool) -> AttentionCall:
         """Returns those of a model's call."""
         slides = any(config.sliding_layers) and config.sliding_window < row_tokens
         return cls(row_tokens, packed, shared, slides)
 
 
-def kernel_for(config: ModelConfig, call: Call) -> Kernel | None:
+def kernel_for(config: ModelConfig, call: AttentionCall) -> Kernel | None:
     """Chooses the kernel for a call; None where `config.attention` wants none or none can.
 
     Raises:
@@ -76,7 +76,7 @@ def kernel_for(config: ModelConfig, call: Call) -> Kernel | None:
     return name
 
 
-def require_fit(config: ModelConfig, call: Call) -> None:
+def require_fit(config: ModelConfig, call: AttentionCall) -> None:
     """Refuses a kernel in `config.attention` that cannot express a call on any device.
 
     Raises:
@@ -95,7 +95,7 @@ def _require(name: Kernel, obstacle: str) -> None:
         )
 
 
-def _obstacle(name: Kernel, config: ModelConfig, call: Call) -> str:
+def _obstacle(name: Kernel, config: ModelConfig, call: AttentionCall) -> str:
     """Says why a kernel cannot express a call; nothing if it can."""
     if call.shared:
         return "cannot attend to prompts that sequences share (trainer.batching=shared)"
@@ -122,7 +122,7 @@ def _obstacle(name: Kernel, config: ModelConfig, call: Call) -> str:
 def attend_by(
     kernel: Kernel,
     config: ModelConfig,
-    call: Call,
+    call: AttentionCall,
     queries: Float[Array, "B T K N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],

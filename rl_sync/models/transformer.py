@@ -24,7 +24,7 @@ import numpy as np
 from jax.nn import initializers
 from jaxtyping import Array, Float, Int
 
-from rl_sync.models.attention import Attention, Context, Layer
+from rl_sync.models.attention import Attention, AttentionLayer, Context
 from rl_sync.models.cache import KVCache
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.layers import GatedMLP, MixtureMLP, RMSNorm, fan_in, param
@@ -53,7 +53,7 @@ class Block(nn.Module):
     def __call__(
         self,
         carry: tuple[Float[Array, "B T D"], KVCache | None],
-        layer: Layer,
+        layer: AttentionLayer,
         context: Context,
     ) -> tuple[tuple[Float[Array, "B T D"], KVCache | None], KVCache | None]:
         config, (x, cache) = self.config, carry
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return (x, None), fresh if self.collect else None
 
 
-def _run(block: Block, carry: Any, layer: Layer, context: Context) -> Any:
+def _run(block: Block, carry: Any, layer: AttentionLayer, context: Context) -> Any:
     """Calls a block, as a function for Linen's transformations.
 
     Given the class itself, Linen would derive another class from it while other threads may be
@@ -156,11 +156,11 @@ class Transformer(nn.Module):
         return RMSNorm(config, name="final_norm")(x), fresh if cache is None else cache
 
 
-def _layers(config: ModelConfig) -> Layer:
+def _layers(config: ModelConfig) -> AttentionLayer:
     slides = np.array(config.sliding_layers or (False,) * config.num_layers)
     window = np.where(slides, config.sliding_window, _EVERYTHING).astype(np.int32)
     index = jnp.arange(config.num_layers, dtype=jnp.int32)
-    return Layer(index, jnp.asarray(window), jnp.asarray(slides))
+    return AttentionLayer(index, jnp.asarray(window), jnp.asarray(slides))
 
 
 def _context(

@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     ids: Int[Array, "n v"]
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """The computation of a device.
 
     Attributes:
@@ -189,7 +189,7 @@ def block_logprobs(
 
 def plan_of(
     matrix: tuple[int, ...], rows: tuple[int, ...], temperature: float, logits_bytes: int
-) -> Plan:
+) -> BlockPlan:
     """Plans the blocks of a matrix [V, D] for rows of targets [B, T], under the layout in use.
 
     Args:
@@ -199,7 +199,7 @@ def plan_of(
     vocab = matrix[0] // cuts.size(cuts.vocab)
     tokens = math.prod(rows) // cuts.size(cuts.rows)
     most = logits_bytes // (4 * max(tokens, matrix[1]) * cuts.size(cuts.shared))
-    return Plan(cuts, vocab, _even_size(vocab, most), temperature)
+    return BlockPlan(cuts, vocab, _even_size(vocab, most), temperature)
 
 
 def _even_size(vocab: int, most: int) -> int:
@@ -212,7 +212,7 @@ def _even_size(vocab: int, most: int) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _logprobs(
-    plan: Plan,
+    plan: BlockPlan,
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
@@ -222,7 +222,7 @@ def _logprobs(
     return logprobs, entropy
 
 
-def _compute(plan: Plan, *given: Any) -> tuple[Array, Array, Array]:
+def _compute(plan: BlockPlan, *given: Any) -> tuple[Array, Array, Array]:
     rows = plan.cuts.row_spec
     return plan.cuts.mapped(
         functools.partial(_on_each, plan),
@@ -232,13 +232,13 @@ def _compute(plan: Plan, *given: Any) -> tuple[Array, Array, Array]:
     )
 
 
-def _forward(plan: Plan, *given: Any) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+def _forward(plan: BlockPlan, *given: Any) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     logprobs, entropy, log_total = _compute(plan, *given)
     return (logprobs, entropy), (*given, entropy, log_total)
 
 
 def _backward(
-    plan: Plan, kept: tuple[Any, ...], gradients: tuple[Array, Array]
+    plan: BlockPlan, kept: tuple[Any, ...], gradients: tuple[Array, Array]
 ) -> tuple[Array, Array, None, None]:
     cuts, rows = plan.cuts, plan.cuts.row_spec
     by_kernel, by_hidden = cuts.mapped(
@@ -255,7 +255,7 @@ _logprobs.defvjp(_forward, _backward)
 
 
 def _on_each(
-    plan: Plan,
+    plan: BlockPlan,
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
@@ -304,7 +304,7 @@ def _over_parts(seen: Softmax, axes: tuple[str, ...]) -> Softmax:
 
 
 def _gradients_on_each(
-    plan: Plan,
+    plan: BlockPlan,
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],

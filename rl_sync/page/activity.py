@@ -6,10 +6,11 @@ import bisect
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_sync.observe.looks import LOOKS
-from rl_sync.observe.resumption import RESUMED_AT
-from rl_sync.observe.spans import SYNC_KINDS, Span, SpanKind
-from rl_sync.observe.summary import (
+from rl_sync.display.span_styles import SPAN_STYLES
+from rl_sync.page.tail import Tail, is_inside
+from rl_sync.records.resumption import RESUMED_AT
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
+from rl_sync.records.summary import (
     WORK_KINDS,
     Interval,
     clipped,
@@ -18,8 +19,7 @@ from rl_sync.observe.summary import (
     union,
     union_secs,
 )
-from rl_sync.page.tail import Tail, is_inside
-from rl_sync.roles import TRAINER, role_order
+from rl_sync.role_names import TRAINER, role_order
 from rl_sync.workdir import Workdir
 
 RECENT_SECS = 60.0
@@ -222,9 +222,9 @@ def _label(span: Span) -> str:
         return f"t{span.step}"
     if span.kind in SYNC_KINDS:
         return version
-    return LOOKS[span.kind].words
+    return SPAN_STYLES[span.kind].words
 
 
 def _words(span: Span) -> str:
-    label, words = _label(span), LOOKS[span.kind].words
+    label, words = _label(span), SPAN_STYLES[span.kind].words
     return label if label.startswith(words) else f"{words} {label}".strip()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import NamedTuple
 
-from rl_sync.observe.metric_catalog import EVALUATION, RL
-from rl_sync.page.comparison import Group
+from rl_sync.page.run_comparison import SeedGroup
+from rl_sync.records.metric_catalog import EVALUATION, RL
 
 CURVES = (
     (RL, "reward_mean"),
@@ -28,7 +28,7 @@ class Band(NamedTuple):
     greatest: float
 
 
-def band(of: Group, phase: str, name: str) -> list[Band]:
+def band(of: SeedGroup, phase: str, name: str) -> list[Band]:
     """Returns a metric of a group, step by step."""
     values: dict[int, list[float]] = {}
     for one in of.runs:

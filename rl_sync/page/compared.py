@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 
 import rl_sync
-from rl_sync.observe.metric_catalog import find
 from rl_sync.page.bands import CURVES, band
 from rl_sync.page.charts import Area, Series, chart
-from rl_sync.page.comparison import Group
+from rl_sync.page.run_comparison import SeedGroup
 from rl_sync.page.templating import environment, style
 from rl_sync.page.views import Figure
+from rl_sync.records.metric_catalog import find
 
 
-def render(groups: Sequence[Group], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+def render(groups: Sequence[SeedGroup], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     """Returns the page.
 
     Args:
@@ -40,7 +40,7 @@ def render(groups: Sequence[Group], rows: Sequence[Sequence[str]], notes: Sequen
     )
 
 
-def _figure(groups: Sequence[Group], phase: str, name: str) -> Figure:
+def _figure(groups: Sequence[SeedGroup], phase: str, name: str) -> Figure:
     """Draws a metric of all groups into one chart."""
     series, areas = [], []
     for colour, of in enumerate(groups):

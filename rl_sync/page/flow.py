@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_sync.observe.resumption import RESUMED_AT
 from rl_sync.page.tail import Tail
+from rl_sync.records.resumption import RESUMED_AT
 from rl_sync.workdir import Workdir
 
 GENERATING, BUFFERED, TRAINED, DROPPED = "generating", "buffered", "trained", "dropped"

@@ -27,7 +27,7 @@ class Usage(NamedTuple):
     memory_bytes: int
 
 
-class Machine:
+class MachineUse:
     """Follows the records of use of all processes.
 
     Args:

@@ -9,12 +9,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rl_sync.page.bands import CURVES, band
-from rl_sync.page.comparison import Group
+from rl_sync.page.run_comparison import SeedGroup
 
 _COLUMNS, _WIDTH_INCHES, _ROW_INCHES = 3, 13.0, 3.2
 
 
-def picture(groups: Sequence[Group]) -> bytes:
+def picture(groups: Sequence[SeedGroup]) -> bytes:
     """Draws the curves as a PNG: a line a group, of several seeds the median with a band."""
     drawn = [(phase, name) for phase, name in CURVES if any(band(of, phase, name) for of in groups)]
     rows = max(1, -(-len(drawn) // _COLUMNS))

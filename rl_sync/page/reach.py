@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from rl_sync.observe.progress import NUM_TOKENS
-from rl_sync.page.facts import Facts
+from rl_sync.page.run_facts import RunFacts
+from rl_sync.records.run_totals import NUM_TOKENS
 
 By = Literal["steps", "tokens", "seconds", "end"]
 """Measures of how far a run has come; `end` takes each at its own end."""
 
 
-class Point(NamedTuple):
+class ComparisonPoint(NamedTuple):
     """The point at which runs are compared.
 
     Attributes:
@@ -25,16 +25,16 @@ class Point(NamedTuple):
 
     by: By
     amount: float | None
-    runs: list[Facts]
+    runs: list[RunFacts]
     said: str = ""
 
 
-def cut(runs: Sequence[Facts], by: By = "steps") -> Point:
+def cut(runs: Sequence[RunFacts], by: By = "steps") -> ComparisonPoint:
     """Cuts runs where the shortest of them ends; a run without trainer steps is left as it is."""
     reached = [_reached(one, by) for one in runs]
     ends = [amounts[-1][1] for amounts in reached if amounts]
     if by == "end" or len(set(ends)) < 2:
-        return Point(by, None, list(runs))
+        return ComparisonPoint(by, None, list(runs))
     amount = min(ends)
     found = [
         dataclasses.replace(
@@ -53,10 +53,10 @@ def cut(runs: Sequence[Facts], by: By = "steps") -> Point:
         said += f" Compared at trainer step: {_each(found, lambda one: one.until)}."
     if any(one.accuracy_step != one.until for one in found):
         said += f" Accuracy is that after step: {_each(found, lambda one: one.accuracy_step)}."
-    return Point(by, amount, found, said)
+    return ComparisonPoint(by, amount, found, said)
 
 
-def _reached(one: Facts, by: By) -> list[tuple[int, float]]:
+def _reached(one: RunFacts, by: By) -> list[tuple[int, float]]:
     """Returns the trainer steps of a run, and how far it had come after each."""
     amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "steps": lambda line: float(line["step"]),
@@ -68,5 +68,5 @@ def _reached(one: Facts, by: By) -> list[tuple[int, float]]:
     return [(step, amount) for step, amount in found if amount is not None]
 
 
-def _each(runs: Sequence[Facts], of: Callable[[Facts], int | None]) -> str:
+def _each(runs: Sequence[RunFacts], of: Callable[[RunFacts], int | None]) -> str:
     return ", ".join(f"{one.run.name} {'–' if of(one) is None else of(one)}" for one in runs)

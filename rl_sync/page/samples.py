@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rl_sync.observe.rollouts import Rollout, parts
-from rl_sync.page.tail import Line, Tail, is_inside
+from rl_sync.page.tail import FileLine, Tail, is_inside
+from rl_sync.records.rollout_records import Rollout, parts
 
 SEARCH_SECS = 3.0
 """The longest that a search for a text takes."""
@@ -20,7 +20,7 @@ _EXCERPT = 160
 _MOST_NEW_BYTES = 64 << 20
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A completion in the table: figures, excerpts, and the place of its record.
 
     Attributes:
@@ -47,7 +47,7 @@ class Row(NamedTuple):
     size: int
 
 
-KEYS: Mapping[str, Callable[[Row], float | None]] = {
+KEYS: Mapping[str, Callable[[TableRow], float | None]] = {
     "step": lambda row: row.step,
     "reward": lambda row: row.reward,
     "advantage": lambda row: row.advantage,
@@ -77,7 +77,7 @@ class Query(NamedTuple):
     text: str = ""
     sort: str = "-step"
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row: TableRow) -> bool:
         """Says whether a row fulfils all conditions but the text."""
         if self.first_step is not None and row.step < self.first_step:
             return False
@@ -93,7 +93,7 @@ class Query(NamedTuple):
 class Found(NamedTuple):
     """Rows in their order; `is_cut` says that a search ended before it had seen all."""
 
-    rows: list[Row]
+    rows: list[TableRow]
     is_cut: bool
 
 
@@ -107,7 +107,7 @@ class Samples:
     def __init__(self, workdir: Path):
         self._workdir = workdir
         self._tails: dict[Path, Tail] = {}
-        self._rows: dict[Path, list[Row]] = {}
+        self._rows: dict[Path, list[TableRow]] = {}
 
     def refresh(self) -> None:
         """Reads what is new, up to a limit: what is left over comes with the next call."""
@@ -143,8 +143,8 @@ class Samples:
             return Found(rows, False)
         return self._search(rows, query.text.casefold())
 
-    def _search(self, rows: Iterable[Row], text: str) -> Found:
-        found: list[Row] = []
+    def _search(self, rows: Iterable[TableRow], text: str) -> Found:
+        found: list[TableRow] = []
         end = time.monotonic() + SEARCH_SECS
         for row in rows:
             if time.monotonic() > end:
@@ -154,7 +154,7 @@ class Samples:
                 found.append(row)
         return Found(found, False)
 
-    def whole(self, row: Row) -> Rollout | None:
+    def whole(self, row: TableRow) -> Rollout | None:
         """Reads the record of a row; None if it is there no longer."""
         if not is_inside(row.path, self._workdir):
             return None
@@ -165,16 +165,16 @@ class Samples:
         except (OSError, ValueError, TypeError):
             return None
 
-    def wholes(self, rows: Iterable[Row]) -> Iterator[Rollout]:
+    def wholes(self, rows: Iterable[TableRow]) -> Iterator[Rollout]:
         """Reads the records of rows; those that are there no longer are left out."""
         return filter(None, map(self.whole, rows))
 
 
-def _ordered(rows: list[Row], order: str) -> list[Row]:
+def _ordered(rows: list[TableRow], order: str) -> list[TableRow]:
     """Sorts rows; those that are equal come by step, lease and sample."""
     value, sign = KEYS[order.removeprefix("-")], -1 if order.startswith("-") else 1
 
-    def rank(row: Row) -> tuple[Any, ...]:
+    def rank(row: TableRow) -> tuple[Any, ...]:
         number = value(row)
         return number is None, sign * (number or 0.0), row.step, row.lease, row.sample
 
@@ -188,12 +188,12 @@ def _rollout(record: dict[str, Any]) -> Rollout:
     return Rollout(**{name: record[name] for name in record.keys() & _FIELDS})
 
 
-def _row(path: Path, line: Line) -> Row | None:
+def _row(path: Path, line: FileLine) -> TableRow | None:
     """Makes the row of a record; None if the record is broken."""
     try:
         one = _rollout(line.record)
         logprobs = [value for value in one.logprobs if value is not None]
-        return Row(
+        return TableRow(
             step=one.step,
             lease=one.lease,
             prompt_id=one.prompt_id,

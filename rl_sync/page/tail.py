@@ -14,7 +14,7 @@ MOST_BYTES = 32 << 20
 _SEAL_BYTES = 64
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """A line of a file: its place and its object.
 
     Attributes:
@@ -26,14 +26,14 @@ class Line(NamedTuple):
     record: dict[str, Any]
 
 
-class News(NamedTuple):
+class NewLines(NamedTuple):
     """The lines that are new since the last reading.
 
     Attributes:
       is_anew: whether the file was replaced or cut, so that all earlier lines are void.
     """
 
-    lines: list[Line]
+    lines: list[FileLine]
     is_anew: bool
 
 
@@ -54,7 +54,7 @@ class Tail:
         self._inode: int | None = None
         self._seal = b""
 
-    def read(self, most_bytes: int = MOST_BYTES) -> News:
+    def read(self, most_bytes: int = MOST_BYTES) -> NewLines:
         """Returns the whole lines since the last reading; at most about `most_bytes` of them."""
         try:
             if not is_inside(self._path, self._root):
@@ -68,12 +68,12 @@ class Tail:
                 while b"\n" not in chunk and (more := file.read(most_bytes)):
                     chunk += more
         except OSError:
-            return News([], self._forget())
+            return NewLines([], self._forget())
         whole = chunk[: chunk.rfind(b"\n") + 1]
         lines = _parsed(whole, self._offset)
         self._offset += len(whole)
         self._seal = (self._seal + whole)[-_SEAL_BYTES:]
-        return News(lines, is_anew)
+        return NewLines(lines, is_anew)
 
     def _is_another(self, file: Any) -> bool:
         """Says whether the file is not the one that was read before, or lacks what was read."""
@@ -95,7 +95,7 @@ def is_inside(path: Path, root: Path) -> bool:
     return path.resolve().is_relative_to(root.resolve())
 
 
-def _parsed(whole: bytes, offset: int) -> list[Line]:
+def _parsed(whole: bytes, offset: int) -> list[FileLine]:
     lines = []
     for text in whole.split(b"\n")[:-1]:
         try:
@@ -103,6 +103,6 @@ def _parsed(whole: bytes, offset: int) -> list[Line]:
         except ValueError:
             record = None
         if isinstance(record, dict):
-            lines.append(Line(offset, len(text), record))
+            lines.append(FileLine(offset, len(text), record))
         offset += len(text) + 1
     return lines

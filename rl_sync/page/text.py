@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rl_sync.observe.rollouts import Rollout
+from rl_sync.records.rollout_records import Rollout
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from rl_sync.observe.alarms import are_of_completions
-from rl_sync.observe.looks import LOOKS
-from rl_sync.observe.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
-from rl_sync.observe.outcome import read_outcome, read_versions
-from rl_sync.observe.rollouts import Rollout
+from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.page import text
 from rl_sync.page.activity import newest_version
 from rl_sync.page.charts import Series, chart, smoothed
-from rl_sync.page.run import Run
-from rl_sync.page.samples import Query, Row
+from rl_sync.page.samples import Query, TableRow
 from rl_sync.page.tail import is_inside
+from rl_sync.page.watched_run import WatchedRun
+from rl_sync.records.alarms import are_of_completions
+from rl_sync.records.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
+from rl_sync.records.rollout_records import Rollout
+from rl_sync.records.run_outcome import read_outcome, read_versions
 from rl_sync.setting import flat
 
 PAGE_ROWS = 100
@@ -54,7 +54,7 @@ class Figure(NamedTuple):
     svg: Markup
 
 
-class Look(NamedTuple):
+class CurveStyle(NamedTuple):
     """A reader's choice of how curves are drawn.
 
     Attributes:
@@ -76,14 +76,14 @@ class Look(NamedTuple):
         return all(word in text for word in self.find.casefold().split())
 
 
-def overview(runs: Sequence[Run]) -> dict[str, Any]:
+def overview(runs: Sequence[WatchedRun]) -> dict[str, Any]:
     """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
     figures = [figure(runs, RL, name) for name in _TOP]
     figures.insert(1, figure(runs, EVALUATION, "accuracy"))
     return {"runs": [_head(*one) for one in enumerate(runs)], "figures": figures}
 
 
-def _head(number: int, run: Run) -> dict[str, Any]:
+def _head(number: int, run: WatchedRun) -> dict[str, Any]:
     rl, progress = run.progress.of_phase(RL), run.progress
     evaluations = [line for line in progress.of_phase(EVALUATION) if "accuracy" in line]
     last = rl[-1] if rl else {}
@@ -116,7 +116,7 @@ def _head(number: int, run: Run) -> dict[str, Any]:
     }
 
 
-def _examples(run: Run) -> list[Row]:
+def _examples(run: WatchedRun) -> list[TableRow]:
     """Returns some completions of the last recorded step, each of another problem if it can be."""
     run.refresh()
     last = run.samples.last_step
@@ -126,7 +126,7 @@ def _examples(run: Run) -> list[Row]:
     return rows[:_EXAMPLES]
 
 
-def curves(runs: Sequence[Run], look: Look = Look()) -> dict[str, Any]:  # noqa: B008
+def curves(runs: Sequence[WatchedRun], look: CurveStyle = CurveStyle()) -> dict[str, Any]:  # noqa: B008
     """All metrics of the runs, in the order of the catalog."""
     sections = []
     for phase, title in _PHASES.items():
@@ -152,10 +152,10 @@ def _place(phase: str, name: str) -> tuple[int, int, str, str]:
 
 
 def figure(
-    runs: Sequence[Run],
+    runs: Sequence[WatchedRun],
     phase: str,
     name: str,
-    look: Look = Look(),  # noqa: B008
+    look: CurveStyle = CurveStyle(),  # noqa: B008
 ) -> Figure:
     """Draws a metric of runs into one chart."""
     series = []
@@ -182,7 +182,7 @@ def figure(
     )
 
 
-def _points(run: Run, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
+def _points(run: WatchedRun, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
     """Returns a metric over what the horizontal axis counts; without lines that do not tell it."""
     lines, start = run.progress.of_phase(phase), run.start_secs
     tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.progress.of_phase(RL)}
@@ -199,7 +199,7 @@ def _plain(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def settings(run: Run, words: str) -> dict[str, Any]:
+def settings(run: WatchedRun, words: str) -> dict[str, Any]:
     """The settings of a run whose names have some words, and the versions of its packages."""
     found = [
         (name, "not set" if value is None else str(value))
@@ -209,7 +209,7 @@ def settings(run: Run, words: str) -> dict[str, Any]:
     return {"found": found, "words": words, "versions": read_versions(run.workdir)}
 
 
-def logs(run: Run, name: str | None) -> dict[str, Any]:
+def logs(run: WatchedRun, name: str | None) -> dict[str, Any]:
     """The end of a log, and the names of all; of the first one if none is named.
 
     Raises:
@@ -231,7 +231,7 @@ def _end(path: Path) -> str:
     return "\n".join(lines[1 if cut else 0 :][-_LOG_LINES:])
 
 
-def table_of_metrics(run: Run) -> str:
+def table_of_metrics(run: WatchedRun) -> str:
     """All metrics of a run as CSV: a row for each step of each phase, a column for each metric."""
     lines = run.progress.lines
     names = sorted({name for line in lines for name in line} - set(LINE_FIELDS))
@@ -242,7 +242,7 @@ def table_of_metrics(run: Run) -> str:
     return file.getvalue()
 
 
-def flow(run: Run) -> dict[str, Any]:
+def flow(run: WatchedRun) -> dict[str, Any]:
     """Data of the view on groups: their places, reasons of drops, staleness, versions in use."""
     moments = run.flow.moments
     start = moments[0].secs if moments else 0.0
@@ -280,7 +280,7 @@ def flow(run: Run) -> dict[str, Any]:
     }
 
 
-def table(run: Run, query: Query, page: int) -> dict[str, Any]:
+def table(run: WatchedRun, query: Query, page: int) -> dict[str, Any]:
     """A page of the table of completions."""
     found = run.samples.find(query)
     pages = max(1, -(-len(found.rows) // PAGE_ROWS))
@@ -295,19 +295,19 @@ def table(run: Run, query: Query, page: int) -> dict[str, Any]:
     }
 
 
-def group(run: Run, step: int, lease: int) -> dict[str, Any]:
+def group(run: WatchedRun, step: int, lease: int) -> dict[str, Any]:
     """The completions of one group, whole."""
     found = run.samples.find(Query(step, step, lease=lease, sort="step")).rows
     return _whole(run, list(run.samples.wholes(found[:MOST_WHOLE])), len(found))
 
 
-def history(run: Run, prompt_id: int) -> dict[str, Any]:
+def history(run: WatchedRun, prompt_id: int) -> dict[str, Any]:
     """The completions of one problem over the steps, whole; the last ones if there are many."""
     found = run.samples.find(Query(prompt_id=prompt_id, sort="step")).rows
     return _whole(run, list(run.samples.wholes(found[-MOST_WHOLE:])), len(found))
 
 
-def _whole(run: Run, rollouts: list[Rollout], count: int) -> dict[str, Any]:
+def _whole(run: WatchedRun, rollouts: list[Rollout], count: int) -> dict[str, Any]:
     return {
         "rollouts": [(one, text.tokens(one)) for one in rollouts],
         "first": rollouts[0] if rollouts else None,
@@ -315,7 +315,9 @@ def _whole(run: Run, rollouts: list[Rollout], count: int) -> dict[str, Any]:
     }
 
 
-def timeline(run: Run, start: float | None, end: float | None, pixels: int) -> dict[str, Any]:
+def timeline(
+    run: WatchedRun, start: float | None, end: float | None, pixels: int
+) -> dict[str, Any]:
     """The blocks of a window of the run, in seconds since its start, for the canvas.
 
     Args:
@@ -333,12 +335,12 @@ def timeline(run: Run, start: float | None, end: float | None, pixels: int) -> d
         "duration": last - first,
         "lanes": lanes,
         "buffer": _level(run, first, (low, high), pixels),
-        "looks": {kind: [look.words, look.colour] for kind, look in LOOKS.items()},
+        "looks": {kind: [look.words, look.colour] for kind, look in SPAN_STYLES.items()},
     }
 
 
 def _level(
-    run: Run, origin: float, window: tuple[float, float], pixels: int
+    run: WatchedRun, origin: float, window: tuple[float, float], pixels: int
 ) -> list[tuple[float, int]]:
     """The buffer's groups over a window, once a pixel: seconds since the origin, and groups."""
     low, high = window

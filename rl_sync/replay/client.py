@@ -11,7 +11,7 @@ import grpc
 import grpc.experimental
 
 from rl_sync.replay import reverb_pb2, wire
-from rl_sync.replay.interface import (
+from rl_sync.replay.replay_interface import (
     CHECKPOINT_TIMEOUT_SECS,
     RPC_TIMEOUT_SECS,
     Columns,
@@ -43,7 +43,7 @@ _FRESH_SECS = 0.1
 
 
 class ReplayClient:
-    """Reads and writes the tables of one server; see `rl_sync.replay.interface.Replay`.
+    """Reads and writes the tables of one server; see `rl_sync.replay.replay_interface.Replay`.
 
     Threads may share a client. It must not be used in a forked process.
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 import msgpack
 
 from rl_sync.replay import reverb_pb2, wire
-from rl_sync.replay.interface import Columns, ReplayError, ReplayTimeoutError, Sample
-from rl_sync.replay.store import Drawn, Stored, Table
+from rl_sync.replay.replay_interface import Columns, ReplayError, ReplayTimeoutError, Sample
+from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored
 from rl_sync.replay.tables import TableInfo, TableSpec, check_names
 
 
 class EmbeddedReplay:
-    """Tables in this process's memory; see `rl_sync.replay.interface.Replay`.
+    """Tables in this process's memory; see `rl_sync.replay.replay_interface.Replay`.
 
     Items are kept as the messages to a server. So samples are the same as those of a server, and
     later changes to an inserted array have no effect.
@@ -38,7 +38,7 @@ class EmbeddedReplay:
         restore: str | os.PathLike[str] | None = None,
     ) -> None:
         check_names(tables)
-        self._tables = {spec.name: Table(spec) for spec in tables}
+        self._tables = {spec.name: EmbeddedTable(spec) for spec in tables}
         self._checkpoint_dir = checkpoint_dir
         self._lock = threading.Lock()
         self._unsettled: dict[str, list[Stored]] = {spec.name: [] for spec in tables}
@@ -51,7 +51,7 @@ class EmbeddedReplay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> EmbeddedTable:
         """Returns a table; the payload of its items is a FlatTrajectory with its chunks.
 
         Raises:
@@ -96,7 +96,7 @@ class EmbeddedReplay:
 
     def sample(self, table: str, count: int = 1, *, timeout_secs: float) -> list[Sample]:
         deadline = time.monotonic() + timeout_secs
-        drawn: list[Drawn] = []
+        drawn: list[DrawnItem] = []
         while len(drawn) < count:
             more = self.table(table).sample(count - len(drawn), deadline)
             drawn += more

@@ -3,7 +3,7 @@
     python -m rl_sync.replay.embedded_server --port 8700 --tables '[{"name": "queue", ...}]'
 
 The command line, the ready line and the end with standard input are those of
-`rl_sync/replay/server.py`.
+`rl_sync/replay/reverb_server.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any, NoReturn
 import grpc
 
 from rl_sync.replay import reverb_pb2 as pb
-from rl_sync.replay import server as reverb_server
-from rl_sync.replay import tables, wire
+from rl_sync.replay import reverb_server, tables, wire
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
 from rl_sync.replay.embedded import EmbeddedReplay
-from rl_sync.replay.interface import ReplayError
-from rl_sync.replay.store import Drawn, Stored, Table
+from rl_sync.replay.replay_interface import ReplayError
+from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored
 
 _MAX_STREAMS = 256
 _LOOK_AROUND_SECS = 0.1
@@ -106,15 +105,15 @@ class ReplayService:
         self._table(request.table, context).reset()
         return pb.ResetResponse()
 
-    def _table(self, name: str, context: grpc.ServicerContext) -> Table:
+    def _table(self, name: str, context: grpc.ServicerContext) -> EmbeddedTable:
         try:
             return self._replay.table(name)
         except ReplayError:
             _abort(context, grpc.StatusCode.NOT_FOUND, f"Priority table {name} was not found")
 
     def _draw(
-        self, table: Table, count: int, deadline: float, context: grpc.ServicerContext
-    ) -> list[Drawn]:
+        self, table: EmbeddedTable, count: int, deadline: float, context: grpc.ServicerContext
+    ) -> list[DrawnItem]:
         """Draws items in short waits, so that a client that went away takes none."""
         while context.is_active():
             drawn = table.sample(count, min(deadline, time.monotonic() + _LOOK_AROUND_SECS))
@@ -146,7 +145,7 @@ def _payload(
     return item.flat_trajectory, [chunks[key] for key in sorted(keys)]
 
 
-def _responses(drawn: list[Drawn], table: str) -> Iterator[pb.SampleStreamResponse]:
+def _responses(drawn: list[DrawnItem], table: str) -> Iterator[pb.SampleStreamResponse]:
     response, size_bytes = pb.SampleStreamResponse(), 0
     for one in drawn:
         trajectory, chunks = one.payload

@@ -6,7 +6,7 @@ import random
 from typing import Protocol
 
 
-class Selection(Protocol):
+class KeySelection(Protocol):
     """A set of keys with priorities, from which it can pick one."""
 
     def insert(self, key: int, priority: float) -> None: ...
@@ -151,7 +151,7 @@ class Prioritized:
             self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
 
 
-def make(kind: str, exponent: float, rng: random.Random) -> Selection:
+def make(kind: str, exponent: float, rng: random.Random) -> KeySelection:
     """Makes the selection of a `TableSpec`'s sampler or remover."""
     match kind:
         case "fifo":

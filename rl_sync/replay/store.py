@@ -18,7 +18,7 @@ class Stored:
     """An item of a table.
 
     Attributes:
-      key, priority, times_sampled: as in `rl_sync.replay.interface.Sample`.
+      key, priority, times_sampled: as in `rl_sync.replay.replay_interface.Sample`.
       payload: the inserted data; the table does not look inside.
       inserted: whether it is in the table; until then it waits for room.
     """
@@ -31,7 +31,7 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class DrawnItem:
     """A sampled item with the table's state at that moment; see `Sample`."""
 
     key: int
@@ -42,7 +42,7 @@ class Drawn:
     payload: Any
 
 
-class Table:
+class EmbeddedTable:
     """Items, the order in which they are drawn and removed, and a rate limiter.
 
     Inserts wait in a queue, in order. They enter the table as soon as the limiter allows it, even
@@ -83,9 +83,9 @@ class Table:
             )
             return sum(not item.inserted for item in items)
 
-    def sample(self, count: int, deadline: float) -> list[Drawn]:
+    def sample(self, count: int, deadline: float) -> list[DrawnItem]:
         """Draws up to `count` items, waiting for the first; none if the deadline passes."""
-        drawn: list[Drawn] = []
+        drawn: list[DrawnItem] = []
         with self._changed:
             timeout_secs = max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(self._can_sample, timeout=timeout_secs):
@@ -177,12 +177,12 @@ class Table:
             self.spec.min_diff
         )
 
-    def _draw(self) -> Drawn:
+    def _draw(self) -> DrawnItem:
         key, probability = self._sampler.pick()
         item = self._items[key]
         item.times_sampled += 1
         self._samples += 1
-        drawn = Drawn(
+        drawn = DrawnItem(
             key, item.priority, item.times_sampled, probability, len(self._items), item.payload
         )
         if item.times_sampled == self.spec.max_times_sampled:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rl_sync.replay import reverb_pb2, tensors
 from rl_sync.replay.compression import varint
-from rl_sync.replay.interface import Sample
+from rl_sync.replay.replay_interface import Sample
 from rl_sync.replay.tables import TableInfo, TableSpec
 
 if TYPE_CHECKING:

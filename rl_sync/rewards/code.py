@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from rl_sync.rewards.code_tests import CodeTests, InputOutput, code_tests
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.program_text import program_text
-from rl_sync.sandbox.choice import LAYERS, choose
-from rl_sync.sandbox.examination import START, Verdict, examine
+from rl_sync.sandbox.examination import START, ProgramTestOutcome, examine
 from rl_sync.sandbox.executable import BuildError, executable
 from rl_sync.sandbox.greeting import greet
-from rl_sync.sandbox.languages import Language, language
+from rl_sync.sandbox.languages import ProgramLanguage, language
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.limits import MIB, Limits
-from rl_sync.sandbox.sandbox import Run, Sandbox
+from rl_sync.sandbox.program_limits import MIB, ProgramLimits
+from rl_sync.sandbox.sandbox import ProgramRun, Sandbox
+from rl_sync.sandbox.sandbox_choice import LAYERS, choose
 from rl_sync.spelling import require_one_of
 
 _SHOWN = 200
@@ -42,7 +42,7 @@ class Code:
       processes: the limit of processes and threads.
       tolerance: the relative and absolute difference at which floats still count as equal.
       packages: whether Python programs can import the packages of this environment.
-      layer: the sandbox: `auto`, or a name of `rl_sync.sandbox.choice.LAYERS`.
+      layer: the sandbox: `auto`, or a name of `rl_sync.sandbox.sandbox_choice.LAYERS`.
       unsandboxed: whether to run programs without a sandbox if none works. Dangerous.
     """
 
@@ -118,7 +118,9 @@ class Code:
             raise ValueError(f"it can judge nothing on this machine: {'; '.join(faults)}")
         return [f"{fault}: their completions cannot be judged." for fault in faults]
 
-    def _judge(self, program: str, language: Language, name: str, tests: CodeTests) -> Judgement:
+    def _judge(
+        self, program: str, language: ProgramLanguage, name: str, tests: CodeTests
+    ) -> Judgement:
         sandbox = self._sandbox(name)
         deadline = time.monotonic() + self.total_secs
         verdicts = (
@@ -153,7 +155,7 @@ class Code:
                 f"the sandbox {layer.name} runs {', '.join(sorted(layer.languages))} only, and "
                 f"programs are in {name}"
             )
-        limits = Limits(
+        limits = ProgramLimits(
             wall_secs=self.test_secs,
             cpu_secs=self.total_secs,
             memory_bytes=self.memory_mib * MIB,
@@ -167,11 +169,11 @@ class Code:
     def _cases(
         self,
         sandbox: Sandbox,
-        language: Language,
+        language: ProgramLanguage,
         program: str,
         cases: Sequence[InputOutput],
         deadline: float,
-    ) -> Iterator[Verdict]:
+    ) -> Iterator[ProgramTestOutcome]:
         """Yields a verdict on each test on standard input, until the deadline."""
         try:
             with executable(sandbox, language, program, self.total_secs / 2) as made:
@@ -183,7 +185,7 @@ class Code:
                     made = dataclasses.replace(made, sandbox=made.sandbox.within(limits))
                     yield _verdict(number, case, made.run(case.input.encode()), self.tolerance)
         except BuildError as error:
-            yield Verdict(START, "failed", _cut(str(error)))
+            yield ProgramTestOutcome(START, "failed", _cut(str(error)))
 
 
 def _check_option(name: str, value: object, default: object) -> None:
@@ -207,7 +209,7 @@ def _check_option(name: str, value: object, default: object) -> None:
             raise ValueError(f"{name}={value!r} must be {kind} of at least {least:g}.")
 
 
-def _require_language(name: str, tests: CodeTests) -> Language:
+def _require_language(name: str, tests: CodeTests) -> ProgramLanguage:
     """Returns the language of a row's programs.
 
     Raises:
@@ -253,24 +255,28 @@ def _same_word(word: str, wanted: str, tolerance: float) -> bool:
         return False
 
 
-def _verdict(number: int, case: InputOutput, run: Run, tolerance: float) -> Verdict:
+def _verdict(
+    number: int, case: InputOutput, run: ProgramRun, tolerance: float
+) -> ProgramTestOutcome:
     """Judges the output of one run."""
     got = run.stdout.decode(errors="replace")
     shown = f"input {_cut(case.input)!r}"
     if run.stopped == "time":
-        return Verdict(number, "failed", f"{shown}, time limit exceeded")
+        return ProgramTestOutcome(number, "failed", f"{shown}, time limit exceeded")
     if run.stopped:
-        return Verdict(number, "failed", f"{shown}, limit of {run.stopped} exceeded")
+        return ProgramTestOutcome(number, "failed", f"{shown}, limit of {run.stopped} exceeded")
     if run.returncode != 0:
         reason = _last_line(run.stderr) or "no message"
-        return Verdict(number, "failed", f"{shown}, exit code {run.returncode}: {reason}")
+        return ProgramTestOutcome(
+            number, "failed", f"{shown}, exit code {run.returncode}: {reason}"
+        )
     if not same_output(got, case.output, tolerance):
         why = f"{shown}, expected {_cut(case.output)!r}, got {_cut(got)!r}"
-        return Verdict(number, "failed", why)
-    return Verdict(number, "passed", "")
+        return ProgramTestOutcome(number, "failed", why)
+    return ProgramTestOutcome(number, "passed", "")
 
 
-def _place(verdict: Verdict, tests: CodeTests) -> str:
+def _place(verdict: ProgramTestOutcome, tests: CodeTests) -> str:
     return "the start" if verdict.test == START else f"test {verdict.test + 1} of {len(tests)}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.rewards.judgement import Row
-from rl_sync.sandbox.examination import Examination
+from rl_sync.sandbox.examination import ProgramTests
 
 _CALL = {"call", "args", "kwargs", "expected"}
 
@@ -34,7 +34,7 @@ class CodeTests:
     """
 
     cases: Sequence[InputOutput]
-    examination: Examination | None
+    examination: ProgramTests | None
 
     def __len__(self) -> int:
         return len(self.cases) + (len(self.examination.tests) if self.examination else 0)
@@ -71,7 +71,7 @@ def code_tests(row: Row, tolerance: float) -> CodeTests:
         setup = f"{prompt}\n{setup}"
     return CodeTests(
         [],
-        Examination(
+        ProgramTests(
             items,
             setup=setup,
             entry_point=entry_point,

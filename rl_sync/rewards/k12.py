@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from rl_sync.rewards.answers.extraction import extract, strategies_of
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.school.blanks import BlanksQuestion
-from rl_sync.rewards.school.choice import ChoiceQuestion
+from rl_sync.rewards.school.choice_answer import ChoiceQuestion
 from rl_sync.rewards.school.matching import MatchQuestion
 from rl_sync.rewards.school.ordering import OrderQuestion
 from rl_sync.rewards.school.quantity import NumberQuestion, quantity

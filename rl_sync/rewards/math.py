@@ -10,17 +10,17 @@ import math
 import time
 
 from rl_sync.rewards.answers import algebra
+from rl_sync.rewards.answers.answer_comparison import needs_algebra, parts_of, same_value, written
+from rl_sync.rewards.answers.answer_values import Formula, Value, value
 from rl_sync.rewards.answers.canonical import canonical
-from rl_sync.rewards.answers.comparison import needs_algebra, parts_of, same_value, written
+from rl_sync.rewards.answers.cpu_limits import NoLimitsError
 from rl_sync.rewards.answers.extraction import (
     DEFAULT_STRATEGIES,
     extract,
     gold_answer,
     strategies_of,
 )
-from rl_sync.rewards.answers.limits import NoLimitsError
 from rl_sync.rewards.answers.notation import compact, latex, unified
-from rl_sync.rewards.answers.values import Formula, Value, value
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 
 _MOST_CHARACTERS = 1000
@@ -99,7 +99,7 @@ class MathAnswer:
         try:
             for part in parts_of(right):
                 algebra.read(written(part), self.limit_secs, int(self.memory_mb * 1e6))
-        except (algebra.UnreadableError, algebra.LimitError) as error:
+        except (algebra.UnreadableFormulaError, algebra.LimitError) as error:
             raise ValueError(
                 f"row[{self.field!r}]={_short(gold)} cannot be compared with: {error}. Correct the"
                 " row, or leave it out."
@@ -180,7 +180,7 @@ class MathAnswer:
             return dataclasses.replace(Judgement.unknown(str(error)), components={_BUSY: 1.0})
         except (algebra.MissingError, NoLimitsError) as error:
             return Judgement.unknown(str(error))
-        except (algebra.UnreadableError, algebra.LimitError) as error:
+        except (algebra.UnreadableFormulaError, algebra.LimitError) as error:
             return self._undecided(right, error)
         if not asked:
             return Judgement(float(equal), f"{'equal' if equal else 'not equal'} by values")
@@ -209,7 +209,7 @@ class MathAnswer:
         if needs_algebra(right):
             try:
                 algebra.read(written(right), self.limit_secs, int(self.memory_mb * 1e6))
-            except (algebra.UnreadableError, algebra.LimitError, algebra.BusyError) as fault:
+            except (algebra.UnreadableFormulaError, algebra.LimitError, algebra.BusyError) as fault:
                 return Judgement.unknown(f"row[{self.field!r}] cannot be compared with: {fault}")
         spent = float(isinstance(error, algebra.LimitError))
         why = f"not shown to be equal: {error}"

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
-from rl_sync.rewards.catalog import is_quick, make
 from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.rewards.reward_catalog import is_quick, make
 
 _SHOWN_CHARACTERS = 500
 _SURELY_FINITE = 1e30  # In float32, too.
@@ -32,7 +32,7 @@ class _EndError(Exception):
     """A reward that wants to end its process, as by `sys.exit`."""
 
 
-class Judgeable(NamedTuple):
+class ScoringRequest(NamedTuple):
     """A completion to judge, and the row that its prompt was made from."""
 
     row: Row
@@ -66,7 +66,7 @@ class Rubric:
 
     Attributes:
       in_batches: whether a term gains from judging many completions at once.
-      is_quick: whether every term is, see `rl_sync.rewards.catalog.is_quick`.
+      is_quick: whether every term is, see `rl_sync.rewards.reward_catalog.is_quick`.
 
     Raises:
       ValueError: the expression names no rewards, or gives options that they do not have.
@@ -135,12 +135,14 @@ class Rubric:
             if hasattr(part.reward, "warm_up"):
                 part.reward.warm_up()
 
-    def judge(self, items: Sequence[Judgeable], limit_secs: float | None = None) -> list[Judgement]:
+    def judge(
+        self, items: Sequence[ScoringRequest], limit_secs: float | None = None
+    ) -> list[Judgement]:
         """Judges completions, in their order. Episodes whose environment failed are not judged.
 
         Args:
           limit_secs: the longest that an asynchronous reward may take for one completion. Others
-            are limited from outside; see `rl_sync.rewards.workers`.
+            are limited from outside; see `rl_sync.scoring.worker_pool`.
         """
         whole = [item for item in items if not _has_failed(item)]
         with _one_process():
@@ -205,7 +207,9 @@ def _labels(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _judged(part: _Part, items: Sequence[Judgeable], limit_secs: float | None) -> list[Judgement]:
+def _judged(
+    part: _Part, items: Sequence[ScoringRequest], limit_secs: float | None
+) -> list[Judgement]:
     if part.is_async:
         return asyncio.run(_gathered(part, items, limit_secs))
     if part.takes_batch:
@@ -213,11 +217,11 @@ def _judged(part: _Part, items: Sequence[Judgeable], limit_secs: float | None) -
     return [_of_one(part, functools.partial(part.reward, *item)) for item in items]
 
 
-def _has_failed(item: Judgeable) -> bool:
+def _has_failed(item: ScoringRequest) -> bool:
     return item.completion.ending is not None and item.completion.ending.failed
 
 
-def _lost(item: Judgeable) -> Judgement:
+def _lost(item: ScoringRequest) -> Judgement:
     ending = item.completion.ending
     assert ending is not None, "it has failed"
     why = f"{ending.reason}: {ending.why}" if ending.why else ending.reason
@@ -225,7 +229,7 @@ def _lost(item: Judgeable) -> Judgement:
 
 
 async def _gathered(
-    part: _Part, items: Sequence[Judgeable], limit_secs: float | None
+    part: _Part, items: Sequence[ScoringRequest], limit_secs: float | None
 ) -> list[Judgement]:
     if part.takes_batch:
         try:
@@ -234,7 +238,7 @@ async def _gathered(
             return [_failed(part, error, limit_secs)] * len(items)
         return _of_batch(part, items, lambda: found)
 
-    async def one(item: Judgeable) -> Judgement:
+    async def one(item: ScoringRequest) -> Judgement:
         try:
             found = await asyncio.wait_for(_lasting(part.reward(*item)), limit_secs)
         except Exception as error:
@@ -258,7 +262,7 @@ async def _lasting(judging: Awaitable[Any]) -> Any:
         raise _EndError(_written(error)) from error
 
 
-def _columns(items: Sequence[Judgeable]) -> tuple[list[Row], list[Completion]]:
+def _columns(items: Sequence[ScoringRequest]) -> tuple[list[Row], list[Completion]]:
     return [item.row for item in items], [item.completion for item in items]
 
 
@@ -277,7 +281,9 @@ def _read(part: _Part, found: Any) -> Judgement:
         return Judgement.unknown(f"{part.label} cannot be used: {_message(error)}")
 
 
-def _of_batch(part: _Part, items: Sequence[Judgeable], judge: Callable[[], Any]) -> list[Judgement]:
+def _of_batch(
+    part: _Part, items: Sequence[ScoringRequest], judge: Callable[[], Any]
+) -> list[Judgement]:
     try:
         found = list(judge())
         if len(found) != len(items):
@@ -360,7 +366,7 @@ def example_rows(
     rows: Sequence[Mapping[str, Any]],
     count: int,
     encode: Callable[[str], Sequence[int]] = lambda text: (),
-) -> list[Judgeable]:
+) -> list[ScoringRequest]:
     """Returns the first rows with their own answers as completions, to try a rubric with.
 
     Each is as if it were the end of an episode without rewards.
@@ -371,6 +377,6 @@ def example_rows(
     ending = Ending({}, {}, "done", "", turns=1)
     answers = [str(row.get("answer", "")) for row in rows[:count]]
     return [
-        Judgeable(row, Completion(answer, encode(answer), ending=ending))
+        ScoringRequest(row, Completion(answer, encode(answer), ending=ending))
         for row, answer in zip(rows, answers, strict=False)
     ]

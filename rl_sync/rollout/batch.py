@@ -17,13 +17,9 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes
-from rl_sync.rollout.programs import (
-    LEAST_STOP_IDS,
-    CompiledProgram,
-    stop_ids_bucket,
-)
-from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling, knobs
-from rl_sync.rollout.slots import Chunk, Prefix, Rows, Slots
+from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram, stop_ids_bucket
+from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
+from rl_sync.rollout.slots import Chunk, Prefix, SlotRows, Slots
 from rl_sync.types import Params
 
 T = TypeVar("T")
@@ -87,7 +83,7 @@ class Batch:
     layout: Layout
     before_first: Callable[[CompiledProgram], None] = lambda program: None
     rows: int = 0
-    changes: Changes = ALL_CHANGES
+    changes: LogitsProcessors = ALL_CHANGES
     compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
     _params: Params = None
@@ -164,7 +160,7 @@ class Batch:
         lengths: Any = np.array([len(start.prompt) for start in filled], np.int32)
         keys: Any = np.stack([start.key for start in filled])
         choice = knobs([start.sampling for start in filled], self._stop_ids)
-        rows = Rows(lengths - 1, lengths, keys, choice)
+        rows = SlotRows(lengths - 1, lengths, keys, choice)
         program = CompiledProgram(name, (self.rows, *prefix.tokens.shape, self._stop_ids))
         count = np.int32(len(starts))
         self._slots = self._call(
@@ -185,7 +181,7 @@ class Batch:
         counts = np.array([len(extension.given) for extension in filled], np.int32)
         keys: Any = np.stack([extension.key for extension in filled])
         choice = knobs([extension.sampling for extension in filled], self._stop_ids)
-        rows = Rows(newest, newest + 1 + counts, keys, choice)
+        rows = SlotRows(newest, newest + 1 + counts, keys, choice)
         targets = self._targets([extension.target for extension in extensions])
         program = CompiledProgram("extend", (self.rows, most_given, self._stop_ids))
         self._slots = self._call(program, core.extend, self._slots, given, targets, rows)

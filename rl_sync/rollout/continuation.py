@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from rl_sync.rollout.aside import Aside
 from rl_sync.rollout.batch import Batch, Extension, Start
-from rl_sync.rollout.occupancy import Held, Occupancy
+from rl_sync.rollout.kv_offload import KvOffload
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import draw_key
 from rl_sync.rollout.sequence import GrowingSequence
+from rl_sync.rollout.slot_table import Held, SlotTable
 
 
 @dataclasses.dataclass
@@ -29,8 +29,8 @@ class Continuations:
 
     batch: Batch
     queue: Queue
-    occupancy: Occupancy
-    aside: Aside
+    occupancy: SlotTable
+    aside: KvOffload
     most_stepped: int
     _extensions: list[Extension] = dataclasses.field(default_factory=list)
 

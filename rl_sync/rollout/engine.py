@@ -14,25 +14,25 @@ from jaxtyping import Int
 from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.rollout.admission import Admission
-from rl_sync.rollout.aside import Aside
 from rl_sync.rollout.batch import Batch
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
-from rl_sync.rollout.occupancy import Occupancy
+from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
+from rl_sync.rollout.kv_offload import KvOffload
 from rl_sync.rollout.pauses import Pauses
-from rl_sync.rollout.programs import CompiledProgram, EnginePrograms
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (
-    Completion,
+    CompletionProgress,
     CompletionRequest,
+    FinishedCompletion,
     Handle,
-    Progress,
     require_servable,
 )
-from rl_sync.rollout.sampling import ALL_CHANGES, Changes, Sampling
+from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
 from rl_sync.rollout.sizing import Sizing
+from rl_sync.rollout.slot_admission import Admission
+from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.stats import Stats
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
@@ -73,7 +73,7 @@ class Engine:
         decode: Decode | None = None,
         seed: int = 0,
         layout: Layout,
-        changes: Changes = ALL_CHANGES,
+        changes: LogitsProcessors = ALL_CHANGES,
         before_first: Callable[[CompiledProgram], None] = lambda program: None,
     ) -> None:
         """Makes an engine without weights.
@@ -125,8 +125,8 @@ class Engine:
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
-        self._aside = Aside(self._batch, kv_offload_bytes)
-        self._occupancy = Occupancy(self._aside.put)
+        self._aside = KvOffload(self._batch, kv_offload_bytes)
+        self._occupancy = SlotTable(self._aside.put)
         self._continuations = Continuations(
             batch=self._batch,
             queue=self._queue,
@@ -279,7 +279,7 @@ class Engine:
         self._aside.forget(self._occupancy.find(handle).copy)
         self._occupancy.release(handle)
 
-    def step(self) -> list[Completion]:
+    def step(self) -> list[FinishedCompletion]:
         """Starts sequences in free slots, draws a chunk, and returns finished completions.
 
         Raises:
@@ -351,7 +351,7 @@ class Engine:
         )
         return finished
 
-    def progress(self, handles: Collection[Handle]) -> dict[Handle, Progress]:
+    def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
         """Returns what some completions have so far, of those that are in flight.
 
         The finished completion begins with it.
@@ -365,7 +365,7 @@ class Engine:
 
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
-    ) -> list[Completion]:
+    ) -> list[FinishedCompletion]:
         """Takes steps until nothing is left, or so many tokens were drawn.
 
         Unfinished sequences go on with the next step; held ones stay. The budget is checked between
@@ -387,7 +387,7 @@ class Engine:
 
     def generate(
         self, requests: Sequence[CompletionRequest], between: Callable[[], None] | None = None
-    ) -> list[list[Completion]]:
+    ) -> list[list[FinishedCompletion]]:
         """Completes requests: returns a list of completions for each, in order.
 
         Args:
@@ -403,12 +403,12 @@ class Engine:
             )
         tickets = self.submit(requests)
         found = sorted(self.advance(between=between), key=lambda completion: completion.index)
-        by_ticket: dict[int, list[Completion]] = {ticket: [] for ticket in tickets}
+        by_ticket: dict[int, list[FinishedCompletion]] = {ticket: [] for ticket in tickets}
         for completion in found:
             by_ticket[completion.ticket].append(completion)
         return list(by_ticket.values())
 
-    def _take_out(self, done: dict[int, GrowingSequence]) -> list[Completion]:
+    def _take_out(self, done: dict[int, GrowingSequence]) -> list[FinishedCompletion]:
         for slot, sequence in done.items():
             self._occupancy.finish(slot, self._chunks)
             self._pauses.learn(sequence.stop_token(self._decode))
@@ -422,6 +422,6 @@ class Engine:
         ticket = self._tickets
         self._tickets += 1
         self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
-        self._batch.changes = self._batch.changes.with_those(Changes.of(request.sampling))
+        self._batch.changes = self._batch.changes.with_those(LogitsProcessors.of(request.sampling))
         seed = (self._seed, ticket) if request.seed is None else request.seed
         return Waiting(ticket, request, seed)

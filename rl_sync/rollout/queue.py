@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from rl_sync.rollout.aside import Copy
+from rl_sync.rollout.kv_offload import OffloadedCache
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.slots import Prefix
 
@@ -31,7 +31,7 @@ class Waiting:
     prefix: Prefix | None = None
     row: int = 0
     given: int = 0
-    copy: Copy | None = None
+    copy: OffloadedCache | None = None
 
     @property
     def left(self) -> int:

@@ -51,8 +51,8 @@ class CompletionRequest:
             raise ValueError("A prompt needs at least one token: begin it with one of your own.")
 
 
-class Progress(NamedTuple):
-    """Tokens of a completion in flight so far; see `Completion`."""
+class CompletionProgress(NamedTuple):
+    """Tokens of a completion in flight so far; see `FinishedCompletion`."""
 
     tokens: Int[np.ndarray, " T"]
     logprobs: Float[np.ndarray, " T"]
@@ -60,7 +60,7 @@ class Progress(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Completion:
+class FinishedCompletion:
     """One finished completion; T is its length.
 
     Attributes:

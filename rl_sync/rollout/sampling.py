@@ -86,7 +86,7 @@ class Sampling:
             raise ValueError(f"min_p must be in [0, 1), not {self.min_p}.")
 
 
-class Changes(NamedTuple):
+class LogitsProcessors(NamedTuple):
     """Kinds of changes of logits that sampling choices ask for; each is a part of a program.
 
     Attributes:
@@ -109,7 +109,7 @@ class Changes(NamedTuple):
         return self.goes_on or self.truncates
 
     @classmethod
-    def of(cls, sampling: Sampling) -> Changes:
+    def of(cls, sampling: Sampling) -> LogitsProcessors:
         """Returns those that choices ask for."""
         cuts = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         return cls(
@@ -118,15 +118,15 @@ class Changes(NamedTuple):
             truncates=cuts and not sampling.greedy,
         )
 
-    def with_those(self, other: Changes) -> Changes:
+    def with_those(self, other: LogitsProcessors) -> LogitsProcessors:
         """Returns the changes that either has."""
-        return Changes(*map(operator.or_, self, other))
+        return LogitsProcessors(*map(operator.or_, self, other))
 
 
-ALL_CHANGES = Changes(True, True, True)
+ALL_CHANGES = LogitsProcessors(True, True, True)
 
 
-class Knobs(NamedTuple):
+class SamplingParams(NamedTuple):
     """`Sampling` as arrays with one entry a row, so that a change of choices compiles nothing.
 
     `stop_ids` is padded with −1.
@@ -143,7 +143,7 @@ class Knobs(NamedTuple):
     greedy: Bool[Array, " B"]
 
 
-def knobs(rows: Sequence[Sampling], width: int) -> Knobs:
+def knobs(rows: Sequence[Sampling], width: int) -> SamplingParams:
     """Makes the arrays of the choices of each row, on the host, with room for `width` stop ids."""
 
     def column(name: str, dtype: type) -> Any:
@@ -152,7 +152,7 @@ def knobs(rows: Sequence[Sampling], width: int) -> Knobs:
     stop_ids: Any = np.full((len(rows), width), _NO_ID, np.int32)
     for ids, row in zip(stop_ids, rows, strict=True):
         ids[: len(row.stop_ids)] = row.stop_ids
-    return Knobs(
+    return SamplingParams(
         max_new_tokens=column("max_new_tokens", np.int32),
         min_new_tokens=column("min_new_tokens", np.int32),
         stop_ids=stop_ids,
@@ -165,7 +165,7 @@ def knobs(rows: Sequence[Sampling], width: int) -> Knobs:
     )
 
 
-class History(NamedTuple):
+class RowHistory(NamedTuple):
     """State of rows when their next token is drawn.
 
     Attributes:
@@ -181,14 +181,14 @@ class History(NamedTuple):
     live: Bool[Array, " B"]
 
 
-_Change = Callable[[Float[Array, "B V"], Knobs, History], Float[Array, "B V"]]
+_Change = Callable[[Float[Array, "B V"], SamplingParams, RowHistory], Float[Array, "B V"]]
 
 
 def adjusted_logits(
     logits: Float[Array, "B V"],
-    choice: Knobs,
-    history: History,
-    changes: Changes = ALL_CHANGES,
+    choice: SamplingParams,
+    history: RowHistory,
+    changes: LogitsProcessors = ALL_CHANGES,
 ) -> Float[Array, "B V"]:
     """Applies sampling choices: returns the logits to sample from, −∞ where excluded.
 
@@ -222,9 +222,9 @@ def adjusted_logits(
 
 def whole_logprobs(
     logits: Float[Array, "B V"],
-    choice: Knobs,
-    history: History,
-    changes: Changes,
+    choice: SamplingParams,
+    history: RowHistory,
+    changes: LogitsProcessors,
     tokens: Int[Array, " B"],
 ) -> Float[Array, " B"]:
     """Computes the log-probabilities of drawn tokens without the exclusion of others.
@@ -237,7 +237,9 @@ def whole_logprobs(
     return jnp.where(choice.greedy, 0.0, drawn)
 
 
-def _penalize(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+def _penalize(
+    logits: Float[Array, "B V"], choice: SamplingParams, history: RowHistory
+) -> Float[Array, "B V"]:
     B, V = logits.shape
     positions = jnp.arange(history.tokens.shape[1])
     ids = jnp.where(positions <= history.newest[:, None], history.tokens, V)
@@ -246,13 +248,17 @@ def _penalize(logits: Float[Array, "B V"], choice: Knobs, history: History) -> F
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def _go_on(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+def _go_on(
+    logits: Float[Array, "B V"], choice: SamplingParams, history: RowHistory
+) -> Float[Array, "B V"]:
     ids = jnp.arange(logits.shape[1])
     stops = (choice.stop_ids[:, :, None] == ids).any(axis=1)
     return jnp.where(stops, EXCLUDED, logits)
 
 
-def _truncate(logits: Float[Array, "B V"], choice: Knobs, history: History) -> Float[Array, "B V"]:
+def _truncate(
+    logits: Float[Array, "B V"], choice: SamplingParams, history: RowHistory
+) -> Float[Array, "B V"]:
     """Excludes all but the likeliest tokens, by top_k, top_p and min_p."""
     order = _order(logits)
     mass = jnp.exp(logits - logits.max(axis=-1, keepdims=True))

@@ -9,7 +9,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Int, UInt32
 
-from rl_sync.rollout.request import Completion, CompletionRequest, Handle, Progress
+from rl_sync.rollout.request import (
+    CompletionProgress,
+    CompletionRequest,
+    FinishedCompletion,
+    Handle,
+)
 from rl_sync.rollout.slots import NOT_DRAWN
 from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifted
 
@@ -23,10 +28,10 @@ class GrowingSequence:
     """A completion in flight.
 
     Attributes:
-      ticket, index: see `Completion`.
+      ticket, index: see `FinishedCompletion`.
       request: the request that it belongs to.
       unread: the number of last tokens of its prompt that decode steps are still to read.
-      tokens, logprobs, versions: as in `Completion`, so far.
+      tokens, logprobs, versions: as in `FinishedCompletion`, so far.
       masks: the sampling masks of each chunk; they may have tokens after the end.
     """
 
@@ -124,18 +129,18 @@ class GrowingSequence:
     def _stopped(self) -> bool:
         return self._cut or self.tokens[-1] in self.request.sampling.stop_ids
 
-    def progress(self) -> Progress:
+    def progress(self) -> CompletionProgress:
         """Returns what was drawn so far; `cut` comes first."""
-        return Progress(
+        return CompletionProgress(
             np.array(self.tokens, np.int32),
             np.array(self.logprobs, np.float32),
             np.array(self.versions, np.int32),
         )
 
-    def finished(self) -> Completion:
+    def finished(self) -> FinishedCompletion:
         """Returns the completion as it is."""
         tokens, logprobs, versions = self.progress()
-        return Completion(
+        return FinishedCompletion(
             ticket=self.ticket,
             index=self.index,
             tokens=tokens,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.rollout.buckets import Sizes
-from rl_sync.rollout.occupancy import Occupancy
 from rl_sync.rollout.queue import Queue
+from rl_sync.rollout.slot_table import SlotTable
 
 _REFILLED_SHARE = 8
 _PATIENCE_CHUNKS = 8
@@ -25,7 +25,7 @@ class Sizing:
     sizes: Sizes
     chunk_tokens: int
     queue: Queue
-    occupancy: Occupancy
+    occupancy: SlotTable
 
     def rows(self, chunks: int) -> int:
         """Returns the number of slots for the next chunk.

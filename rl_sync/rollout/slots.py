@@ -34,10 +34,10 @@ from rl_sync.models.token_sets import packed
 from rl_sync.rollout.sampling import (
     ALL_CHANGES,
     EXCLUDED,
-    Changes,
-    History,
-    Knobs,
+    LogitsProcessors,
+    RowHistory,
     Sampling,
+    SamplingParams,
     adjusted_logits,
     draw,
     knobs,
@@ -50,7 +50,7 @@ from rl_sync.types import Params
 NOT_DRAWN = -1
 
 
-class Rows(NamedTuple):
+class SlotRows(NamedTuple):
     """Values of each sequence, beside its tokens and their cache.
 
     Attributes:
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
     newest: Int[Array, " B"]
     prompt_lengths: Int[Array, " B"]
     keys: UInt32[Array, "B 2"]
-    choice: Knobs
+    choice: SamplingParams
 
 
 class Slots(NamedTuple):
@@ -78,7 +78,7 @@ class Slots(NamedTuple):
 
     tokens: Int[Array, "B S"]
     cache: KVCache
-    rows: Rows
+    rows: SlotRows
 
 
 class Prefix(NamedTuple):
@@ -95,11 +95,11 @@ class Chunk(NamedTuple):
       tokens: the token of each step and row; −1 where the next token was one of the prompt, the
         row was not live any more, or the chunk had ended.
       logprobs: the log-probability of each token under the distribution that it was sampled from;
-        see `Changes.whole`.
+        see `LogitsProcessors.whole`.
       live: rows that go on.
       steps: the number of steps taken.
       kept: the tokens that each could be drawn from, as bits (`rl_sync.sampling_masks`); None
-        without `Changes.masks`.
+        without `LogitsProcessors.masks`.
     """
 
     tokens: Int[Array, "C B"]
@@ -116,7 +116,7 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
     slots = Slots(
         tokens=jnp.zeros((rows, length), jnp.int32),
         cache=empty_cache(config, rows, length),
-        rows=Rows(
+        rows=SlotRows(
             newest=jnp.zeros(rows, jnp.int32),
             prompt_lengths=jnp.ones(rows, jnp.int32),
             keys=jnp.zeros((rows, 2), jnp.uint32),
@@ -157,7 +157,7 @@ def insert(
     count: Int[Array, ""],
     sources: Int[Array, " B"],
     targets: Int[Array, " B"],
-    rows: Rows,
+    rows: SlotRows,
 ) -> Slots:
     """Starts sequences: copies row `sources[i]` of a prefix to slot `targets[i]`, for i < count.
 
@@ -201,7 +201,7 @@ def copy_cache(slots: Slots, source: Int[Array, " 1"], span: int) -> KVCache:
     )
 
 
-def _with_rows(rows: Rows, targets: Int[Array, " B"], new: Rows) -> Rows:
+def _with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> SlotRows:
     """Replaces the values of the targets, except targets outside the slots."""
     return jax.tree.map(lambda old, row: old.at[targets].set(row, mode="drop"), rows, new)
 
@@ -218,7 +218,7 @@ def decode_chunk(
     pauses: Int[Array, " N"],
     span: int,
     chunk_tokens: int,
-    changes: Changes = ALL_CHANGES,
+    changes: LogitsProcessors = ALL_CHANGES,
 ) -> tuple[Slots, Chunk]:
     """Takes up to `chunk_tokens` steps: a live row draws a token, or reads one of its prompt.
 
@@ -248,7 +248,7 @@ def decode_chunk(
             transformer.logits(config, params, hidden),
             ("batch", "vocab"),
             rows.choice,
-            History(tokens[:, :span], rows.newest, generated, draws),
+            RowHistory(tokens[:, :span], rows.newest, generated, draws),
             rows.keys,
         )
         newest = rows.newest + live
@@ -285,10 +285,10 @@ def decode_chunk(
 
 
 def _sampled(
-    changes: Changes,
+    changes: LogitsProcessors,
     logits: Float[Array, "B V"],
-    choice: Knobs,
-    history: History,
+    choice: SamplingParams,
+    history: RowHistory,
     keys: UInt32[Array, "B 2"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None]:
     """Draws tokens; returns them, their log-probabilities, and what could be drawn."""
@@ -300,7 +300,9 @@ def _sampled(
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
-def extend(slots: Slots, given: Int[Array, "B T"], targets: Int[Array, " B"], rows: Rows) -> Slots:
+def extend(
+    slots: Slots, given: Int[Array, "B T"], targets: Int[Array, " B"], rows: SlotRows
+) -> Slots:
     """Puts tokens after those of finished sequences, which go on from there.
 
     Args:

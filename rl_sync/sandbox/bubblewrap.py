@@ -87,7 +87,7 @@ class Bubblewrap:
                 "user namespace of root itself would hold the machine's root"
             )
 
-    def command(self, job: layer.Job) -> layer.Command:
+    def command(self, job: layer.Job) -> layer.SandboxCommand:
         """Makes the command that runs a job in new namespaces.
 
         Raises:
@@ -112,7 +112,7 @@ class Bubblewrap:
         python = layer.launch_arguments(job, folder=_FOLDER, inside=_INSIDE, uid=inside_uid)
         argv += ["--chdir", _TMP, "--", layer.interpreter(), *python]
         user = uid if self.user == "dropped" else None
-        return layer.Command(argv, descriptors, environment={}, user=user)
+        return layer.SandboxCommand(argv, descriptors, environment={}, user=user)
 
     def _mounts(self, job: layer.Job) -> list[str]:
         """Lists the options that make the file system."""

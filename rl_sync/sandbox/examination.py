@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.process import Confined, await_starts, supervise
+from rl_sync.sandbox.program_process import Confined, await_starts, supervise
 from rl_sync.sandbox.sandbox import Sandbox
 
 START = -1
 """The number of the verdict on the start of the program, before the tests' verdicts."""
 
 
-class Verdict(NamedTuple):
+class ProgramTestOutcome(NamedTuple):
     """The outcome of a test. A broken test tells nothing about the program."""
 
     test: int
@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Examination:
+class ProgramTests:
     """Trusted tests of a Python program.
 
     Attributes:
@@ -50,8 +50,8 @@ class Examination:
 
 
 def examine(
-    sandbox: Sandbox, program: str, examination: Examination, deadline: float
-) -> Iterator[Verdict]:
+    sandbox: Sandbox, program: str, examination: ProgramTests, deadline: float
+) -> Iterator[ProgramTestOutcome]:
     """Yields a verdict on each test in turn, until a broken test or the deadline.
 
     A test that stops the program, or reaches a limit, has failed; the next tests get the program
@@ -88,8 +88,8 @@ def examine(
 
 
 def _round(
-    sandbox: Sandbox, program: str, examination: Examination, deadline: float, asked: bool
-) -> Iterator[Verdict]:
+    sandbox: Sandbox, program: str, examination: ProgramTests, deadline: float, asked: bool
+) -> Iterator[ProgramTestOutcome]:
     """Yields verdicts until the program or its tests stop. Each stop is a verdict too."""
     with contextlib.ExitStack() as stack:
         code = stack.enter_context(sandbox.folder({"main.py": program.encode("utf-8", "replace")}))
@@ -113,7 +113,7 @@ def _round(
             if arrived and examiner.returncode == 0 and current > 0:
                 return  # The test before lost the program.
             why = _stop_reason(processes, arrived, sandbox.limits.wall_secs)
-            yield Verdict(current, "failed", why)
+            yield ProgramTestOutcome(current, "failed", why)
             return
 
 
@@ -145,13 +145,13 @@ def _stop_reason(processes: Sequence[Confined], arrived: bool, wall_secs: float)
     return f"the tests ended early (exit code {examiner.returncode})"
 
 
-def _verdict(line: bytes) -> Verdict | None:
+def _verdict(line: bytes) -> ProgramTestOutcome | None:
     """Reads a line of the examiner; None for the last words of a sandbox that gave up."""
     try:
         test, outcome, why = json.loads(line)
     except (ValueError, TypeError):
         return None
-    return Verdict(test, outcome, why)
+    return ProgramTestOutcome(test, outcome, why)
 
 
 class _Lines:

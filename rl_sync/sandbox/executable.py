@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from rl_sync.sandbox.languages import Language
+from rl_sync.sandbox.languages import ProgramLanguage
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.limits import Limits
-from rl_sync.sandbox.sandbox import Run, Sandbox
+from rl_sync.sandbox.program_limits import ProgramLimits
+from rl_sync.sandbox.sandbox import ProgramRun, Sandbox
 
 
 class BuildError(Exception):
@@ -30,7 +30,7 @@ class Executable:
     folder: str
     task: tuple[str, ...]
 
-    def run(self, stdin: bytes) -> Run:
+    def run(self, stdin: bytes) -> ProgramRun:
         """Runs the program once.
 
         Raises:
@@ -41,7 +41,7 @@ class Executable:
 
 @contextlib.contextmanager
 def executable(
-    sandbox: Sandbox, language: Language, program: str, build_secs: float
+    sandbox: Sandbox, language: ProgramLanguage, program: str, build_secs: float
 ) -> Iterator[Executable]:
     """Puts a program's files in place, and builds it if its language has a compiler.
 
@@ -73,12 +73,12 @@ def executable(
         yield Executable(sandbox, folder, task)
 
 
-def _for_compiler(limits: Limits, secs: float) -> Limits:
+def _for_compiler(limits: ProgramLimits, secs: float) -> ProgramLimits:
     """Returns the limits of a compiler: it prints the file that it built."""
     return dataclasses.replace(limits, wall_secs=secs, output_bytes=limits.file_bytes)
 
 
-def _build(sandbox: Sandbox, language: Language, folder: str) -> bytes:
+def _build(sandbox: Sandbox, language: ProgramLanguage, folder: str) -> bytes:
     script = '"$@" >&2 && cat program'
     run = sandbox.run(folder, ("command", "sh", "-c", script, "build", *language.build))
     if run.returncode == 127:  # The shell found no such command.

@@ -7,7 +7,7 @@ import dataclasses
 from rl_sync.sandbox.executable import BuildError, executable
 from rl_sync.sandbox.languages import LANGUAGES
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.sandbox import Run, Sandbox
+from rl_sync.sandbox.sandbox import ProgramRun, Sandbox
 
 _LINE = b"hello\n"
 _SECS = 12.0  # Of a compiler on a busy machine.
@@ -43,7 +43,7 @@ def greet(sandbox: Sandbox, name: str) -> None:
     _greeted.add((name, sandbox))
 
 
-def _cause(sandbox: Sandbox, run: Run) -> str:
+def _cause(sandbox: Sandbox, run: ProgramRun) -> str:
     """Says why a program that prints its input did not."""
     if run.stopped:
         limit = {

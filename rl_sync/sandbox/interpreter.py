@@ -7,10 +7,10 @@ import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rl_sync.sandbox.choice import LAYERS, choose
 from rl_sync.sandbox.inside import plain
-from rl_sync.sandbox.limits import MIB, Limits
-from rl_sync.sandbox.sandbox import Run, Sandbox
+from rl_sync.sandbox.program_limits import MIB, ProgramLimits
+from rl_sync.sandbox.sandbox import ProgramRun, Sandbox
+from rl_sync.sandbox.sandbox_choice import LAYERS, choose
 from rl_sync.spelling import require_one_of
 
 _OUTPUT_BYTES = MIB
@@ -38,7 +38,7 @@ class Interpreter:
       memory_mib: the memory limit, in MiB.
       processes: the limit of processes and threads.
       packages: whether code can import the packages of this environment, such as NumPy.
-      layer: the sandbox: `auto`, or a name of `rl_sync.sandbox.choice.LAYERS`.
+      layer: the sandbox: `auto`, or a name of `rl_sync.sandbox.sandbox_choice.LAYERS`.
       unsandboxed: whether to run code without a sandbox if none works. Dangerous.
 
     Raises:
@@ -68,7 +68,7 @@ class Interpreter:
         """
         choose(self.layer, self.unsandboxed)
 
-    def run(self, code: str) -> Run:
+    def run(self, code: str) -> ProgramRun:
         """Runs code as a cell of a notebook, which shows the value of its last expression.
 
         Raises:
@@ -96,7 +96,7 @@ class Interpreter:
         except (plain.MessageError, ValueError, TypeError, LookupError) as error:
             return Returned(None, f"the result cannot be read: {error}")
 
-    def fault(self, run: Run) -> str:
+    def fault(self, run: ProgramRun) -> str:
         """Says which limit or signal ended a run, or its exit code; empty if it ended well."""
         limits = {
             "time": f"it took longer than {self.seconds:g} s",
@@ -111,8 +111,8 @@ class Interpreter:
             return f"signal {number} ended it"
         return f"exit code {run.returncode}" if run.returncode else ""
 
-    def _run(self, task: str, text: str, stdin: bytes = b"") -> Run:
-        limits = Limits(
+    def _run(self, task: str, text: str, stdin: bytes = b"") -> ProgramRun:
+        limits = ProgramLimits(
             wall_secs=self.seconds,
             cpu_secs=2 * self.seconds,  # Of all threads of a process.
             memory_bytes=self.memory_mib * MIB,

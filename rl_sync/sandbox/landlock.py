@@ -38,7 +38,7 @@ class Landlock:
     def prepare(self) -> None:
         """Does nothing: the layer is ready."""
 
-    def command(self, job: layer.Job) -> layer.Command:
+    def command(self, job: layer.Job) -> layer.SandboxCommand:
         """Makes the command that runs a job under Landlock."""
         readable = [
             *layer.readable_folders(),
@@ -62,7 +62,9 @@ class Landlock:
             "environment": dict(layer.ENVIRONMENT),
             "command": [layer.interpreter(), *python],
         }
-        return layer.Command([sys.executable, "-I", str(_HOST), json.dumps(order)], scratch=scratch)
+        return layer.SandboxCommand(
+            [sys.executable, "-I", str(_HOST), json.dumps(order)], scratch=scratch
+        )
 
 
 def variants() -> Iterator[Landlock]:

@@ -8,7 +8,7 @@ from rl_sync.spelling import require_one_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
+class ProgramLanguage:
     """A programming language. `{folder}` in a command is the folder of the program's files.
 
     Attributes:
@@ -30,43 +30,47 @@ class Language:
 
 _BUILT = ("{folder}/program",)
 
-LANGUAGES: dict[str, Language] = {
-    "python": Language("main.py", "print(input())", run=None, fences=("py", "python3")),
-    "bash": Language(
+LANGUAGES: dict[str, ProgramLanguage] = {
+    "python": ProgramLanguage("main.py", "print(input())", run=None, fences=("py", "python3")),
+    "bash": ProgramLanguage(
         "main.sh",
         'read -r line; echo "$line"',
         run=("bash", "{folder}/main.sh"),
         fences=("sh", "shell"),
     ),
-    "c": Language(
+    "c": ProgramLanguage(
         "main.c",
         "#include <stdio.h>\nint main() { int c; while ((c = getchar()) != EOF) putchar(c); }",
         run=_BUILT,
         build=("gcc", "-O2", "-o", "program", "{folder}/main.c", "-lm"),
     ),
-    "cpp": Language(
+    "cpp": ProgramLanguage(
         "main.cpp",
         "#include <iostream>\nint main() { std::cout << std::cin.rdbuf(); }",
         run=_BUILT,
         build=("g++", "-O2", "-std=c++20", "-o", "program", "{folder}/main.cpp"),
         fences=("c++", "cc"),
     ),
-    "javascript": Language(
+    "javascript": ProgramLanguage(
         "main.js",
         "process.stdout.write(require('fs').readFileSync(0))",
         run=("node", "{folder}/main.js"),
         fences=("js", "node"),
         counts_reserved=False,
     ),
-    "perl": Language("main.pl", "print <STDIN>;", run=("perl", "{folder}/main.pl"), fences=("pl",)),
-    "ruby": Language("main.rb", "puts gets", run=("ruby", "{folder}/main.rb"), fences=("rb",)),
-    "rust": Language(
+    "perl": ProgramLanguage(
+        "main.pl", "print <STDIN>;", run=("perl", "{folder}/main.pl"), fences=("pl",)
+    ),
+    "ruby": ProgramLanguage(
+        "main.rb", "puts gets", run=("ruby", "{folder}/main.rb"), fences=("rb",)
+    ),
+    "rust": ProgramLanguage(
         "main.rs",
         "fn main() { std::io::copy(&mut std::io::stdin(), &mut std::io::stdout()).unwrap(); }",
         run=_BUILT,
         build=("rustc", "-O", "-o", "program", "{folder}/main.rs"),
     ),
-    "java": Language(
+    "java": ProgramLanguage(
         "Main.java",
         "public class Main { public static void main(String[] a) throws Exception {"
         " System.in.transferTo(System.out); System.out.flush(); } }",
@@ -76,7 +80,7 @@ LANGUAGES: dict[str, Language] = {
 }
 
 
-def language(name: str) -> Language:
+def language(name: str) -> ProgramLanguage:
     """Returns a language by its name.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rl_sync.sandbox.limits import Limits
+from rl_sync.sandbox.program_limits import ProgramLimits
 
 INSIDE = Path(__file__).parent / "inside"
 """The folder of the modules that run inside a sandbox, beside the judged program."""
@@ -52,12 +52,12 @@ class Job:
 
     folder: Path
     task: Sequence[str]
-    limits: Limits
+    limits: ProgramLimits
     readable: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
+class SandboxCommand:
     """A command to start.
 
     Attributes:
@@ -75,7 +75,7 @@ class Command:
     user: int | None = None
 
 
-class Layer(Protocol):
+class SandboxLayer(Protocol):
     """A way to confine programs. Its name tells the layer and its variant."""
 
     @property
@@ -96,7 +96,7 @@ class Layer(Protocol):
         """
         ...
 
-    def command(self, job: Job) -> Command:
+    def command(self, job: Job) -> SandboxCommand:
         """Makes the command that runs a job confined."""
         ...
 

@@ -11,18 +11,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl_sync.sandbox.layer import Layer, SandboxError
-from rl_sync.sandbox.limits import MIB, Limits
+from rl_sync.sandbox.layer import SandboxError, SandboxLayer
+from rl_sync.sandbox.program_limits import MIB, ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
 
 CANARY = Path(__file__).with_name("canary.py")
 """The file of the hostile program."""
 _PLACE = "ast.literal_eval(sys.argv[1])"
-_LIMITS = Limits(wall_secs=10.0, memory_bytes=512 * MIB, processes=8)
+_LIMITS = ProgramLimits(wall_secs=10.0, memory_bytes=512 * MIB, processes=8)
 _VARIABLE = "RL_SYNC_CANARY"
 
 
-def fault(layer: Layer) -> str | None:
+def fault(layer: SandboxLayer) -> str | None:
     """Returns the reason not to trust a layer on this machine; None if it withstood all attacks."""
     try:
         layer.prepare()

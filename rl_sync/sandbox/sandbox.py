@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rl_sync.sandbox import layer
-from rl_sync.sandbox.limits import Limits
-from rl_sync.sandbox.process import Confined, await_starts, supervise
+from rl_sync.sandbox.program_limits import ProgramLimits
+from rl_sync.sandbox.program_process import Confined, await_starts, supervise
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ProgramRun:
     """A finished run of a program.
 
     Attributes:
@@ -41,12 +41,12 @@ class Sandbox:
       readable: more files and folders that programs may read.
     """
 
-    layer: layer.Layer
-    limits: Limits = Limits()  # noqa: RUF009 (it is frozen)
+    layer: layer.SandboxLayer
+    limits: ProgramLimits = ProgramLimits()  # noqa: RUF009 (it is frozen)
     packages: bool = False
     readable: tuple[str, ...] = ()
 
-    def run(self, folder: str, task: Sequence[str], stdin: bytes = b"") -> Run:
+    def run(self, folder: str, task: Sequence[str], stdin: bytes = b"") -> ProgramRun:
         """Runs a task of `inside/launch.py` to its end or to a limit.
 
         Raises:
@@ -63,7 +63,7 @@ class Sandbox:
         stopped = process.stopped
         if not stopped and returncode in (152, -24):  # SIGXCPU.
             stopped = "time"
-        return Run(bytes(process.stdout), bytes(process.stderr), returncode, stopped)
+        return ProgramRun(bytes(process.stdout), bytes(process.stderr), returncode, stopped)
 
     def start(
         self, folder: str, task: Sequence[str], stdin: bytes | int = b"", stdout: int | None = None
@@ -94,6 +94,6 @@ class Sandbox:
             folder.chmod(0o755)
             yield name
 
-    def within(self, limits: Limits) -> Sandbox:
+    def within(self, limits: ProgramLimits) -> Sandbox:
         """Returns this sandbox with other limits."""
         return dataclasses.replace(self, limits=limits)

@@ -42,7 +42,7 @@ _COMMON = {
 _X32 = 0x40000000
 
 
-class Machine(NamedTuple):
+class Architecture(NamedTuple):
     """A processor architecture: its number in the kernel, and the numbers of some calls."""
 
     audit: int
@@ -56,10 +56,10 @@ class Machine(NamedTuple):
 
 
 MACHINES = {
-    "x86_64": Machine(
+    "x86_64": Architecture(
         audit=0xC000003E, clone=56, socket=41, socketpair=53, ioctl=16, prlimit=302, fcntl=72
     ),
-    "aarch64": Machine(
+    "aarch64": Architecture(
         audit=0xC00000B7, clone=220, socket=198, socketpair=199, ioctl=29, prlimit=261, fcntl=25
     ),
 }

@@ -24,7 +24,7 @@ class Unconfined:
     def prepare(self) -> None:
         """Does nothing: the layer is ready."""
 
-    def command(self, job: layer.Job) -> layer.Command:
+    def command(self, job: layer.Job) -> layer.SandboxCommand:
         """Makes the command that runs a job as we are."""
         python = layer.launch_arguments(job, folder=job.folder)
-        return layer.Command([layer.interpreter(), *python])
+        return layer.SandboxCommand([layer.interpreter(), *python])

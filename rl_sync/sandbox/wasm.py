@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl_sync.sandbox import layer
-from rl_sync.sandbox.cache import cache_folder
+from rl_sync.sandbox.sandbox_cache import cache_folder
 
 _HOST = layer.INSIDE.parent / "wasm_host.py"
 _FOLDER, _INSIDE = "/program", "/inside"
@@ -54,7 +54,7 @@ class Wasm:
             temporary.write_bytes(module.serialize())
             temporary.replace(compiled)
 
-    def command(self, job: layer.Job) -> layer.Command:
+    def command(self, job: layer.Job) -> layer.SandboxCommand:
         """Makes the command that runs a job in WebAssembly."""
         order = {
             "module": str(self._compiled()),
@@ -66,7 +66,7 @@ class Wasm:
                 *layer.launch_arguments(job, folder=_FOLDER, inside=_INSIDE),
             ],
         }
-        return layer.Command([sys.executable, "-I", str(_HOST), json.dumps(order)])
+        return layer.SandboxCommand([sys.executable, "-I", str(_HOST), json.dumps(order)])
 
     def _compiled(self) -> Path:
         """Returns the file of the compiled interpreter, which is of one version of wasmtime."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 
-from rl_sync.environments.catalog import environments_of_sets, gives_rewards
+from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
 from rl_sync.expression import parse_sum
 from rl_sync.learning.batching import MIXED
 from rl_sync.learning.pairs import PAIR
-from rl_sync.observe.accuracy import MAJORITY, metric_names
-from rl_sync.rewards.catalog import may_vote
-from rl_sync.roles import process_name
+from rl_sync.records.accuracy import MAJORITY, metric_names
+from rl_sync.rewards.reward_catalog import may_vote
+from rl_sync.role_names import process_name
 from rl_sync.schedule import MODES
-from rl_sync.settings.algorithm import (
+from rl_sync.settings.algorithm_settings import (
     require_bearing,
     require_no_explorers,
     require_shares,
 )
-from rl_sync.settings.evaluation import EXPLORERS
-from rl_sync.settings.limits import require_address
+from rl_sync.settings.evaluation_settings import EXPLORERS
 from rl_sync.settings.records import require
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.settings.value_limits import require_address
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks.mixture import sets_of
 from rl_sync.transfer import TRANSFERS

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.setting import sections
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.run_settings import RunSettings
 
 
 def expand(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,14 +10,14 @@ from typing import get_args
 
 from rl_sync.learning.batching import SHARED_ROW_TOKENS, BatchingKind
 from rl_sync.models.config import DTYPES
-from rl_sync.replay.interface import Backend
 from rl_sync.replay.priorities import PRIORITIES
+from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.tables import Selector
 from rl_sync.schedule import MODES, Pull
 from rl_sync.setting import check, section, setting
-from rl_sync.settings.limits import PATIENCE, PORT, require_address
-from rl_sync.settings.meshes import ExplorerMesh, TrainerMesh, require_parts
+from rl_sync.settings.mesh_settings import ExplorerMesh, TrainerMesh, require_parts
 from rl_sync.settings.records import require
+from rl_sync.settings.value_limits import PORT, WAIT_SECS, require_address
 from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.locations import is_remote
 
@@ -298,7 +298,7 @@ class MasterProcessSettings:
         60.0,
         "Time without a sign of life from an explorer after which its leases expire, and others"
         " get its prompts.",
-        **PATIENCE,
+        **WAIT_SECS,
     )
 
     def __post_init__(self) -> None:

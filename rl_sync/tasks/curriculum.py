@@ -1,6 +1,7 @@
 """The curriculum: which prompts a run trains on next, by what became of them before.
 
-Every choice is a pure function of the settings, the seed and the history (`rl_sync.tasks.history`).
+Every choice is a pure function of the settings, the seed and the history
+(`rl_sync.tasks.prompt_history`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from rl_sync.rewards.catalog import SET
+from rl_sync.rewards.reward_catalog import SET
 from rl_sync.setting import check, setting
-from rl_sync.tasks.history import History
 from rl_sync.tasks.mixture import MixtureConfig, sets_of
 from rl_sync.tasks.order import prompt_at
+from rl_sync.tasks.prompt_history import PromptHistory
 from rl_sync.types import Prompt
 
 SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN = (
@@ -105,7 +106,7 @@ class CurriculumSettings:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pool:
+class PromptPool:
     """The prompts that a run chooses from.
 
     Attributes:
@@ -120,7 +121,7 @@ class Pool:
     sets: Sequence[PromptSet] = ()
     by_progress: bool = False
 
-    def shares(self, history: History) -> Float[np.ndarray, " S"]:
+    def shares(self, history: PromptHistory) -> Float[np.ndarray, " S"]:
         """Returns the shares of the sets among the next prompts, which sum to 1.
 
         By progress a set has its weight times the learnability 4p(1-p) of the prompts of success
@@ -145,7 +146,7 @@ class PromptSet(NamedTuple):
     members: Int[np.ndarray, " M"]
 
 
-def learnability(history: History, members: Int[np.ndarray, " M"]) -> float:
+def learnability(history: PromptHistory, members: Int[np.ndarray, " M"]) -> float:
     """Returns the mean of 4p(1-p) over the prompts of a set that were used last; 1 if none was.
 
     Success rates below 0 count as 0, and above 1 as 1, as mean rewards may be anything.
@@ -158,7 +159,9 @@ def learnability(history: History, members: Int[np.ndarray, " M"]) -> float:
     return float((4 * rates * (1 - rates)).mean())
 
 
-def sets_at(pool: Pool, history: History, seed: int, ordinals: Sequence[int]) -> list[int]:
+def sets_at(
+    pool: PromptPool, history: PromptHistory, seed: int, ordinals: Sequence[int]
+) -> list[int]:
     """Returns the number of the set of each place in a run's order.
 
     With fixed weights it depends on the place alone. By progress it depends on the history, too.
@@ -170,7 +173,7 @@ def sets_at(pool: Pool, history: History, seed: int, ordinals: Sequence[int]) ->
     return [min(int(np.searchsorted(bounds, draw)), len(bounds) - 1) for draw in draws]
 
 
-def shuffled_at(pool: Pool, seed: int, ordinal: int, replacement: int) -> int:
+def shuffled_at(pool: PromptPool, seed: int, ordinal: int, replacement: int) -> int:
     """Returns the prompt of a place where the order is random; see `prompt_at`."""
     if not pool.sets:
         return prompt_at(ordinal, pool.count, seed, replacement)
@@ -179,7 +182,7 @@ def shuffled_at(pool: Pool, seed: int, ordinal: int, replacement: int) -> int:
     return int(members[prompt_at(place, len(members), seed, replacement)])
 
 
-def _set_and_place(pool: Pool, seed: int, ordinal: int) -> tuple[int, int]:
+def _set_and_place(pool: PromptPool, seed: int, ordinal: int) -> tuple[int, int]:
     """Returns the set of a place with fixed weights, and how many places of it are before."""
     weights = tuple(one.weight for one in pool.sets)
     block, at = divmod(ordinal, _BLOCK)
@@ -203,7 +206,7 @@ def _block(seed: int, block: int, weights: tuple[float, ...]) -> Int[np.ndarray,
 
 def pool_of(
     settings: CurriculumSettings, train: Sequence[Prompt], mixture: MixtureConfig | None = None
-) -> Pool:
+) -> PromptPool:
     """Makes the pool of a task's training problems.
 
     Raises:
@@ -211,7 +214,7 @@ def pool_of(
     """
     sets, by_progress = _prompt_sets(train, mixture), bool(mixture and mixture.weights != "fixed")
     if (field := settings.difficulty) is None:
-        return Pool(len(train), None, sets, by_progress)
+        return PromptPool(len(train), None, sets, by_progress)
     difficulty = np.zeros(len(train))
     for i, prompt in enumerate(train):
         value = prompt.fields.get(field)
@@ -224,7 +227,7 @@ def pool_of(
                 f" training problem {i} ({prompt.text[:60]!r}) {found}."
             )
         difficulty[i] = value
-    return Pool(len(train), difficulty, sets, by_progress)
+    return PromptPool(len(train), difficulty, sets, by_progress)
 
 
 def _prompt_sets(train: Sequence[Prompt], mixture: MixtureConfig | None) -> tuple[PromptSet, ...]:
@@ -241,7 +244,7 @@ def _prompt_sets(train: Sequence[Prompt], mixture: MixtureConfig | None) -> tupl
     return tuple(sets)
 
 
-class Choice(NamedTuple):
+class ChosenPrompt(NamedTuple):
     """A prompt that was chosen.
 
     Attributes:
@@ -255,13 +258,13 @@ class Choice(NamedTuple):
 
 def choose(
     settings: CurriculumSettings,
-    pool: Pool,
-    history: History,
+    pool: PromptPool,
+    history: PromptHistory,
     *,
     seed: int,
     ordinals: Sequence[int],
     busy: Collection[int] = (),
-) -> list[Choice]:
+) -> list[ChosenPrompt]:
     """Chooses the next prompts, all different as long as there are enough.
 
     Args:
@@ -275,11 +278,13 @@ def choose(
     found = {}
     for number in set(numbers):
         members, picks = pool.sets[number].members, numbers.count(number)
-        part = History(*(x[members] for x in (history.uses, history.success, history.last_step)))
+        part = PromptHistory(
+            *(x[members] for x in (history.uses, history.success, history.last_step))
+        )
         difficulty = None if pool.difficulty is None else pool.difficulty[members]
         places = np.flatnonzero(np.isin(members, list(busy))).tolist()
         choices = _chosen(
-            settings, Pool(len(members), difficulty), part, seed, ordinals[0], picks, places
+            settings, PromptPool(len(members), difficulty), part, seed, ordinals[0], picks, places
         )
         found[number] = iter([one._replace(prompt=int(members[one.prompt])) for one in choices])
     return [next(found[number]) for number in numbers]
@@ -287,13 +292,13 @@ def choose(
 
 def _chosen(
     settings: CurriculumSettings,
-    pool: Pool,
-    history: History,
+    pool: PromptPool,
+    history: PromptHistory,
     seed: int,
     ordinal: int,
     picks: int,
     busy: Collection[int],
-) -> list[Choice]:
+) -> list[ChosenPrompt]:
     history, rank = history.of(pool.count), _ranks(seed, ordinal // pool.count, pool.count)
     is_busy = np.zeros(pool.count, bool)
     is_busy[[prompt for prompt in busy if prompt < pool.count]] = True
@@ -307,10 +312,10 @@ def _chosen(
         order = np.lexsort((rank, history.last_step, history.uses + is_busy))
     chosen = [int(prompt) for prompt in np.resize(order[:picks], picks)]
     if settings.selection != BAND:
-        return [Choice(prompt) for prompt in chosen]
+        return [ChosenPrompt(prompt) for prompt in chosen]
     in_band = settings.is_in_band(history.success)
     return [
-        Choice(
+        ChosenPrompt(
             prompt, (IN_BAND if in_band[prompt] else OUTSIDE) if history.uses[prompt] else UNSEEN
         )
         for prompt in chosen
@@ -319,7 +324,7 @@ def _chosen(
 
 def _band_order(
     settings: CurriculumSettings,
-    history: History,
+    history: PromptHistory,
     rank: Int[np.ndarray, " P"],
     is_busy: Bool[np.ndarray, " P"],
     words: list[int],

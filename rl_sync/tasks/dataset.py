@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from rl_sync.setting import check, setting
+from rl_sync.tasks.data_rows import DataRow, RowSource, read_rows
 from rl_sync.tasks.dialogues import Spoken
-from rl_sync.tasks.formats import FORMATS, RowFormat
 from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.rows import Row, Source, read_rows
+from rl_sync.tasks.row_formats import FORMATS, RowFormat
 from rl_sync.types import Preference, Prompt
 
 _WAY_OUT = (
@@ -155,7 +155,7 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
     """
     if not config.path:
         raise ValueError(f"{section}.path is not set. {_WAY_OUT}")
-    train = read_rows(Source(config.path, config.subset, config.split), config.limit)
+    train = read_rows(RowSource(config.path, config.subset, config.split), config.limit)
     source = _held_out_source(config, config.path)
     held_out = None if source is None else read_rows(source)
     return problems_of(config, train, held_out, seed, section)
@@ -163,8 +163,8 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
 
 def problems_of(
     config: DatasetConfig,
-    train_rows: Sequence[Row],
-    held_out_rows: Sequence[Row] | None,
+    train_rows: Sequence[DataRow],
+    held_out_rows: Sequence[DataRow] | None,
     seed: int,
     section: str = "task.dataset",
 ) -> Problems:
@@ -220,10 +220,10 @@ def _preferences(examples: Sequence[Example]) -> list[Preference]:
     ]
 
 
-def _held_out_source(config: DatasetConfig, path: str) -> Source | None:
+def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
     if config.held_out_path is None and config.held_out_split is None:
         return None
-    source = Source(
+    source = RowSource(
         config.held_out_path or path, config.subset, config.held_out_split or config.split
     )
     if config.held_out_split is not None and Path(source.path).is_file():

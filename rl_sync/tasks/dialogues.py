@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.tasks.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
-class Call(NamedTuple):
+class DialogueCall(NamedTuple):
     """A call of a tool in an assistant's message; see `ToolCall` of environments."""
 
     name: str
@@ -19,7 +19,7 @@ class Call(NamedTuple):
     call_id: str | None
 
 
-class Line(NamedTuple):
+class DialogueMessage(NamedTuple):
     """A message of a dialogue.
 
     Attributes:
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
     role: str
     content: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[DialogueCall, ...] = ()
     name: str | None = None
     tool_call_id: str | None = None
     is_learned: bool = True
@@ -44,7 +44,7 @@ class Dialogue(NamedTuple):
       tools: the schemas of the tools that the assistant sees.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[DialogueMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -139,7 +139,7 @@ def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Dia
     return Dialogue(tuple(_with_ids(lines[: replies[-1] + 1])), _tools(tools))
 
 
-def _line(message: Mapping[str, Any]) -> Line:
+def _line(message: Mapping[str, Any]) -> DialogueMessage:
     role = message["role"]
     if not isinstance(role, str) or not role:
         raise ValueError(f"has the role {role!r}, which must be a text such as user")
@@ -154,7 +154,7 @@ def _line(message: Mapping[str, Any]) -> Line:
         raise ValueError(f"has tool_calls, and its role is {role!r}, not assistant")
     if not isinstance(calls, list | tuple):
         raise ValueError(f"has tool_calls={calls!r}, which must be a list")
-    return Line(
+    return DialogueMessage(
         role=role,
         content=_content(message),
         calls=tuple(map(_call, calls)),
@@ -177,7 +177,7 @@ def _content(message: Mapping[str, Any]) -> str:
     return content
 
 
-def _call(call: Any) -> Call:
+def _call(call: Any) -> DialogueCall:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(
@@ -187,7 +187,7 @@ def _call(call: Any) -> Call:
     arguments = _parsed(function.get("arguments")) or {}
     if not isinstance(arguments, Mapping):
         raise ValueError(f"calls {function['name']} with {arguments!r}, which must be an object")
-    return Call(function["name"], arguments, call.get("id") or None)
+    return DialogueCall(function["name"], arguments, call.get("id") or None)
 
 
 def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
@@ -222,12 +222,12 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
-def _with_ids(lines: Sequence[Line]) -> list[Line]:
+def _with_ids(lines: Sequence[DialogueMessage]) -> list[DialogueMessage]:
     """Gives calls without an id one of their own, and the answers to them, in their order.
 
     They are those of episodes.
     """
-    named, count, open_calls = [], 0, list[Call]()
+    named, count, open_calls = [], 0, list[DialogueCall]()
     for line in lines:
         calls = []
         for call in line.calls:

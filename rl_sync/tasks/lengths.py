@@ -10,7 +10,7 @@ from rl_sync.setting import check, setting
 from rl_sync.tasks.dialogues import Demonstrated, Rendering
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Preference, Prompt
 
 TOO_LONG_CHOICES = ("drop", "truncate")

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.tasks.choices import Choices
+from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dialogues import Dialogue, dialogue_of, is_messages, last_reply, opening
-from rl_sync.tasks.formats import RowFormat
-from rl_sync.tasks.rows import Row
+from rl_sync.tasks.row_formats import RowFormat
 
 _MISSING = object()
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -43,7 +43,7 @@ class Example(NamedTuple):
     dialogue: Dialogue | None = None
 
 
-def example(row: Row, row_format: RowFormat) -> Example:
+def example(row: DataRow, row_format: RowFormat) -> Example:
     """Maps one row to an example.
 
     Raises:
@@ -82,7 +82,7 @@ def example(row: Row, row_format: RowFormat) -> Example:
     return found
 
 
-def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
+def _prompt(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str:
     if row_format.template is not None:
         return _Filler(row, row_format.choices, choices).format(row_format.template)
     assert row_format.prompt is not None, "a format has a template or a prompt"
@@ -96,7 +96,7 @@ def _prompt(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
     return text if choices is None else f"{text}\n{choices.lines()}"
 
 
-def _dialogue(row: Row, row_format: RowFormat) -> Dialogue | None:
+def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
     """Returns the conversation that is a row's demonstration, if it is one."""
     field = row_format.demonstration
     messages: Any = _MISSING if field is None else _lookup(row.fields, field)
@@ -109,7 +109,7 @@ def _dialogue(row: Row, row_format: RowFormat) -> Dialogue | None:
         raise _refusal(row, field, str(error)) from error
 
 
-def _unanswered(row: Row, field: str | None) -> str:
+def _unanswered(row: DataRow, field: str | None) -> str:
     """Returns a complaint where the field of the answer is missing or empty; else an empty text."""
     if field is None:
         return ""
@@ -120,7 +120,7 @@ def _unanswered(row: Row, field: str | None) -> str:
     return str(_not_text(row, field, value)) if is_empty else ""
 
 
-def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
+def _answer(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str:
     field = row_format.answer
     if field is None:
         return ""
@@ -136,7 +136,7 @@ def _answer(row: Row, row_format: RowFormat, choices: Choices | None) -> str:
     return text if choices is None else _letter(row, field, choices, text)
 
 
-def _pair(row: Row, row_format: RowFormat) -> tuple[str, str, float] | None:
+def _pair(row: DataRow, row_format: RowFormat) -> tuple[str, str, float] | None:
     if row_format.chosen is None or row_format.rejected is None:
         return None
     margin: Any = 0.0
@@ -148,7 +148,7 @@ def _pair(row: Row, row_format: RowFormat) -> tuple[str, str, float] | None:
     return _reply(row, row_format.chosen), _reply(row, row_format.rejected), float(margin)
 
 
-def _reply(row: Row, field: str) -> str:
+def _reply(row: DataRow, field: str) -> str:
     """Returns a completion: a text, or the content of the last of a list of messages."""
     value = _value(row, field)
     last = value[-1] if isinstance(value, list) and value else None
@@ -163,7 +163,7 @@ def _last_match(pattern: str, text: str) -> str:
     return (matches[-1][matches[-1].lastindex or 0] or "").strip() if matches else ""
 
 
-def _letter(row: Row, field: str, choices: Choices, answer: Any) -> str:
+def _letter(row: DataRow, field: str, choices: Choices, answer: Any) -> str:
     try:
         return choices.letter(answer)
     except ValueError as error:
@@ -173,7 +173,7 @@ def _letter(row: Row, field: str, choices: Choices, answer: Any) -> str:
 class _Filler(string.Formatter):
     """Fills the fields of a row into a template."""
 
-    def __init__(self, row: Row, choices_field: str | None, choices: Choices | None):
+    def __init__(self, row: DataRow, choices_field: str | None, choices: Choices | None):
         self._row, self._choices = row, choices
         self._choices_names = () if choices_field is None else (
             choices_field,
@@ -188,7 +188,7 @@ class _Filler(string.Formatter):
         return _text(self._row, field_name, lines=True), field_name
 
 
-def _text(row: Row, field: str, lines: bool = False) -> str:
+def _text(row: DataRow, field: str, lines: bool = False) -> str:
     """Returns a field as text: a text, a number, or, with `lines`, a list of texts as lines."""
     value = _value(row, field)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -202,7 +202,7 @@ def _text(row: Row, field: str, lines: bool = False) -> str:
     return value
 
 
-def _value(row: Row, field: str) -> Any:
+def _value(row: DataRow, field: str) -> Any:
     value = _lookup(row.fields, field)
     if value is _MISSING:
         raise _missing(row, field)
@@ -231,18 +231,18 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _missing(row: Row, field: str) -> ValueError:
+def _missing(row: DataRow, field: str) -> ValueError:
     there = ", ".join(map(repr, row.fields)) or "no fields"
     return _refusal(
         row, field, f"is missing; it must be text that is not empty. The row has {there}."
     )
 
 
-def _not_text(row: Row, field: str, value: Any) -> ValueError:
+def _not_text(row: DataRow, field: str, value: Any) -> ValueError:
     return _refusal(row, field, f"is {_shown(value)}; it must be text that is not empty.")
 
 
-def _refusal(row: Row, field: str, complaint: str) -> ValueError:
+def _refusal(row: DataRow, field: str, complaint: str) -> ValueError:
     return ValueError(f"{row.where}: {field!r} {complaint}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rl_sync.expression import parse_sum
-from rl_sync.rewards.catalog import SET, by_set, reads_answer
+from rl_sync.rewards.reward_catalog import SET, by_set, reads_answer
 from rl_sync.setting import check, setting
 from rl_sync.tasks.dialogues import Spoken
 from rl_sync.tasks.problems import Problems

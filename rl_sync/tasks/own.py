@@ -11,9 +11,9 @@ from rl_sync.expression import parse_call
 from rl_sync.references import is_reference, resolve
 from rl_sync.spelling import hint
 from rl_sync.tasks import dataset
+from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.rows import Row
 
 _PARTS = ("train", "held_out")
 _MOST_ROWS = 10_000_000
@@ -72,7 +72,7 @@ def _called(function: Any, options: dict[str, Any], seed: int, name: str) -> Any
         raise ValueError(f"The task {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _rows(name: str, part: str, found: Any) -> list[Row]:
+def _rows(name: str, part: str, found: Any) -> list[DataRow]:
     where = f"{name}, {part} row" if part else f"{name}, row"
     if not isinstance(found, Iterable) or isinstance(found, str):
         raise ValueError(
@@ -87,4 +87,4 @@ def _rows(name: str, part: str, found: Any) -> list[Row]:
             raise ValueError(f"{where} {number} is {fields!r}, not a mapping of fields.")
     if not taken:
         raise ValueError(f"The task {name} has no {part + ' ' if part else ''}rows.")
-    return [Row(f"{where} {number}", fields) for number, fields in enumerate(taken, start=1)]
+    return [DataRow(f"{where} {number}", fields) for number, fields in enumerate(taken, start=1)]

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from rl_sync.images import images_of
 from rl_sync.tasks.dialogues import Demonstrated
-from rl_sync.tasks.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 from rl_sync.types import Preference, Prompt
 
 

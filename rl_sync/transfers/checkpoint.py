@@ -20,15 +20,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rl_sync.actors.events import VersionPublished
-from rl_sync.processes.calls import Happened
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
+from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
-from rl_sync.weights.interface import (
+from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
@@ -375,7 +375,7 @@ class CheckpointTrainerEnd(Offering):
       schedule: decides how many versions stay, and whether every one is needed.
     """
 
-    def __init__(self, site: Site, schedule: SyncSchedule):
+    def __init__(self, site: EndSite, schedule: SyncSchedule):
         session = site.session
         publisher = CheckpointPublisher(
             _directory(site),
@@ -396,7 +396,7 @@ class CheckpointTrainerEnd(Offering):
         self._session.tell(Happened(VersionPublished(version)))
 
 
-def _explorer(site: Site) -> ExplorerEnd:
+def _explorer(site: EndSite) -> ExplorerEnd:
     puller = CheckpointPuller(
         _directory(site),
         site.abstract_params,
@@ -407,7 +407,7 @@ def _explorer(site: Site) -> ExplorerEnd:
     return ExplorerEnd(puller)
 
 
-def _directory(site: Site) -> str:
+def _directory(site: EndSite) -> str:
     settings = site.session.settings
     return settings.weights_directory(Workdir(settings.workdir))
 

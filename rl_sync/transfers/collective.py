@@ -17,12 +17,10 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, UInt32
 
-from rl_sync.actors.events import VersionPublished
-from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.calls import Happened
-from rl_sync.processes.session import RunStoppedError, Session
-from rl_sync.processes.topology import layout_of
-from rl_sync.processes.weight_calls import (
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.cluster.topology import layout_of
+from rl_sync.cluster.weight_calls import (
     AskNewest,
     AskWaiting,
     AskWeights,
@@ -30,13 +28,15 @@ from rl_sync.processes.weight_calls import (
     GrantWeights,
     Withdraw,
 )
-from rl_sync.roles import TRAINER, explorer_name, number_of
+from rl_sync.records.spans import SpanKind
+from rl_sync.role_names import TRAINER, explorer_name, number_of
+from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.ends import Ends, ExplorerEnd, Site
+from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd
 from rl_sync.types import Params
 from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
-from rl_sync.weights.interface import (
+from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
@@ -50,7 +50,7 @@ _SLICE_SECS = 0.5
 _PAUSE_SECS = 0.01
 
 
-class _Held(NamedTuple):
+class _WaitingVersion(NamedTuple):
     version: int
     params: Params
     digest: UInt32[Array, " 2"]
@@ -82,7 +82,7 @@ class CollectivePublisher:
         assert links, "a collective publisher without explorers"
         self._session, self._links, self._kind = session, dict(links), kind
         self._meet, self._timeout_secs = meet, timeout_secs
-        self._held: _Held | None = None
+        self._held: _WaitingVersion | None = None
         self._granted_secs: float | None = None
         # The span of a wait, from when nobody stands ready to the first grant.
         self._waiting: contextlib.ExitStack | None = None
@@ -106,7 +106,7 @@ class CollectivePublisher:
         # the caller can donate its parameters.
         self._held = None
         held = params if self._meet else copied(params)
-        self._held = _Held(version, held, digest_words(params))
+        self._held = _WaitingVersion(version, held, digest_words(params))
         self._session.call(Happened(VersionPublished(version)))
         self._granted_secs = None
         if self._meet:
@@ -134,7 +134,7 @@ class CollectivePublisher:
         """Frees the held version; explorers that still wait reach their deadlines."""
         self._held = None
 
-    def _give_to_all(self, held: _Held) -> None:
+    def _give_to_all(self, held: _WaitingVersion) -> None:
         start, missing = self._now(), set(self._links)
         while missing:
             waited = self._now() - start
@@ -148,7 +148,7 @@ class CollectivePublisher:
     def _now(self) -> float:
         return self._session.agree("the time", time.monotonic)
 
-    def _give(self, held: _Held, wait_secs: float) -> list[int]:
+    def _give(self, held: _WaitingVersion, wait_secs: float) -> list[int]:
         """Sends a version to the explorers that stand ready for it; waits for a first one."""
         served = []
         for request in self._session.agree("ready explorers", lambda: self._ready(wait_secs)):
@@ -203,7 +203,7 @@ class CollectivePublisher:
 
 
 class CollectivePuller:
-    """An explorer's end; see `rl_sync.weights.interface.Puller`.
+    """An explorer's end; see `rl_sync.weights.ends_interface.Puller`.
 
     Args:
       session: the explorer's session.
@@ -285,7 +285,7 @@ class CollectivePuller:
         """Does nothing: the puller holds nothing between pulls."""
 
 
-def _trainer(site: Site, schedule: SyncSchedule) -> CollectivePublisher:
+def _trainer(site: EndSite, schedule: SyncSchedule) -> CollectivePublisher:
     settings = site.session.settings
     return CollectivePublisher(
         site.session,
@@ -296,13 +296,13 @@ def _trainer(site: Site, schedule: SyncSchedule) -> CollectivePublisher:
     )
 
 
-def _explorer(site: Site) -> ExplorerEnd:
+def _explorer(site: EndSite) -> ExplorerEnd:
     number = number_of(site.session.role)
     puller = CollectivePuller(site.session, _link(site, number), number, check_digest=site.verify)
     return ExplorerEnd(puller, lambda: puller.granted_secs)
 
 
-def _link(site: Site, explorer: int) -> Link:
+def _link(site: EndSite, explorer: int) -> Link:
     """Makes the link from the trainer to an explorer, in a cluster of both."""
     settings = site.session.settings
     there, here = (

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 
-from rl_sync.processes.calls import Report, Result
-from rl_sync.processes.session import Session
-from rl_sync.processes.weight_calls import AskTransfer, DecideTransfer
+from rl_sync.cluster.master_calls import Report, RunResult
+from rl_sync.cluster.session import Session
+from rl_sync.cluster.weight_calls import AskTransfer, DecideTransfer
 from rl_sync.transfer import TRANSFERS
 from rl_sync.transfers.ends import ends_of
-from rl_sync.weights.interface import TransferUnavailableError
+from rl_sync.weights.ends_interface import TransferUnavailableError
 
 _POLL_SECS = 0.1
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def _possible(session: Session, master_address: str) -> str:
     except TransferUnavailableError as error:
         reason = f"Weights travel by {fallback} instead of sync.transfer={transfer}: {error}"
         _log.warning("%s", reason)
-        session.tell(Report(Result(transfer=reason)))
+        session.tell(Report(RunResult(transfer=reason)))
         return fallback
     return transfer
 
@@ -52,8 +52,8 @@ def decided_transfer(session: Session) -> str:
       RunStoppedError: the run is being stopped.
       TimeoutError: the trainer takes too long.
     """
-    patience = session.patience("the decision how weights travel", "the trainer")
+    deadline = session.deadline("the decision how weights travel", "the trainer")
     while (transfer := session.call(AskTransfer())) is None:
-        patience()
+        deadline()
         time.sleep(_POLL_SECS)
     return transfer

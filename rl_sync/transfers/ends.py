@@ -10,21 +10,21 @@ import importlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from rl_sync.cluster.process_resources import Resources
+from rl_sync.cluster.session import Session
 from rl_sync.models.sharding import Layout
-from rl_sync.observe.spans import SpanKind
-from rl_sync.processes.resources import Resources
-from rl_sync.processes.session import Session
+from rl_sync.records.spans import SpanKind
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfer import TRANSFERS
 from rl_sync.types import Params
-from rl_sync.weights.interface import Publisher, Puller
+from rl_sync.weights.ends_interface import Publisher, Puller
 
 HANDED_OVER = "local"
 """The module for roles that share a process, in place of a joint transfer's own."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class EndSite:
     """Surroundings of an end.
 
     Attributes:
@@ -97,8 +97,8 @@ class Ends(NamedTuple):
         address.
     """
 
-    trainer: Callable[[Site, SyncSchedule], TrainerEnd]
-    explorer: Callable[[Site], ExplorerEnd]
+    trainer: Callable[[EndSite, SyncSchedule], TrainerEnd]
+    explorer: Callable[[EndSite], ExplorerEnd]
     published_bytes: Callable[[int, SyncSchedule], int]
     arriving_bytes: Callable[[int], int]
     try_out: Callable[[str], None] = lambda master_address: None
@@ -143,7 +143,7 @@ class Offering:
       publisher: offers the versions.
     """
 
-    def __init__(self, site: Site, schedule: SyncSchedule, publisher: Publisher):
+    def __init__(self, site: EndSite, schedule: SyncSchedule, publisher: Publisher):
         self._session, self._kind = site.session, site.kind
         self._schedule, self._publisher = schedule, publisher
 

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, UInt32
 
-from rl_sync.actors.events import VersionPublished
-from rl_sync.processes.calls import Happened
-from rl_sync.roles import number_of
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.role_names import number_of
+from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
+from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
-from rl_sync.weights.interface import (
+from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
@@ -191,7 +191,7 @@ class LocalTrainerEnd(Offering):
       schedule: decides who waits.
     """
 
-    def __init__(self, site: Site, schedule: SyncSchedule):
+    def __init__(self, site: EndSite, schedule: SyncSchedule):
         super().__init__(site, schedule, _shared(site))
 
     def publish(self, version: int, params: Params) -> None:
@@ -200,14 +200,14 @@ class LocalTrainerEnd(Offering):
         self._session.call(Happened(VersionPublished(version)))
 
 
-def _explorer(site: Site) -> ExplorerEnd:
+def _explorer(site: EndSite) -> ExplorerEnd:
     number = number_of(site.session.role)
     return ExplorerEnd(
         LocalPuller(_shared(site), site.abstract_params, number, check_digest=site.verify)
     )
 
 
-def _shared(site: Site) -> LocalPublisher:
+def _shared(site: EndSite) -> LocalPublisher:
     """Returns the publisher that all roles of the process share."""
     shared = site.resources.weights
     assert isinstance(shared, LocalPublisher), "roles that share a process share a publisher"

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jaxtyping import Array
 
-from rl_sync.actors.events import VersionPublished
-from rl_sync.processes.calls import AskStatus, Happened
-from rl_sync.processes.ports import interface_towards
-from rl_sync.processes.rpc import Call, PeerLostError, RemoteError, RpcClient
-from rl_sync.processes.session import RunStoppedError
-from rl_sync.processes.weight_calls import AskHolders, AskNewest, HoldWeights
-from rl_sync.roles import TRAINER
+from rl_sync.cluster.master_calls import AskStatus, Happened
+from rl_sync.cluster.ports import interface_towards
+from rl_sync.cluster.rpc import Call, PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.session import RunStoppedError
+from rl_sync.cluster.weight_calls import AskHolders, AskNewest, HoldWeights
+from rl_sync.role_names import TRAINER
+from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.ends import Ends, ExplorerEnd, Offering, Site
+from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.transfers.server_publisher import (
     AskManifest,
     AskOffer,
@@ -36,7 +36,7 @@ from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.digest import LeafSums, combine, leaf_sums, to_text
-from rl_sync.weights.interface import (
+from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
     WeightsTransferError,
@@ -267,7 +267,7 @@ class ServerTrainerEnd(Offering):
       schedule: decides how many versions are offered.
     """
 
-    def __init__(self, site: Site, schedule: SyncSchedule):
+    def __init__(self, site: EndSite, schedule: SyncSchedule):
         session = site.session
         publisher = ServerPublisher(
             site.abstract_params,
@@ -281,7 +281,7 @@ class ServerTrainerEnd(Offering):
         session.call_alone(HoldWeights(jax.process_index(), publisher.address))
 
 
-def puller_of(site: Site) -> ServerPuller:
+def puller_of(site: EndSite) -> ServerPuller:
     """Makes an explorer's puller.
 
     A pull raises a `RunStoppedError` if it breaks since the run is being stopped, or since the

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Shaped, UInt32
 
-from rl_sync.processes.messages import record
-from rl_sync.processes.rpc import Call, Desk, RpcServer
+from rl_sync.cluster.messages import record
+from rl_sync.cluster.rpc import Call, CallHandlers, RpcServer
 from rl_sync.types import Params
 from rl_sync.weights.cells import DeviceRegions, Piece
 from rl_sync.weights.digest import digest_words, to_text
-from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.ends_interface import WeightsTransferError
 from rl_sync.weights.parts import (
     Cutter,
     Leaf,
@@ -103,7 +103,7 @@ class CloseLine(Call[None]):
     reader: str
 
 
-class _Held(NamedTuple):
+class _OfferedCopy(NamedTuple):
     version: int
     parts: Mapping[int, Shaped[Array, "*part"]]
     digest: concurrent.futures.Future[UInt32[Array, " 2"]]
@@ -120,7 +120,7 @@ class _Line:
     """
 
     server: Any
-    offered: _Held | None = None
+    offered: _OfferedCopy | None = None
     busy_until_secs: float | None = None
 
 
@@ -167,14 +167,14 @@ class ServerPublisher:
         self._reader_expiry_secs = reader_expiry_secs
         self._on_ready = on_ready
         self._changed = threading.Condition()
-        self._held: list[_Held] = []
+        self._held: list[_OfferedCopy] = []
         self._lines: dict[str, _Line] = {}
         self._uuids = itertools.count(1)
         self._error: BaseException | None = None
-        self._published: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
+        self._published: queue.SimpleQueue[_OfferedCopy | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._hold_all, name="weights-offers", daemon=True)
         self._thread.start()
-        desk = Desk(
+        desk = CallHandlers(
             AskManifest.answered_by(lambda call: self._manifest),
             OpenLine.answered_by(self._open),
             AskOffer.answered_by(self._offer),
@@ -206,7 +206,7 @@ class ServerPublisher:
                     f"Weights could not be offered: {self._error}"
                 ) from self._error
         # The digest begins later, so that the first explorer need not wait for it.
-        held = _Held(version, parts, concurrent.futures.Future())
+        held = _OfferedCopy(version, parts, concurrent.futures.Future())
         self._published.put(held)
         try:
             held.digest.set_result(digest_words(params))
@@ -236,7 +236,7 @@ class ServerPublisher:
     def _offer(self, call: AskOffer) -> VersionOffer | None:
         """Raises a ConnectionError if the explorer lost its line; it must open one."""
 
-        def suitable() -> _Held | None:
+        def suitable() -> _OfferedCopy | None:
             for held in reversed(self._held):
                 if call.exactly in (None, held.version) and held.version >= (call.at_least or 0):
                     return held

@@ -49,7 +49,7 @@ def take(
     ]
 
 
-class Assembly:
+class LeafAssembly:
     """Assembles a device's part of every leaf from pieces that arrive one after the other.
 
     A piece that is the whole part is kept as it is. Others are put into their place at once, so

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
-from rl_sync.weights.interface import WeightsTimeoutError, WeightsTransferError
+from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
 _LEAVE = "rl_sync/leave"
 _LEAVING = "rl_sync/leaving"

@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
 from rl_sync.types import Params
-from rl_sync.weights.assembly import Assembly, take
+from rl_sync.weights.assembly import LeafAssembly, take
 from rl_sync.weights.cells import Piece, mesh_regions
 from rl_sync.weights.digest import UNSIGNED, check_dtype
-from rl_sync.weights.routes import Box, Bundle, LinkPlan, plan_transfer
+from rl_sync.weights.routes import Bundle, CellBox, LinkPlan, plan_transfer
 
 BUCKET_BYTES = 256 * 2**20
 _AXIS = "device"
@@ -101,7 +101,7 @@ class Link:
     def _received(self, shards: Mapping[jax.Device, Mapping[int, Array]]) -> Params:
         """Receives the parameters; sends shards on those devices of this process that have them."""
         assemblies = {
-            device: Assembly(device, self._dtypes, self._held[device])
+            device: LeafAssembly(device, self._dtypes, self._held[device])
             for device in self._receivers
             if _is_here(device)
         }
@@ -131,7 +131,7 @@ class Link:
     def _run(
         self,
         shards: Mapping[jax.Device, Mapping[int, Array]],
-        assemblies: Mapping[jax.Device, Assembly],
+        assemblies: Mapping[jax.Device, LeafAssembly],
     ) -> None:
         """Sends parts of shards on some devices, and assembles parts on others."""
         for bundle, move in zip(self._plan.bundles, self._movers, strict=True):
@@ -179,7 +179,7 @@ class Link:
                 arrived[shard.device].append(shard.data.reshape(part.shape))
         return arrived
 
-    def _blank(self, turn: Sequence[Box], device: jax.Device) -> _Arrays:
+    def _blank(self, turn: Sequence[CellBox], device: jax.Device) -> _Arrays:
         """Makes what a device sends that has nothing to send: one array of each kind."""
         kinds = [(box.shape, self._dtypes[box.leaf]) for box in turn]
         made = {kind: jnp.zeros(*kind, device=device) for kind in dict.fromkeys(kinds)}

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Shaped
 
 from rl_sync.types import Params
-from rl_sync.weights.assembly import Assembly
+from rl_sync.weights.assembly import LeafAssembly
 from rl_sync.weights.cells import (
     DeviceRegions,
     Piece,
@@ -218,7 +218,7 @@ class Arrivals:
         """
         for number, (leaf, held) in enumerate(zip(self._leaves, self._held, strict=True)):
             assemblies = {
-                device: Assembly(device, self._dtypes, {number: region})
+                device: LeafAssembly(device, self._dtypes, {number: region})
                 for device, region in held.items()
             }
             for part, (first, *others) in self._readers[number].items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from rl_sync.weights.interface import wanted_text
+from rl_sync.weights.ends_interface import wanted_text
 
 
 class Request(NamedTuple):

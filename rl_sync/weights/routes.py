@@ -27,7 +27,7 @@ Route = tuple[int, int]
 """The numbers of a sender and of a receiver."""
 
 
-class Box(NamedTuple):
+class CellBox(NamedTuple):
     """An array that is sent along every route of a bundle.
 
     Attributes:
@@ -52,7 +52,7 @@ class Bundle(NamedTuple):
 
     routes: tuple[Route, ...]
     waves: tuple[tuple[int, ...], ...]
-    turns: tuple[tuple[Box, ...], ...]
+    turns: tuple[tuple[CellBox, ...], ...]
 
 
 class LinkPlan(NamedTuple):
@@ -93,7 +93,7 @@ def plan_transfer(
         raise ValueError(
             f"bucket_bytes={bucket_bytes} is too little for {SHARES} elements: give more."
         )
-    alike: dict[tuple[Route, ...], list[Box]] = {}
+    alike: dict[tuple[Route, ...], list[CellBox]] = {}
     for leaf, dtype in enumerate(dtypes):
         sent: dict[tuple[int, ...], list[tuple[Route, Region]]] = {}
         for route, region in _deliveries(
@@ -102,10 +102,10 @@ def plan_transfer(
             sent.setdefault(shape_of(region), []).append((route, region))
         for shape, deliveries in sent.items():
             routes, regions = zip(*sorted(deliveries), strict=True)
-            box = Box(leaf, shape, regions)
+            box = CellBox(leaf, shape, regions)
             alike.setdefault(routes, []).extend(_cut(box, most // dtype.itemsize))
 
-    def nbytes(box: Box) -> int:
+    def nbytes(box: CellBox) -> int:
         return math.prod(box.shape) * dtypes[box.leaf].itemsize
 
     devices = max(len(sources), len(targets))
@@ -140,7 +140,7 @@ def _deliveries(
             yield (holders[rank * len(holders) // len(wanted)], target), region
 
 
-def _cut(box: Box, most: int) -> list[Box]:
+def _cut(box: CellBox, most: int) -> list[CellBox]:
     """Cuts a box into equal ones of at most `most` elements; the last ones may overlap."""
     parts = math.ceil(math.prod(box.shape) / most)
     if parts == 1:
@@ -160,13 +160,13 @@ def _cut(box: Box, most: int) -> list[Box]:
             for low in [region[axis][0]]
         )
         shape = (*box.shape[:axis], step, *box.shape[axis + 1 :])
-        boxes += _cut(Box(box.leaf, shape, regions), most)
+        boxes += _cut(CellBox(box.leaf, shape, regions), most)
     return boxes
 
 
-def _filled(boxes: Sequence[Box], sizes: Sequence[int], most: int) -> list[list[Box]]:
+def _filled(boxes: Sequence[CellBox], sizes: Sequence[int], most: int) -> list[list[CellBox]]:
     """Puts boxes into turns of at most so many bytes, or of a single box."""
-    turns: list[list[Box]] = []
+    turns: list[list[CellBox]] = []
     filled = most
     for box, size in zip(boxes, sizes, strict=True):
         if not turns or filled + size > most:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from rl_sync.weights.interface import TransferUnavailableError, WeightsTransferError
+from rl_sync.weights.ends_interface import TransferUnavailableError, WeightsTransferError
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS = 16

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from rl_sync.api.run import RunError, Stopped
 from rl_sync.api.screen import Notebook
+from rl_sync.api.started_run import RunError, Stopped
 from rl_sync.settings.records import ConfigError
 
 STATUS = "[0:0{}] rl {}/9 | trainer: train t{} | buffer: 4 of 8 groups"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.launcher import command_line, workdir
-from rl_sync.runtime.pipeline import pipeline_of
-from tests.runtime.test_pipeline import TASK, group, learned
+from rl_sync.launcher import command_line
+from rl_sync.launcher.processes import run_directory
+from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+from tests.roles.trainer.test_experience_pipeline import TASK, group, learned
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/data.md").read_text()
@@ -23,7 +24,7 @@ def test_a_command_is_valid(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     arguments = command_line.parse(shlex.split(command, comments=True))
     assert arguments.config is not None
-    workdir.settings_of(arguments.config.to_dict())
+    run_directory.settings_of(arguments.config.to_dict())
 
 
 def test_the_example_of_a_pipeline_does_what_it_says(tmp_path):

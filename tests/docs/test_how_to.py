@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rl_sync.configs import base
-from rl_sync.launcher import command_line, config_file, workdir
+from rl_sync.launcher import command_line, config_file
 from rl_sync.launcher.mistakes import setting_names
+from rl_sync.launcher.processes import run_directory
 from rl_sync.references import resolve
 from rl_sync.rewards.judgement import Completion
 
@@ -32,7 +33,7 @@ def test_a_command_is_valid(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
     arguments = command_line.parse(shlex.split(command, comments=True))
     if arguments.config is not None and "Qwen/" not in command:
-        workdir.settings_of(arguments.config.to_dict())
+        run_directory.settings_of(arguments.config.to_dict())
 
 
 def _code(page):
@@ -65,7 +66,7 @@ def test_the_config_file_is_loaded_from_any_directory_with_its_argument(tmp_path
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/sums.py").write_text(_code("config-files"))
     for given, steps in (("experiments/sums.py", 100), ("experiments/sums.py:20", 20)):
-        settings = workdir.settings_of(config_file.load(given).to_dict())
+        settings = run_directory.settings_of(config_file.load(given).to_dict())
         assert (settings.name, settings.trainer.steps, settings.trainer.groups_per_step) == (
             "sums", steps, 64,
         )  # fmt: skip
@@ -104,6 +105,6 @@ def test_values_for_those_of_others_make_a_run():
                 config.update_from_flattened_dict(changes)
                 config.sync.mode = "synchronous"
                 config.algorithm.allow_unsafe = True
-                workdir.settings_of(config.to_dict())
+                run_directory.settings_of(config.to_dict())
                 tried += 1
     assert tried > 20

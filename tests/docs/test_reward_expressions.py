@@ -9,9 +9,9 @@ import pytest
 from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
 from rl_sync.references import is_reference
-from rl_sync.rewards.catalog import REWARDS
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.reward_catalog import REWARDS
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -73,5 +73,5 @@ def test_an_expression_of_the_documentation_judges_an_example(expression):
     if "code" in kinds:
         rubric.check([ROW])  # Programs run in the tests of the sandbox.
         return
-    (judged,) = rubric.judge([Judgeable(ROW, completion)])
+    (judged,) = rubric.judge([ScoringRequest(ROW, completion)])
     assert judged.is_known, judged.why

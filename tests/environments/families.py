@@ -17,8 +17,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from rl_sync.tasks import pretrained
-from rl_sync.tasks.pretrained import PretrainedTokenizer
+from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
 
 CORPUS = [
     "user assistant system tool What is the sum of seven and five? The answer is 12.",

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.cluster.ports import free_ports
+from rl_sync.environments.adapters.openenv_client import OpenEnvClient
+from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply
-from rl_sync.environments.openenv_client import OpenEnvClient
-from rl_sync.processes.ports import free_ports
 from tests.environments.openenv_server import serving
 
 
@@ -33,8 +33,8 @@ def test_a_session_is_played_to_its_end(url):
 
 @pytest.mark.slow
 def test_sessions_beside_each_other_are_apart_and_lost_games_cost(url):
-    reference = f"rl_sync.environments.openenv_client:OpenEnvClient(url={url!r})"
-    with ProcessHost(reference, Limits(workers=3)) as host:
+    reference = f"rl_sync.environments.adapters.openenv_client:OpenEnvClient(url={url!r})"
+    with ProcessHost(reference, HostLimits(workers=3)) as host:
         for episode in range(3):
             host.begin(episode, {"prompt": "Play."}, seed=episode)
         _answers(host, 3)

@@ -16,9 +16,9 @@ import numpy as np
 import openai
 import pytest
 
+from rl_sync.environments.endpoint.http_server import MOST_BYTES, Access, AgentEndpoint
 from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.server import MOST_BYTES, Access, Endpoint
-from rl_sync.environments.interface import ANEW, Drawn, Message, Reply, ToolCall
+from rl_sync.environments.interface import ANEW, DrawnReply, Message, Reply, ToolCall
 from tests.environments.agents import LOOK, said, user
 
 LATEST = 30.0
@@ -26,7 +26,7 @@ LATEST = 30.0
 
 def drawn(*tokens):
     numbers = np.array(tokens, np.int32)
-    return Drawn(np.array([7, 8], np.int32), numbers, -numbers / 8, numbers + 1)
+    return DrawnReply(np.array([7, 8], np.int32), numbers, -numbers / 8, numbers + 1)
 
 
 def reply(text="fine", **fields):
@@ -71,7 +71,7 @@ class Policy:
 
 @pytest.fixture(name="endpoint", scope="module")
 def _endpoint():
-    endpoint = Endpoint(Access(connections=40))
+    endpoint = AgentEndpoint(Access(connections=40))
     yield endpoint
     endpoint.close()
 
@@ -343,7 +343,7 @@ def test_other_paths_and_bodies_that_are_too_large_are_refused(policy):
 
 
 def test_connections_beyond_the_most_wait_until_others_have_their_replies():
-    with contextlib.closing(Endpoint(Access(connections=2))) as endpoint:
+    with contextlib.closing(AgentEndpoint(Access(connections=2))) as endpoint:
         policy = Policy(endpoint)
         found = []
         threads = [
@@ -365,7 +365,7 @@ def test_connections_beyond_the_most_wait_until_others_have_their_replies():
 
 
 def test_silent_connections_lock_nobody_out():
-    with contextlib.closing(Endpoint(Access(connections=200))) as endpoint:
+    with contextlib.closing(AgentEndpoint(Access(connections=200))) as endpoint:
         policy = Policy(endpoint)
         policy.thread.start()
         parts = urllib.parse.urlsplit(policy.url)
@@ -387,7 +387,7 @@ def test_silent_connections_lock_nobody_out_where_few_files_may_be_open(tmp_path
     script = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from rl_sync.environments.endpoint.server import Endpoint
+from rl_sync.environments.endpoint.http_server import Endpoint
 print(Endpoint().base_url("unknown"), flush=True)
 sys.stdin.read()
 """
@@ -462,7 +462,7 @@ def test_several_choices_are_streamed_side_by_side(policy):
 
 
 def test_an_endpoint_that_others_reach_wants_the_key_of_the_run():
-    with contextlib.closing(Endpoint(Access(host="0.0.0.0", key="a key"))) as endpoint:
+    with contextlib.closing(AgentEndpoint(Access(host="0.0.0.0", key="a key"))) as endpoint:
         policy = Policy(endpoint)
         policy.thread.start()
         assert endpoint.api_key(policy.key) == "a key"

@@ -8,15 +8,15 @@ import re
 
 import pytest
 
-from rl_sync.environments.drawing import written
-from rl_sync.environments.gymnasium_games import GymnasiumGame
+from rl_sync.environments.adapters.drawing import written
+from rl_sync.environments.adapters.gymnasium_games import GymnasiumGame
+from rl_sync.environments.adapters.speech import action, said
+from rl_sync.environments.adapters.textarena_games import TextArenaGame
+from rl_sync.environments.hosts.episode_limits import HostLimits
 from rl_sync.environments.hosts.host import Failure
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
-from rl_sync.environments.speech import action, said
-from rl_sync.environments.textarena_games import TextArenaGame
 
 
 def needs(package):
@@ -77,8 +77,10 @@ def _textarena():
     """Hosts games of TextArena; its import takes seconds, so this is the only one."""
     if importlib.util.find_spec("textarena") is None:
         pytest.skip("needs the package textarena")
-    reference = "rl_sync.environments.textarena_games:TextArenaGame(game='GuessTheNumber-v0'"
-    with ProcessHost(f"{reference}, max_turns=6)", Limits(workers=2)) as host:
+    reference = (
+        "rl_sync.environments.adapters.textarena_games:TextArenaGame(game='GuessTheNumber-v0'"
+    )
+    with ProcessHost(f"{reference}, max_turns=6)", HostLimits(workers=2)) as host:
         yield Hosted(host)
 
 
@@ -87,8 +89,8 @@ def _arena():
     """Hosts games of TextArena with their own options."""
     if importlib.util.find_spec("textarena") is None:
         pytest.skip("needs the package textarena")
-    reference = "rl_sync.environments.textarena_games:TextArenaGame"
-    with ProcessHost(reference, Limits(workers=1)) as host:
+    reference = "rl_sync.environments.adapters.textarena_games:TextArenaGame"
+    with ProcessHost(reference, HostLimits(workers=1)) as host:
         yield Hosted(host)
 
 
@@ -224,8 +226,8 @@ def test_what_other_players_say_is_shown_where_the_game_does_not_tell_it(arena):
 
 
 def test_a_number_of_players_that_a_game_does_not_take_is_refused():
-    reference = "rl_sync.environments.textarena_games:TextArenaGame(players=3, invalid=1)"
-    with ProcessHost(reference, Limits(workers=1)) as host:
+    reference = "rl_sync.environments.adapters.textarena_games:TextArenaGame(players=3, invalid=1)"
+    with ProcessHost(reference, HostLimits(workers=1)) as host:
         hosted = Hosted(host)
         failure = hosted.begin(1, game="Nim-v0")
         assert "Nim-v0 cannot be played by so many players. 3: " in failure.why
@@ -351,8 +353,10 @@ def test_spaces_without_names_are_refused():
 
 @needs("gymnasium")
 def test_a_game_of_gymnasium_is_hosted_in_a_worker():
-    reference = "rl_sync.environments.gymnasium_games:GymnasiumGame(game='CliffWalking-v1')"
-    with ProcessHost(reference, Limits(workers=1)) as host:
+    reference = (
+        "rl_sync.environments.adapters.gymnasium_games:GymnasiumGame(game='CliffWalking-v1')"
+    )
+    with ProcessHost(reference, HostLimits(workers=1)) as host:
         hosted = Hosted(host)
         assert "[0]" in text_of(hosted.begin(1))
         assert hosted.step(1, "[0]").reward == -1.0

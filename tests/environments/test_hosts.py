@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.environments.hosts.choice import host_of
+from rl_sync.environments.hosts.episode_limits import HostLimits
 from rl_sync.environments.hosts.host import Failure
-from rl_sync.environments.hosts.inline import InlineHost
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.environments.hosts.host_choice import host_of
+from rl_sync.environments.hosts.inline_host import InlineHost
+from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ LATEST = 60.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 HOLDER = """
 import os, signal, sys, time
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.environments.hosts.episode_limits import Limits
+from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Reply
 
 host = ProcessHost("tests.environments.own:Hostile", Limits(workers=3))
@@ -78,7 +78,7 @@ def assert_end(processes):
 
 @contextlib.contextmanager
 def hosting(name, **limits):
-    with ProcessHost(f"{OWN}:{name}", Limits(**{"workers": 2} | limits)) as host:
+    with ProcessHost(f"{OWN}:{name}", HostLimits(**{"workers": 2} | limits)) as host:
         yield host
 
 
@@ -419,7 +419,7 @@ def test_scalars_of_numpy_become_numbers():
 def test_an_environment_that_cannot_be_imported_is_refused_at_once(source, message, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(source)
-    limits = Limits(start_secs=60.0 if "jax" in source else 3.0)
+    limits = HostLimits(start_secs=60.0 if "jax" in source else 3.0)
     with pytest.raises(ValueError, match=message):
         ProcessHost(f"{file}:E", limits)
 
@@ -428,7 +428,7 @@ def test_wrong_options_are_refused_with_the_right_ones():
     with pytest.raises(ValueError, match=r"no option 'stat': it has start; did you mean 'start'\?"):
         ProcessHost(f"{OWN}:Counting(stat=3)")
     with pytest.raises(ValueError, match="workers of environments must be above 0, not 0"):
-        Limits(workers=0)
+        HostLimits(workers=0)
     with ProcessHost("pathlib:Path") as host:
         host.begin(1, {}, 0)
         why = next_answers(host)[1].why

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from rl_sync.environments.openenv_client import OpenEnvClient
+from rl_sync.environments.adapters.openenv_client import OpenEnvClient
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGUN = "The environment is made."

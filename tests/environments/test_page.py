@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.environments.calls import read_tagged
-from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.environments.dialogue.tool_call_text import read_tagged
+from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply
 from rl_sync.environments.opponents import Seating
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_sync.environments.hosts.host import Failure
-from rl_sync.environments.hosts.plain import Closed, pack, plain, unpack
+from rl_sync.environments.hosts.plain_data import Closed, pack, plain, unpack
 from rl_sync.environments.interface import Message, Outcome, ToolCall, Turn
 
 

@@ -7,16 +7,16 @@ import socket
 import pytest
 
 from rl_sync.environments import validation
-from rl_sync.environments.catalog import reference_of
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.processes import ProcessHost
+from rl_sync.environments.environment_catalog import reference_of
+from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
 from rl_sync.environments.python import Python, python_tool
 from rl_sync.environments.tools import Toolbox
-from rl_sync.sandbox import choice
+from rl_sync.sandbox import sandbox_choice
 from rl_sync.sandbox.interpreter import Interpreter
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.process import START_SECS
+from rl_sync.sandbox.program_process import START_SECS
 
 MEMORY_MIB = 128
 CHARACTERS = 600
@@ -139,7 +139,7 @@ def test_a_reply_without_a_call_is_left_to_the_tasks_reward():
 
 
 def no_sandbox(monkeypatch):
-    monkeypatch.setattr(choice, "_choose", lambda kind: (None, "None is installed."))
+    monkeypatch.setattr(sandbox_choice, "_choose", lambda kind: (None, "None is installed."))
 
 
 def test_without_a_sandbox_a_run_is_refused_with_the_way_out(monkeypatch):
@@ -157,7 +157,7 @@ def test_a_failure_of_the_sandbox_is_no_answer_of_the_tool(monkeypatch):
 
 
 def test_code_runs_in_a_worker_within_its_limits():
-    limits = Limits(workers=1, memory_bytes=1 << 30)
+    limits = HostLimits(workers=1, memory_bytes=1 << 30)
     with ProcessHost(reference_of("python(seconds=2.0, reply_secs=2.5)"), limits) as host:
 
         def heard():

@@ -11,9 +11,9 @@ import time
 import openai
 import pytest
 
+from rl_sync.environments.endpoint.http_server import AgentEndpoint
 from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.server import Endpoint
-from rl_sync.environments.interface import ANEW, Message, Part, Reply, ToolCall
+from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, ToolCall
 from tests.environments.agents import LOOK, said, user
 from tests.environments.test_endpoint import Policy, drawn, reply
 
@@ -24,7 +24,7 @@ ANSWER = {"type": "function_call_output", "call_id": "call00000", "output": "a d
 
 @pytest.fixture(name="endpoint", scope="module")
 def _endpoint():
-    with contextlib.closing(Endpoint()) as endpoint:
+    with contextlib.closing(AgentEndpoint()) as endpoint:
         yield endpoint
 
 
@@ -210,8 +210,8 @@ def test_a_stream_sends_text_as_it_is_drawn(endpoint):
     until = time.monotonic() + 30
     while (turn := policy.inbox.take()) is None and time.monotonic() < until:
         time.sleep(0.01)
-    turn.hear(Part("it", drawn(3)))
-    turn.hear(Part("it is", drawn(4)))
+    turn.hear(PartialReply("it", drawn(3)))
+    turn.hear(PartialReply("it is", drawn(4)))
     policy.inbox.answer(reply("it is so", drawn=drawn(3, 4, 5)))
     ask.join(30)
     deltas = [event.delta for event in heard if event.type == "response.output_text.delta"]
@@ -234,7 +234,7 @@ def test_a_stream_that_breaks_off_raises(endpoint):
     until = time.monotonic() + 30
     while (turn := policy.inbox.take()) is None and time.monotonic() < until:
         time.sleep(0.01)
-    turn.hear(Part("it", drawn(3)))
+    turn.hear(PartialReply("it", drawn(3)))
     time.sleep(0.2)
     endpoint.shut(policy.key)
     thread.join(30)
@@ -366,7 +366,7 @@ def test_reasoning_is_streamed_before_the_content(endpoint, form):
         time.sleep(0.01)
     text = "<think>\nno\nyes\n</think>\n\nleft <b>"
     for end in range(0, len(text), 3):
-        turn.hear(Part(text[:end], drawn(3)))
+        turn.hear(PartialReply(text[:end], drawn(3)))
     ids = [3] * len(range(0, len(text), 3))
     inbox.answer(reply(text, drawn=drawn(*ids, 4)))
     thread.join(30)

@@ -15,9 +15,9 @@ import numpy as np
 import openai
 import pytest
 
+from rl_sync.environments.endpoint.http_server import Access, AgentEndpoint
 from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.server import Access, Endpoint
-from rl_sync.environments.interface import Drawn, Part, Reply, StreamedTurn, ToolCall
+from rl_sync.environments.interface import DrawnReply, PartialReply, Reply, StreamedTurn, ToolCall
 from tests.environments.agents import LOOK, said, user
 
 LATEST = 30.0
@@ -25,7 +25,7 @@ LATEST = 30.0
 
 def drawn(*tokens):
     numbers = np.array(tokens, np.int32)
-    return Drawn(np.array([7, 8], np.int32), numbers, -numbers / 8, numbers + 1)
+    return DrawnReply(np.array([7, 8], np.int32), numbers, -numbers / 8, numbers + 1)
 
 
 def taken(inbox):
@@ -72,7 +72,7 @@ class Episode:
 
 @pytest.fixture(name="endpoint", scope="module")
 def _endpoint():
-    endpoint = Endpoint(Access(connections=20))
+    endpoint = AgentEndpoint(Access(connections=20))
     yield endpoint
     endpoint.close()
 
@@ -86,7 +86,7 @@ def test_parts_arrive_before_the_reply_is_over(episode):
     turn = episode.ask(logprobs=True, temperature=2.0, stream_options={"include_usage": True})
     chunks = []
     for content, tokens in ("The", [3]), ("The answer", [4, 5]), ("The answer", [6]):
-        turn.hear(Part(content, drawn(*tokens)))
+        turn.hear(PartialReply(content, drawn(*tokens)))
         chunks.append(episode.next())  # It has arrived, and there is no reply yet.
     assert [one.choices[0].delta.content for one in chunks] == ["The", " answer", ""]
     assert [one.choices[0].token_ids for one in chunks] == [[3], [4, 5], [6]]
@@ -109,8 +109,8 @@ def test_all_chunks_together_are_the_reply_that_a_request_without_stream_gets(ep
     call = ToolCall("look", {"place": "north"}, "call00000")
     reply = Reply("See. <look> So", tool_calls=(call,), content="See. So", drawn=drawn(3, 4, 5, 6))
     turn = episode.ask(tools=[LOOK], logprobs=True)
-    turn.hear(Part("See.", drawn(3, 4)))
-    turn.hear(Part("See. ", drawn(5)))
+    turn.hear(PartialReply("See.", drawn(3, 4)))
+    turn.hear(PartialReply("See. ", drawn(5)))
     episode.inbox.answer(reply)
     choices = [chunk.choices[0] for chunk in episode.rest()]
     assert not any(choice.delta.tool_calls for choice in choices[:2])
@@ -154,7 +154,7 @@ def test_the_beginning_of_a_stop_text_is_held_back_until_it_is_known_to_be_none(
     turn = episode.ask(stop=["Seen:", "\n\n"])
     contents = []
     for content in "a S", "a See", "a Seem", "a Seems\n", "a Seems\nSeen: x":
-        turn.hear(Part(content, drawn(3)))
+        turn.hear(PartialReply(content, drawn(3)))
         contents.append(episode.next().choices[0].delta.content)
     assert contents == ["a ", "", "Seem", "s", "\n"]
     episode.inbox.answer(Reply("a Seems\nSeen: x\n\n", drawn=drawn(*[3] * 6)))
@@ -174,11 +174,11 @@ def test_a_client_that_hangs_up_costs_no_other_stream_and_can_ask_again(endpoint
         held.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         turn = taken(episode.inbox)
         others = other.ask()
-        turn.hear(Part("one", drawn(3)))
+        turn.hear(PartialReply("one", drawn(3)))
         assert held.recv(12) == b"HTTP/1.1 200"
     for number in range(1, 4):  # The client of the first one has gone.
-        turn.hear(Part("one" * number, drawn(3)))
-        others.hear(Part("two" * number, drawn(3)))
+        turn.hear(PartialReply("one" * number, drawn(3)))
+        others.hear(PartialReply("two" * number, drawn(3)))
         assert other.next().choices[0].delta.content == "two"
     episode.inbox.answer(Reply("one" * 4, drawn=drawn(*[3] * 5)))
     other.inbox.answer(Reply("two" * 4, drawn=drawn(*[3] * 4)))
@@ -192,7 +192,7 @@ def test_a_client_that_hangs_up_costs_no_other_stream_and_can_ask_again(endpoint
 
 def test_an_episode_that_ends_breaks_its_stream_with_the_reason(endpoint, episode):
     turn = episode.ask()
-    turn.hear(Part("one", drawn(3)))
+    turn.hear(PartialReply("one", drawn(3)))
     assert episode.next().choices[0].delta.content == "one"
     endpoint.shut(episode.key)
     error = episode.next()
@@ -210,7 +210,7 @@ def test_a_refusal_before_the_first_part_has_its_status(episode):
 def test_text_that_bytes_behind_it_change_is_not_sent_and_at_the_end_an_error(episode):
     turn = episode.ask()
     for content in "ab", "a", "abc":
-        turn.hear(Part(content, drawn(3)))
+        turn.hear(PartialReply(content, drawn(3)))
     assert [episode.next().choices[0].delta.content for _ in range(3)] == ["ab", "", "c"]
     episode.inbox.answer(Reply("axe", drawn=drawn(*[3] * 4)))
     error = episode.next()
@@ -228,7 +228,7 @@ def test_a_connection_serves_requests_after_a_stream(episode):
         for _ in range(3):
             connection.request("POST", f"{parts.path}/chat/completions", body)
             turn = taken(episode.inbox)
-            turn.hear(Part("o", drawn(3)))
+            turn.hear(PartialReply("o", drawn(3)))
             episode.inbox.answer(Reply("one", drawn=drawn(3, 4)))
             answer = connection.getresponse()
             assert answer.getheader("Content-Type") == "text/event-stream"

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from rl_sync.environments import validation
-from rl_sync.environments.bridge import Bridge
-from rl_sync.environments.calls import call_format, read_reply
+from rl_sync.environments.dialogue.bridge import Bridge
+from rl_sync.environments.dialogue.tool_call_text import call_format, read_reply
 from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
 from rl_sync.environments.tools import Tool, Toolbox, ToolEnvironment
 from rl_sync.sandbox.layer import SandboxError

@@ -11,13 +11,13 @@ import pytest
 
 from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.algorithms.published import PUBLISHED
-from rl_sync.environments.catalog import ENVIRONMENTS
+from rl_sync.environments.environment_catalog import ENVIRONMENTS
 from rl_sync.launcher.catalogs import CATALOGS
 from rl_sync.models.huggingface.families import FAMILIES
-from rl_sync.observe.metric_catalog import METRICS
-from rl_sync.rewards.catalog import REWARDS
+from rl_sync.records.metric_catalog import METRICS
+from rl_sync.rewards.reward_catalog import REWARDS
 from rl_sync.schedule import MODES
-from rl_sync.tasks.catalog import TASKS
+from rl_sync.tasks.task_catalog import TASKS
 from tests.launcher.command import ROOT, said_here
 
 NAMES = {

@@ -15,12 +15,12 @@ import pytest
 
 import rl_sync
 from rl_sync.launcher import known
-from rl_sync.launcher.commands import COMMANDS, PROGRAM
+from rl_sync.launcher.command_table import COMMANDS, PROGRAM
 from rl_sync.launcher.completing import Tab
 from rl_sync.schedule import MODES
 from rl_sync.setting import sections
-from rl_sync.settings.run import RunSettings
-from rl_sync.tasks.catalog import TASKS
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task_catalog import TASKS
 from tests.launcher.command import ROOT, said_here
 
 SETTINGS = [entry.name for section in sections(RunSettings) for entry in section.entries]

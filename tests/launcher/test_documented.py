@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.aot.estimate import explorer_estimate, step_estimate
-from rl_sync.aot.targets import target
-from rl_sync.launcher import command_line, workdir
-from rl_sync.runtime import wiring
+from rl_sync.launcher import command_line
+from rl_sync.launcher.processes import run_directory
+from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
+from rl_sync.plan.targets import target
+from rl_sync.roles import wiring
 
 TEXT = (Path(__file__).parents[2] / "BUILD.md").read_text()
 LINES = re.findall(r"python -m launcher (plan (?:.*\\\n)*.*--compile=\S+)", TEXT)
@@ -23,7 +24,7 @@ def test_there_are_three():
 def test_they_are_plans_whose_roles_fit_their_target(line, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     arguments = command_line.parse(shlex.split(line.replace("\\\n", "")))
-    settings = workdir.settings_of(arguments.config.to_dict())
+    settings = run_directory.settings_of(arguments.config.to_dict())
     task = wiring.load_task(settings)
     assert task.row_tokens == 1024
     where = target(arguments.flags["compile"])

@@ -12,9 +12,10 @@ from typing import get_args
 import pytest
 from click.exceptions import Exit
 
-from rl_sync.launcher import command_line, rollouts
+from rl_sync.launcher import command_line
 from rl_sync.launcher.command import CONFIG
-from rl_sync.launcher.commands import COMMANDS
+from rl_sync.launcher.command_table import COMMANDS
+from rl_sync.launcher.commands import rollouts
 from rl_sync.models.huggingface.writing import STORED
 from rl_sync.page.reach import By
 from tests.launcher.command import ROOT, launcher, said_here

@@ -14,12 +14,15 @@ CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.mo
     ("module", "heavy"),
     [
         ("rl_sync.launcher.__main__", ["jax", "matplotlib", "tensorboardX", "grpc"]),
-        ("rl_sync.launcher.run", ["matplotlib", "tensorboardX", "orbax", "rl_sync.actors.trainer"]),
-        ("rl_sync.runtime.role", ["jax"]),
-        ("rl_sync.runtime.master", ["matplotlib", "orbax", "rl_sync.actors.trainer"]),
         (
-            "rl_sync.runtime.programs",
-            ["matplotlib", "tensorboardX", "orbax", "rl_sync.runtime.master"],
+            "rl_sync.launcher.commands.run",
+            ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.trainer.actor"],
+        ),
+        ("rl_sync.roles.process", ["jax"]),
+        ("rl_sync.roles.master.service", ["matplotlib", "orbax", "rl_sync.roles.trainer.actor"]),
+        (
+            "rl_sync.roles.build",
+            ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.master.service"],
         ),
     ],
 )

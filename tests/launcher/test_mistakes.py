@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from rl_sync.launcher import run
-from rl_sync.observe.backends import catalog
-from rl_sync.observe.backends.catalog import Kind
-from rl_sync.storage.snapshots import snapshot_path
+from rl_sync.checkpoints.snapshots import snapshot_path
+from rl_sync.launcher.commands import run
+from rl_sync.records.backends import backend_catalog
+from rl_sync.records.backends.backend_catalog import BackendKind
 from rl_sync.workdir import Workdir
 from tests.launcher.command import said_here
 
@@ -339,7 +339,7 @@ def test_a_backend_of_metrics_that_is_unknown_or_not_installed_is_refused(mistak
     told = mistake(CONFIG, "--config.observe.backends=tensorboard,wanb")
     assert "'wanb' is not one of" in told
     assert "did you mean 'wandb'?" in told
-    gone = Kind("none:start", "no_such_package", "wandb")
-    monkeypatch.setitem(catalog.BACKENDS, "wandb", gone)
+    gone = BackendKind("none:start", "no_such_package", "wandb")
+    monkeypatch.setitem(backend_catalog.BACKENDS, "wandb", gone)
     told = mistake(CONFIG, "--config.observe.backends=wandb")
     assert 'not installed. Install it: pip install "rl_sync[wandb]"' in told

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from rl_sync.launcher.memory import describe_transfer
-from rl_sync.runtime import wiring
-from tests.launcher.test_memory import PARAMETERS, settings_with, size
+from rl_sync.plan.memory_text import describe_transfer
+from rl_sync.roles import wiring
+from tests.plan.test_memory_text import PARAMETERS, settings_with, size
 
 
 def described(**fields: object) -> list[str]:

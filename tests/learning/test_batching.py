@@ -12,7 +12,7 @@ from rl_sync.learning.batching import (
     demonstration_batching,
     lay_out,
 )
-from rl_sync.learning.rows import PADDING, first_fit_decreasing
+from rl_sync.learning.row_layout import PADDING, first_fit_decreasing
 from rl_sync.types import Demonstrations, Group
 
 T = 32

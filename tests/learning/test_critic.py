@@ -9,11 +9,12 @@ import optax
 import pytest
 
 from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.models import heads, lora
 from rl_sync.models.config import Lora
-from rl_sync.storage.snapshots import load_snapshot, save_snapshot
-from tests.actors.training import (
+from tests.models import tiny
+from tests.roles.trainer.training import (
     HELD,
     MODEL,
     PARAMS,
@@ -25,7 +26,6 @@ from tests.actors.training import (
     state_of,
     trainer_of,
 )
-from tests.models import tiny
 
 CRITIC = CriticConfig("own", learning_rate=None, coefficient=0.5, clip=0.2, warmup_steps=0)
 PPO = dataclasses.asdict(ALGORITHMS["ppo"]) | {"allow_unsafe": True}

@@ -45,7 +45,7 @@ def _known(
         ref_logprobs=ref,
         values=values,
     )
-    known = objective.Experience(
+    known = objective.BatchExperience(
         rows, jnp.asarray(staleness), estimate, weights, proximal, ref, values
     )
     return known, metrics

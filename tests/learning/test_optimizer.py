@@ -8,7 +8,7 @@ import pytest
 from rl_sync.learning.opt_state import updates_taken
 from rl_sync.learning.optimizer import OPTIMIZERS
 from rl_sync.learning.sft import SftConfig
-from tests.actors.tiny import OPTIMIZER
+from tests.roles.trainer.tiny import OPTIMIZER
 
 CONFIG = dataclasses.replace(OPTIMIZER, learning_rate=0.4)
 SFT = SftConfig(steps=4, learning_rate=0.2, schedule="constant")

@@ -7,14 +7,14 @@ import pytest
 
 from rl_sync.algorithms import pieces
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.returns import Estimate
-from rl_sync.learning.objective import Experience, Totals
+from rl_sync.algorithms.returns import AdvantageEstimate
+from rl_sync.learning.objective import BatchExperience, Totals
 from rl_sync.types import Rows
 
 SETTINGS = {field.name for field in dataclasses.fields(Algorithm)}
 OF_BATCH = ("rewards", "lengths", "baselines", "values", "mask", "sequences", "group_size")
 BATCH = SETTINGS | {*OF_BATCH}
-KNOWN = Experience(Rows(*[None] * 4), None, Estimate(None), None).named()
+KNOWN = BatchExperience(Rows(*[None] * 4), None, AdvantageEstimate(None), None).named()
 UPDATE = SETTINGS | {*KNOWN, *Totals._fields, "logprobs", "old_logprobs"}
 FUNCTIONS = {
     **{f"advantage={name}": (one.function, BATCH) for name, one in pieces.ADVANTAGES.items()},

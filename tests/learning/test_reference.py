@@ -11,7 +11,7 @@ from rl_sync.algorithms.named import ALGORITHMS
 from rl_sync.learning import reference
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import Layout
-from tests.actors.training import PARAMS, batch_of, state_of, trainer_of
+from tests.roles.trainer.training import PARAMS, batch_of, state_of, trainer_of
 
 ADAPTIVE = {"kl_coefficient": 0.5, "kl_target": 0.1, "kl_horizon_steps": 2.0}
 ALGORITHM = dataclasses.replace(ALGORITHMS["grpo"], **ADAPTIVE)

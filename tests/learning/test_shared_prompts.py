@@ -15,10 +15,10 @@ from rl_sync.learning.forward import Forward
 from rl_sync.models.config import Lora
 from rl_sync.models.placement import move
 from rl_sync.types import Group
-from tests.actors.tiny import OPTIMIZER
-from tests.actors.training import TWICE, comparable, logprobs_of, trainer_of
 from tests.models import tiny
 from tests.models.meshes import layout
+from tests.roles.trainer.tiny import OPTIMIZER
+from tests.roles.trainer.training import TWICE, comparable, logprobs_of, trainer_of
 
 T, WIDTH = 16, 24
 PROMPTS = (5, 2, 1, 7)

@@ -4,7 +4,7 @@ import jax
 
 from rl_sync.configs import base
 from rl_sync.models.sharding import Layout, MeshShape
-from rl_sync.settings.meshes import ShardingSettings
+from rl_sync.settings.mesh_settings import ShardingSettings
 
 RULES = ShardingSettings(**base.get_config().sharding).rules
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rl_sync.models import blocks, flash
-from rl_sync.models.attention import Context, Layer, attend
-from rl_sync.models.flash import Call, kernel_for
+from rl_sync.models.attention import AttentionLayer, Context, attend
+from rl_sync.models.flash import AttentionCall, kernel_for
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.rope import Rotation
 from rl_sync.models.sharding import using
@@ -52,7 +52,7 @@ def _of(function, dtype, real):
 
 def _dense(segments, window, queries, keys, values):
     config = dataclasses.replace(CONFIG, attention="einsum", dtype=str(queries.dtype))
-    layer = Layer(jnp.int32(0), jnp.int32(window or TOKENS), jnp.bool_(bool(window)))
+    layer = AttentionLayer(jnp.int32(0), jnp.int32(window or TOKENS), jnp.bool_(bool(window)))
     context = Context(jnp.zeros((ROWS, TOKENS), int), segments, None, NOWHERE, None)
     return attend(config, queries, keys, values, layer=layer, context=context)
 
@@ -121,7 +121,7 @@ def test_cudnn_is_asked_for_causal_attention_and_the_window(window, monkeypatch)
         sliding_layers=(window is not None,),
         sliding_window=window or 0,
     )
-    layer = Layer(jnp.int32(0), jnp.int32(window or TOKENS), jnp.bool_(bool(window)))
+    layer = AttentionLayer(jnp.int32(0), jnp.int32(window or TOKENS), jnp.bool_(bool(window)))
     context = Context(jnp.zeros((ROWS, TOKENS), int), None, None, NOWHERE, None)
 
     def by_cudnn(*inputs):
@@ -186,7 +186,7 @@ def test_splash_on_shards_follows_the_window_of_each_layer(monkeypatch):
 
 
 HALF = dataclasses.replace(CONFIG, dtype="bfloat16")
-LONG = Call(row_tokens=128, packed=False, shared=False, slides=False)
+LONG = AttentionCall(row_tokens=128, packed=False, shared=False, slides=False)
 
 
 @pytest.mark.parametrize(

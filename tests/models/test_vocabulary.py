@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.aot.reading import Reading
 from rl_sync.models.logprobs import next_logprobs
 from rl_sync.models.lookup import lookup
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, MeshShape, using
+from rl_sync.plan.compiled_text import CompiledProgramText
 from tests.models import tiny
 from tests.models.meshes import RULES, layout
 
@@ -139,7 +139,7 @@ def _compiled(on, function, *shapes):
     """Reads a function of the matrix and of other arrays, which are cut by rows."""
     matrix, *others = shapes
     given = [on.abstract(matrix, ("vocab", "embed")), *(on.abstract(x, ("batch",)) for x in others)]
-    return Reading.of(jax.jit(function).lower(*given).compile())
+    return CompiledProgramText.of(jax.jit(function).lower(*given).compile())
 
 
 def _shape(*sizes, dtype=jnp.float32):

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image
 
-from rl_sync.storage.snapshots import latest_snapshot
+from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import quickly, session_directory
 

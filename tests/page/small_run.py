@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_sync.observe.jsonlines import JsonLinesWriter
-from rl_sync.observe.rollouts import part_name
+from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.rollout_records import part_name
 from rl_sync.workdir import Workdir
-from tests.observe.simulated_runs import START_SECS, simulate, write_spans
+from tests.records.simulated_runs import START_SECS, simulate, write_spans
 
 CONFIG = {
     "sync": {"mode": "asynchronous", "interval": 1, "offset": 0, "max_staleness": 2},

@@ -11,7 +11,7 @@ import uv
 
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.embedded import EmbeddedReplay
-from rl_sync.replay.process import start_server
+from rl_sync.replay.server_process import start_server
 from rl_sync.replay.tables import TableSpec, queue
 
 TABLES = [

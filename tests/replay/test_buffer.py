@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from rl_sync.replay.interface import ReplayError, ReplayTimeoutError
+from rl_sync.replay.replay_interface import ReplayError, ReplayTimeoutError
 
 
 def item(i):

@@ -5,8 +5,8 @@ import pytest
 
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.embedded import EmbeddedReplay
-from rl_sync.replay.interface import ReplayError, ReplayUnavailableError
-from rl_sync.replay.process import ReplayServerError, start_server
+from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
+from rl_sync.replay.server_process import ReplayServerError, start_server
 from rl_sync.replay.tables import TableSpec, queue
 
 TABLES = [queue("queue", 3), TableSpec("prioritized", 10, sampler="prioritized")]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.interface import ReplayTimeoutError
+from rl_sync.replay.replay_interface import ReplayTimeoutError
 
 
 @pytest.fixture

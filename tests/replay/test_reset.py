@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.interface import ReplayError, ReplayTimeoutError
+from rl_sync.replay.replay_interface import ReplayError, ReplayTimeoutError
 
 TABLE = "long_queue"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_sync.replay import selection
-from rl_sync.replay.store import Stored, Table
+from rl_sync.replay.store import EmbeddedTable, Stored
 from rl_sync.replay.tables import queue
 
 OPERATIONS = st.lists(
@@ -55,7 +55,7 @@ def test_random_selections_follow_their_probabilities_after_deletions(kind):
 
 
 def test_an_insert_of_a_known_key_sets_its_priority():
-    table = Table(queue("q", 3))
+    table = EmbeddedTable(queue("q", 3))
     table.submit(Stored(1, 1.0, "a"))
     table.submit(Stored(1, 5.0, "a"))
     assert table.info().current_size == 1
@@ -64,7 +64,7 @@ def test_an_insert_of_a_known_key_sets_its_priority():
 
 
 def test_deleting_gives_a_queue_no_room_as_in_reverb():
-    table = Table(queue("q", 2))
+    table = EmbeddedTable(queue("q", 2))
     for key in range(2):
         table.submit(Stored(key, 1.0, key))
     table.delete([0])

@@ -121,7 +121,7 @@ def test_programs_in_other_languages_run_where_they_are_installed(language):
 def test_a_language_that_does_not_run_here_is_unknown_with_the_cause(monkeypatch):
     from rl_sync.sandbox import greeting, languages
 
-    broken = languages.Language(
+    broken = languages.ProgramLanguage(
         "main.x", "echo no settings >&2; exit 3", run=("bash", "{folder}/main.x")
     )
     monkeypatch.setitem(languages.LANGUAGES, "x", broken)
@@ -132,10 +132,12 @@ def test_a_language_that_does_not_run_here_is_unknown_with_the_cause(monkeypatch
     assert "x does not work in the sandbox" in judgement.why
     assert "exit code 3, no settings" in judgement.why
     monkeypatch.setitem(
-        languages.LANGUAGES, "x", languages.Language("main.x", "cat", run=("bash", broken.file))
+        languages.LANGUAGES,
+        "x",
+        languages.ProgramLanguage("main.x", "cat", run=("bash", broken.file)),
     )
     assert not judge(row, right).is_known  # The cause may be another one by now.
-    mended = languages.Language("main.x", "cat", run=("bash", "{folder}/main.x"))
+    mended = languages.ProgramLanguage("main.x", "cat", run=("bash", "{folder}/main.x"))
     monkeypatch.setitem(languages.LANGUAGES, "x", mended)
     assert judge(row, right).score == 1.0
     greeting._greeted.clear()
@@ -145,7 +147,7 @@ def test_languages_are_tried_before_the_run(monkeypatch):
     from rl_sync.rewards.rubric import Rubric
     from rl_sync.sandbox import languages
 
-    absent = languages.Language("main.x", "", run=("no-such-command",))
+    absent = languages.ProgramLanguage("main.x", "", run=("no-such-command",))
     monkeypatch.setitem(languages.LANGUAGES, "x", absent)
     rows = [{**SQUARE, "language": "x"}, {**SQUARE, "language": "bash"}, SQUARE]
     (note,) = Rubric("code").try_out(rows)
@@ -170,7 +172,7 @@ def test_a_language_that_is_not_installed_is_no_fault_of_the_program(monkeypatch
     from rl_sync.sandbox import languages
 
     for build in ((), ("no-such-compiler",)):
-        made = languages.Language("main.x", "hello", run=("no-such-command",), build=build)
+        made = languages.ProgramLanguage("main.x", "hello", run=("no-such-command",), build=build)
         monkeypatch.setitem(languages.LANGUAGES, "x", made)
         judgement = judge({**SQUARE, "language": "x"}, block("", "x"), layer="bubblewrap")
         assert not judgement.is_known
@@ -195,11 +197,11 @@ def test_a_broken_sandbox_is_no_score(monkeypatch):
 
 
 def test_a_sandbox_that_dies_at_its_start_is_no_score(monkeypatch):
-    from rl_sync.sandbox.layer import Command
+    from rl_sync.sandbox.layer import SandboxCommand
     from rl_sync.sandbox.unconfined import Unconfined
 
     monkeypatch.setattr(code, "choose", lambda *_: Unconfined())
-    command = Command(["sh", "-c", "echo cannot mount >&2; exit 1"])
+    command = SandboxCommand(["sh", "-c", "echo cannot mount >&2; exit 1"])
     monkeypatch.setattr(Unconfined, "command", lambda self, job: command)
     for row in (SQUARE, CALLS):
         judgement = judge(row, block("print(9)"))

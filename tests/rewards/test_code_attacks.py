@@ -9,7 +9,7 @@ import pytest
 
 from rl_sync.rewards.code import Code
 from rl_sync.rewards.judgement import Completion
-from rl_sync.sandbox import choice
+from rl_sync.sandbox import sandbox_choice
 from rl_sync.sandbox.layer import SandboxError
 from tests.rewards.attacks import PRINTS, RETURNS
 
@@ -24,7 +24,10 @@ EXPECTED = 73460915286
 CALLS = {"tests": [{"call": "f", "args": [1], "expected": EXPECTED}]}
 ASSERTS = {"tests": [f"assert f(1) == {EXPECTED}"]}
 CHECK = {"tests": f"def check(candidate):\n    assert not candidate(1) != {EXPECTED}"}
-SANDBOXES = ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in choice.LAYERS)]
+SANDBOXES = [
+    "auto",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in sandbox_choice.LAYERS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def judgements(request, host):
     """Judges all attacks, several at a time, and returns judgements and seconds by name."""
     reward = Code(layer=request.param, **LIMITS)
     try:
-        choice.choose(request.param)
+        sandbox_choice.choose(request.param)
     except SandboxError as error:
         pytest.skip(str(error))
 

@@ -2,13 +2,13 @@ import pytest
 
 from rl_sync.ending import Ending
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric, example_rows
+from rl_sync.rewards.rubric import Rubric, ScoringRequest, example_rows
 
 WON = Ending({"turns": 0.25, "won": 1.0}, {}, "done", "", turns=3)
 
 
 def _judged(ending, reward="environment"):
-    (judgement,) = Rubric(reward).judge([Judgeable({}, Completion("x", ending=ending))])
+    (judgement,) = Rubric(reward).judge([ScoringRequest({}, Completion("x", ending=ending))])
     return judgement
 
 
@@ -52,7 +52,7 @@ def test_a_failed_episode_is_not_judged_by_any_reward_and_says_why(reason, rewar
     lost = Completion("4", ending=Ending({}, {}, reason, "ValueError: no board", turns=1))
     row = {"prompt": "2+2=", "answer": "4"}
     whole = Completion("4", ending=WON)
-    items = [Judgeable(row, one) for one in (lost, whole, lost)]
+    items = [ScoringRequest(row, one) for one in (lost, whole, lost)]
     first, second, third = Rubric(reward).judge(items)
     assert not first.is_known
     assert first.why == third.why == f"{reason}: ValueError: no board"

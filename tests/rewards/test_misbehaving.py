@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.processes.messages import decode, encode
+from rl_sync.cluster.messages import decode, encode
 from rl_sync.rewards.judgement import Completion, Judgement
-from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.rewards.settings import RewardSettings
-from rl_sync.rewards.workers import Judges
-from rl_sync.runtime.remote_judges import RemoteJudges
-from rl_sync.runtime.reward_server import RewardServer
+from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.scoring.remote_servers import RemoteScorer
+from rl_sync.scoring.reward_server import RewardServer
+from rl_sync.scoring.worker_pool import LocalScorer
 
 OWN = "tests.rewards.misbehaving"
 REWARD = f"{OWN}:misbehaves"
@@ -45,12 +45,12 @@ FORKS = ["fork that returns", "fork that raises", "fork that exits", "fork that 
 
 
 def item(text, **row):
-    return Judgeable({"prompt": "1+1=", "answer": "2", **row}, Completion(text))
+    return ScoringRequest({"prompt": "1+1=", "answer": "2", **row}, Completion(text))
 
 
 @contextlib.contextmanager
 def local(reward=REWARD, **settings):
-    made = Judges(reward, RewardSettings(**{"workers": 2, "attempts": 1, **settings}))
+    made = LocalScorer(reward, RewardSettings(**{"workers": 2, "attempts": 1, **settings}))
     with contextlib.closing(made):
         yield made
 
@@ -63,7 +63,7 @@ def served(reward=REWARD, **settings):
             RewardServer(reward, settings, host="127.0.0.1", port=0, secret="a secret")
         ) as server,
         contextlib.closing(
-            RemoteJudges(
+            RemoteScorer(
                 reward,
                 RewardSettings(addresses=server.address),
                 secret="a secret",

@@ -3,7 +3,7 @@
 import pytest
 
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 
 PAIRS = [
     ("k12", {"answer": "1 mW"}, "1 MW", 0),
@@ -119,5 +119,5 @@ PAIRS = [
 
 @pytest.mark.parametrize(("reward", "row", "text", "score"), PAIRS)
 def test_an_answer_has_its_score(reward, row, text, score):
-    (judged,) = Rubric(reward).judge([Judgeable({"prompt": "?", **row}, Completion(text))])
+    (judged,) = Rubric(reward).judge([ScoringRequest({"prompt": "?", **row}, Completion(text))])
     assert judged.score == pytest.approx(score), judged.why

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl_sync.rewards.judgement import Completion, Judgement
-from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from tests.rewards import own
 
 OWN = "tests.rewards.own"
@@ -14,7 +14,7 @@ OWN = "tests.rewards.own"
 
 def items(*texts, **fields):
     row = {"prompt": "p", "answer": "2", **fields}
-    return [Judgeable(row, Completion(text, tokens=range(len(text)))) for text in texts]
+    return [ScoringRequest(row, Completion(text, tokens=range(len(text)))) for text in texts]
 
 
 def scores(reward, *texts, **fields):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rl_sync.observe.accuracy import Answer, Problem, measure
-from rl_sync.rewards.catalog import REWARDS
+from rl_sync.records.accuracy import JudgedAnswer, Problem, measure
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.reward_catalog import REWARDS
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 
 # By reward: an expression, a row, ways to write the right answer, and wrong answers by meaning.
 VOTES = [
@@ -67,7 +67,7 @@ NOTHING = {
 
 
 def _votes(reward, row, texts):
-    items = [Judgeable({"prompt": "?", **row}, Completion(text)) for text in texts]
+    items = [ScoringRequest({"prompt": "?", **row}, Completion(text)) for text in texts]
     return Rubric(reward).judge(items)
 
 
@@ -109,7 +109,9 @@ def test_the_majority_of_five_solutions_is_right_where_three_of_them_are():
         for words, answer in [("So", "12"), ("Thus", "12.0"), ("Hence", "24/2"), ("Or", 7), ("", 8)]
     ]
     judged = _votes("math", {"answer": "12"}, texts)
-    values = measure([Problem([Answer(one.score == 1, one.answer) for one in judged])], samples=5)
+    values = measure(
+        [Problem([JudgedAnswer(one.score == 1, one.answer) for one in judged])], samples=5
+    )
     assert values["majority@5"] == 1.0
     assert values["mean@5"] == pytest.approx(0.6)
 
@@ -117,7 +119,7 @@ def test_the_majority_of_five_solutions_is_right_where_three_of_them_are():
 def test_two_right_ones_lose_against_three_equal_wrong_ones_and_silence_has_no_weight():
     def majority(*texts):
         judged = _votes("math", {"answer": "12"}, texts)
-        problem = Problem([Answer(one.score == 1, one.answer) for one in judged])
+        problem = Problem([JudgedAnswer(one.score == 1, one.answer) for one in judged])
         return measure([problem], len(texts))[f"majority@{len(texts)}"]
 
     assert majority(r"\boxed{12}", r"\boxed{12}", r"\boxed{7}", "so 7.0", r"a \boxed{14/2}") == 0.0
@@ -126,6 +128,8 @@ def test_two_right_ones_lose_against_three_equal_wrong_ones_and_silence_has_no_w
 
 def test_where_no_answer_is_read_there_is_no_majority():
     judged = _votes("length_band(greatest=3, unit='words')", {}, ["a b", "a b", "a b c d e"])
-    values = measure([Problem([Answer(one.score == 1, one.answer) for one in judged])], samples=3)
+    values = measure(
+        [Problem([JudgedAnswer(one.score == 1, one.answer) for one in judged])], samples=3
+    )
     assert "majority@3" not in values
     assert {"accuracy", "mean@3", "pass@3"} <= values.keys()

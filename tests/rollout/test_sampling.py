@@ -7,8 +7,8 @@ import pytest
 
 from rl_sync.rollout.request import draw_key, draw_keys
 from rl_sync.rollout.sampling import (
-    Changes,
-    History,
+    LogitsProcessors,
+    RowHistory,
     Sampling,
     adjusted_logits,
     draw,
@@ -28,7 +28,7 @@ def _sampling(**choices):
 def _adjusted(rows, logits=LOGITS, tokens=(0,), generated=0):
     """Returns the adjusted logits of each of the given choices for the same logits."""
     count = len(rows)
-    history = History(
+    history = RowHistory(
         tokens=np.tile(np.array([*tokens, 2], np.int32), (count, 1)),
         newest=np.full(count, len(tokens) - 1, np.int32),
         generated=np.full(count, generated, np.int32),
@@ -109,7 +109,7 @@ def test_a_row_s_logits_do_not_depend_on_the_choices_beside_it():
 
 
 def test_choices_that_nobody_made_are_not_computed():
-    history = History(
+    history = RowHistory(
         np.zeros((2, 3), np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32), np.ones(2, bool)
     )
     choice = knobs([_sampling(), _sampling(top_k=2)], 4)
@@ -127,19 +127,19 @@ def test_choices_that_nobody_made_are_not_computed():
 @pytest.mark.parametrize(
     ("fields", "changes"),
     [
-        ({"temperature": 0.5}, Changes()),
-        ({"repetition_penalty": 1.3}, Changes(penalizes=True)),
-        ({"min_new_tokens": 4, "stop_ids": (1,)}, Changes(goes_on=True)),
-        ({"top_k": 2}, Changes(truncates=True)),
-        ({"top_p": 0.8}, Changes(truncates=True)),
-        ({"min_p": 0.1}, Changes(truncates=True)),
-        ({"min_p": 0.1, "greedy": True}, Changes()),
+        ({"temperature": 0.5}, LogitsProcessors()),
+        ({"repetition_penalty": 1.3}, LogitsProcessors(penalizes=True)),
+        ({"min_new_tokens": 4, "stop_ids": (1,)}, LogitsProcessors(goes_on=True)),
+        ({"top_k": 2}, LogitsProcessors(truncates=True)),
+        ({"top_p": 0.8}, LogitsProcessors(truncates=True)),
+        ({"min_p": 0.1}, LogitsProcessors(truncates=True)),
+        ({"min_p": 0.1, "greedy": True}, LogitsProcessors()),
     ],
 )
 def test_a_program_has_the_changes_that_are_asked_for_and_no_other(fields, changes):
     sampling = _sampling(**fields)
-    assert Changes.of(sampling) == changes
-    history = History(*(np.zeros(shape, np.int32) for shape in ((1, 3), 1, 1)), np.ones(1, bool))
+    assert LogitsProcessors.of(sampling) == changes
+    history = RowHistory(*(np.zeros(shape, np.int32) for shape in ((1, 3), 1, 1)), np.ones(1, bool))
     rows = np.asarray(LOGITS)[None], knobs([sampling], 4), history
     adjusted = jax.make_jaxpr(functools.partial(adjusted_logits, changes=changes))(*rows)
     names = [step.primitive.name for step in adjusted.eqns]

@@ -18,15 +18,15 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.observe import metric_catalog
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import Span, SpanKind, read_spans
-from rl_sync.runtime import wiring
-from rl_sync.runtime.programs import parameters_of, trainer_of
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
-from rl_sync.storage.ledger import read_consumed, read_ledger
-from rl_sync.storage.snapshots import latest_snapshot, load_snapshot
+from rl_sync.checkpoints.ledger import read_consumed, read_ledger
+from rl_sync.checkpoints.snapshots import latest_snapshot, load_snapshot
+from rl_sync.records import metric_catalog
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.roles import wiring
+from rl_sync.roles.build import parameters_of, trainer_of
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
@@ -176,7 +176,7 @@ class Runs:
                 ended.write_text(json.dumps([process.returncode, output]))
         status, output = json.loads(ended.read_text())
         assert status == 0, output
-        assert not undescribed(workdir), "metrics that rl_sync.observe.metric_catalog leaves out"
+        assert not undescribed(workdir), "metrics that rl_sync.records.metric_catalog leaves out"
         return RunRecord(Workdir(workdir), output)
 
 

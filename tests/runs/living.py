@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 from rl_sync.workdir import Workdir
 
 TIMEOUT_SECS = 240

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 from tests.runs.conftest import EMBEDDED, flags
 
 AGENT = (

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import SYNC_KINDS, SpanKind, sync_kind
-from rl_sync.observe.summary import overlap_secs, union_secs
-from rl_sync.runtime import wiring
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import SYNC_KINDS, SpanKind, sync_kind
+from rl_sync.records.summary import overlap_secs, union_secs
+from rl_sync.roles import wiring
 from tests.runs.conftest import (
     EMBEDDED,
     ROOT,

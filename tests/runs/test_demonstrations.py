@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 from tests.runs.test_dynamic_sampling import EASY
 
 TASK = tuple(f"--config.task.arithmetic.{name}={value}" for name, value in EASY.items())

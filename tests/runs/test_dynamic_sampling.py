@@ -8,9 +8,9 @@ import collections
 import numpy as np
 import pytest
 
-from rl_sync.observe.jsonlines import read_json_lines
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.runtime import wiring
+from rl_sync.records.json_lines import read_json_lines
+from rl_sync.records.metrics import read_metrics
+from rl_sync.roles import wiring
 from rl_sync.tasks.order import prompt_at
 from tests.runs.conftest import RunRecord
 

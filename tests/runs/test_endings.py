@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.actors.events import EXPLORER_DIED
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.storage.ledger import read_consumed, read_ledger
+from rl_sync.checkpoints.ledger import read_consumed, read_ledger
+from rl_sync.records.metrics import read_metrics
+from rl_sync.roles.master.events import EXPLORER_DIED
 from rl_sync.workdir import Workdir
-from tests.rewards.test_workers import lives
 from tests.runs.conftest import EMBEDDED, LONG, TEAMS, RunRecord, launch
 from tests.runs.living import descendants, ended, processes_of, wait_for
+from tests.scoring.test_worker_pool import lives
 
 NO_RESTARTS = "--config.launch.explorer_restarts=0"
 

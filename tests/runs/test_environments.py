@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rl_sync.actors.admission import EPISODE_FAILED
+from rl_sync.roles.master.group_admission import EPISODE_FAILED
 from tests.runs.conftest import EMBEDDED, launch
 from tests.runs.living import ended, processes_of
 

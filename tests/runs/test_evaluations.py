@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import SpanKind
-from rl_sync.storage.best import read_best
+from rl_sync.checkpoints.best_snapshot import read_best
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import SpanKind
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags
 
 SOME = (*flags("synchronous"), EMBEDDED)

@@ -12,10 +12,10 @@ import tomllib
 import pytest
 import uv
 
-from rl_sync.actors.admission import EPISODE_FAILED
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.rollouts import read_rollouts
-from rl_sync.runtime import wiring
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.rollout_records import read_rollouts
+from rl_sync.roles import wiring
+from rl_sync.roles.master.group_admission import EPISODE_FAILED
 from tests.runs import playing
 from tests.runs.conftest import (
     EMBEDDED,

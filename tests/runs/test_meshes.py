@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.runtime import wiring
-from rl_sync.runtime.programs import trainer_of
-from rl_sync.storage.snapshots import load_snapshot
+from rl_sync.checkpoints.snapshots import load_snapshot
+from rl_sync.roles import wiring
+from rl_sync.roles.build import trainer_of
 from tests.models.meshes import layout
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 from tests.environments.families import FAMILIES, model
 from tests.runs.conftest import EMBEDDED, flags
 from tests.runs.multiplying import CLOSING, OPENING

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rl_sync
-from rl_sync.runtime.export import export
+from rl_sync.roles.policy_export import export
 from tests.runs.conftest import CONFIG, EMBEDDED, ROOT, flags
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -10,16 +10,16 @@ import time
 
 import pytest
 
-from rl_sync.actors.events import StopRequested
-from rl_sync.processes.calls import Close, Happened
-from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import RpcClient
-from rl_sync.processes.secret import secret_of
-from rl_sync.replay.process import start_server
-from rl_sync.runtime.buffer import replay_tables
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
-from rl_sync.storage.ledger import read_consumed, read_ledger
+from rl_sync.checkpoints.ledger import read_consumed, read_ledger
+from rl_sync.cluster.master_calls import CloseLedger, Happened
+from rl_sync.cluster.ports import free_ports
+from rl_sync.cluster.rpc import RpcClient
+from rl_sync.cluster.secret import secret_of
+from rl_sync.replay.server_process import start_server
+from rl_sync.roles.master.events import StopRequested
+from rl_sync.roles.replay_tables import replay_tables
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.runs import quick
 from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly, session_directory
@@ -51,7 +51,7 @@ def start(settings, tmp_path):
     )
 
     def start(role: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rl_sync.runtime.role", f"--role={role}"]
+        command = [sys.executable, "-m", "rl_sync.roles.process", f"--role={role}"]
         command += [f"--workdir={settings.workdir}", f"--master={HOST}:{master}"]
         with (tmp_path / f"{role}.log").open("ab") as log:
             processes[role] = subprocess.Popen(
@@ -106,7 +106,7 @@ def test_an_explorer_that_is_killed_comes_again_while_the_trainer_goes_on(settin
     start.master.call(Happened(StopRequested("the test has seen enough")), 30.0)
     for process in (trainer, first, again):
         assert process.wait(TIMEOUT_SECS) == 0
-    start.master.call(Close(), 30.0)
+    start.master.call(CloseLedger(), 30.0)
     balance = read_ledger(settings.workdir)[-1]
     lost = sum(balance["dropped"].values())
     assert balance["leased"] == balance["trained"] + balance["buffered"] + lost

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.process import ServerProcess, start_server
+from rl_sync.replay.server_process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
 from tests.runs.conftest import launch
 from tests.runs.living import ended, processes_of

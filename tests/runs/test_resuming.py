@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.rollouts import read_rollouts
-from rl_sync.observe.spans import SpanKind
-from rl_sync.storage.ledger import read_consumed
+from rl_sync.checkpoints.ledger import read_consumed
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.rollout_records import read_rollouts
+from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import EMBEDDED, RunRecord, launch
 from tests.runs.living import ended, processes_of, wait_for

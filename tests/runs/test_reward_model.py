@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.runtime import wiring
-from rl_sync.runtime.export import export
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.roles import wiring
+from rl_sync.roles.policy_export import export
 
 FLAGS = (
     "--config.algorithm.name=reward_model",
@@ -47,7 +47,7 @@ def test_a_reward_model_is_trained_exported_and_prefers_what_is_right(runs, tmp_
     task = wiring.load_task(run.settings)
     pairs = task.held_out_preferences[:32]
     items = [
-        Judgeable(pair.prompt.fields, Completion(text))
+        ScoringRequest(pair.prompt.fields, Completion(text))
         for pair in pairs
         for text in (pair.chosen, pair.rejected)
     ]

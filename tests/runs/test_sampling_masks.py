@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
+from rl_sync.records.metrics import read_metrics
 from tests.runs.conftest import EMBEDDED
 
 SAMPLING = (

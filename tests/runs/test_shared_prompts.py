@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rl_sync.observe.metrics import read_metrics
-from rl_sync.observe.spans import SpanKind
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import SpanKind
 from tests.runs.conftest import EMBEDDED, flags
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from rl_sync.observe.rollouts import read_rollouts
-from rl_sync.observe.spans import sync_kind
+from rl_sync.records.rollout_records import read_rollouts
+from rl_sync.records.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 
 SHORT = (EMBEDDED, "--config.trainer.steps=4")

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from rl_sync.sandbox import examination
-from rl_sync.sandbox.choice import choose
-from rl_sync.sandbox.examination import START, Examination, Verdict, examine
-from rl_sync.sandbox.limits import Limits
+from rl_sync.sandbox.examination import START, ProgramTestOutcome, ProgramTests, examine
+from rl_sync.sandbox.program_limits import ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
+from rl_sync.sandbox.sandbox_choice import choose
 
 PROGRAM = """
 import os, time
@@ -35,12 +35,12 @@ class Solution:
 
 @pytest.fixture(scope="module")
 def sandbox():
-    return Sandbox(choose(), Limits(wall_secs=3.0))
+    return Sandbox(choose(), ProgramLimits(wall_secs=3.0))
 
 
 def outcomes(sandbox, *tests, program=PROGRAM, secs=20.0, **fields):
     tests = [{"text": test} if isinstance(test, str) else test for test in tests]
-    wanted = Examination(tests, **fields)
+    wanted = ProgramTests(tests, **fields)
     return list(examine(sandbox, program, wanted, time.monotonic() + secs))
 
 
@@ -158,4 +158,4 @@ def test_a_value_that_grew_too_deep_is_the_programs_fault(sandbox):
 def test_the_last_words_of_a_sandbox_that_gave_up_are_no_verdict(line):
     """A large result can end the examiner's sandbox, where the program is to blame."""
     assert examination._verdict(line) is None
-    assert examination._verdict(b'[0, "passed", ""]\n') == Verdict(0, "passed", "")
+    assert examination._verdict(b'[0, "passed", ""]\n') == ProgramTestOutcome(0, "passed", "")

@@ -4,20 +4,20 @@ import time
 
 import pytest
 
-from rl_sync.sandbox.choice import choose
-from rl_sync.sandbox.examination import Examination, examine
-from rl_sync.sandbox.limits import Limits
+from rl_sync.sandbox.examination import ProgramTests, examine
+from rl_sync.sandbox.program_limits import ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
+from rl_sync.sandbox.sandbox_choice import choose
 
 
 @pytest.fixture(scope="module")
 def sandbox():
-    return Sandbox(choose(), Limits(wall_secs=5.0))
+    return Sandbox(choose(), ProgramLimits(wall_secs=5.0))
 
 
 def verdicts(sandbox, program, *tests, **fields):
     tests = [{"text": test} if isinstance(test, str) else test for test in tests]
-    examination = Examination(tests, **fields)
+    examination = ProgramTests(tests, **fields)
     return list(examine(sandbox, program, examination, time.monotonic() + 30))
 
 

@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 
-from rl_sync.sandbox.choice import choose
 from rl_sync.sandbox.greeting import greet
 from rl_sync.sandbox.languages import LANGUAGES
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.limits import MIB, Limits
+from rl_sync.sandbox.program_limits import MIB, ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
+from rl_sync.sandbox.sandbox_choice import choose
 
-LIMITS = Limits(memory_bytes=1024 * MIB)
+LIMITS = ProgramLimits(memory_bytes=1024 * MIB)
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
@@ -37,4 +37,4 @@ def test_a_limit_that_is_too_low_for_a_language_is_the_cause(sandbox):
     if shutil.which("java") is None:
         pytest.skip("java is not installed")
     with pytest.raises(SandboxError, match="java does not work"):
-        greet(sandbox.within(Limits(memory_bytes=64 * MIB)), "java")
+        greet(sandbox.within(ProgramLimits(memory_bytes=64 * MIB)), "java")

@@ -8,9 +8,9 @@ import pytest
 
 from rl_sync.rewards.code import Code
 from rl_sync.rewards.judgement import Completion
-from rl_sync.sandbox.choice import LAYERS, choose
 from rl_sync.sandbox.languages import LANGUAGES
 from rl_sync.sandbox.layer import SandboxError
+from rl_sync.sandbox.sandbox_choice import LAYERS, choose
 from tests.sandbox.hostile import battery, facts, filled
 
 PROGRAMS = {program.name: program for program in battery()}

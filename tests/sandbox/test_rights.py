@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.sandbox import bubblewrap, choice, probe
+from rl_sync.sandbox import bubblewrap, probe, sandbox_choice
 from rl_sync.sandbox.bubblewrap import Bubblewrap
 from rl_sync.sandbox.layer import SandboxError
-from rl_sync.sandbox.limits import Limits
+from rl_sync.sandbox.program_limits import ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[2]
 TRIAL = """
 import os, sys
-from rl_sync.sandbox.choice import choose
+from rl_sync.sandbox.sandbox_choice import choose
 from rl_sync.sandbox.layer import SandboxError
 from rl_sync.sandbox.sandbox import Sandbox
 try:
@@ -158,7 +158,7 @@ def test_the_root_of_a_small_user_namespace_has_no_users_to_spare(monkeypatch, t
 
 def test_settings_of_the_machine_are_read_only_in_bubblewrap():
     try:
-        layer = choice.choose("bubblewrap")
+        layer = sandbox_choice.choose("bubblewrap")
     except SandboxError as error:
         pytest.skip(str(error))
     program = """
@@ -172,7 +172,7 @@ for folder in ("/proc", "/proc/sys", "/proc/self"):
     print(bool(os.statvfs(folder).f_flag & os.ST_RDONLY))
 print(open("/proc/sys/kernel/ostype").read())
 """
-    sandbox = Sandbox(layer, Limits())
+    sandbox = Sandbox(layer, ProgramLimits())
     with sandbox.folder({"main.py": program.encode()}) as folder:
         words = sandbox.run(folder, ("script", "main.py")).stdout.decode().split()
     if "no /proc" in layer.name:
@@ -196,6 +196,6 @@ def test_the_canary_finds_a_writable_setting_of_the_machine(monkeypatch):
         from rl_sync.sandbox.unconfined import Unconfined
 
         assert probe.fault(Unconfined()) == "a program could change settings of the machine"
-        assert probe.fault(choice.choose()) is None
+        assert probe.fault(sandbox_choice.choose()) is None
     finally:
         path.unlink()

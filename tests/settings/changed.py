@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rl_sync.configs import base
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
 
 
 def config_with(config: Any, **fields: Any) -> dict[str, Any]:

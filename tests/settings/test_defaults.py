@@ -4,7 +4,7 @@ import pytest
 
 from rl_sync.configs import base
 from rl_sync.setting import sections
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.run_settings import RunSettings
 
 SECTIONS = list(sections(RunSettings))
 ENTRIES = [entry for section in SECTIONS for entry in section.entries]

@@ -4,9 +4,9 @@ import re
 
 from rl_sync.configs import arithmetic
 from rl_sync.setting import sections
+from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.home import expand
-from rl_sync.settings.reading import read_settings
-from rl_sync.settings.run import RunSettings
+from rl_sync.settings.run_settings import RunSettings
 
 
 def test_every_path_is_written_out_and_nothing_else(monkeypatch):

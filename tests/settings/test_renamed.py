@@ -4,7 +4,7 @@ import pytest
 
 from rl_sync.configs import base
 from rl_sync.setting import flat
-from rl_sync.settings.reading import read_settings
+from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.renamed import RENAMED, new_name
 from tests.launcher.command import said_here

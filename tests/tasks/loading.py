@@ -8,9 +8,9 @@ from typing import Any
 
 from rl_sync.configs import base
 from rl_sync.settings.records import build
-from rl_sync.tasks.catalog import TaskConfig, load_task
-from rl_sync.tasks.pretrained import TokenizerConfig
 from rl_sync.tasks.task import Task
+from rl_sync.tasks.task_catalog import TaskConfig, load_task
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "data" / "tokenizer"
 

@@ -10,11 +10,11 @@ from rl_sync.tasks.curriculum import (
     OUTSIDE,
     UNSEEN,
     CurriculumSettings,
-    Pool,
+    PromptPool,
     choose,
     pool_of,
 )
-from rl_sync.tasks.history import History
+from rl_sync.tasks.prompt_history import PromptHistory
 from rl_sync.types import Prompt, Seen, Use
 
 BAND = CurriculumSettings(selection="difficulty_band", explore=0.0)
@@ -27,19 +27,19 @@ def history(*rates, uses=1, steps=None):
         for i, (rate, step) in enumerate(zip(rates, steps, strict=True))
         if rate is not None
     ]
-    return History().after(made * uses, 0.5)
+    return PromptHistory().after(made * uses, 0.5)
 
 
 def pick(settings, past, picks, count=None, ordinal=0, seed=0, busy=(), difficulty=None):
     count = count or len(past.uses)
-    pool = Pool(count, None if difficulty is None else np.array(difficulty, float))
+    pool = PromptPool(count, None if difficulty is None else np.array(difficulty, float))
     ordinals = range(ordinal, ordinal + picks)
     chosen = choose(settings, pool, past, seed=seed, ordinals=ordinals, busy=busy)
     return [one.prompt for one in chosen], [one.why for one in chosen]
 
 
 def test_a_history_counts_uses_and_weighs_the_newest_success():
-    past = History().after(
+    past = PromptHistory().after(
         [Use(3, 0, 0, 2, 1.0), Use(5, 9, 0, 2, 0.0), Use(4, 1, 0, 0, 0.25)], 0.25
     )
     assert past.seen() == [Seen(0, 1, 0.25, 4), Seen(2, 2, 0.75, 5)]
@@ -50,8 +50,8 @@ def test_a_history_counts_uses_and_weighs_the_newest_success():
 def test_a_history_comes_back_from_json_to_the_bit():
     draws = np.random.default_rng(1)
     uses = [Use(i, i, 0, int(draws.integers(40)), draws.random()) for i in range(300)]
-    past = History().after(uses, 0.3)
-    again = History.of_seen([Seen(*one) for one in json.loads(json.dumps(past.seen()))])
+    past = PromptHistory().after(uses, 0.3)
+    again = PromptHistory.of_seen([Seen(*one) for one in json.loads(json.dumps(past.seen()))])
     assert again.seen() == past.seen()
     more = [Use(301, 301, 0, 7, 1 / 3)]
     assert again.after(more, 0.3).seen() == past.after(more, 0.3).seen()
@@ -112,7 +112,7 @@ def test_more_picks_than_prompts_go_round():
 def test_easy_to_hard_goes_by_the_rows_difficulty_once_through_all():
     settings = CurriculumSettings(selection="easy_to_hard", difficulty="level")
     levels = [3, 1, 2, 5, 4]
-    assert pick(settings, History(), 5, count=5, difficulty=levels)[0] == [1, 2, 0, 4, 3]
+    assert pick(settings, PromptHistory(), 5, count=5, difficulty=levels)[0] == [1, 2, 0, 4, 3]
     past = history(None, 1.0, 0.0, None, None)
     assert pick(settings, past, 5, count=5, difficulty=levels)[0] == [0, 4, 3, 1, 2]
 
@@ -124,7 +124,7 @@ def test_easy_to_hard_goes_by_success_without_such_a_field():
 
 def test_least_seen_takes_the_fewest_uses_and_of_these_the_oldest():
     uses = [Use(s, s, 0, p, 0.5) for s, p in enumerate([0, 0, 2, 1, 3], start=1)]
-    past = History().after(uses, 0.5)
+    past = PromptHistory().after(uses, 0.5)
     least = CurriculumSettings(selection="least_seen")
     assert pick(least, past, 4)[0] == [2, 1, 3, 0]
 

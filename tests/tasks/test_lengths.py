@@ -1,9 +1,9 @@
 import pytest
 
-from rl_sync.tasks import pretrained
 from rl_sync.tasks.lengths import LengthLimits, fit, truncated
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt
 from tests.tasks.loading import TOKENIZER
 

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.runtime.judging import solves
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.scoring.judging import solves
 from rl_sync.tasks.curriculum import (
     CurriculumSettings,
-    Pool,
+    PromptPool,
     PromptSet,
     choose,
     pool_of,
     shuffled_at,
 )
-from rl_sync.tasks.history import History
 from rl_sync.tasks.mixture import MixtureConfig
+from rl_sync.tasks.prompt_history import PromptHistory
 from rl_sync.types import Use
 from tests.tasks.loading import load, write_lines
 
@@ -36,7 +36,7 @@ def pool(*weights, sizes=(100, 100, 100), by_progress=False):
         PromptSet(f"s{i}", weight, np.arange(bounds[i], bounds[i + 1]))
         for i, weight in enumerate(weights)
     ]
-    return Pool(int(bounds[len(weights)]), None, sets, by_progress)
+    return PromptPool(int(bounds[len(weights)]), None, sets, by_progress)
 
 
 def test_a_mixture_has_the_problems_of_its_sets_with_their_fields(tmp_path):
@@ -71,9 +71,9 @@ def test_a_reward_can_be_given_for_each_set(tmp_path):
     other = next(p for p in task.train if p.fields["task_set"] == "mine")
     right, wrong, words = rubric.judge(
         [
-            Judgeable(one.fields, Completion(one.answer)),
-            Judgeable(one.fields, Completion("no")),
-            Judgeable(other.fields, Completion("words")),
+            ScoringRequest(one.fields, Completion(one.answer)),
+            ScoringRequest(one.fields, Completion("no")),
+            ScoringRequest(other.fields, Completion("words")),
         ]
     )
     assert (right.score, wrong.score, words.score) == (1.0, 0.0, 1.0)
@@ -131,9 +131,9 @@ def test_fixed_weights_are_kept_and_each_set_goes_through_its_epochs(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_by_progress_sets_that_teach_get_more(seed):
     two = pool(1, 1, 1, by_progress=True)
-    assert two.shares(History().of(300)) == pytest.approx([1 / 3] * 3)
+    assert two.shares(PromptHistory().of(300)) == pytest.approx([1 / 3] * 3)
     uses = [Use(1, i, 0, i, 1.0 if i < 100 else 0.5 if i < 200 else 0.0) for i in range(300)]
-    past = History().after(uses, 0.5)
+    past = PromptHistory().after(uses, 0.5)
     assert two.shares(past) == pytest.approx([0.1 / 1.3, 1.1 / 1.3, 0.1 / 1.3])
     chosen = choose(CurriculumSettings(), two, past, seed=seed, ordinals=range(64))
     counts = collections.Counter(one.prompt // 100 for one in chosen)
@@ -144,7 +144,7 @@ def test_by_progress_sets_that_teach_get_more(seed):
 def test_selection_works_within_each_set():
     band = CurriculumSettings(selection="difficulty_band", explore=0.0)
     uses = [Use(1, i, 0, i, 0.5 if i % 10 == 0 else 1.0) for i in range(200)]
-    past = History().after(uses, 0.5)
+    past = PromptHistory().after(uses, 0.5)
     chosen = choose(band, pool(1, 1), past, seed=0, ordinals=range(16), busy=[0, 100])
     assert all(one.prompt % 10 == 0 and one.prompt not in (0, 100) for one in chosen)
     assert len({one.prompt for one in chosen}) == 16

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rl_sync.configs import base
-from rl_sync.settings.reading import read_settings
+from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.shots import with_shots

@@ -2,9 +2,9 @@
 
 from rl_sync.configs import smollm2
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
-from rl_sync.runtime import wiring
-from rl_sync.settings.reading import read_settings
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.roles import wiring
+from rl_sync.settings.config_reading import read_settings
 from tests.models.huggingface.golden import ROOT
 
 SUMS = 2000
@@ -37,7 +37,10 @@ def test_right_answers_score_1_and_others_nothing():
     rows = task.held_out[:20]
     for shift, score in ((0, 1.0), (1, 0.0)):
         judged = rubric.judge(
-            [Judgeable(one.fields, Completion(f" {int(one.answer) + shift}\n")) for one in rows]
+            [
+                ScoringRequest(one.fields, Completion(f" {int(one.answer) + shift}\n"))
+                for one in rows
+            ]
         )
         assert {one.score for one in judged} == {score}
 

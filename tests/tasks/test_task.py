@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt
 
 TASK = Task(

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl_sync.cluster.rpc import RpcClient
 from rl_sync.models.sharding import MeshShape
-from rl_sync.observe.spans import sync_kind
-from rl_sync.processes.rpc import RpcClient
+from rl_sync.records.spans import sync_kind
 from rl_sync.transfers.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster
 from rl_sync.weights.digest import digest
-from rl_sync.weights.interface import WeightsTimeoutError
+from rl_sync.weights.ends_interface import WeightsTimeoutError
 from rl_sync.weights.link import Link
 from tests.transfers.sessions import LoneSession
 
@@ -163,7 +163,7 @@ def donate(params: dict) -> dict:
 def snapshot(directory: Path, params: dict) -> bool:
     """Says whether a snapshot that only the trainer saves and loads is the same to the bit."""
     # Here, because explorers need no Orbax, and importing it takes a second.
-    from rl_sync.storage.snapshots import load_snapshot, save_snapshot
+    from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
 
     state = {"params": params, "rng": jax.random.key(3), "step": 7}
     save_snapshot(directory / "snapshots", 7, state, {"seed": 1})

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_sync.processes.rpc import RpcClient
+from rl_sync.cluster.rpc import RpcClient
 from rl_sync.transfers.server import ServerPuller
 from rl_sync.transfers.server_publisher import AskOffer, OpenLine, ServerPublisher
 from rl_sync.weights.digest import digest

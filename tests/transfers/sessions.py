@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.observe.spans import SpanRecorder
-from rl_sync.processes.calls import Happened
-from rl_sync.processes.rpc import Call, Desk
-from rl_sync.processes.weight_calls import AskNewest
-from rl_sync.runtime.weight_desk import WeightDesk
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.rpc import Call, CallHandlers
+from rl_sync.cluster.weight_calls import AskNewest
+from rl_sync.records.spans import SpanRecorder
+from rl_sync.roles.master.weight_registry import WeightRegistry
 
 
 class WeightMaster:
@@ -17,8 +17,8 @@ class WeightMaster:
 
     def __init__(self) -> None:
         self.newest = -1
-        self.desk = Desk(
-            *WeightDesk().handlers(),
+        self.desk = CallHandlers(
+            *WeightRegistry().handlers(),
             AskNewest.answered_by(lambda call: self.newest),
             Happened.answered_by(self._published),
         )

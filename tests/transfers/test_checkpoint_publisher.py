@@ -16,10 +16,7 @@ import pytest
 
 from rl_sync.transfers import checkpoint
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
-from rl_sync.weights.interface import (
-    WeightsTimeoutError,
-    WeightsTransferError,
-)
+from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 from rl_sync.weights.storage import TEMPORARY, ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
 from tests.transfers.small_weights import SLOW, make_params, publish_range, slow_step

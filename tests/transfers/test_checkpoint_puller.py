@@ -13,10 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_sync.transfers.checkpoint import CheckpointPuller
 from rl_sync.weights.digest import digest
-from rl_sync.weights.interface import (
-    WeightsMismatchError,
-    WeightsTimeoutError,
-)
+from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTimeoutError
 from rl_sync.weights.storage import ArrayStorage
 from rl_sync.weights.versions import VersionDirectory
 from tests.transfers.small_weights import make_params, publish_range

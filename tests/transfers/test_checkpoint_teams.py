@@ -9,8 +9,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.processes.ports import free_ports
-from rl_sync.processes.team import Follower, Leader
+from rl_sync.cluster.ports import free_ports
+from rl_sync.cluster.team import Follower, Leader
 from rl_sync.transfers import checkpoint
 from rl_sync.transfers.checkpoint import CheckpointPublisher
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.observe.spans import sync_kind
-from rl_sync.processes.session import RunStoppedError
-from rl_sync.processes.weight_calls import (
-    AskWaiting,
-    AskWeights,
-    AwaitGrant,
-    GrantWeights,
-    Withdraw,
-)
+from rl_sync.cluster.session import RunStoppedError
+from rl_sync.cluster.weight_calls import AskWaiting, AskWeights, AwaitGrant, GrantWeights, Withdraw
+from rl_sync.records.spans import sync_kind
 from rl_sync.transfers.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.digest import digest
-from rl_sync.weights.interface import WeightsMismatchError, WeightsTimeoutError
+from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTimeoutError
 from rl_sync.weights.rendezvous import Grant
 from tests.transfers.sessions import LoneSession, WeightMaster
 

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import transfer
 
-from rl_sync.observe.display import RunStatus
-from rl_sync.processes.calls import AskStatus, Report
-from rl_sync.processes.session import RunStoppedError
-from rl_sync.processes.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
+from rl_sync.cluster.master_calls import AskStatus, Report
+from rl_sync.cluster.session import RunStoppedError
+from rl_sync.cluster.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
+from rl_sync.display.live import RunStatus
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.server import puller_of
 from rl_sync.transfers.server_publisher import ServerPublisher
 from rl_sync.weights.digest import digest
-from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.ends_interface import WeightsTransferError
 
 MASTER, SECRET = "127.0.0.1:1", "only ours"
 LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
@@ -58,7 +58,7 @@ class Session:
     def agree(self, what, thunk):
         return thunk()
 
-    def patience(self, what, whom):
+    def deadline(self, what, whom):
         return self.check
 
     def check(self):

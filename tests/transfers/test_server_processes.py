@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_sync.processes.ports import free_ports
-from rl_sync.processes.rpc import RpcClient
+from rl_sync.cluster.ports import free_ports
+from rl_sync.cluster.rpc import RpcClient
 from rl_sync.transfers.server_publisher import AskOffer, OpenLine
 from rl_sync.weights.digest import digest
-from rl_sync.weights.interface import WeightsTransferError
+from rl_sync.weights.ends_interface import WeightsTransferError
 from tests.transfers.server_process import (
     HOST,
     LIKE,

@@ -9,7 +9,7 @@ from typing import Any
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
-from rl_sync.processes.ports import free_ports
+from rl_sync.cluster.ports import free_ports
 
 URL = "gs://bucket"
 _HOST = "127.0.0.1"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.weights import assembly
-from rl_sync.weights.assembly import Assembly, take
+from rl_sync.weights.assembly import LeafAssembly, take
 from rl_sync.weights.cells import Piece
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.int8, jnp.uint16, jnp.bool_)
@@ -47,7 +47,7 @@ def test_of_a_piece_only_what_the_device_will_have_is_kept():
     full = random_bits(0, (6, 8), jnp.int16)
     pieces = [Piece(0, ((0, 6), (4, 8))), Piece(0, ((0, 6), (0, 4))), Piece(0, ((0, 2), (0, 8)))]
     values = [full[:, 4:], full[:, :4], full[:2]]
-    assembly = Assembly(jax.devices()[0], {0: full.dtype}, {0: ROWS})
+    assembly = LeafAssembly(jax.devices()[0], {0: full.dtype}, {0: ROWS})
     assembly.add(pieces, values)
     assert_same_bits(assembly.pop(0), full[2:])
 
@@ -55,21 +55,21 @@ def test_of_a_piece_only_what_the_device_will_have_is_kept():
 def test_pieces_of_leaves_that_the_device_will_not_have_are_left_out():
     arrays = {0: random_bits(0, (6, 8), jnp.float32), 1: random_bits(1, (3,), jnp.bool_)}
     pieces = [Piece(1, whole((3,))), Piece(0, whole((6, 8)))]
-    assembly = Assembly(jax.devices()[0], {0: arrays[0].dtype}, {0: ROWS})
+    assembly = LeafAssembly(jax.devices()[0], {0: arrays[0].dtype}, {0: ROWS})
     assembly.add(pieces, [arrays[1], arrays[0]])
     assert_same_bits(assembly.pop(0), arrays[0][2:])
 
 
 def test_a_piece_that_is_the_whole_part_is_kept_where_it_is():
     part = random_bits(0, (4, 8), jnp.float32)
-    assembly = Assembly(jax.devices()[0], {0: part.dtype}, {0: ROWS})
+    assembly = LeafAssembly(jax.devices()[0], {0: part.dtype}, {0: ROWS})
     assembly.add([Piece(0, ROWS)], [part])
     assert assembly.pop(0) is part
 
 
 def test_parts_of_which_nothing_arrives_are_zeros_on_the_device():
     device = jax.devices()[1]
-    empty = Assembly(device, {0: np.dtype(np.float32)}, {0: ((0, 0), (0, 3))}).pop(0)
+    empty = LeafAssembly(device, {0: np.dtype(np.float32)}, {0: ((0, 0), (0, 3))}).pop(0)
     assert (empty.shape, empty.devices()) == ((0, 3), {device})
 
 
@@ -77,7 +77,7 @@ def test_pieces_of_one_shape_compile_once_and_land_in_the_arrays_own_memory():
     array, held = random_bits(0, (12, 5), jnp.int32), {0: whole((12, 5))}
     programs = assembly._take, assembly._put
     compiled = [program._cache_size() for program in programs]
-    putting, places = Assembly(jax.devices()[0], {0: array.dtype}, held), set()
+    putting, places = LeafAssembly(jax.devices()[0], {0: array.dtype}, held), set()
     for low in range(0, 12, 3):
         piece = Piece(0, ((low, low + 3), (0, 5)))
         putting.add([piece], take([piece], {0: array}, held))

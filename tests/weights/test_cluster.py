@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from rl_sync.processes.ports import free_ports
+from rl_sync.cluster.ports import free_ports
 from rl_sync.weights.cluster import host_leaves
 
 _PROCESS = """

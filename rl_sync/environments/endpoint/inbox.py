@@ -13,9 +13,9 @@ from collections.abc import Callable
 from rl_sync.environments.endpoint.refusals import RefusalError, closed, refuse
 from rl_sync.environments.endpoint.requests import ChatRequest, Posted
 from rl_sync.environments.endpoint.responses import Given, given
-from rl_sync.environments.interface import ANEW, Message, Part, Reply, StreamedTurn, Turn
+from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, StreamedTurn, Turn
 
-Parts = queue.SimpleQueue[tuple[int, Part | None]]
+Parts = queue.SimpleQueue[tuple[int, PartialReply | None]]
 """Parts of the choices of a response, each with the choice's number; None ends one."""
 
 
@@ -45,7 +45,7 @@ class Awaited:
         """
         return self._reply.result()
 
-    def hear(self, part: Part) -> None:
+    def hear(self, part: PartialReply) -> None:
         """Gives a part of the reply."""
         self._parts.put((self.index, part))
 

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from rl_sync.environments.endpoint import items, responses
-from rl_sync.environments.endpoint.events import behind, rest_behind
-from rl_sync.environments.endpoint.items import Item, ItemsRequest
+from rl_sync.environments.endpoint.chat_events import behind, rest_behind
+from rl_sync.environments.endpoint.items import ItemsRequest, ResponseItem
 from rl_sync.environments.endpoint.reasoning import NOTHING, Parted
 from rl_sync.environments.endpoint.refusals import RefusalError
-from rl_sync.environments.interface import Part, Reply
+from rl_sync.environments.interface import PartialReply, Reply
 
 _TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
@@ -31,11 +31,11 @@ class ItemEvents:
         self._created_secs = time.time()
         self._events = 0
         self._sent = NOTHING
-        self._open: Item | None = None
+        self._open: ResponseItem | None = None
         self._place = -1
         """The place of the last item that was begun."""
 
-    def part(self, index: int, part: Part) -> bytes:
+    def part(self, index: int, part: PartialReply) -> bytes:
         """Makes the events of a part: the text that is certain since the last."""
         del index  # There is one choice.
         text = responses.given_beginning(self._request.chat, part.content)
@@ -57,7 +57,7 @@ class ItemEvents:
         whole = items.response(self._request, reply, self._number, self._created_secs)
         made = self._begun() + self._texts(new)
         if not given.text.content and not given.tool_calls:
-            made += self._closed() + self._item(Item("message", ""))
+            made += self._closed() + self._item(ResponseItem("message", ""))
         made += self._closed(whole)
         for item in items.output(given):
             if item.call is not None:
@@ -88,14 +88,14 @@ class ItemEvents:
             if not text:
                 continue
             if self._open is None or self._open.kind != kind:
-                made += self._closed() + self._item(Item(kind, ""))
+                made += self._closed() + self._item(ResponseItem(kind, ""))
             assert self._open is not None, "it was begun"
-            self._open = Item(kind, self._open.text + text)
+            self._open = ResponseItem(kind, self._open.text + text)
             extra: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
             made.append(self._in_part(f"{_TEXTS[kind]}.delta", {"delta": text} | extra))
         return made
 
-    def _item(self, item: Item) -> list[bytes]:
+    def _item(self, item: ResponseItem) -> list[bytes]:
         """Begins an item of text."""
         self._open, self._place = item, self._place + 1
         fields = item.fields(self._item_id(), "in_progress") | {"content": []}
@@ -120,7 +120,7 @@ class ItemEvents:
             self._done(fields),
         ]
 
-    def _call(self, item: Item, whole: dict[str, Any]) -> list[bytes]:
+    def _call(self, item: ResponseItem, whole: dict[str, Any]) -> list[bytes]:
         """Makes the events of a call, which comes whole."""
         self._place += 1
         fields = whole["output"][self._place]

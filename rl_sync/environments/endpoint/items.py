@@ -102,7 +102,7 @@ def read_items(
     return ItemsRequest(chat, conversation, body.get("store") is not False, echoed)
 
 
-class Item(NamedTuple):
+class ResponseItem(NamedTuple):
     """An item of a response's output.
 
     Attributes:
@@ -133,13 +133,15 @@ class Item(NamedTuple):
         return text | {"logprobs": list(logprobs)}
 
 
-def output(given: responses.Given) -> list[Item]:
+def output(given: responses.Given) -> list[ResponseItem]:
     """Parts a reply into items. One without text and calls is an empty message."""
     reasoning, content = given.text
-    items = [Item("reasoning", reasoning)] if reasoning else []
+    items = [ResponseItem("reasoning", reasoning)] if reasoning else []
     if content or not given.tool_calls:
-        items.append(Item("message", content))
-    calls = [Item("function_call", json.dumps(call.arguments), call) for call in given.tool_calls]
+        items.append(ResponseItem("message", content))
+    calls = [
+        ResponseItem("function_call", json.dumps(call.arguments), call) for call in given.tool_calls
+    ]
     return items + calls
 
 

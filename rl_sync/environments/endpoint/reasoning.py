@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rl_sync.environments.calls import overlap
+from rl_sync.environments.dialogue.tool_call_text import overlap
 
 _BEGINS, _ENDS = "<think>", "</think>"
 

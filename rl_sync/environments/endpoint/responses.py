@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.environments.calls import overlap
+from rl_sync.environments.dialogue.tool_call_text import overlap
 from rl_sync.environments.endpoint.reasoning import Parted, certainly_parted, joined, parted
 from rl_sync.environments.endpoint.requests import ChatRequest
-from rl_sync.environments.interface import Drawn, Message, Reply, ToolCall
+from rl_sync.environments.interface import DrawnReply, Message, Reply, ToolCall
 
 MODEL = "policy"
 """The name of the model; requests may give any."""
@@ -115,7 +115,7 @@ def finish_reason(reply: Reply) -> str:
     return "tool_calls" if reply.tool_calls else "stop"
 
 
-def token_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
+def token_fields(request: ChatRequest, drawn: DrawnReply | None) -> dict[str, Any]:
     """Makes the fields of tokens, which are named by their ids: one alone need not be any text."""
     if drawn is None:
         return {"logprobs": None, "token_ids": []}
@@ -127,7 +127,7 @@ def token_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
     }
 
 
-def logprobs(drawn: Drawn) -> list[dict[str, Any]]:
+def logprobs(drawn: DrawnReply) -> list[dict[str, Any]]:
     """Lists the log-probabilities of drawn tokens."""
     values = zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)
     return [
@@ -136,7 +136,7 @@ def logprobs(drawn: Drawn) -> list[dict[str, Any]]:
     ]
 
 
-def usage(drawn: Sequence[Drawn | None]) -> dict[str, int]:
+def usage(drawn: Sequence[DrawnReply | None]) -> dict[str, int]:
     """Counts the tokens of replies to one prompt."""
     there = [one for one in drawn if one is not None]
     before = max((len(one.prompt) for one in there), default=0)
@@ -148,7 +148,7 @@ def usage(drawn: Sequence[Drawn | None]) -> dict[str, int]:
     }
 
 
-def prompt_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
+def prompt_fields(request: ChatRequest, drawn: DrawnReply | None) -> dict[str, Any]:
     """Makes the fields about a request, which OpenAI's responses do not have."""
     return {
         "prompt_token_ids": [] if drawn is None else drawn.prompt.tolist(),
@@ -156,7 +156,7 @@ def prompt_fields(request: ChatRequest, drawn: Drawn | None) -> dict[str, Any]:
     }
 
 
-def version_field(drawn: Sequence[Drawn | None]) -> dict[str, Any]:
+def version_field(drawn: Sequence[DrawnReply | None]) -> dict[str, Any]:
     """Makes the field with the version of the newest weights that drew a last token."""
     lasts = [int(one.versions[-1]) for one in drawn if one is not None and len(one.versions)]
     return {"policy_version": max(lasts, default=None)}

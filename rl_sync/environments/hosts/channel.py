@@ -6,7 +6,7 @@ import socket
 import threading
 
 from rl_sync.environments.hosts import frames
-from rl_sync.environments.hosts.courier import Courier
+from rl_sync.environments.hosts.socket_thread import SocketThread
 
 _CHUNK_BYTES = 1 << 20
 _MOST_WAITING = frames.MOST_BYTES + _CHUNK_BYTES
@@ -24,7 +24,7 @@ class Channel:
       is_open: whether the worker's end was open when last looked at.
     """
 
-    def __init__(self, sock: socket.socket, courier: Courier, number: int) -> None:
+    def __init__(self, sock: socket.socket, courier: SocketThread, number: int) -> None:
         self._socket, self._courier, self.number = sock, courier, number
         self._lock = threading.Lock()
         self._inbox, self._outbox = bytearray(), bytearray()

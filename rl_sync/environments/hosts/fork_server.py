@@ -58,7 +58,7 @@ def main(descriptor: int, reference: str, memory_bytes: int) -> None:
     text = fault.encode()[:_FAULT_BYTES]
     control.sendall(STARTED.pack(len(text)) + text)
     if construction is not None:
-        _Server(control, parent, construction, memory_bytes).run()
+        _ForkServer(control, parent, construction, memory_bytes).run()
 
 
 def readable(sockets: Collection[socket.socket], timeout_secs: float) -> set[socket.socket]:
@@ -115,7 +115,7 @@ def _ended_with(parent: int, control: socket.socket) -> Iterator[None]:
         done.close()
 
 
-class _Server:
+class _ForkServer:
     """Forks, kills and reaps workers."""
 
     def __init__(

@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rl_sync.environments.game_table import GameTable
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.host import Failure, Kind, Result
-from rl_sync.environments.hosts.plain import plain
+from rl_sync.environments.hosts.plain_data import plain
 from rl_sync.environments.interface import Environment, Outcome, Reply, SeatedOutcome, Turn
 from rl_sync.environments.opponents import Seating
-from rl_sync.environments.table import Table
 from rl_sync.environments.validation import check_answer, check_turn
 
 _LAST_LINES = 12
@@ -32,7 +32,7 @@ class Guarded:
         self._construction = construction
         self._runner = runner
         self._environment: Environment | None = None
-        self._table: Environment | Table | None = None
+        self._table: Environment | GameTable | None = None
 
     def reset(self, task: Mapping[str, Any], seed: int, seating: Seating | None = None) -> Result:
         """Makes the environment and returns its first turn, or why there is none.
@@ -43,7 +43,7 @@ class Guarded:
 
         def call() -> Any:
             made = self._environment = self._construction.make()
-            self._table = made if seating is None else Table(made, seating)
+            self._table = made if seating is None else GameTable(made, seating)
             return self._table.reset(task, seed)
 
         return self._answer("reset", call, _check_first)

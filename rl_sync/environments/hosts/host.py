@@ -30,7 +30,7 @@ class Failure:
 Result = Turn | Outcome | Failure
 
 
-class Answer(NamedTuple):
+class HostAnswer(NamedTuple):
     """An environment's answer to `begin` or `step`."""
 
     episode: int
@@ -67,7 +67,7 @@ class Host(Protocol):
           ValueError: the episode is not under way, or has yet to answer.
         """
 
-    def answers(self, timeout_secs: float) -> list[Answer]:
+    def answers(self, timeout_secs: float) -> list[HostAnswer]:
         """Returns answers that are ready, each once.
 
         Args:

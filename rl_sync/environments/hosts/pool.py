@@ -8,11 +8,11 @@ import time
 from typing import NamedTuple
 
 from rl_sync.environments.hosts.channel import Channel
-from rl_sync.environments.hosts.courier import Courier
+from rl_sync.environments.hosts.episode_limits import HostLimits
 from rl_sync.environments.hosts.forks import Forks, ServerLostError
 from rl_sync.environments.hosts.host import Failure, Kind
-from rl_sync.environments.hosts.limits import Limits
-from rl_sync.environments.hosts.plain import Sent, unpack
+from rl_sync.environments.hosts.plain_data import Sent, unpack
+from rl_sync.environments.hosts.socket_thread import SocketThread
 from rl_sync.environments.hosts.worker import READY, Method
 
 _LAST_WORDS_SECS = 1.0
@@ -50,7 +50,7 @@ class Worker:
         return self.episode is None and self.asked is None and self.channel.is_open
 
 
-class News(NamedTuple):
+class WorkerEvent(NamedTuple):
     """A worker's answer, or its end.
 
     Attributes:
@@ -64,7 +64,7 @@ class News(NamedTuple):
     is_lost: bool
 
 
-class Pool:
+class WorkerPool:
     """Worker processes, forked as they are needed.
 
     Args:
@@ -75,13 +75,13 @@ class Pool:
       ValueError: the environment cannot be imported.
     """
 
-    def __init__(self, reference: str, limits: Limits) -> None:
+    def __init__(self, reference: str, limits: HostLimits) -> None:
         self._reference, self._limits = reference, limits
         self._selector = selectors.DefaultSelector()
-        self._courier = Courier()
+        self._courier = SocketThread()
         self._selector.register(self._courier.bell, selectors.EVENT_READ, _BELL)
         self._workers: dict[int, Worker] = {}
-        self._news: list[News] = []
+        self._news: list[WorkerEvent] = []
         self._forked = 0
         self._losses = 0
         self._forks: Forks | None = None
@@ -115,7 +115,7 @@ class Pool:
             worker.deadline = time.monotonic() + limit_secs
         worker.channel.send(data)
 
-    def news(self, deadline: float) -> list[News]:
+    def news(self, deadline: float) -> list[WorkerEvent]:
         """Returns news, each once.
 
         Args:
@@ -205,7 +205,7 @@ class Pool:
         if worker.asked is None:
             raise ValueError("A worker answered what nobody had asked.")
         method, worker.asked, worker.deadline = worker.asked, None, _NEVER
-        self._news.append(News(worker, method, result, is_lost=False))
+        self._news.append(WorkerEvent(worker, method, result, is_lost=False))
 
     def _hear_of_ends(self) -> None:
         assert self._forks is not None, "its socket was ready"
@@ -250,7 +250,7 @@ class Pool:
     def _lose(self, worker: Worker, kind: Kind, why: str) -> None:
         if worker.number in self._workers:
             self._remove(worker)
-            self._news.append(News(worker, worker.asked, Failure(why, kind), is_lost=True))
+            self._news.append(WorkerEvent(worker, worker.asked, Failure(why, kind), is_lost=True))
 
     def _lose_forks(self) -> None:
         """Gives up a fork server that has ended; its workers end with it."""

@@ -15,7 +15,7 @@ from rl_sync.environments.hosts import frames
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.guarded import Guarded
 from rl_sync.environments.hosts.host import Failure, Result
-from rl_sync.environments.hosts.plain import Closed, Sent, pack
+from rl_sync.environments.hosts.plain_data import Closed, Sent, pack
 from rl_sync.environments.interface import Reply
 from rl_sync.environments.opponents import Seating
 
@@ -25,7 +25,7 @@ READY = b""
 _SEEDS = 1 << 32  # NumPy's global generator takes 32 bits.
 
 
-class Reset(NamedTuple):
+class ResetEnvironment(NamedTuple):
     """Asks for an environment and its first turn, with the players of a game of several."""
 
     task: Mapping[str, Any]
@@ -33,17 +33,17 @@ class Reset(NamedTuple):
     seating: Seating | None = None
 
 
-class Step(NamedTuple):
+class StepEnvironment(NamedTuple):
     """Asks for the environment's answer to a reply."""
 
     reply: Reply
 
 
-class Close(NamedTuple):
+class CloseEnvironment(NamedTuple):
     """Asks to close the environment."""
 
 
-Request = Reset | Step | Close
+Request = ResetEnvironment | StepEnvironment | CloseEnvironment
 Method = Literal["reset", "step", "close"]
 
 
@@ -73,13 +73,13 @@ class _Worker:
 
     def answer(self, request: Request) -> Sent:
         """Returns the environment's answer to a request, or why there is none."""
-        if isinstance(request, Reset):
+        if isinstance(request, ResetEnvironment):
             _seed_globals(request.seed)
             self._runner = asyncio.Runner()
             self._guarded = Guarded(self._construction, self._runner)
             return self._noted(self._guarded.reset(*request))
         assert self._guarded is not None, "a host resets an environment first"
-        if isinstance(request, Step):
+        if isinstance(request, StepEnvironment):
             return self._noted(self._guarded.step(request.reply))
         return self._closed(self._guarded)
 

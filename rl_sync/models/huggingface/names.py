@@ -23,7 +23,7 @@ SCORE = "score.weight"
 """The head of a model for the classification of sequences, here with one label."""
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """Part of a parameter that one tensor fills.
 
     Attributes:
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Assembly:
+class ParameterParts:
     """A parameter and the pieces that fill it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Assembly:
     """
 
     axes: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[TensorPiece]
 
 
 class Overlap(NamedTuple):
@@ -76,42 +76,49 @@ def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDD
       head: the name of the unembedding.
     """
     tree: dict[str, Any] = {
-        "embedding": Assembly("VD", [Piece(prefix + EMBEDDING, "V D", {})]),
-        "final_norm": {"scale": Assembly("D", [Piece(prefix + "norm.weight", "D", {})])},
+        "embedding": ParameterParts("VD", [TensorPiece(prefix + EMBEDDING, "V D", {})]),
+        "final_norm": {
+            "scale": ParameterParts("D", [TensorPiece(prefix + "norm.weight", "D", {})])
+        },
         "blocks": _blocks(config, prefix),
     }
     if config.scalar_head:
-        tree[HEAD] = {"kernel": Assembly("D", [Piece(SCORE, "1 D", {})])}
+        tree[HEAD] = {"kernel": ParameterParts("D", [TensorPiece(SCORE, "1 D", {})])}
     elif not config.tie_embeddings:
-        tree["unembedding"] = Assembly("VD", [Piece(head, "V D", {})])
+        tree["unembedding"] = ParameterParts("VD", [TensorPiece(head, "V D", {})])
     return tree
 
 
 def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
-    def stacked(axes: str, *parts: Piece) -> Assembly:
-        return Assembly(
+    def stacked(axes: str, *parts: TensorPiece) -> ParameterParts:
+        return ParameterParts(
             f"L{axes}",
             [
-                Piece(f"{prefix}layers.{layer}.{name}", dims, {"L": _at(layer), **box})
+                TensorPiece(f"{prefix}layers.{layer}.{name}", dims, {"L": _at(layer), **box})
                 for layer in range(config.num_layers)
                 for name, dims, box in parts
             ],
         )
 
-    def norm(name: str, axis: str = "D") -> dict[str, Assembly]:
-        return {"scale": stacked(axis, Piece(f"{name}.weight", axis, {}))}
+    def norm(name: str, axis: str = "D") -> dict[str, ParameterParts]:
+        return {"scale": stacked(axis, TensorPiece(f"{name}.weight", axis, {}))}
 
     N = config.heads_per_kv
     columns = {"q": slice(0, N), "k": _at(N), "v": _at(N + 1)}
     attention: dict[str, Any] = {
         "qkv": stacked(
             "DKCH",
-            *(Piece(f"self_attn.{x}_proj.weight", "KCH D", {"C": columns[x]}) for x in columns),
+            *(
+                TensorPiece(f"self_attn.{x}_proj.weight", "KCH D", {"C": columns[x]})
+                for x in columns
+            ),
         ),
-        "out": stacked("KNHD", Piece("self_attn.o_proj.weight", "D KNH", {})),
+        "out": stacked("KNHD", TensorPiece("self_attn.o_proj.weight", "D KNH", {})),
     }
     if config.qkv_bias:
-        biases = (Piece(f"self_attn.{x}_proj.bias", "KCH", {"C": columns[x]}) for x in columns)
+        biases = (
+            TensorPiece(f"self_attn.{x}_proj.bias", "KCH", {"C": columns[x]}) for x in columns
+        )
         attention["qkv_bias"] = stacked("KCH", *biases)
     if config.qk_norm:
         attention["query_norm"] = norm("self_attn.q_norm", "H")
@@ -127,17 +134,19 @@ def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
         blocks["mlp_post_norm"] = norm("post_feedforward_layernorm")
     halves = {"gate": _at(0), "up": _at(1)}
     if config.experts is None:
-        gate_up = [Piece(f"mlp.{x}_proj.weight", "F D", {"G": halves[x]}) for x in halves]
-        down = Piece("mlp.down_proj.weight", "D F", {})
+        gate_up = [TensorPiece(f"mlp.{x}_proj.weight", "F D", {"G": halves[x]}) for x in halves]
+        down = TensorPiece("mlp.down_proj.weight", "D F", {})
         blocks["mlp"] = {"gate_up": stacked("DGF", *gate_up), "down": stacked("FD", down)}
         return blocks
     count = config.experts.count
     blocks["mlp"] = {
-        "router": stacked("DE", Piece("mlp.gate.weight", "E D", {})),
+        "router": stacked("DE", TensorPiece("mlp.gate.weight", "E D", {})),
         "gate_up": stacked(
             "EDGF",
             *(
-                Piece(f"mlp.experts.{e}.{x}_proj.weight", "F D", {"E": _at(e), "G": halves[x]})
+                TensorPiece(
+                    f"mlp.experts.{e}.{x}_proj.weight", "F D", {"E": _at(e), "G": halves[x]}
+                )
                 for e in range(count)
                 for x in halves
             ),
@@ -145,7 +154,7 @@ def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
         "down": stacked(
             "EFD",
             *(
-                Piece(f"mlp.experts.{e}.down_proj.weight", "D F", {"E": _at(e)})
+                TensorPiece(f"mlp.experts.{e}.down_proj.weight", "D F", {"E": _at(e)})
                 for e in range(count)
             ),
         ),
@@ -169,7 +178,9 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
     return sizes
 
 
-def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tuple[int, ...]:
+def tensor_shape(
+    assembly: ParameterParts, piece: TensorPiece, shape: Sequence[int]
+) -> tuple[int, ...]:
     """Returns the shape of a piece's tensor.
 
     Args:
@@ -181,7 +192,7 @@ def tensor_shape(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> tupl
 
 
 def overlap(
-    assembly: Assembly, piece: Piece, shape: Sequence[int], window: Sequence[slice]
+    assembly: ParameterParts, piece: TensorPiece, shape: Sequence[int], window: Sequence[slice]
 ) -> Overlap | None:
     """Returns the part of a piece that lies in a window of a parameter; None if there is none.
 
@@ -225,7 +236,9 @@ def overlap(
     )
 
 
-def _box(assembly: Assembly, piece: Piece, shape: Sequence[int]) -> dict[str, tuple[int, int]]:
+def _box(
+    assembly: ParameterParts, piece: TensorPiece, shape: Sequence[int]
+) -> dict[str, tuple[int, int]]:
     """Returns the begin and end of a piece on every axis."""
     return {
         axis: piece.box.get(axis, slice(None)).indices(size)[:2]

@@ -22,8 +22,8 @@ from rl_sync.models.huggingface.names import (
     EMBEDDING,
     SCORE,
     UNEMBEDDING,
-    Assembly,
     Overlap,
+    ParameterParts,
     assemblies,
     axis_sizes,
     overlap,
@@ -286,7 +286,9 @@ def _check(
         tensors.dtype(name)
 
 
-def _assemble(tensors: TensorFiles, assembly: Assembly, abstract: jax.ShapeDtypeStruct) -> Array:
+def _assemble(
+    tensors: TensorFiles, assembly: ParameterParts, abstract: jax.ShapeDtypeStruct
+) -> Array:
     """Assembles one parameter, shard by shard."""
     sharding = abstract.sharding
     assert sharding is not None, "parameters are read into a sharding"

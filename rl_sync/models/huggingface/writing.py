@@ -23,8 +23,8 @@ from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.names import (
     SCORE,
     UNEMBEDDING,
-    Assembly,
-    Piece,
+    ParameterParts,
+    TensorPiece,
     assemblies,
     overlap,
     tensor_shape,
@@ -75,8 +75,8 @@ class Tensor(NamedTuple):
 
     name: str
     parameter: Array
-    assembly: Assembly
-    piece: Piece
+    assembly: ParameterParts
+    piece: TensorPiece
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 

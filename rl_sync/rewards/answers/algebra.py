@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any
 
-from rl_sync.rewards.answers.limits import OutOfTime, within
+from rl_sync.rewards.answers.cpu_limits import OutOfTime, within
 
 WAY_OUT = 'pip install "rl_sync[math]"'
 _DIGITS = 40
@@ -23,7 +23,7 @@ _POINTS = ((17, 13), (-31, 11), (101, 37), (-7, 29), (211, 19))
 """Rational values of the first variable at which two formulas are compared."""
 
 
-class UnreadableError(ValueError):
+class UnreadableFormulaError(ValueError):
     """Raised for a text that is no formula.
 
     Attributes:
@@ -181,7 +181,7 @@ def _solutions(found: Any, text: str) -> Any:
     if isinstance(found, sympy.Set):
         return found
     if not isinstance(found, sympy.Rel | sympy.And | sympy.Or) or len(found.free_symbols) != 1:
-        raise UnreadableError(text)
+        raise UnreadableFormulaError(text)
     (symbol,) = found.free_symbols
     real = sympy.Symbol("x", real=True)
     try:
@@ -191,7 +191,7 @@ def _solutions(found: Any, text: str) -> Any:
             else found.subs(symbol, real).as_set()
         )
     except (NotImplementedError, ValueError, TypeError) as error:
-        raise UnreadableError(text) from error
+        raise UnreadableFormulaError(text) from error
 
 
 def _read_latex(text: str, is_complex: bool) -> Any:
@@ -210,7 +210,7 @@ def _read_latex(text: str, is_complex: bool) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # The parser raises plain exceptions, and SymPy any.
-        raise UnreadableError(text) from error
+        raise UnreadableFormulaError(text) from error
 
 
 def _same(one: Any, other: Any, tolerance: float) -> bool:
@@ -253,7 +253,7 @@ def _same_solutions(one: Any, other: Any) -> bool | None:
         return None
     try:
         a, b = (_solutions(each, "") for each in (one, other))
-    except UnreadableError:
+    except UnreadableFormulaError:
         return None
     return True if a == b else a.symmetric_difference(b).is_empty
 

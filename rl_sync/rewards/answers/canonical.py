@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rl_sync.rewards.answers.notation import compact
-from rl_sync.rewards.answers.values import (
+from rl_sync.rewards.answers.answer_values import (
     Based,
-    Choice,
     Collection,
     Colon,
     Conditions,
     Formula,
+    FormulaWithUnit,
     Labelled,
+    LetteredAnswer,
     Matrix,
-    Measured,
     Number,
     Union,
     Value,
     Words,
 )
+from rl_sync.rewards.answers.notation import compact
 
 
 def canonical(one: Value, of_formula: Callable[[Formula], str] | None = None) -> str:
@@ -37,7 +37,7 @@ def canonical(one: Value, of_formula: Callable[[Formula], str] | None = None) ->
             cents = one.unit == "¢"
             value, unit = (one.value / 100, "$") if cents else (one.value, one.unit)
             return f"{value} {unit}".rstrip()
-        case Choice():
+        case LetteredAnswer():
             return one.letter
         case Words():
             return one.text
@@ -47,7 +47,7 @@ def canonical(one: Value, of_formula: Callable[[Formula], str] | None = None) ->
             return ":".join(map(write, one.terms)) + one.half
         case Labelled():
             return write(one.value)
-        case Measured():
+        case FormulaWithUnit():
             return f"{write(one.value)} {one.unit}".rstrip()
         case Conditions():
             return f" {one.joint} ".join(sorted(map(write, one.items)))

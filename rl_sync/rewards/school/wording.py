@@ -7,11 +7,11 @@ import json
 import re
 import unicodedata
 
+from rl_sync.rewards.answers.answer_comparison import same_value
+from rl_sync.rewards.answers.answer_values import value
 from rl_sync.rewards.answers.canonical import canonical
-from rl_sync.rewards.answers.comparison import same_value
 from rl_sync.rewards.answers.notation import unified, without_text_commands
 from rl_sync.rewards.answers.numbers import Number
-from rl_sync.rewards.answers.values import value
 
 _ARTICLES = {"a", "an", "the"}
 _TOKEN = re.compile(r"\d+(?:[.,/:]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|[+\-−×÷=<>%$€£°]")

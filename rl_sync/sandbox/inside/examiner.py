@@ -52,7 +52,7 @@ class ProgramError(Exception):
     """An exception of the program that is none of Python's own, or the end of the program."""
 
 
-class RefusedError(ProgramError):
+class RefusedResultError(ProgramError):
     """A result of the program that is no plain value."""
 
 
@@ -100,10 +100,10 @@ class Pipe:
         for argument, before in reversed(self._changed):
             _replace(argument, before)
 
-    def refuse(self, why: str) -> RefusedError:
+    def refuse(self, why: str) -> RefusedResultError:
         """Makes the error of a result that tests cannot receive; the current test has failed."""
         self.fault = self.fault or why
-        return RefusedError(why)
+        return RefusedResultError(why)
 
     def send(self, arguments: tuple, keywords: dict) -> list:
         """Encodes the arguments of a call.
@@ -159,7 +159,7 @@ class Pipe:
             raise value
         if kind == "refused":
             why = f"{shown} returned {value}, which tests cannot receive"
-            raise RefusedError(why) if may_refuse else self.refuse(why)
+            raise RefusedResultError(why) if may_refuse else self.refuse(why)
         if not self._knows_nan and _has_nan(value):
             raise self.refuse(f"{shown} returned {_short(value)}, and the tests know no NaN")
         if value is None or name in self._in_place:
@@ -242,7 +242,7 @@ class Object:
         request = ["attribute", self._number, name]
         try:
             return self._pipe.ask(f"{self._kind}().{name}", request, may_refuse=True)
-        except RefusedError:
+        except RefusedResultError:
             return Method(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -52,13 +52,13 @@ def install(path: str) -> None:
     """Installs a filter of system calls, the instructions in a file."""
     import ctypes
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
     with open(path, "rb") as file:
         code = file.read()
     libc = ctypes.CDLL(None, use_errno=True)
-    program = Program(len(code) // 8, code)
+    program = FilterProgram(len(code) // 8, code)
     # PR_SET_NO_NEW_PRIVS, then PR_SET_SECCOMP with SECCOMP_MODE_FILTER.
     if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, ctypes.byref(program), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no filter of system calls can be installed")

@@ -1,0 +1,449 @@
+"""The table of the commands.
+
+A new command is a module with the function `execute`, and an entry here, from which click makes the
+parser, the help and the completion of shells. A command line that names none means the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rl_sync.launcher.catalogs import CATALOGS
+from rl_sync.launcher.command import CONFIG, Command, LauncherProgram
+from rl_sync.launcher.completing import Item, PathOf
+
+_TRAIN, _LOOK, _USE = "Train", "Look at runs", "Use a policy or a reward"
+_LIST, _LEARN = "List what there is", "Get on with the command line"
+
+
+def _flag(name: str, value: str, meaning: str, default: str = "", **more: Any) -> click.Option:
+    """Makes a flag of a command.
+
+    Args:
+      value: the name of its value in the help; empty for choices, and a flag that takes none.
+      meaning: one sentence or two.
+      default: what holds without it, in words.
+      more: arguments of `click.Option`.
+    """
+    return click.Option(
+        [f"--{name}"],
+        metavar=value or None,
+        help=f"{meaning} Default: {default}." if default else meaning,
+        is_flag=None if value or "type" in more else True,
+        **more,
+    )
+
+
+def _offer(*values: str) -> Callable[..., list[Item]]:
+    """Completes a flag that takes some values besides others."""
+    return lambda *_: [*map(Item, values)]
+
+
+def _config(default: str = "") -> click.Option:
+    meaning = "Config file, or the name of a config of the package, which `configs` lists."
+    return _flag(CONFIG, "FILE", meaning, default, type=PathOf("config"), required=not default)
+
+
+def _run(meaning: str = "Work directory of the run.", required: bool = True) -> click.Option:
+    return _flag("workdir", "DIRECTORY", meaning, type=PathOf("run"), required=required)
+
+
+_FILE, _FOLDER = PathOf("file"), PathOf("directory")
+_FROM_0, _FROM_1 = click.IntRange(0), click.IntRange(1)
+_SNAPSHOT = _flag(
+    "step",
+    "STEP",
+    "Trainer step of the snapshot, or best.",
+    "the newest",
+    shell_complete=_offer("best"),
+)
+_HOST = _flag("host", "ADDRESS", "Address to serve at.", "127.0.0.1, for this machine alone")
+_PORT = _flag("port", "PORT", "Port to serve at.", "any free one", type=click.IntRange(0, 65535))
+_CURVES = _flag(
+    "out", "FILE", "Page (.html) or picture (.png) with curves.", "none is written", type=_FILE
+)
+_ORDERS = ("step", "reward", "advantage", "tokens", "staleness", "logprob")
+_JSON = _flag("json", "", "Prints a JSON list of objects, for scripts.")
+
+_COMMANDS = [
+    Command(
+        "run",
+        _TRAIN,
+        "rl_sync.launcher.commands.run",
+        "Trains; the word may be left out.",
+        "Starts the trainer, the explorers, the master and the replay server of a config, shows"
+        " their state, and ends when the run has made its steps. Everything is written to the work"
+        " directory. Ctrl-C saves a snapshot and ends the run. With the work directory of an"
+        " earlier run it goes on where that one was.",
+        [_config()],
+        {
+            "--config=arithmetic --config.workdir=runs/first": "Train a small policy; two minutes.",
+            "--config=arithmetic --config.sync.mode=asynchronous --config.trainer.steps=50": (
+                "Explorers at their own pace, and half as many steps."
+            ),
+        },
+        "docs/using.md",
+        statuses={
+            1: "The run failed; the message names the role and its log.",
+            143: "It was asked to end (SIGTERM), and has saved.",
+        },
+    ),
+    Command(
+        "plan",
+        _TRAIN,
+        "rl_sync.launcher.commands.plan",
+        "Prints what a run would do and the memory that it takes; starts nothing.",
+        "Says who waits for whom, how stale data may get, and what memory each role needs, and"
+        " draws the first steps. It checks the config and loads the task's data, so that mistakes"
+        " are found before a run. With a target it compiles the programs for accelerators that need"
+        " not be there, or proposes settings for them.",
+        [
+            _config(),
+            _flag(
+                "compile",
+                "TARGET",
+                "Accelerators to compile the run's programs for, such as v5e:4x4 or h100:8.",
+                "nothing is compiled",
+            ),
+            _flag(
+                "find",
+                "TARGET",
+                "Accelerators to propose meshes and batch shapes for, as --compile names them.",
+                "nothing is proposed",
+            ),
+            _flag(
+                "workdir",
+                "DIRECTORY",
+                "Work directory of a run, from whose times the pace of this one is forecast.",
+                "no forecast",
+                type=PathOf("run"),
+            ),
+        ],
+        {
+            "--config=arithmetic --config.sync.mode=synchronous": "See who waits for whom.",
+            "--config=arithmetic --find=v5e:2x2": "Settings that fit four TPU chips.",
+        },
+        "docs/using.md",
+    ),
+    Command(
+        "sweep",
+        _TRAIN,
+        "rl_sync.launcher.commands.sweep",
+        "Trains with several seeds or values, one run after another, and compares the runs.",
+        "Makes a run of each combination of seeds and values, in directories that are named by"
+        " them. The same command again skips those that are finished and goes on with the others."
+        " At the end it prints what `compare` prints. --index makes one run alone, for array jobs.",
+        [
+            _config(),
+            _flag("seeds", "SEEDS", "Seeds: 0:4 for 0 to 3, or 0,5,7.", "that of the config"),
+            _flag(
+                "set",
+                "SETTING=VALUES",
+                "Values of a setting, with commas; may be given for several settings. A value that"
+                " has a comma stands in quotation marks.",
+                multiple=True,
+            ),
+            _flag("parallel", "N", "Number of runs at the same time.", "1", type=_FROM_1),
+            _flag("index", "NUMBER", "Makes this run alone; --list has the numbers.", type=_FROM_0),
+            _flag("list", "", "Lists the runs with their numbers and states, and starts none."),
+            _flag("into", "DIRECTORY", "Directory of the runs.", "runs/sweep-NAME", type=_FOLDER),
+            _CURVES,
+        ],
+        {
+            "--config=arithmetic --seeds=0:4 --set=sync.mode=synchronous,asynchronous": (
+                "Eight runs: four seeds of two modes."
+            ),
+            "--config=arithmetic --seeds=0:8 --index=$SLURM_ARRAY_TASK_ID": "One of an array job.",
+        },
+        "docs/how-to/sweeps.md",
+        statuses={
+            1: "A run failed; the others have been made.",
+            143: "It was asked to end (SIGTERM); the runs that went on have saved.",
+        },
+    ),
+    Command(
+        "timeline",
+        _LOOK,
+        "rl_sync.launcher.commands.timeline",
+        "Draws who did what when in a run, also while it runs.",
+        "Reads the spans that each role of a run has recorded. It writes timeline.png and"
+        " timeline.svg, and trace.json for https://ui.perfetto.dev, and prints their paths.",
+        [
+            _run(),
+            _flag(
+                "out", "DIRECTORY", "Directory of the files.", "the work directory", type=_FOLDER
+            ),
+            _flag(
+                "steps",
+                "FIRST:LAST",
+                "Trainer steps to draw, such as 3:8, 3: or all.",
+                "six early ones",
+                shell_complete=_offer("all"),
+            ),
+        ],
+        {
+            "--workdir=runs/first": "Draw some steps of a run.",
+            "--workdir=runs/first --steps=1:8 --out=pictures": "Draw the first eight, elsewhere.",
+        },
+        "docs/using.md",
+    ),
+    Command(
+        "rollouts",
+        _LOOK,
+        "rl_sync.launcher.commands.rollouts",
+        "Shows what the policy wrote, and how it was judged, also while it runs.",
+        "Prints a line for each of the last steps and the alarms of the run. With a step it prints"
+        " that step's groups, and with other flags the completions that fit, with their rewards and"
+        " advantages.",
+        [
+            _run(),
+            _flag("step", "STEP", "Trainer step, or FIRST:LAST.", "all"),
+            _flag(
+                "prompt",
+                "ID",
+                "Number of a problem, whose completions are shown.",
+                "all",
+                type=_FROM_0,
+            ),
+            _flag(
+                "lease", "ID", "Lease of a group, whose completions are shown.", "all", type=_FROM_0
+            ),
+            _flag(
+                "reward", "LEAST:GREATEST", "Bounds of the reward, such as 0:0.5, 1: or :0.", "all"
+            ),
+            _flag(
+                "grep", "PATTERN", "Regular expression, found in a prompt or a completion.", "all"
+            ),
+            _flag(
+                "sort",
+                "FIELD",
+                "Order: step, reward, advantage, tokens, staleness or logprob; with a - in front"
+                " from the greatest on.",
+                "as trained on",
+                type=click.Choice([*_ORDERS, *(f"-{key}" for key in _ORDERS)]),
+            ),
+            _flag(
+                "limit",
+                "N",
+                "The most lines of a table, or completions.",
+                "20, 40 or 10",
+                type=_FROM_1,
+            ),
+            _flag("json", "", "Prints all records that fit as JSON lines."),
+        ],
+        {
+            "--workdir=runs/first": "The last steps.",
+            "--workdir=runs/first --step=12 --sort=reward --grep='1.*='": "The worst first.",
+            "--workdir=runs/first --reward=:0 --json": "All failures, for a script.",
+        },
+        "docs/rollouts.md",
+        statuses={1: "No record fits."},
+    ),
+    Command(
+        "page",
+        _LOOK,
+        "rl_sync.launcher.commands.page",
+        "Serves a page on runs: curves, rollouts, the timeline, live or later. It only reads.",
+        "Prints the address of a page for the browser, and serves it until Ctrl-C. The page shows"
+        " curves of one run or several, the roles and whom they wait for, completions, and the"
+        " timeline. Runs do not notice it.",
+        [_run("Work directory of the run, or several with commas between them."), _HOST, _PORT],
+        {
+            "--workdir=runs/first": "Watch a run in the browser.",
+            "--workdir=runs/first,runs/second --port=8080": "Compare two, at a known port.",
+        },
+        "docs/page.md",
+    ),
+    Command(
+        "report",
+        _LOOK,
+        "rl_sync.launcher.commands.report",
+        "Writes a page on a run to send or print: results, curves, timeline, completions.",
+        "Writes one page of HTML that has all of its parts in itself, and prints its path. It needs"
+        " neither a server nor a network. The run may still go on, may have failed, or be a copy"
+        " from elsewhere.",
+        [
+            _run(),
+            _flag(
+                "out", "FILE", "File of the page.", "report.html in the work directory", type=_FILE
+            ),
+        ],
+        {
+            "--workdir=runs/first": "Write the page beside the run's records.",
+            "--workdir=runs/first --out=first.html": "Write it elsewhere.",
+        },
+        "docs/report.md",
+    ),
+    Command(
+        "compare",
+        _LOOK,
+        "rl_sync.launcher.commands.compare",
+        "Compares runs: settings, results, curves; seeds of one config are one group.",
+        "Prints a table: the settings that differ, accuracies with their 95 % intervals, reward,"
+        " staleness beside its bound, speed, and which runs ended with the same parameters. Of runs"
+        " that differ in the seed alone it gives the least, the median and the greatest. Runs of"
+        " different length are compared as far as all of them have come.",
+        [
+            _flag(
+                "at",
+                "",
+                "Measure of how far runs have come; end is the end of each.",
+                "steps",
+                type=click.Choice(["steps", "tokens", "seconds", "end"]),
+            ),
+            _CURVES,
+            _flag("json", "", "Prints everything as JSON."),
+        ],
+        {
+            "runs/first runs/second": "Compare two runs.",
+            "runs/first runs/second --out=compared.html": "With curves, as a page.",
+            "runs/first runs/second --at=tokens": "After equally many tokens.",
+        },
+        "docs/report.md",
+        takes="RUN RUN …",
+    ),
+    Command(
+        "eval",
+        _USE,
+        "rl_sync.launcher.commands.evaluate",
+        "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
+        "Generates completions of held-out problems, has them judged, and prints accuracies with"
+        " their 95 % intervals. The problems are those of the run's config, or of the config that"
+        " is given. All completions and judgements are written to a file.",
+        [
+            _config("that of the run"),
+            _run("Work directory of the run whose snapshot is measured.", required=False),
+            _flag(
+                "model",
+                "DIRECTORY",
+                "Checkpoint to measure in place of a run's, as model.path takes it.",
+                type=_FOLDER,
+            ),
+            _SNAPSHOT,
+            _flag("out", "FILE", "File of the completions.", "evaluation.json", type=_FILE),
+        ],
+        {
+            "--workdir=runs/first --step=best --config.evaluation.samples=8": (
+                "The best snapshot, with eight completions of each problem."
+            ),
+            "--config=gsm8k --model=DIRECTORY": "A checkpoint, on the problems of a config.",
+        },
+        "docs/evaluation.md",
+        own_config=True,
+    ),
+    Command(
+        "export",
+        _USE,
+        "rl_sync.launcher.commands.export",
+        "Writes a run's policy as a checkpoint that transformers loads.",
+        "Writes a snapshot of a run as a new directory with config.json, safetensors files and the"
+        " tokenizer. Adapters are merged into the weights. The model must be of a family that"
+        " `models` lists.",
+        [
+            _run(),
+            _flag(
+                "to", "DIRECTORY", "New directory for the checkpoint.", type=_FOLDER, required=True
+            ),
+            _flag(
+                "dtype",
+                "",
+                "Type of the stored parameters.",
+                "as imported, or float32",
+                type=click.Choice(["float32", "bfloat16", "float16"]),
+            ),
+            _SNAPSHOT,
+        ],
+        {
+            "--workdir=runs/first --to=exported": "The newest snapshot.",
+            "--workdir=runs/first --step=best --to=exported --dtype=bfloat16": "The best one.",
+        },
+        "docs/how-to/model.md",
+    ),
+    Command(
+        "reward",
+        _USE,
+        "rl_sync.launcher.commands.reward",
+        "Serves the config's reward to runs, here or elsewhere.",
+        "Judges completions for runs that give its address as reward.addresses, with workers and"
+        " limits of its own. Runs and server share a secret, which is made if there is none."
+        " Ctrl-C ends it.",
+        [
+            _config(),
+            _HOST,
+            _PORT,
+            _flag(
+                "secret-path",
+                "FILE",
+                "Secret that the runs share.",
+                "reward.secret_path",
+                type=_FILE,
+            ),
+        ],
+        {
+            "--config=arithmetic --port=8100 --secret-path=~/reward.secret": "Serve at a port.",
+            "--config=arithmetic --config.reward.workers=8 --secret-path=reward.secret": (
+                "With eight workers."
+            ),
+        },
+        "docs/reward-servers.md",
+        statuses={0: "Ctrl-C or SIGTERM ended it while it served.", 130: "Ctrl-C ended it before."},
+    ),
+    Command(
+        "settings",
+        _LIST,
+        "rl_sync.launcher.commands.lists",
+        "Lists all settings and their meanings, or those that a PATTERN fits.",
+        "Prints each setting with its values, its default and its meaning. A pattern is one word or"
+        " several, each of which begins a word of the name, the meaning or the choices. Any setting"
+        " is changed by --config.NAME=VALUE, or in a config file.",
+        [_JSON],
+        {"": "All.", "learning rate": "Those with both words.", "sync --json": "For a script."},
+        "docs/settings.md",
+        takes="a PATTERN",
+    ),
+    *(
+        Command(
+            name,
+            _LIST,
+            "rl_sync.launcher.catalogs",
+            one.summary,
+            "Prints a line for each. A pattern is one word or several, each of which begins a word"
+            f" of the name or the text. Where it fits one {one.noun} alone, there is more.",
+            [_JSON],
+            {"": "All.", one.example: "Those with a word.", f"{one.example} --json": "The same."},
+            one.page,
+            takes="a PATTERN",
+        )
+        for name, one in CATALOGS.items()
+    ),
+    Command(
+        "help",
+        _LEARN,
+        "",
+        "Explains a command, or names all of them.",
+        "Prints what a command does, its flags with their defaults, examples, and its exit"
+        " statuses. `COMMAND --help` prints the same.",
+        [],
+        {"": "All commands.", "plan": "One command."},
+        "docs/using.md",
+        takes="a COMMAND",
+    ),
+    Command(
+        "completion",
+        _LEARN,
+        "rl_sync.launcher.completing",
+        "Prints a script that lets the Tab key complete commands, flags, settings and paths.",
+        "Prints the script of a shell: bash, zsh or fish. Its first lines say how to install it. It"
+        " completes `rl-sync`, `python -m rl_sync`, and `python -m launcher` in the clone.",
+        [],
+        {"bash": "The script of bash.", "zsh": "That of zsh.", "fish": "That of fish."},
+        "docs/using.md",
+        takes="a SHELL",
+    ),
+]
+
+PROGRAM = LauncherProgram(_COMMANDS)
+COMMANDS = PROGRAM.commands

@@ -1,0 +1,73 @@
+"""`plan`: what a run would do and take, told part by part as it is known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rl_sync.launcher.command import Arguments
+
+if TYPE_CHECKING:
+    from rl_sync.settings.run_settings import RunSettings
+    from rl_sync.tasks.task import Task
+
+
+def execute(arguments: Arguments) -> int:
+    """Prints the plan of a run, which is not started.
+
+    Raises:
+      ConfigError: the config makes no run, or a target does not exist.
+    """
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
+    from rl_sync.launcher.processes import run_directory
+    from rl_sync.plan.memory_text import describe_memory
+    from rl_sync.plan.program_counts import describe_programs
+    from rl_sync.plan.schedule_text import describe
+    from rl_sync.plan.targets import target
+    from rl_sync.roles import wiring
+    from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+
+    assert arguments.config is not None
+    flags = arguments.flags
+    settings = run_directory.settings_of(arguments.config.to_dict())
+    task = wiring.load_task(settings)
+    wiring.check_reward(task)
+    pipeline_of(settings.experience.pipeline, task)
+    more = [
+        lambda: describe(settings),
+        task.describe,
+        lambda: describe_memory(settings, task),
+        lambda: describe_programs(settings, task),
+    ]
+    if judging := _judging(settings, task):
+        more.insert(2, lambda: judging)
+    if "workdir" in flags:
+        from rl_sync.plan.pace_text import describe_predicted
+
+        predicted = describe_predicted(settings, flags["workdir"])  # Or its error comes first.
+        more.append(lambda: predicted)
+    if "find" in flags:
+        from rl_sync.plan.mesh_search import describe_found
+
+        target(flags["find"])
+        more.append(lambda: describe_found(settings, task, flags["find"]))
+    if "compile" in flags:
+        from rl_sync.plan.compile_text import describe_compiled
+
+        target(flags["compile"]).devices()
+        more.append(lambda: describe_compiled(settings, task, flags["compile"]))
+    for number, text in enumerate(more):
+        print("\n" * (number > 0) + text(), flush=True)
+    return 0
+
+
+def _judging(settings: RunSettings, task: Task) -> str:
+    """Says which problems could not be judged on this machine; a run may have another one."""
+    from rl_sync.roles import wiring
+    from rl_sync.settings.records import ConfigError
+
+    try:
+        return "\n".join(wiring.try_reward(settings, task))
+    except ConfigError as error:
+        return f"Judging here: {error}"

@@ -1,0 +1,105 @@
+"""`report`: writes one page of HTML on a run, which has all of its parts in itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.processes import deviations
+from rl_sync.plan.schedule_text import describe
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.workdir import Workdir
+
+_FILE = "report.html"
+
+
+def execute(arguments: Arguments) -> int:
+    """Writes the page; see `write`."""
+    return write(arguments.flags)
+
+
+def write(flags: Mapping[str, Any]) -> int:
+    """Writes the page, prints its path, and returns the exit status.
+
+    Raises:
+      ConfigError: a flag makes no sense, the run has no records, or the page cannot be written.
+    """
+    workdir = flags["workdir"]
+    check_run(workdir, f"--workdir={workdir}")
+    from rl_sync.page.report_page import render
+    from rl_sync.page.run_facts import read_facts
+
+    facts = read_facts(Path(workdir), samples=True)
+    if facts.is_empty:
+        raise ConfigError(f"The run in {workdir} has recorded nothing yet. Wait a little.")
+    config = _config(workdir)
+    page = render(facts, Path(workdir).absolute(), _changes(config), _plan(config))
+    out = Path(flags.get("out") or Path(workdir, _FILE))
+    write_page(out / _FILE if out.is_dir() else out, page)
+    return 0
+
+
+def check_run(workdir: str, named: str) -> None:
+    """Refuses what is no work directory of a run.
+
+    Raises:
+      ConfigError: says so.
+    """
+    at = Workdir(workdir)
+    if not os.path.isdir(workdir):
+        raise ConfigError(f"{named} is not a directory.")
+    if not any(path.exists() for path in (at.config, at.metrics, at.spans, at.ledger)):
+        raise ConfigError(
+            f"{named} is not the work directory of a run: it has no config.json and no records."
+        )
+
+
+def write_page(path: Path, page: str | bytes, quiet: bool = False) -> None:
+    """Writes a page or a picture.
+
+    Args:
+      quiet: whether not to print its path.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        if isinstance(page, str):
+            page = page.encode("utf-8", errors="backslashreplace")
+        temporary.write_bytes(page)
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}. Give another --out."
+        ) from error
+    if not quiet:
+        print(path)
+
+
+def _config(workdir: str) -> dict[str, Any]:
+    """The config of a run; empty if there is none that can be read."""
+    try:
+        return read_config(Workdir(workdir).config)
+    except (FileNotFoundError, ConfigError):
+        return {}
+
+
+def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """The settings that are not the defaults; None if the config is of another version."""
+    try:
+        return [(name, str(value)) for name, value in deviations.deviations(config).items()]
+    except ValueError:
+        return None
+
+
+def _plan(config: Mapping[str, Any]) -> str:
+    """The schedule in words and as a drawing; empty if the config is of another version."""
+    try:
+        return describe(read_settings(config))
+    except ValueError:
+        return ""

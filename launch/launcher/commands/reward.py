@@ -1,0 +1,123 @@
+"""A reward server on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_sync.cluster.host_names import check_own
+from rl_sync.cluster.secret import secret_in
+from rl_sync.launcher.command import Arguments
+from rl_sync.rewards.rubric import Rubric
+from rl_sync.roles import wiring
+from rl_sync.scoring.reward_server import RewardServer
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run_settings import RunSettings
+
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")
+_POLL_SECS = 0.2
+
+
+def execute(arguments: Arguments) -> int:
+    """Serves the reward of a config: see `serve`."""
+    assert arguments.config is not None
+    flags = arguments.flags
+    return serve(
+        arguments.config.to_dict(),
+        flags.get("host"),
+        flags.get("port", 0),
+        secret_path=flags.get("secret-path"),
+    )
+
+
+def serve(
+    config: Mapping[str, Any], host: str | None, port: int, *, secret_path: str | None
+) -> int:
+    """Serves the reward of a config until SIGTERM or Ctrl-C; returns the exit status.
+
+    Args:
+      host, port: the address, as given on the command line.
+      secret_path: the file of the secret; None for that of the config.
+
+    Raises:
+      ConfigError: the reward cannot be made, a worker cannot prepare it, the address is not free,
+        or there is no secret.
+    """
+    # The server has workers of its own, whatever judges for the run.
+    settings = read_settings({**config, "workdir": config.get("workdir") or ""})
+    path = _secret_path(secret_path or settings.reward.secret_path)
+    try:
+        secret = secret_in(path)
+    except OSError as error:
+        raise ConfigError(
+            f"The secret {path} cannot be read or made: {error.strerror or error}."
+        ) from error
+    host = host or _LOOPBACK
+    if host not in (_LOOPBACK, *_EVERYWHERE):
+        check_own("--host", host)
+    reward = _reward(settings)
+    own = dataclasses.replace(settings.reward, addresses=None)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
+    try:
+        server = RewardServer(reward, own, host=host, port=port, secret=secret)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    with contextlib.closing(server):
+        print(f"Reward: {reward}")
+        print(f"Workers: {settings.reward.workers}, secret: {path}", flush=True)
+        _await_workers(server, settings.launch.start_secs, asked)
+        if not asked.is_set():
+            print(f"Serving at {server.address}; Ctrl-C ends it.", flush=True)
+        asked.wait()
+    print("The reward server has ended.")
+    return 0
+
+
+def _await_workers(server: RewardServer, start_secs: float, asked: threading.Event) -> None:
+    deadline = time.monotonic() + start_secs
+    try:
+        while not (asked.is_set() or server.is_prepared(_POLL_SECS)):
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"The workers have not prepared the reward in launch.start_secs={start_secs:g}"
+                    " s: raise it if they have a large model to load."
+                )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _secret_path(given: str | None) -> Path:
+    if given is None:
+        raise ConfigError(
+            "A reward server needs a secret that its runs share: give --secret-path=FILE, which is"
+            " made if it is not there, or --config.reward.secret_path=FILE."
+        )
+    return Path(given).absolute()
+
+
+def _reward(settings: RunSettings) -> str:
+    """The expression of the run's reward; loads the task only if that has to say it."""
+    reward = settings.task.reward
+    if reward is None:
+        task = wiring.load_task(settings)
+        wiring.check_reward(task)
+        for note in wiring.try_reward(settings, task):
+            print(note, flush=True)
+        return task.reward
+    try:
+        Rubric(reward).try_out([])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return reward

@@ -1,0 +1,229 @@
+"""`rollouts`: what the policy of a run wrote, for a terminal or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import regex
+from rich.console import Console
+
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.commands import rollout_view as view
+from rl_sync.records import alarms
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.rollout_records import (
+    SEARCH_SECS,
+    Rollout,
+    RolloutFilter,
+    groups_of,
+    parts,
+    read_rollouts,
+)
+from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
+
+FOUND_NOTHING = 1
+_STEPS, _GROUPS, _SAMPLES = 20, 40, 10
+_PLAIN_COLUMNS = 120  # Of an output that is no terminal.
+_INT, _FLOAT = r"\d+", r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+KEYS: Mapping[str, Callable[[Rollout], float | None]] = {
+    "step": lambda one: one.step,
+    "reward": lambda one: one.reward,
+    "advantage": lambda one: one.advantage,
+    "tokens": lambda one: one.drawn_tokens,
+    "staleness": lambda one: one.staleness,
+    "logprob": lambda one: view.mean_logprob(one),
+}
+"""From the name of an order to a function of a record; None comes last."""
+
+
+class Order(NamedTuple):
+    """An order of records: a key of `KEYS`, and whether the greatest comes first."""
+
+    key: str
+    descends: bool
+
+    def sort(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """Returns records in this order; those that are equal stay as they are."""
+        value = KEYS[self.key]
+        known = [one for one in rollouts if value(one) is not None]
+        unknown = [one for one in rollouts if value(one) is None]
+        sign = -1 if self.descends else 1
+        return sorted(known, key=lambda one: sign * (value(one) or 0.0)) + unknown
+
+
+def execute(arguments: Arguments) -> int:
+    """Prints records of a run: see `show`."""
+    try:
+        return show(arguments.flags)
+    except TimeoutError as error:
+        raise ConfigError(
+            f"--grep={arguments.flags.get('grep')} takes longer than {SEARCH_SECS:g} s on one"
+            " completion: its repetitions can match in too many ways. Write it without repetitions"
+            " inside repetitions, such as (a+)+."
+        ) from error
+
+
+def show(flags: Mapping[str, Any]) -> int:
+    """Prints records of a run; returns the exit status, 1 if none fits.
+
+    Raises:
+      ConfigError: a flag makes no sense, or the run has no records.
+    """
+    workdir, selection = _workdir(flags), _selection(flags)
+    order, limit = _order(flags.get("sort")), flags.get("limit")
+    found = read_rollouts(workdir, selection)
+    if "json" in flags:
+        return _as_json(found, order, limit)
+    knows_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if knows_width else _PLAIN_COLUMNS, highlight=False)
+    if selection == RolloutFilter() and order is None:
+        return _overview(console, workdir, limit or _STEPS)
+    rollouts = list(found)
+    if not rollouts:
+        return _nothing(workdir)
+    of_steps = selection._replace(first_step=0, last_step=None) == RolloutFilter()
+    if of_steps and order is None:
+        _groups(console, rollouts, limit or _GROUPS)
+    else:
+        _samples(console, rollouts, order, limit or _SAMPLES)
+    return 0
+
+
+def _overview(console: Console, workdir: Workdir, limit: int) -> int:
+    """Prints a line for each of the last steps, the alarms, and how to look closer."""
+    by_step: dict[int, list[Rollout]] = {}
+    for one in read_rollouts(workdir):
+        by_step.setdefault(one.step, []).append(one)
+    if not by_step:
+        return _nothing(workdir)
+    last = [*by_step][-limit:]
+    console.print(view.steps({step: by_step[step] for step in last}))
+    if len(last) < len(by_step):
+        console.print(f"{len(by_step) - len(last)} earlier steps: --limit={len(by_step)}")
+    for line in _alarms(workdir):
+        console.print(line, style="bold red", markup=False)
+    console.print(
+        f"\nGroups of a step: --step={last[-1]}; the best completions of all: --sort=-reward;"
+        " search: --grep=PATTERN; --help has more.",
+        style="dim",
+    )
+    return 0
+
+
+def _groups(console: Console, rollouts: list[Rollout], limit: int) -> None:
+    """Prints a line for each group, and the first group whole."""
+    groups = groups_of(rollouts)
+    shown = [*groups][:limit]
+    console.print(view.groups([groups[name] for name in shown]))
+    if len(shown) < len(groups):
+        console.print(f"{len(groups) - len(shown)} more groups: --limit={len(groups)}")
+    console.print(f"\nOne of them whole: --lease={shown[0][1]}", style="dim")
+
+
+def _samples(console: Console, rollouts: list[Rollout], order: Order | None, limit: int) -> None:
+    """Prints whole records; a group side by side if it is the only one."""
+    ordered = rollouts if order is None else order.sort(rollouts)
+    some = ordered[:limit]
+    if len(groups_of(some)) == 1 and len(some) > 1:
+        console.print(view.side_by_side(some, console.width))
+    else:
+        for one in some:
+            console.print(view.sample(one))
+    if len(some) < len(ordered):
+        console.print(f"{len(ordered) - len(some)} more: --limit={len(ordered)}")
+
+
+def _as_json(found: Iterator[Rollout], order: Order | None, limit: int | None) -> int:
+    rollouts = found if order is None else iter(order.sort(list(found)))
+    count = 0
+    for one in rollouts:
+        fields = {name: getattr(one, name) for name in Rollout.__dataclass_fields__}
+        print(json.dumps(fields, separators=(",", ":")))
+        count += 1
+        if count == limit:
+            break
+    return 0 if count else FOUND_NOTHING
+
+
+def _nothing(workdir: Workdir) -> int:
+    steps = [one.first_step for one in parts(workdir)]
+    first = f" Its records begin with step {steps[0]}." if steps else ""
+    print(f"No rollout of {workdir} fits.{first}", file=sys.stderr)
+    return FOUND_NOTHING
+
+
+def _alarms(workdir: Workdir) -> list[str]:
+    """Returns the alarms of a run; none where it has no metrics yet."""
+    try:
+        lines = read_metrics(workdir)
+        config: dict[str, Any] = json.loads(workdir.config.read_text())
+    except (OSError, ValueError):
+        return []
+    limits = alarms.AlarmLimits(
+        steps=config.get("observe", {}).get("alarm_steps", alarms.AlarmLimits().steps),
+        group_size=config["trainer"]["group_size"],
+        logprob_gap=config["algorithm"].get("logprob_gap_alarm") or 0.0,
+    )
+    return alarms.describe(alarms.history(lines, limits), alarms.last_step(lines))
+
+
+def _workdir(flags: Mapping[str, Any]) -> Workdir:
+    path = flags["workdir"]
+    if not os.path.isdir(path):
+        raise ConfigError(f"--workdir={path} is not a directory.")
+    workdir = Workdir(path)
+    if not parts(workdir):
+        raise ConfigError(
+            f"--workdir={path} has no records of rollouts: its run has not finished a trainer step,"
+            " has observe.rollouts=false, or generates nothing."
+        )
+    return workdir
+
+
+def _selection(flags: Mapping[str, Any]) -> RolloutFilter:
+    first, last = _range("step", flags.get("step"), _INT)
+    least, greatest = _range("reward", flags.get("reward"), _FLOAT)
+    if "grep" in flags:
+        try:
+            pattern = regex.compile(flags["grep"])
+        except regex.error as error:
+            raise ConfigError(
+                f"--grep={flags['grep']} is no regular expression ({error}): put a \\ before a sign"
+                " that stands for itself."
+            ) from error
+    return RolloutFilter(
+        first_step=int(first or 0),
+        last_step=None if last is None else int(last),
+        prompt_id=flags.get("prompt"),
+        lease=flags.get("lease"),
+        least=least,
+        greatest=greatest,
+        pattern=pattern if "grep" in flags else None,
+    )
+
+
+def _range(name: str, text: str | None, number: str) -> tuple[float | None, float | None]:
+    """Reads `3`, `3:8`, `3:` or `:8`."""
+    if text is None:
+        return None, None
+    match = re.fullmatch(rf"({number})?(:)?({number})?", text)
+    if match is None or (match[1] is None and match[3] is None):
+        raise ConfigError(f"--{name}={text} must be a number or a range, such as 3, 3:8, 3: or :8.")
+    low = None if match[1] is None else float(match[1])
+    if match[2] is None:
+        return low, low
+    high = None if match[3] is None else float(match[3])
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"--{name}={text} begins behind its end: write {match[3]}:{match[1]}.")
+    return low, high
+
+
+def _order(text: str | None) -> Order | None:
+    return None if text is None else Order(text.removeprefix("-"), text.startswith("-"))

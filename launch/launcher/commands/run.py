@@ -1,0 +1,324 @@
+"""A run from this machine: starts every role, shows their status, and ends them all."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from rl_sync.cluster import compilation_cache
+from rl_sync.cluster.host_names import check_own
+from rl_sync.cluster.master_calls import AskStatus, CloseLedger, Happened
+from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.run_result import Summary
+from rl_sync.cluster.topology import members_of
+from rl_sync.display.live import LiveDisplay, RunStatus
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.processes import run_directory as work
+from rl_sync.launcher.processes import run_text, stopping
+from rl_sync.launcher.processes.hang_watch import HangWatch
+from rl_sync.launcher.processes.page_beside import PageBeside
+from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
+from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
+from rl_sync.records import alarms
+from rl_sync.records.backends.backend_catalog import check_installed
+from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.replay_interface import ReplayError
+from rl_sync.role_names import is_explorer, number_of, role_of
+from rl_sync.roles import wiring
+from rl_sync.roles.explorer.episode_wiring import check_environment
+from rl_sync.roles.master.events import ExplorerDied, StopRequested
+from rl_sync.roles.replay_tables import check_replay
+from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.workdir import Workdir
+
+_FAILED = 1
+_LOOK_SECS = 0.1
+_SHOW_SECS = 0.5
+_ANSWER_SECS = 10.0
+
+
+class LocalRun:
+    """One run; all of its processes are children of this one.
+
+    Args:
+      settings: the run; its work directory is held and ready.
+    """
+
+    def __init__(self, settings: RunSettings):
+        self._settings = settings
+        self._workdir = Workdir(settings.workdir)
+        self._supervisor = Supervisor()
+        self._processes = RunProcesses(settings, self._supervisor)
+        self._vigil = HangWatch(settings, self._supervisor)
+        self._master: RpcClient | None = None
+        self._signals: list[int] = []
+        self._is_closed = False
+        self._last: RunStatus | None = None
+        self._restarts: collections.Counter[str] = collections.Counter()
+
+    def run(self) -> int:
+        """Runs to the end.
+
+        Returns:
+          The exit status: 0, or 128 plus the number of the signal that stopped it.
+
+        Raises:
+          ConfigError: a port is taken.
+          RunFailedError: a role died, or a process could not be started.
+        """
+        before = {number: signal.signal(number, self._interrupt) for number in _REASONS}
+        try:
+            self._master = self._processes.start()
+            self._watch()
+            return self._finish()
+        finally:
+            if self._is_closed:
+                stopping.await_backends(self._settings, self._supervisor, self._signals)
+            self._supervisor.end_all()
+            self._processes.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._signals.append(number)
+
+    def _watch(self) -> None:
+        """Waits until all roles have ended well, one has died, or the user stops the run."""
+        assert self._master is not None
+        ready, shown = False, 0.0
+        roles = [member.name for member in members_of(self._settings)]
+        started = time.monotonic()
+        with LiveDisplay() as display, self._page() as page:
+            while self._supervisor.living(roles):
+                # A server that never was ready knows why, and what to do.
+                ready = ready or self._processes.replay_ready(time.monotonic() - started)
+                deaths = self._supervisor.deaths() or self._vigil.look(self._master)
+                if deaths and not self._start_again(deaths):
+                    self._fail(deaths)
+                if self._signals:
+                    break
+                if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
+                    display.update(status)
+                    shown = time.monotonic()
+                if page is not None and (news := page.news()):
+                    print(f"\n{news}")
+                time.sleep(_LOOK_SECS)
+        if self._signals:
+            self._give_up()
+        elif deaths := self._supervisor.deaths():
+            self._fail(deaths)
+
+    def _page(self) -> contextlib.AbstractContextManager[PageBeside | None]:
+        launch = self._settings.launch
+        if not launch.page:
+            return contextlib.nullcontext()
+        return PageBeside(self._workdir, launch.page_port)
+
+    def _start_again(self, deaths: Sequence[Death]) -> bool:
+        """Restarts dead explorers; returns False if the run cannot go on without the dead.
+
+        An explorer that dies before there is anything to generate would die again, so it is not
+        restarted.
+        """
+        status, most = self._status(), self._settings.launch.explorer_restarts
+        programs = {role_of(death.name) for death in deaths}
+        if not self._settings.is_elastic or status is None or status.phase != "rl":
+            return False
+        if any(not is_explorer(one) or self._restarts[one] >= most for one in programs):
+            return False
+        assert self._master is not None
+        for program in sorted(programs):
+            self._restarts[program] += 1
+            members = [member for member in members_of(self._settings) if member.program == program]
+            self._supervisor.end([member.name for member in members])
+            try:
+                died = ExplorerDied(number_of(program))
+                self._master.call(Happened(died), _ANSWER_SECS)
+            except PeerLostError:
+                return False
+            self._processes.start_programs([program])
+            why = next(death for death in deaths if role_of(death.name) == program)
+            self._record_restart(program, str(why))
+            print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
+        return True
+
+    def _record_restart(self, role: str, why: str) -> None:
+        with contextlib.suppress(OSError):  # Nothing relies on it.
+            lines = JsonLinesWriter(self._workdir.restarts, vital=False)
+            lines.write({"time": time.time(), "role": role, "why": why})
+            lines.close()
+
+    def _status(self) -> RunStatus | None:
+        assert self._master is not None
+        try:
+            status = self._master.call(AskStatus(), _ANSWER_SECS)
+            restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=self._restarts)
+            more = tuple(alarms.raised(restarts))
+            self._last = dataclasses.replace(status, alarms=(*status.alarms, *more))
+            return self._last
+        except (PeerLostError, RemoteError):
+            return None  # Not up yet; if it had died, the supervisor would know.
+
+    def _give_up(self) -> None:
+        """Ends the run for the user: immediately if there is nothing new to save."""
+        reason = _REASONS[signal.Signals(self._signals[0])]
+        if stopping.is_nothing_new(self._status()):
+            print(f"\nStopping: {reason}.")
+        else:
+            self._stop(reason, math.inf)
+
+    def _stop(self, reason: str, most_secs: float) -> None:
+        """Asks every role to save and leave, and waits for them; a second Ctrl-C ends the wait.
+
+        Args:
+          most_secs: the longest time of one piece of the trainer's work before it saves.
+        """
+        assert self._master is not None
+        try:
+            self._master.call(Happened(StopRequested(reason)), _ANSWER_SECS)
+        except PeerLostError:
+            return
+        signals = len(self._signals)
+        print(
+            f"\nStopping: {reason}. {stopping.under_way(self._status())}."
+            f" Ctrl-C{' again' if signals else ''} ends the wait.",
+            flush=True,
+        )
+        why_not = stopping.await_end(
+            [member.name for member in members_of(self._settings)],
+            self._supervisor,
+            self._status,
+            is_interrupted=lambda: len(self._signals) > signals,
+            stop_secs=self._settings.launch.stop_secs,
+            most_secs=most_secs,
+        )
+        if why_not:
+            print(f"Not waiting any more: {why_not}.", flush=True)
+
+    def _fail(self, deaths: Sequence[Death]) -> None:
+        """Handles the death of a role: lets the others save, then raises a report."""
+        assert self._master is not None
+        deaths = [*self._vigil.suspects(self._master, self._processes.server), *deaths]
+        before = ""
+        if all(death.name != "master" for death in deaths):
+            # A trainer that has lost a process cannot save.
+            savers = stopping.SAVERS
+            whole = all(role_of(death.name) not in savers for death in deaths)
+            wait_secs = self._settings.launch.wait_secs if whole else 0.0
+            self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
+            with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not the failure.
+                reason = self._close().result.failed
+                before = f"{reason}\nThen " if reason else ""
+        # A killed process may be seen as dead after others that died because of it. The master and
+        # the replay server, if they lived until here, were asked to end.
+        seen = [*(death.name for death in deaths), "master", "replay"]
+        first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
+        raise RunFailedError(f"{before}{first.report(others)}\n{self._how_to_go_on()}")
+
+    def _how_to_go_on(self) -> str:
+        return stopping.how_to_go_on(self._settings, self._last)
+
+    def _close(self) -> Summary:
+        assert self._master is not None
+        summary = self._master.call(CloseLedger(), _ANSWER_SECS)
+        self._is_closed = True
+        return summary
+
+    def _finish(self) -> int:
+        stopped = 128 + self._signals[0] if self._signals else 0
+        if stopped and stopping.is_nothing_new(self._last):
+            print(self._how_to_go_on())
+            return stopped
+        try:
+            summary = self._close()
+        except (PeerLostError, RemoteError) as error:
+            self._supervisor.wait(["master"], _LOOK_SECS)  # It may have died just now.
+            if deaths := self._supervisor.deaths():
+                self._fail(deaths)
+            raise RunFailedError(
+                f"The master did not close the run's ledger. {error}\n"
+                f"Its log: {self._workdir.log('master')}\n"
+                f"{self._how_to_go_on()}"
+            ) from error
+        print(run_text.final_report(self._settings, summary))
+        if reason := summary.result.failed:
+            raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")
+        if stopped:
+            print(self._how_to_go_on())
+        return stopped
+
+
+_REASONS = {
+    signal.SIGINT: "interrupted by the user",
+    signal.SIGTERM: "asked to terminate (SIGTERM)",
+}
+
+
+def _check_replay(settings: RunSettings, address: str) -> None:
+    """Raises ConfigError unless the user's replay server can serve the run."""
+    with ReplayClient(address) as replay:
+        try:
+            check_replay(settings, replay)
+        except ReplayError as error:
+            raise ConfigError(
+                f"{error} Start it first, or leave out --config.replay.address."
+            ) from error
+
+
+def execute(arguments: Arguments) -> int:
+    """Runs a config; returns the exit status.
+
+    Raises:
+      ConfigError: the config makes no run.
+    """
+    assert arguments.config is not None
+    try:
+        return start(arguments.config.to_dict())
+    except RunFailedError as error:
+        print(f"\nThe run failed: {error}", file=sys.stderr)
+        return _FAILED
+
+
+def check_backends(settings: RunSettings) -> None:
+    """Raises ConfigError unless the packages of all `observe.backends` are installed."""
+    try:
+        check_installed(settings.observe.chosen_backends)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def start(config: Mapping[str, Any]) -> int:
+    """Validates a resolved config and runs it on this machine; returns the exit status."""
+    settings = work.settings_of(config)
+    check_backends(settings)
+    task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
+    check_environment(settings, task)
+    wiring.check_reward(task)
+    wiring.check_reward_servers(settings, task)
+    pipeline_of(settings.experience.pipeline, task)
+    for note in wiring.try_reward(settings, task):
+        print(note, file=sys.stderr)
+    if settings.launch.host:
+        check_own("launch.host", settings.launch.host)
+    if settings.replay.address:
+        _check_replay(settings, settings.replay.address)
+    compilation_cache.check(settings.launch.compilation_cache, os.environ)
+    workdir = Workdir(settings.workdir)
+    with work.held(workdir):
+        resumed = work.prepare(workdir, settings, task)
+        print(run_text.opening(settings, resumed))
+        print(f"{task.describe()}\n")
+        return LocalRun(settings).run()

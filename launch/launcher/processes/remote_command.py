@@ -1,0 +1,30 @@
+"""Roles on other machines: the command that starts one there, and ends it with this process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from rl_sync.cluster import malloc
+
+_CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XLA_")
+
+
+def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
+    """Returns the command that starts another on a remote machine, in the same directory.
+
+    It passes some of this environment on. The remote command reads the shell's standard input, so
+    that a role there ends when the shell here ends.
+
+    Args:
+      shell: `launch.remote_shell`.
+      command: a program by its path, which is the same there, and its arguments.
+    """
+    environment = malloc.environment(os.environ)
+    carried = [
+        f"{name}={value}" for name, value in environment.items() if name.startswith(_CARRIED)
+    ]
+    there = shlex.join(["env", "PYTHONUNBUFFERED=1", *sorted(carried), *command])
+    words = [word.format(host=host) for word in shlex.split(shell)]
+    return [*words, f"cd {shlex.quote(os.getcwd())} && exec {there}"]

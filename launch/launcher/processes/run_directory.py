@@ -1,0 +1,258 @@
+"""The work directory of a run: one run at a time holds it, and a run resumes from it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import filelock
+
+from rl_sync.checkpoints.snapshots import (
+    SnapshotError,
+    latest_snapshot,
+    newest_whole,
+    stored_shapes,
+)
+from rl_sync.launcher.processes.setting_changes import Change, changes_between, describe
+from rl_sync.launcher.processes.snapshot_fit import check_fit
+from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.weights.versions import VersionDirectory
+from rl_sync.workdir import Workdir
+
+
+class Resumption(NamedTuple):
+    """Point from which a run resumes, and its changed settings.
+
+    Attributes:
+      sft_step: the SFT step; None if SFT is over.
+      step: the trainer step; None in SFT.
+      changes: the changed settings.
+      jump: a line about a learning rate that is not the one that the run would have gone on with;
+        empty where it is.
+    """
+
+    sft_step: int | None
+    step: int | None
+    changes: tuple[Change, ...] = ()
+    jump: str = ""
+
+    def __str__(self) -> str:
+        where = f"SFT step {self.sft_step}" if self.step is None else f"trainer step {self.step}"
+        told = [f"  with {change}" for change in self.changes if change.is_told]
+        jump = [f"  WARNING: {self.jump}"] if self.jump else []
+        return "\n".join([f"Goes on from {where}.", *told, *jump])
+
+
+def saved(workdir: Workdir) -> tuple[int | None, int | None]:
+    """Returns the SFT step and the trainer step of a run's newest snapshots.
+
+    Each is None if there is no such snapshot. A run resumes from the trainer step, if there is one.
+    """
+    return latest_snapshot(workdir.sft_snapshots), latest_snapshot(workdir.snapshots)
+
+
+def settings_of(config: Mapping[str, Any]) -> RunSettings:
+    """The settings of a resolved config, with a new directory under `runs/` if it names none.
+
+    Raises:
+      ConfigError: what `read_settings` raises.
+    """
+    named = config.get("workdir") is not None
+    settings = read_settings(config if named else {**config, "workdir": ""})
+    if settings.workdir:
+        chosen = Path(settings.workdir)
+    else:
+        made = time.strftime("%Y%m%d-%H%M%S")
+        chosen = Path("runs", f"{settings.name}-{settings.sync.mode}-{made}")
+    return dataclasses.replace(settings, workdir=str(chosen.absolute()))
+
+
+@contextlib.contextmanager
+def held(workdir: Workdir) -> Iterator[None]:
+    """Makes the directory and locks it; the lock ends with the process.
+
+    Raises:
+      ConfigError: another run has locked it, or it cannot be made.
+    """
+    lock = filelock.FileLock(workdir.lock, timeout=0)
+    try:
+        Path(workdir).mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        workdir.lock.write_text(f"{os.getpid()}\n")
+    except filelock.Timeout as error:
+        holder = workdir.lock.read_text().strip()
+        raise ConfigError(
+            f"Another run (process {holder or 'unknown'}) holds the work directory {workdir}. Wait"
+            " for it or stop it, or give another --config.workdir."
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"The work directory {workdir} cannot be made: {error.strerror or error}. Give another"
+            " --config.workdir, where you may write."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption | None:
+    """Prepares a held directory for a new run, or to resume from the newest snapshot.
+
+    Records of an earlier attempt that left no snapshot are moved to `earlier/`. So is the config of
+    a run that resumes with another one.
+
+    Returns:
+      The point from which the run resumes; None for a new run.
+
+    Raises:
+      ConfigError: the directory holds another run, none of its snapshots is whole, or weights
+        cannot be written to their directory. The work directory is then unchanged.
+    """
+    config, path = json.loads(json.dumps(settings.resolved())), workdir.config
+    resumption = None
+    if path.exists() and saved(workdir) != (None, None):
+        changes = tuple(changes_between(read_config(path), config))
+        sft_step, step, damaged = _whole(workdir)
+        jump = _jump(settings, step, changes)
+        resumption = Resumption(sft_step, step, changes, jump)
+        _check(workdir, settings, task, resumption)
+        if damaged:
+            newest_whole(_snapshots(workdir, resumption), aside=True, say=_warn)
+        if changes:
+            shutil.copy2(path, _earlier(workdir))
+    else:
+        _set_aside(workdir)
+    # Weights and groups in transit belong to processes that have ended.
+    for folder in (workdir.weights, workdir.replay):
+        shutil.rmtree(folder, ignore_errors=True)
+    if settings.sync.directory is not None:
+        _clear_weights(settings.weights_directory(workdir))
+    if resumption is not None:
+        _record(workdir, resumption)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(config, indent=2) + "\n")
+    temporary.replace(path)
+    return resumption
+
+
+def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
+    """Returns `saved` for whole snapshots, and whether newer ones are damaged."""
+    sft_step, step = saved(workdir)
+    newest = Resumption(sft_step if step is None else None, step)
+    damaged: list[str] = []
+    try:
+        found = newest_whole(_snapshots(workdir, newest), say=damaged.append)
+    except SnapshotError as error:
+        raise ConfigError(str(error)) from error
+    return (found, None, bool(damaged)) if step is None else (None, found, bool(damaged))
+
+
+def _snapshots(workdir: Workdir, resumption: Resumption) -> Path:
+    """Returns the folder of the snapshots from which a run resumes."""
+    return workdir.sft_snapshots if resumption.step is None else workdir.snapshots
+
+
+def _warn(line: str) -> None:
+    print(f"WARNING: {line}")
+
+
+def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resumption) -> None:
+    """Raises ConfigError unless the settings can resume the run in a directory."""
+    steps, step = settings.trainer.steps, resumption.step
+    if step is not None and steps < step:
+        raise ConfigError(
+            f"{workdir} holds a run that has made {step} trainer steps, more than trainer.steps="
+            f"{steps}. Give more of them, or another --config.workdir."
+        )
+    grave = [c for c in resumption.changes if not c.is_free(after_sft=step is not None)]
+    if not grave:
+        return
+    if not settings.launch.resume_changed:
+        raise ConfigError(
+            f"{workdir} holds a run with another {describe(grave)}. Give another --config.workdir,"
+            " the same config, or --config.launch.resume_changed=true to go on with the change."
+        )
+    at = resumption.sft_step if step is None else step
+    assert at is not None
+    try:
+        check_fit(stored_shapes(_snapshots(workdir, resumption), at), settings, task)
+    except ValueError as error:
+        raise ConfigError(
+            f"{workdir} holds a run with another {describe(grave)}, whose parameters do not fit:"
+            f" {error} Give another --config.workdir, or the same config."
+        ) from error
+
+
+def _jump(settings: RunSettings, step: int | None, changes: Sequence[Change]) -> str:
+    """Says how the number of trainer steps changes the learning rate of the next one."""
+    names = "trainer.steps", "optimizer.schedule_steps"
+    before = {change.setting: change.before for change in changes if change.setting in names}
+    optimizer, steps = settings.optimizer, settings.trainer.steps
+    if not step or not before:
+        return ""
+    horizon = before.get(names[1], optimizer.schedule_steps)
+    former = dataclasses.replace(optimizer, schedule_steps=horizon)
+    former_steps = before.get(names[0], steps)
+    taken = step * optimizer.updates_per_batch
+    then = float(former.rate(former.updates(former_steps))(taken))
+    now = float(optimizer.rate(optimizer.updates(steps))(taken))
+    if math.isclose(then, now, rel_tol=0.05):
+        return ""
+    return (
+        f"the learning rate of trainer step {step + 1} is {now:.2g}, and would have been"
+        f" {then:.2g}, since optimizer.schedule={optimizer.schedule} ends after"
+        f" {optimizer.schedule_steps or steps} steps now, and ended after"
+        f" {horizon or former_steps}. --config.optimizer.schedule_steps={horizon or former_steps}"
+        " goes on as before."
+    )
+
+
+def _record(workdir: Workdir, resumption: Resumption) -> None:
+    with contextlib.closing(JsonLinesWriter(workdir.resumed)) as lines:
+        changes = [change._asdict() for change in resumption.changes]
+        where = {"sft": resumption.sft_step, "step": resumption.step}
+        lines.write({"time": time.time(), **where, "changes": changes})
+
+
+def _clear_weights(directory: str) -> None:
+    try:
+        VersionDirectory(directory).clear()
+    except Exception as error:  # Object stores raise errors of their own.
+        raise ConfigError(
+            f"Weights cannot be written to {directory} ({type(error).__name__}: {error}). Give"
+            " another --config.sync.directory, or what it takes to write there."
+        ) from error
+
+
+def _earlier(workdir: Workdir) -> Path:
+    """Makes a new directory for earlier files."""
+    now = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
+        with contextlib.suppress(FileExistsError):  # From another start in the same second.
+            target = workdir.earlier / f"{now}{suffix}"
+            target.mkdir(parents=True)
+            return target
+    raise AssertionError("there is always another name")
+
+
+def _set_aside(workdir: Workdir) -> None:
+    found = [path for path in workdir.of_attempt if path.exists()]
+    if not found:
+        return
+    target = _earlier(workdir)
+    for path in found:
+        path.rename(target / path.name)

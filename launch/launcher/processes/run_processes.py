@@ -1,0 +1,199 @@
+"""The processes of a run: the replay server, the master, and the programs of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from rl_sync.cluster.ports import HeldPorts
+from rl_sync.cluster.rpc import RpcClient
+from rl_sync.cluster.secret import forget, is_open, secret_of
+from rl_sync.cluster.topology import members_of, programs_of
+from rl_sync.launcher.processes.gpu_assignment import VISIBLE, role_environment
+from rl_sync.launcher.processes.remote_command import remote_command
+from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
+from rl_sync.replay.replay_interface import Backend
+from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
+from rl_sync.role_names import MASTER
+from rl_sync.roles.replay_tables import replay_tables
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.workdir import Workdir
+
+_LOOK_SECS = 0.1
+_KILL_SECS = 0.5
+_LOOPBACK = "127.0.0.1"
+
+
+class RunFailedError(RuntimeError):
+    """A run failed; the message is for the user."""
+
+
+@dataclasses.dataclass
+class ReplayProcess:
+    """The replay server, as a process of the supervisor."""
+
+    name: str
+    log: Path
+    server: ServerProcess
+
+    def poll(self) -> int | None:
+        return self.server.poll()
+
+    def terminate(self) -> None:
+        self.server.stop()
+
+    def kill(self) -> None:
+        self.server.stop(_KILL_SECS)
+
+
+class RunProcesses:
+    """Starts the processes of a run, each at ports of its own.
+
+    Args:
+      settings: the run.
+      supervisor: watches what is started.
+
+    Attributes:
+      server: the replay server; None before it is started, and where it is not one of ours.
+    """
+
+    def __init__(self, settings: RunSettings, supervisor: Supervisor):
+        self._settings, self._supervisor = settings, supervisor
+        self._workdir = Workdir(settings.workdir)
+        self._host = settings.launch.host or _LOOPBACK
+        self._ports = HeldPorts(self._host)
+        self._addresses: list[str] = []
+        self._devices: dict[str, dict[str, str]] = {}
+        self.server: ServerProcess | None = None
+
+    def start(self) -> RpcClient:
+        """Starts all processes; returns a client of the master.
+
+        Raises:
+          ConfigError: a port is taken.
+          RunFailedError: a process cannot be started.
+        """
+        settings = self._settings
+        secret = self._new_secret()
+        try:
+            free = self._ports.take(2)
+        except OSError as error:
+            raise ConfigError(
+                f"launch.host={self._host} must be an address of this machine: {error}"
+            ) from error
+        master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
+        replay = settings.replay.address
+        if not replay and settings.explorers:
+            # The replay server takes longest to start, so it is started first.
+            replay = self._start_replay(free[1])
+        # If nothing is generated, there is no replay server, and nobody connects to this address.
+        replay = replay or f"{self._host}:{free[1]}"
+        self._devices = role_environment(settings, os.environ.get(VISIBLE))
+        self._addresses = [f"--master={master}", f"--replay={replay}"]
+        self._start_role(MASTER, MASTER, self._addresses)
+        self.start_programs(programs_of(settings))
+        return RpcClient(master, "master", secret)
+
+    def _new_secret(self) -> str:
+        """Makes the secret that only the processes of this run know."""
+        forget(self._workdir)
+        secret = secret_of(self._workdir)
+        if is_open(self._workdir):
+            print(
+                f"Others on this machine can read {self._workdir.secret}, with which they"
+                " can call the run's processes: its file system keeps no modes."
+            )
+        return secret
+
+    def start_programs(self, programs: Sequence[str]) -> None:
+        """Starts all processes of programs, at new ports: dead ones may leave theirs in use."""
+        free = self._ports.take(2 * len(programs))
+        elsewhere = self._settings.launch.elsewhere
+        # The host of each program's first process, at which its other processes find it.
+        hosts = [elsewhere.get(program, self._host) for program in programs]
+        addresses = [f"{host}:{port}" for host, port in zip(hosts * 2, free, strict=True)]
+        clusters = dict(zip(programs, addresses, strict=False))
+        teams = dict(zip(programs, addresses[len(programs) :], strict=True))
+        for member in members_of(self._settings):
+            if member.program not in programs:
+                continue
+            # With collective transfer all programs are in the trainer's cluster.
+            head = programs[0] if self._settings.is_joint else member.program
+            own = [f"--process={member.process}", f"--coordinator={clusters[head]}"]
+            own += [f"--team={teams[member.program]}"]
+            self._start_role(member.name, member.program, [*self._addresses, *own])
+
+    def _start_role(self, name: str, role: str, arguments: Sequence[str]) -> None:
+        """Starts one process of a role."""
+        command = [sys.executable, "-m", "rl_sync.roles.process", f"--role={role}"]
+        command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
+        log = self._workdir.log(name)
+        environment = self._devices.get(name, {})
+        launch = self._settings.launch
+        if (host := launch.elsewhere.get(name)) is not None:
+            command = remote_command(launch.remote_shell, host, command)
+        self._supervisor.add(RoleProcess.start(name, command, log, environment))
+
+    def _start_replay(self, free: int) -> str:
+        """Starts the replay server and returns its address, before it is ready."""
+        settings, log = self._settings.replay, self._workdir.log("replay")
+        port = _port(settings.port, "replay.port", free, self._host)
+        try:
+            self.server = start_server(
+                cast(Backend, settings.backend),
+                replay_tables(self._settings),
+                port,
+                host=self._host,
+                log_path=log,
+                checkpoint_dir=self._workdir.replay,
+            )
+        except ReplayServerError as error:
+            raise RunFailedError(str(error)) from error
+        self._supervisor.add(ReplayProcess("replay", log, self.server))
+        return f"{self._host}:{port}"
+
+    def replay_ready(self, waited_secs: float) -> bool:
+        """Says whether the replay server serves, after a short wait, or is not one of ours.
+
+        Args:
+          waited_secs: the time since the start.
+
+        Raises:
+          RunFailedError: it has ended, or takes too long.
+        """
+        if self.server is None:
+            return True
+        try:
+            self.server.wait_ready(_LOOK_SECS)
+        except ReplayServerError as error:
+            if self.server.poll() is None and waited_secs < self._settings.launch.start_secs:
+                return False
+            raise RunFailedError(str(error)) from error
+        return True
+
+    def close(self) -> None:
+        """Gives ports back, and forgets the secret; the processes have ended."""
+        self._ports.close()
+        forget(self._workdir)
+
+
+def _port(wanted: int, setting: str, free: int, host: str) -> int:
+    """Returns the wanted port if it is free; the free one if the wanted port is 0."""
+    if wanted == 0:
+        return free
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"Port {wanted} ({setting}) cannot be used: {error}. Choose another with"
+                f" --config.{setting}, or 0 for any free one."
+            ) from error
+    return wanted

@@ -1,0 +1,184 @@
+"""Texts that the launcher prints before and after a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.cluster import compilation_cache
+from rl_sync.cluster.run_result import Balance, RunResult, Summary
+from rl_sync.launcher.command import program
+from rl_sync.launcher.processes import run_directory as work
+from rl_sync.plan.schedule_text import describe
+from rl_sync.records import accuracy, alarms
+from rl_sync.records import summary as span_summary
+from rl_sync.records.backends.backend_catalog import TENSORBOARD
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import read_spans
+from rl_sync.roles.master import unsolved
+from rl_sync.roles.trainer.skipped_updates import PHASES, UNJUDGED, why_unjudged
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.workdir import Workdir
+
+
+def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
+    """Returns the plan, and the directories of the run's files and of its compiled programs."""
+    goes_on = f"{resumed}\n" if resumed is not None else ""
+    cache = compilation_cache.directory(settings.launch.compilation_cache, os.environ)
+    return (
+        f"{describe(settings)}\n\n{goes_on}Work directory: {settings.workdir}\n"
+        f"Compiled programs: {cache or 'are not kept'}\n"
+    )
+
+
+def final_report(settings: RunSettings, summary: Summary) -> str:
+    """Returns the results of a run, its speed, and where to find more."""
+    result, balance = summary
+    lines = ["", *_accuracy(result, settings.algorithm)]
+    if warning := unsolved.alarm(settings, result.evaluations):
+        lines.append(warning)
+    lines += _alarms(settings, result)
+    lines += _throughput(settings)
+    if settings.explorers:
+        lines.append(_account(balance))
+        lines += _failures(balance)
+    workdir = Workdir(settings.workdir)
+    quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
+    sft_step, step = work.saved(workdir)
+    none = "none was saved" if sft_step is None else "of SFT alone"
+    entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
+    if step is not None:
+        entries["export"] = f"{program()} export --workdir={quoted} --to=DIRECTORY"
+    if workdir.rollouts.is_dir():
+        entries["rollouts"] = f"{program()} rollouts --workdir={quoted}"
+    entries |= {
+        "metrics": _metrics(settings),
+        "timeline": f"{program()} timeline --workdir={quoted}",
+        "page": f"{program()} page --workdir={quoted}",
+        "report": f"{program()} report --workdir={quoted}",
+        "digest": result.digest or "none",
+        "spans": workdir.spans,
+        "logs": workdir.logs,
+    }
+    lines += [f"{name + ':':<12} {entry}" for name, entry in entries.items()]
+    return "\n".join(lines)
+
+
+def _metrics(settings: RunSettings) -> str:
+    """Says where the metrics are."""
+    workdir, others = Workdir(settings.workdir), settings.observe.chosen_backends
+    places = [str(workdir.metrics)]
+    if TENSORBOARD in others:
+        places.append(f"TensorBoard: {workdir.tensorboard}")
+    places += [f"also in {name}" for name in others if name != TENSORBOARD]
+    return ", ".join(places)
+
+
+def _accuracy(result: RunResult, algorithm: Algorithm) -> list[str]:
+    lines, pairs = [], algorithm.scores
+    if result.resumed is not None:
+        lines.append(f"Went on from the snapshot of trainer step {result.resumed}.")
+    if (values := result.sft) is not None:
+        lines.append(f"SFT: {values['step']} steps, loss {values['loss']:.3f}")
+    for moment, values in result.evaluations.items():
+        lines.append(
+            f"Held-out accuracy {moment}: {accuracy.describe_share(values['accuracy'])} of"
+            f" {values['problems']}"
+            f" {'pairs' if pairs else 'problems'}"
+            f"{accuracy.describe_interval(values)}{accuracy.describe_parts(values)}"
+        )
+    if (best := result.best) is not None:
+        lines.append(f"Best snapshot: of step {best.step}, {best.metric} {best.value:.1%}")
+    if (values := result.rl) is not None:
+        lines.append(_last_step(values, algorithm))
+    for phase, what in PHASES.items():
+        if found := result.skipped.get(phase):
+            lines.append(
+                f"ALARM: {found.updates} updates, from {what} {found.first_step} to"
+                f" {found.last_step}, were skipped, as they were NaN or infinite."
+            )
+    if found := result.skipped.get(UNJUDGED):
+        why = why_unjudged(has_pipeline="pipeline/left_out" in (result.rl or {}))
+        lines.append(
+            f"ALARM: {found.updates} updates, from {PHASES['rl']} {found.first_step} to"
+            f" {found.last_step}, were not taken, as {why}."
+        )
+    if result.transfer is not None:
+        lines.append(result.transfer)
+    if (gap := result.logprob_gap) is not None:
+        lines.append(
+            f"ALARM: in {gap.steps} steps, the first of them {gap.first_step}, the"
+            f" logprobs of trainer and explorers were over {gap.limit:g} nats apart, at most"
+            f" {gap.greatest:.3f}: data too stale, or two engines that compute differently."
+        )
+    return lines
+
+
+def _alarms(settings: RunSettings, result: RunResult) -> list[str]:
+    """Returns the alarms of the run's metrics; the logprob gap has a line already."""
+    try:
+        metrics = read_metrics(settings.workdir)
+    except (OSError, ValueError):
+        return []
+    told = (alarms.LOGPROB_GAP,) if result.logprob_gap is not None else ()
+    periods = alarms.history(metrics, settings.alarm_limits)
+    periods = [one for one in periods if one.alarm.name not in told]
+    lines = alarms.describe(periods, alarms.last_step(metrics))
+    restarts = alarms.Evidence(
+        alarms.AlarmLimits(), restarts=alarms.read_restarts(settings.workdir)
+    )
+    lines += [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
+    return lines
+
+
+def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
+    """Describes the last trainer step."""
+    steps, loss = f"{values['step']} steps; in the last one", f"loss {values['loss']:.3f}"
+    if algorithm.scores:
+        return (
+            f"Reward model: {steps} {loss}, pair accuracy {values['pair_accuracy']:.3f}, score"
+            f" {values['reward_mean']:.3f} ± {values['reward_std']:.3f}"
+        )
+    if algorithm.demonstrations_only:
+        return f"SFT: {steps} {loss}, entropy {values['entropy']:.3f}"
+    if values["reward_mean"] is None or math.isnan(values["reward_mean"]):
+        return f"RL: {steps} no completion could be judged"
+    reward, selected = f"{values['reward_mean']:.3f}", ""
+    if "selected_reward_mean" in values:
+        selected = f" ({values['selected_reward_mean']:.3f} in the groups that were trained on)"
+    return (
+        f"RL: {steps} reward {reward}{selected}, entropy"
+        f" {values['entropy']:.3f}, clip fraction {values['clip_fraction']:.3f}"
+    )
+
+
+def _throughput(settings: RunSettings) -> list[str]:
+    try:
+        return span_summary.describe(span_summary.summarize(read_spans(settings.workdir)))
+    except (FileNotFoundError, ValueError):
+        return []  # The run ended before the first rollout.
+
+
+def _account(balance: Balance) -> str:
+    dropped = "".join(f", {n} dropped ({why})" for why, n in balance.dropped.items())
+    kept = balance.out_of_attempts
+    return (
+        f"Groups: {balance.leased} leased = {balance.trained} trained,"
+        f" {balance.buffered} still buffered{dropped}"
+        + (
+            f"; {kept} admitted that teach nothing, after algorithm.max_attempts prompts"
+            * bool(kept)
+        )
+    )
+
+
+def _failures(balance: Balance) -> list[str]:
+    """Says how many episodes failed, if any did."""
+    if not balance.failed:
+        return []
+    reasons = ", ".join(f"{n} ({why})" for why, n in balance.failed.items())
+    return [f"Episodes that failed, each beginning counted: {reasons}; ledger.jsonl says why"]

@@ -1,0 +1,200 @@
+"""The launcher's children: they are started in groups of their own, watched, and always ended.
+
+A child's standard input is the reading end of a pipe. When the launcher dies, in whatever way, the
+pipe closes, and the child ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rl_sync.cluster import malloc
+
+_LAST_LINES = 15
+
+
+class Process(Protocol):
+    """A child that is watched: a role, or the replay server."""
+
+    name: str
+    log: Path
+
+    def poll(self) -> int | None:
+        """Returns its exit status, negative for a signal; None while it runs."""
+
+    def terminate(self) -> None:
+        """Asks it, and all processes that it started, to end."""
+
+    def kill(self) -> None:
+        """Kills it, and all processes that it started."""
+
+
+@dataclasses.dataclass
+class RoleProcess:
+    """Process of a role.
+
+    Attributes:
+      name: the role.
+      log: the file of its output.
+    """
+
+    name: str
+    log: Path
+    _popen: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(
+        cls, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> RoleProcess:
+        """Starts a command whose output is added to the log.
+
+        Args:
+          environment: additions to this process's environment.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **malloc.environment(os.environ),
+                    "PYTHONUNBUFFERED": "1",
+                    **environment,
+                },
+            )
+        return cls(name, log, popen)
+
+    def poll(self) -> int | None:
+        """See `Process`."""
+        return self._popen.poll()
+
+    def terminate(self) -> None:
+        """See `Process`."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """See `Process`."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, number)
+        if number == signal.SIGKILL:
+            self._popen.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """Death of a child: it ended when it should not have, or was ended because it hung.
+
+    Attributes:
+      hung: the evidence that it hung, as a sentence that begins with its name; None if it did not.
+    """
+
+    name: str
+    status: int
+    log: Path
+    hung: str | None = None
+
+    def __str__(self) -> str:
+        if self.hung is not None:
+            return self.hung
+        if self.status < 0:
+            how = f"was killed by {signal.Signals(-self.status).name}"
+        else:
+            how = f"ended with exit status {self.status}"
+        return f"{self.name} {how}"
+
+    def report(self, others: Sequence[Death]) -> str:
+        """Describes the death, the last lines of the child's log, and the file of the rest."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        knock_on = "; after it " + ", ".join(map(str, others)) if others else ""
+        quoted = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
+        said = f" The last lines of its log:\n{quoted}" if lines else " Its log is empty."
+        return f"{self}{knock_on}.{said}\nThe whole log: {self.log}"
+
+
+def likeliest_first(deaths: Sequence[Death]) -> list[Death]:
+    """Sorts deaths: those that look like a cause come first, others in the order of discovery.
+
+    A signal from outside is a cause; an error after the loss of a peer is not.
+    """
+    return sorted(deaths, key=lambda death: death.status != -signal.SIGKILL)
+
+
+class Supervisor:
+    """All children of one run."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, Process] = {}
+
+    def add(self, process: Process) -> None:
+        """Watches a started process."""
+        self._processes[process.name] = process
+
+    def deaths(self, but_not: Sequence[str] = ()) -> list[Death]:
+        """Returns the children that died although they should run, the likeliest cause first.
+
+        A child may end with status 0, except the master and the replay server, which serve the
+        others.
+
+        Args:
+          but_not: the children to leave out.
+        """
+        deaths = []
+        for name, process in self._processes.items():
+            status = process.poll()
+            if status is None or name in but_not:
+                continue
+            if status != 0 or name in ("master", "replay"):
+                deaths.append(Death(name, status, process.log))
+        return likeliest_first(deaths)
+
+    def end(self, names: Sequence[str]) -> None:
+        """Kills children, and watches them no more."""
+        for name in names:
+            if name in self._processes:
+                self._processes.pop(name).kill()
+
+    def end_hung(self, name: str, why: str) -> Death | None:
+        """Kills a child that hangs; returns None if there is no such child.
+
+        Args:
+          why: see `Death.hung`.
+        """
+        process = self._processes.get(name)
+        if process is None or process.poll() is not None:
+            return None
+        self.end([name])
+        return Death(name, -signal.SIGKILL, process.log, why)
+
+    def living(self, names: Sequence[str]) -> list[str]:
+        """Returns the named children that still run."""
+        return [n for n in names if n in self._processes and self._processes[n].poll() is None]
+
+    def wait(self, names: Sequence[str], timeout_secs: float) -> list[str]:
+        """Waits for children to end; returns those that did not in time."""
+        deadline = time.monotonic() + timeout_secs
+        while (living := self.living(names)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return living
+
+    def end_all(self, grace_secs: float = 3.0) -> None:
+        """Ends every child: asks it, waits for `grace_secs`, then kills it."""
+        names = list(self._processes)
+        for name in self.living(names):
+            self._processes[name].terminate()
+        self.wait(names, grace_secs)
+        for process in self._processes.values():
+            process.kill()

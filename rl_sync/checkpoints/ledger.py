@@ -1,0 +1,167 @@
+"""The ledger, a record of every group of a run, and the record of what each step consumed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from rl_sync.cluster.run_result import Balance
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.resumption import RESUMED_AT, mark, standing
+from rl_sync.roles.master.events import LiveLease, Record
+from rl_sync.roles.master.state import MasterState
+from rl_sync.types import Group
+from rl_sync.workdir import Workdir
+
+LOST = "not trained when the run went on from step"
+
+
+class Ledger:
+    """Writes every change of a lease to `workdir/ledger.jsonl`."""
+
+    def __init__(self, workdir: str | os.PathLike[str]):
+        self._lines = JsonLinesWriter(Workdir(workdir).ledger)
+
+    def resume(self, step: int) -> int:
+        """Marks where the run resumes, and drops groups that were not trained by then.
+
+        Args:
+          step: the trainer step to resume from; groups of later steps will be trained on again.
+
+        Returns:
+          The first lease id that was never used.
+        """
+        first_free, lost = 0, dict[int, dict[str, Any]]()
+        for line in read_json_lines(self._lines.path):
+            leases = {lease["lease_id"]: lease for lease in line.get("leases", ())}
+            first_free = max([first_free, *(lease_id + 1 for lease_id in leases)])
+            if line["event"] == "leased":
+                lost |= leases
+            elif line["event"] == "dropped" or (line["event"] == "trained" and _step(line) <= step):
+                lost = {i: lease for i, lease in lost.items() if i not in leases}
+        self._lines.write(mark(step, event="resumed"))
+        if lost:
+            why = f"{LOST} {step}"
+            line = {"time": time.time(), "event": "dropped", "leases": [*lost.values()]}
+            self._lines.write({**line, "reason": why})
+        return first_free
+
+    def write(self, record: Record) -> None:
+        """Writes one event and the leases that it concerns."""
+        leases = [_described(lease) for lease in record.leases]
+        line = {"time": time.time(), "event": record.event, "leases": leases}
+        reason = {"reason": record.reason} if record.reason else {}
+        episode = {"episode": record.episode._asdict()} if record.episode else {}
+        self._lines.write({**line, **reason, **episode})
+
+    def write_balance(self, state: MasterState) -> None:
+        """Writes the balance of the run so far."""
+        self._lines.write({"time": time.time(), "event": "balance", **balance(state)._asdict()})
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+
+def _described(lease: LiveLease) -> dict[str, Any]:
+    """Returns what the ledger has of a lease."""
+    why = {"why": lease.choice.why} if lease.choice.why else {}
+    success = {} if lease.success is None else {"success": lease.success}
+    return {
+        "lease_id": lease.lease_id,
+        "ordinal": lease.ordinal,
+        "attempt": lease.attempt,
+        "replacement": lease.replacement,
+        "explorer": lease.explorer,
+        "prompt_id": lease.choice.prompt,
+        **why,
+        **success,
+    }
+
+
+def balance(state: MasterState) -> Balance:
+    """The sum of a run's leases so far."""
+    return Balance(
+        leased=state.leased,
+        trained=state.trained,
+        buffered=state.buffered,
+        generating=len(state.live) - state.buffered,
+        dropped=dict(state.dropped),
+        out_of_attempts=state.out_of_attempts,
+        failed=dict(state.failed),
+    )
+
+
+class ConsumptionRecord:
+    """Writes what each trainer step consumed to `workdir/consumed.jsonl`.
+
+    Args:
+      workdir: None in a process that does not record.
+      start: the trainer step that the run resumes from; lines of later steps become void.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str] | None, start: int = 0):
+        self._lines = None if workdir is None else JsonLinesWriter(Workdir(workdir).consumed)
+        if self._lines is not None and self._lines.path.stat().st_size:
+            self._lines.write(mark(start))
+
+    def write(self, step: int, groups: list[Group]) -> None:
+        """Writes one step: its groups in the batch's order, with the version of every token."""
+        if self._lines is None:
+            return
+        self._lines.write(
+            {
+                "step": step,
+                "groups": [
+                    {
+                        "lease_id": group.lease_id,
+                        "ordinal": group.ordinal,
+                        "prompt_id": group.prompt_id,
+                        "explorer": group.explorer,
+                        "versions": _version_runs(group),
+                    }
+                    for group in groups
+                ],
+            }
+        )
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._lines is not None:
+            self._lines.close()
+
+
+def _version_runs(group: Group) -> list[list[list[int]]]:
+    """Returns for each trajectory its stretches of tokens of one version, as [version, tokens]."""
+    rows = []
+    for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
+        runs = itertools.groupby(np.asarray(versions)[mask].tolist())
+        rows.append([[version, len(list(tokens))] for version, tokens in runs])
+    return rows
+
+
+def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads the events of a run's ledger in their order.
+
+    Groups that were trained on in steps lost in a crash count as dropped, not as trained.
+    """
+
+    def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+        return line["event"] == "trained" and _step(line) > mark[RESUMED_AT]
+
+    return standing(read_json_lines(Workdir(workdir).ledger), is_void)
+
+
+def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads what each trainer step consumed, in the order of the steps, and each step once."""
+    lines = read_json_lines(Workdir(workdir).consumed)
+    return standing(lines, lambda line, mark: line["step"] > mark[RESUMED_AT])
+
+
+def _step(line: dict[str, Any]) -> int:
+    """Returns the trainer step of an event "trained"."""
+    return int(line["reason"].removeprefix("step "))

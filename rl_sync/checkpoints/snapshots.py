@@ -1,0 +1,353 @@
+"""Snapshots: a role's whole state on disk, from which it goes on exactly as if it had not stopped.
+
+    <directory>/snapshot_00000040/arrays/         the arrays
+    <directory>/snapshot_00000040/metadata.json   the rest
+    <directory>/snapshot_00000040/files.json      the checksums of both
+
+A snapshot appears by one rename. The processes of one program take and load snapshots together,
+each its own shards; others of their cluster take no part.
+
+Orbax writes the arrays. Its CheckpointManager would also choose which snapshots stay, which is one
+line here, but it renames a snapshot as soon as that is written, before there are checksums in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_sync.checkpoints.checksums import damage, seal
+from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.models.placement import put
+from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.storage import (
+    ArrayStorage,
+    MismatchError,
+    flatten_named,
+    placement,
+    unflatten_named,
+)
+from rl_sync.workdir import snapshot_name
+
+_NAME = re.compile(r"snapshot_(\d{8,})")
+_TEMPORARY = ".unfinished-"
+_DELETED = ".deleted-"
+_DAMAGED = "damaged_"
+_ARRAYS = "arrays"
+_METADATA = "metadata.json"
+_STORAGE = "snapshots"
+_NONE: Mapping[int, str] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+
+
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
+"""Shapes and dtypes of arrays, by their names."""
+
+
+class SnapshotError(RunEndedError):
+    """A snapshot cannot be saved, or is damaged."""
+
+
+def save_snapshot(
+    directory: Path,
+    step: int,
+    state: Any,
+    metadata: dict[str, Any],
+    *,
+    keep: int = 3,
+    kept: Collection[int] = (),
+    processes: Iterable[int] | None = None,
+    agree: Agree = alone,
+) -> None:
+    """Saves a state, and waits until it is on disk. A snapshot of the same step is replaced.
+
+    Args:
+      directory: the folder of all snapshots of this role.
+      step: the trainer step, or any count that grows.
+      state: a pytree of jax arrays (PRNG keys among them), numpy arrays and Python numbers.
+      metadata: other values to save, as JSON.
+      keep: the number of newest snapshots that stay.
+      kept: steps whose snapshots stay besides.
+      processes, agree: the program's processes, by their indices in the cluster, and their means to
+        agree.
+
+    Raises:
+      ValueError: `keep` is below 1, or two leaves have the same name.
+      TypeError: JSON cannot express a value of `metadata`.
+      SnapshotError: it cannot be saved; earlier snapshots stay.
+    """
+    if keep < 1:
+        raise ValueError(f"keep={keep}: at least one snapshot must stay.")
+    directory = Path(directory)
+    text = json.dumps(metadata)
+    named = flatten_named(jax.tree.map(_plain, state))
+    unfinished = directory / f"{_TEMPORARY}{step:08d}"
+
+    def begin() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        _sweep(directory)
+        unfinished.mkdir()
+
+    def finish() -> None:
+        (unfinished / _METADATA).write_text(text)
+        seal(unfinished)
+        others = [other for other in _steps(directory) if other != step and other not in kept]
+        if snapshot_path(directory, step).exists():
+            _hide(directory, step)
+        unfinished.rename(snapshot_path(directory, step))
+        for old in others[: max(0, len(others) - (keep - 1))]:
+            _hide(directory, old)
+        _sweep(directory)
+
+    try:
+        agree("begin a snapshot", begin)
+        with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
+            storage.write(unfinished / _ARRAYS, named)
+        agree("finish a snapshot", finish)
+    except Exception as error:  # From the disk or from Orbax, which has many.
+        shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the room.
+        cause = str(error).partition("\n")[0]
+        raise SnapshotError(
+            f"The snapshot of step {step} cannot be saved in {directory}"
+            f" ({type(error).__name__}: {cause}). The earlier ones stay: steps {_steps(directory)}."
+        ) from error
+
+
+def load_snapshot(
+    directory: Path,
+    step: int | None,
+    abstract: Any,
+    processes: Iterable[int] | None = None,
+    agree: Agree = alone,
+    *,
+    aside: bool = False,
+) -> tuple[int, Any, dict[str, Any]]:
+    """Loads a state, bit for bit as it was saved.
+
+    Args:
+      directory: the folder given to `save_snapshot`.
+      step: the step of the snapshot; None for the newest that is undamaged.
+      abstract: a state of the same structure, shapes and dtypes. Each leaf is returned as the kind
+        that
+        it is here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array, a
+        Python number.
+      processes, agree: see `save_snapshot`; all these processes load it.
+      aside: see `newest_whole`.
+
+    Returns:
+      The step, the state and the metadata.
+
+    Raises:
+      FileNotFoundError: there is no such snapshot.
+      SnapshotError: it is damaged, or all snapshots are.
+      MismatchError: the snapshot is of another structure than `abstract`.
+    """
+    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
+        return _load(storage, Path(directory), step, abstract, agree, partial=False, aside=aside)
+
+
+def read_metadata(directory: Path, step: int) -> dict[str, Any]:
+    """Reads the metadata that was given to `save_snapshot`."""
+    return json.loads((snapshot_path(Path(directory), step) / _METADATA).read_text())
+
+
+def load_part(directory: Path, step: int | None, abstract: Any) -> tuple[int, Any, dict[str, Any]]:
+    """Loads a part of a state, such as its parameters alone.
+
+    Args:
+      directory, step: see `load_snapshot`.
+      abstract: the wanted part at its place in the state: `{"params": …}` for the field `params`.
+        Its leaves are as in `load_snapshot`.
+
+    Returns:
+      The step, the part and the metadata.
+
+    Raises:
+      FileNotFoundError, SnapshotError: see `load_snapshot`.
+      MismatchError: the snapshot has no such part.
+    """
+    with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
+        return _load(storage, Path(directory), step, abstract, alone, partial=True, aside=False)
+
+
+def _load(
+    storage: ArrayStorage,
+    directory: Path,
+    step: int | None,
+    abstract: Any,
+    agree: Agree,
+    *,
+    partial: bool,
+    aside: bool,
+) -> tuple[int, Any, dict[str, Any]]:
+    plain_like = jax.tree.map(_plain_like, abstract)
+    unreadable: dict[int, str] = {}
+    while True:
+        chosen, metadata = agree(
+            "choose a snapshot", lambda: _chosen(directory, step, unreadable, aside=aside)
+        )
+        arrays = snapshot_path(directory, chosen) / _ARRAYS
+        try:
+            named = storage.read(arrays, flatten_named(plain_like), partial=partial)
+        except MismatchError:
+            raise
+        except Exception as error:  # From Orbax, which has many.
+            cause = str(error).partition("\n")[0]
+            unreadable[chosen] = f"it cannot be read ({type(error).__name__}: {cause})"
+        else:
+            state = jax.tree.map(_restored, abstract, unflatten_named(plain_like, named))
+            return chosen, state, metadata
+
+
+def _chosen(
+    directory: Path, step: int | None, unreadable: Mapping[int, str], *, aside: bool
+) -> tuple[int, dict[str, Any]]:
+    """Returns the step of the snapshot to load, which is undamaged, and its metadata."""
+    chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
+    if chosen is None or not snapshot_path(directory, chosen).exists():
+        raise FileNotFoundError(
+            f"There is no snapshot{'' if step is None else f' of step {step}'} in {directory}"
+            f" (steps there: {_steps(directory)})."
+        )
+    reason = unreadable.get(chosen) or (
+        None if step is None else damage(snapshot_path(directory, chosen))
+    )
+    if reason is not None:
+        raise SnapshotError(f"{snapshot_path(directory, chosen)} is damaged: {reason}.")
+    return chosen, read_metadata(directory, chosen)
+
+
+def newest_whole(
+    directory: Path,
+    unreadable: Mapping[int, str] = _NONE,
+    *,
+    aside: bool = False,
+    say: Callable[[str], None] = _log.warning,
+) -> int | None:
+    """Returns the step of the newest undamaged snapshot; None if there are no snapshots.
+
+    Args:
+      unreadable: snapshots to leave out, with the reasons.
+      aside: whether newer snapshots, which are damaged, are renamed, so that they are ignored from
+        then on.
+      say: a function that gets one line about each damaged snapshot.
+
+    Raises:
+      SnapshotError: all snapshots are damaged; they stay where they are.
+    """
+    directory = Path(directory)
+    damaged: dict[int, str] = {}
+    for step in reversed(_steps(directory)):
+        reason = unreadable.get(step) or damage(snapshot_path(directory, step))
+        if reason is None:
+            for broken, why in damaged.items():
+                _leave_out(directory, broken, why, step, aside=aside, say=say)
+            return step
+        damaged[step] = reason
+    if damaged:
+        reasons = "; ".join(
+            f"{snapshot_path(directory, s).name}: {why}" for s, why in damaged.items()
+        )
+        raise SnapshotError(
+            f"No snapshot in {directory} is whole ({reasons}). Put a copy of one there, or give"
+            " another --config.workdir to begin anew."
+        )
+    return None
+
+
+def _leave_out(
+    directory: Path,
+    step: int,
+    reason: str,
+    instead: int,
+    *,
+    aside: bool,
+    say: Callable[[str], None],
+) -> None:
+    path, renamed = snapshot_path(directory, step), ""
+    if aside:
+        names = (f"{_DAMAGED}{step:08d}{suffix}" for suffix in ("", *map("-{}".format, range(99))))
+        target = next(directory / name for name in names if not (directory / name).exists())
+        path.rename(target)
+        renamed = f" It is now called {target.name}."
+    say(
+        f"The snapshot {path} is damaged: {reason}. The one of step {instead} is used"
+        f" instead.{renamed}"
+    )
+
+
+def stored_shapes(directory: Path, step: int) -> Shapes:
+    """Reads the shapes and dtypes of a snapshot's arrays, by their paths in the state."""
+    with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
+        return storage.shapes(snapshot_path(Path(directory), step) / _ARRAYS)
+
+
+def latest_snapshot(directory: Path) -> int | None:
+    """Returns the step of the newest snapshot, damaged or not; None if there is none."""
+    return max(_steps(Path(directory)), default=None)
+
+
+def _steps(directory: Path) -> list[int]:
+    names = os.listdir(directory) if directory.is_dir() else []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def snapshot_path(directory: Path, step: int) -> Path:
+    """Directory of the snapshot of a step, whether it is there or not."""
+    return directory / snapshot_name(step)
+
+
+def _hide(directory: Path, step: int) -> None:
+    snapshot_path(directory, step).rename(directory / f"{_DELETED}{step:08d}")
+
+
+def _sweep(directory: Path) -> None:
+    """Deletes unfinished snapshots, also of processes that were killed, and replaced ones."""
+    for name in os.listdir(directory):
+        if name.startswith((_TEMPORARY, _DELETED)):
+            shutil.rmtree(directory / name)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _plain(leaf: Any) -> Any:
+    """Converts a leaf to what is stored for it: a PRNG key's data, a number as an array."""
+    if _is_key(leaf):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def _plain_like(leaf: Any) -> Any:
+    if _is_key(leaf):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else np.asarray(leaf)
+
+
+def _key_impl(abstract: Any) -> Any:
+    impls: list[Any] = []
+    # Traced, since JAX cannot tell it for a ShapeDtypeStruct.
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), abstract)
+    return impls[0]
+
+
+def _restored(abstract: Any, value: Any) -> Any:
+    if _is_key(abstract):
+        key = jax.random.wrap_key_data(value, impl=_key_impl(abstract))
+        return key if placement(abstract) is None else put(key, placement(abstract))
+    if isinstance(abstract, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+        return value
+    return type(abstract)(value.item())

@@ -1,0 +1,100 @@
+"""Heartbeats: signs of life of a run's processes, and those that are silent.
+
+A process sends heartbeats from a thread of its own, also while it computes, compiles or waits. A
+silent process was stopped, or is stuck while it holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+from rl_sync.role_names import role_of
+
+SILENT_SECS = 5.0
+"""After so long without a heartbeat, a process is named in the errors of those that wait for it."""
+
+_LATE_SECS = 1.0
+
+
+class Silence(NamedTuple):
+    """A process that sends no heartbeats.
+
+    Attributes:
+      name: see `process_name`.
+      process: its number on its machine.
+      secs: the time since its last heartbeat.
+      doing: its activity at the last heartbeat.
+    """
+
+    name: str
+    process: int
+    secs: float
+    doing: str
+
+    def __str__(self) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self.secs))
+        return (
+            f"{self.name} (process {self.process}) hangs, or was stopped: it has given no sign of"
+            f" life for {self.secs:.0f} s, since {since}, when it was {self.doing}"
+        )
+
+
+class _Sign(NamedTuple):
+    process: int
+    doing: str
+    at_secs: float
+
+
+class Heartbeats:
+    """The last heartbeat of every process. Safe to use from several threads with one clock."""
+
+    def __init__(self, now_secs: float) -> None:
+        self._lock = threading.Lock()
+        self._signs: dict[str, _Sign] = {}
+        self._looked_secs = now_secs
+
+    def heard(self, name: str, process: int, doing: str, now_secs: float) -> None:
+        """Records a heartbeat."""
+        with self._lock:
+            self._signs[name] = _Sign(process, doing, now_secs)
+
+    def left(self, name: str) -> None:
+        """Expects no more heartbeats of a process."""
+        with self._lock:
+            self._signs.pop(name, None)
+
+    def lost(self, program: str) -> None:
+        """Expects no more heartbeats of a program's processes, until they send some again."""
+        with self._lock:
+            for name in [name for name in self._signs if role_of(name) == program]:
+                del self._signs[name]
+
+    def ticked(self, now_secs: float, since_last_secs: float) -> None:
+        """Records that the listener is awake; it must be called regularly.
+
+        If the call is late, the listener itself stood still, perhaps with all the others, as when a
+        machine is paused. That time does not count as silence.
+
+        Args:
+          since_last_secs: the planned time between two calls.
+        """
+        with self._lock:
+            late = now_secs - self._looked_secs - since_last_secs
+            self._looked_secs = now_secs
+            if late > _LATE_SECS:
+                self._signs = {
+                    name: sign._replace(at_secs=sign.at_secs + late)
+                    for name, sign in self._signs.items()
+                }
+
+    def silences(self, at_least_secs: float) -> list[Silence]:
+        """Returns the processes that were silent for so long at the last tick, longest first."""
+        with self._lock:
+            silences = [
+                Silence(name, sign.process, self._looked_secs - sign.at_secs, sign.doing)
+                for name, sign in self._signs.items()
+                if self._looked_secs - sign.at_secs >= at_least_secs
+            ]
+        return sorted(silences, key=lambda silence: -silence.secs)

@@ -1,0 +1,144 @@
+"""Pending calls: calls whose answers may take long, over calls that take a second at most.
+
+Who calls sends the call once, under a key, and asks until the answer is there; an answer that is
+ready soon comes with the first reply. Whoever is asked says how much was done, so that the caller
+can tell slow work from none.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from rl_sync.cluster.messages import record
+from rl_sync.cluster.rpc import Call, CallHandlers, Handler
+
+_POLL_SECS = 1.0
+
+R = TypeVar("R")
+
+
+@record
+class Pending(NamedTuple):
+    """The answer to a call is not there yet.
+
+    Attributes:
+      progress: a number that grows as long as something is done, for this call or for others.
+      is_known: whether the call is under way; if not, as after a restart, it must be sent again.
+    """
+
+    progress: int
+    is_known: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Await(Call[Any]):
+    """Sends a call that may take long, and asks for its answer; the reply may be `Pending`.
+
+    Attributes:
+      key: names the call, which is answered once, however often it is sent.
+      call: the call; None once it was sent.
+      poll_secs: the longest wait for the answer.
+    """
+
+    key: str
+    call: Any
+    poll_secs: float
+
+
+class PendingCalls:
+    """Answers calls that may take long, each in a thread.
+
+    Args:
+      handlers: the kinds of calls, and who answers them.
+      threads: the number of calls that are answered at once; the others wait.
+      progress: returns the progress that `Pending` tells.
+      kept: the number of answers that are kept, in case a reply with one was lost. With 0 an answer
+        is given once.
+      tells_failures: whether callers hear of a failure. If not, their calls stay pending: the run
+        is being stopped, which they hear of otherwise.
+    """
+
+    def __init__(
+        self,
+        *handlers: Handler,
+        threads: int,
+        progress: Callable[[], int],
+        kept: int = 0,
+        tells_failures: bool = True,
+    ) -> None:
+        self._desk, self._progress = CallHandlers(*handlers), progress
+        self._kept, self._tells_failures = kept, tells_failures
+        self._lock = threading.Lock()
+        self._answers = collections.OrderedDict[str, concurrent.futures.Future[Any]]()
+        self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="pending")
+
+    def handler(self) -> Handler:
+        """Pairs `Await` with these calls."""
+        return Await.answered_by(self.answer)
+
+    def answer(self, call: Await) -> Any:
+        """Begins a call that was never sent before, and waits for its answer.
+
+        Raises:
+          Exception: whatever answering failed with; the call may then be sent again.
+        """
+        with self._lock:
+            found = self._answers.get(call.key)
+            if found is None and call.call is not None:
+                found = self._begun(call.key, call.call)
+        if found is None:
+            return Pending(self._progress(), is_known=False)
+        concurrent.futures.wait([found], call.poll_secs)
+        if not found.done():
+            return Pending(self._progress())
+        has_failed = found.cancelled() or found.exception() is not None
+        if has_failed and not self._tells_failures:
+            time.sleep(call.poll_secs)
+            return Pending(self._progress())
+        if has_failed or not self._kept:
+            with self._lock:
+                self._answers.pop(call.key, None)
+        return found.result()
+
+    def close(self) -> None:
+        """Drops the calls that nobody has begun to answer."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begun(self, key: str, call: Call[Any]) -> concurrent.futures.Future[Any]:
+        if self._kept:
+            done = [key for key, one in self._answers.items() if one.done()]
+            for old in done[: max(0, len(done) - self._kept)]:
+                del self._answers[old]
+        self._answers[key] = begun = self._threads.submit(self._desk, call)
+        return begun
+
+
+def await_answer(
+    send: Callable[[Await], Any],
+    call: Call[R],
+    between: Callable[[int], None],
+    key: str | None = None,
+) -> R:
+    """Sends a call that may take long, and waits for its answer.
+
+    Args:
+      send: sends a call, and returns the reply.
+      between: called with the progress as long as the answer is not there; it ends the wait by
+        raising an error.
+      key: see `Await`; one that nobody else has if left out.
+    """
+    key = key or secrets.token_hex(8)
+    unsent: Call[R] | None = call
+    while True:
+        reply = send(Await(key, unsent, _POLL_SECS))
+        if not isinstance(reply, Pending):
+            return reply
+        unsent = None if reply.is_known else call
+        between(reply.progress)

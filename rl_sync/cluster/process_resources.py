@@ -1,0 +1,92 @@
+"""Resources of a process in the run: the other processes' addresses, and its program's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from rl_sync.cluster.secret import secret_of
+from rl_sync.cluster.team import Follower, Leader, Team
+from rl_sync.cluster.topology import Member, cluster_size, device_share, indices_of, layout_of
+from rl_sync.models.sharding import Layout
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.weights.cluster import init_cluster
+from rl_sync.weights.ends_interface import Publisher
+
+
+class Addresses(NamedTuple):
+    """Addresses of other processes, each as `host:port`.
+
+    Attributes:
+      master: the master.
+      replay: the replay buffer's server.
+      coordinator: the coordinator of this process's cluster, if it is in one.
+      team: the first process of this process's program, which tells the others what it hears.
+    """
+
+    master: str
+    replay: str
+    coordinator: str
+    team: str
+
+
+class Resources(NamedTuple):
+    """Resources of a program, or of one of its processes.
+
+    Attributes:
+      layout: the program's devices, and the sharding of arrays on them.
+      team: the program's processes.
+      processes: their indices in their cluster.
+      weights: the publisher for roles in the same process; None if there are none.
+    """
+
+    layout: Layout
+    team: Team
+    processes: Sequence[int]
+    weights: Publisher | None = None
+
+
+def join(settings: RunSettings, addresses: Addresses, member: Member) -> Resources:
+    """Starts JAX with the devices of a process, in its cluster.
+
+    Raises:
+      ConfigError: a process has fewer devices than its part of the mesh.
+    """
+    team = _team(settings, addresses, member)
+    program = member.program
+    devices = device_share(settings, program)
+    if devices > 1:
+        # A CPU is one device unless JAX is told another number before it starts. Accelerators need
+        # nothing.
+        jax.config.update("jax_num_cpu_devices", devices)
+    size, indices = cluster_size(settings, program), indices_of(settings, program)
+    if size > 1:
+        init_cluster(
+            addresses.coordinator,
+            size,
+            indices[member.process],
+            timeout_secs=settings.launch.start_secs,
+        )
+    return Resources(layout_of(settings, program), team, indices)
+
+
+def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
+    """Makes the team by which a process agrees with the others of its program."""
+    processes = settings.processes_of(member.program)
+    if processes == 1:
+        return Team()
+    secret = secret_of(settings.workdir)
+    if member.process == 0:
+        return Leader(member.program, processes - 1, addresses.team, secret)
+    launch = settings.launch
+    return Follower(
+        member.program,
+        member.process,
+        addresses.team,
+        start_secs=launch.start_secs,
+        # The first process's own waits end earlier.
+        wait_secs=launch.wait_secs + launch.call_secs,
+        secret=secret,
+    )

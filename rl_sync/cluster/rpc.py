@@ -1,0 +1,215 @@
+"""Remote calls between processes: records over gRPC.
+
+A call is a record of its own class, which says what it is answered with (`Call`). Caller and server
+are so checked against each other by the type checker. Every call carries the secret of its run; one
+that does not is refused before it is read.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import grpc
+
+from rl_sync.cluster.messages import decode, encode, record
+
+_METHOD = "/rl_sync.Role/Call"
+_SECRET = "rl-sync-secret"
+# The default secret, which only this process knows.
+_OWN = secrets.token_hex(32)
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    # Without this, a client that called before the server was up would fail for seconds after.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Roles call each other directly, even if the user's downloads go through a proxy.
+    ("grpc.enable_http_proxy", 0),
+]
+_log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+class Call(Generic[R]):
+    """A call that is answered with an R; subclasses are frozen dataclasses of its arguments."""
+
+    def __init_subclass__(cls) -> None:
+        record(cls)
+
+    @classmethod
+    def answered_by(cls, answer: Callable[[Self], R]) -> Handler:
+        """Pairs the call with the function that answers it."""
+        return Handler(cls, answer)
+
+
+class Handler(NamedTuple):
+    """A kind of call, and who answers it."""
+
+    call: type[Call[Any]]
+    answer: Callable[[Any], Any]
+
+
+class CallHandlers:
+    """Answers calls of several kinds."""
+
+    def __init__(self, *handlers: Handler):
+        self._answers = dict(handlers)
+
+    def __call__(self, call: Call[R]) -> R:
+        """The answer to a call.
+
+        Raises:
+          ValueError: calls of that kind are not answered here.
+          Exception: whatever answering fails with.
+        """
+        answer = self._answers.get(type(call))
+        if answer is None:
+            raise ValueError(f"This process answers no {type(call).__name__}.")
+        return answer(call)
+
+
+class RemoteError(RuntimeError):
+    """The called role raised an exception; the message has its name and its message."""
+
+
+class RefusedError(RemoteError):
+    """The called role has another secret."""
+
+
+class PeerLostError(RuntimeError):
+    """The called role has ended, or does not answer."""
+
+
+class RpcServer:
+    """Has calls answered until it is closed.
+
+    Args:
+      answer: answers a call; called from several threads.
+      port: 0 for any free one.
+      host: the interface to listen on.
+      threads: calls served at the same time; long polls hold one each.
+      secret: what callers must know; if left out, only this process's own calls are answered.
+
+    Raises:
+      ValueError: the port is taken.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Call[Any]], Any],
+        port: int,
+        host: str = "127.0.0.1",
+        threads: int = 32,
+        secret: str = _OWN,
+    ):
+        self._answer = answer
+        executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc")
+        self._server = grpc.server(executor, options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((_Door(self._serve, secret),))
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ValueError(f"Port {port} on {host} is taken; choose another, or 0.") from error
+        if self.port == 0:
+            raise ValueError(f"Port {port} on {host} is taken; choose another, or 0 for any.")
+        self._server.start()
+
+    def _serve(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        del context
+        name = "A call that cannot be read"
+        try:
+            call = decode(request)
+            name = type(call).__name__
+            return encode((True, self._answer(call)))
+        except Exception as error:
+            _log.exception("%s failed", name)
+            return encode((False, f"{type(error).__name__}: {error}"))
+
+    def close(self, grace_secs: float = 1.0) -> None:
+        """Stops serving; calls in flight have `grace_secs` to end."""
+        self._server.stop(grace_secs).wait()
+
+
+class _Door(grpc.GenericRpcHandler):
+    """Admits calls that carry the secret.
+
+    Args:
+      serve: the handler of these calls.
+      secret: see `RpcServer`.
+    """
+
+    def __init__(self, serve: Callable[[bytes, grpc.ServicerContext], bytes], secret: str):
+        self._serve, self._secret = serve, secret.encode()
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """Chooses the handler of a call by its metadata; nothing else has been read yet."""
+        if handler_call_details.method != _METHOD:
+            return None
+        presented = dict(handler_call_details.invocation_metadata).get(_SECRET, "")
+        if hmac.compare_digest(presented.encode(), self._secret):
+            return grpc.unary_unary_rpc_method_handler(self._serve)
+        # A handler of streams need not read the message.
+        return grpc.stream_unary_rpc_method_handler(_refuse)
+
+
+def _refuse(requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
+    del requests
+    _log.warning("A call from %s is refused: it lacks the secret of this run.", context.peer())
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call lacks the secret of the run")
+
+
+class RpcClient:
+    """Calls one server; thread-safe.
+
+    Args:
+      address: `host:port`.
+      peer: what to call the other side in errors, such as "master".
+      secret: the run's; if left out, that of servers of this process that were given none.
+    """
+
+    def __init__(self, address: str, peer: str, secret: str = _OWN):
+        self._peer = f"the {peer} at {address}"
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._call = self._channel.unary_unary(_METHOD)
+        self._metadata = ((_SECRET, secret),)
+
+    def call(self, call: Call[R], deadline_secs: float) -> R:
+        """Waits for the answer to a call.
+
+        Raises:
+          RemoteError: the server refused.
+          RefusedError: it has another secret, as one that belongs to another run.
+          PeerLostError: nobody answered within `deadline_secs`.
+        """
+        name = type(call).__name__
+        try:
+            reply = self._call(
+                encode(call), timeout=deadline_secs, wait_for_ready=False, metadata=self._metadata
+            )
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed.
+            if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise RefusedError(
+                    f"{name} is refused by {self._peer}: {error.details()}. Another run has"
+                    " that address, or this process was started with another work directory."
+                ) from error
+            reason = error.details() if isinstance(error, grpc.Call) else str(error)
+            raise PeerLostError(
+                f"No answer from {self._peer} to {name} within {deadline_secs:g} s: {reason}"
+            ) from error
+        succeeded, answer = decode(reply)
+        if not succeeded:
+            raise RemoteError(answer)
+        return answer
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()

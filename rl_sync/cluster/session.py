@@ -1,0 +1,249 @@
+"""Session of a role's process: settings, a connection to the master, spans, heartbeats.
+
+In a program of several processes, only the first writes spans. The others agree with it, but send
+heartbeats of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from rl_sync.cluster.heartbeats import SILENT_SECS, Silence
+from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave, Resumed
+from rl_sync.cluster.rpc import Call, PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.secret import secret_of
+from rl_sync.cluster.team import Team
+from rl_sync.display.live import RoleStatus
+from rl_sync.records.spans import SpanKind, SpanRecorder
+from rl_sync.records.usage import UsageRecorder
+from rl_sync.role_names import process_name
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.workdir import Workdir
+
+HEARTBEAT_SECS = 0.5
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RunStoppedError(Exception):
+    """The run is being stopped: the role shall save its state and leave."""
+
+
+class Session:
+    """One process of a program in a run; usable as a context manager.
+
+    Its methods are for the thread that runs the program, except `tell`, and within `alone` for
+    other threads of the first process.
+
+    Args:
+      settings: the run.
+      role: `trainer`, `explorer1`, `explorer2`, ….
+      master_address: `host:port`.
+      team: the program's processes.
+    """
+
+    def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
+        self.settings = settings
+        self.role = role
+        self.name = process_name(role, team.process)
+        path = Workdir(settings.workdir).spans_of(role) if team.leads else None
+        self.spans = SpanRecorder(path, role)
+        self.facts: dict[str, Any] = {}
+        self.team = team
+        self.secret = secret_of(settings.workdir)
+        self._master = RpcClient(master_address, "master", self.secret)
+        self._stop: str | None = None
+        self._progress: Callable[[], tuple[int, int | None]] | None = None
+        self._own = threading.local()
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    @property
+    def leads(self) -> bool:
+        """True in the process that talks to the outside."""
+        return self.team.leads
+
+    def agree(self, what: str, thunk: Callable[[], T]) -> T:
+        """Returns the first process's result of a function; see `Agree`."""
+        return thunk() if getattr(self._own, "alone", False) else self.team.agree(what, thunk)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lets a thread of the first process call and wait without agreement with the others."""
+        assert self.leads, "only the first process talks to the master"
+        self._own.alone = True
+        try:
+            yield
+        finally:
+            self._own.alone = False
+
+    def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
+        """Returns the first process's result, or this process's share of it; see `Team`."""
+        return self.team.hand_out(what, thunk, share)
+
+    def call(self, call: Call[T]) -> T:
+        """Calls the master; the deadline for its answer is in the settings."""
+        return self.agree(f"call {type(call).__name__}", lambda: self.call_alone(call))
+
+    def tell(self, call: Call[T]) -> T | None:
+        """Calls the master where only the first process has something to hear; for any thread.
+
+        Returns:
+          The answer in the first process, None in any other.
+        """
+        return self.call_alone(call) if self.leads else None
+
+    def call_alone(self, call: Call[T]) -> T:
+        """Calls the master for this process alone, not in agreement with the others."""
+        return self._master.call(call, self.settings.launch.call_secs)
+
+    def resumed(self, step: int, sft_step: int | None = None) -> None:
+        """Marks in all records that the run resumes from a snapshot.
+
+        Args:
+          step, sft_step: see `rl_sync.records.resumption.mark`.
+        """
+        self.spans.resume(step, sft_step)
+        self.call(Resumed(step, sft_step))
+
+    def check(self) -> None:
+        """Raises `RunStoppedError` when the run is being stopped."""
+        self.agree("check", self._check)
+
+    @property
+    def lasts(self) -> bool:
+        """False once the run is being stopped; for the first process."""
+        return self._stop is None
+
+    def _check(self) -> None:
+        if self._stop is not None:
+            raise RunStoppedError(self._stop)
+
+    def deadline(self, what: str, whom: str) -> Deadline:
+        """Starts the clock of one wait, with the settings' deadline."""
+        return Deadline(self, what, whom, self.settings.launch.wait_secs)
+
+    @contextlib.contextmanager
+    def showing(self, progress: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
+        """Shows the progress of an activity on the display.
+
+        Args:
+          progress: returns the parts that are done, and their number if that is known; called from
+            another thread.
+        """
+        before, self._progress = self._progress, progress
+        try:
+            yield
+        finally:
+            self._progress = before
+
+    def status(self) -> RoleStatus:
+        """Returns the status of this role for the live display."""
+        current = self.spans.current
+        activity, since, waits_for = "idle", 0.0, None
+        if current is not None:
+            activity, since = str(current.kind), current.lasted_secs
+            waits_for = current.reason if current.kind is SpanKind.WAIT else None
+        facts = dict(self.facts)
+        # The open span knows its step, except in SFT: that span has many steps.
+        if current is not None and current.kind is not SpanKind.SFT:
+            facts["step"] = current.attributes.get("step", facts.get("step"))
+        if self._progress is not None and waits_for is None:
+            facts["done"], facts["of"] = self._progress()
+        return RoleStatus(
+            role=self.role, activity=activity, since_secs=since, waits_for=waits_for, **facts
+        )
+
+    def _beat(self) -> None:
+        lost_since = None
+        usage = UsageRecorder(Workdir(self.settings.workdir).usage / f"{self.name}.jsonl")
+        while not self._closed.wait(HEARTBEAT_SECS):
+            usage.look()
+            try:
+                sign = Heartbeat(
+                    self.status(), self.name, os.getpid(), self._doing(), self.spans.spent
+                )
+                self._stop, lost_since = self.call_alone(sign), None
+            except PeerLostError as error:
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() - lost_since > self.settings.launch.master_lost_secs:
+                    _log.error("The master is lost, so %s ends: %s", self.role, error)
+                    logging.shutdown()
+                    os._exit(3)  # The main thread may be in a collective that cannot end.
+            except Exception:
+                _log.exception("A sign of life of %s failed", self.name)
+        usage.close()
+        with contextlib.suppress(PeerLostError, RemoteError):
+            self.call_alone(Leave(self.name))
+
+    def _doing(self) -> str:
+        """Describes the activity of this process, in case it gets stuck."""
+        current = self.spans.current
+        if current is None:
+            return "between two spans"
+        waits = current.kind is SpanKind.WAIT
+        of_step = f" (step {current.attributes['step']})" if "step" in current.attributes else ""
+        return (f"waiting for {current.reason}" if waits else f"at {current.kind}") + of_step
+
+    def silences(self) -> list[Silence]:
+        """Returns the other processes without heartbeats; none if the master does not answer."""
+        try:
+            told = self._master.call(AskSilences(SILENT_SECS), SILENT_SECS)
+        except (PeerLostError, RemoteError):
+            return []
+        return [silence for silence in told if silence.name != self.name]
+
+    def close(self) -> None:
+        """Ends the heartbeats and closes the spans."""
+        self._closed.set()
+        self._heart.join(timeout=2 * HEARTBEAT_SECS)
+        self.spans.close()
+        self._master.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        """Closes the session; a stop that comes before the role has begun is not an error."""
+        self.close()
+        return kind is not None and issubclass(kind, RunStoppedError)
+
+
+class Deadline:
+    """Deadline of one wait: call it at each turn of the waiting loop.
+
+    Raises:
+      RunStoppedError: the run is being stopped; raised by a call.
+      TimeoutError: the deadline has passed; raised by a call. The message says what was awaited,
+        from whom, and how long.
+    """
+
+    def __init__(self, session: Session, what: str, whom: str, timeout_secs: float):
+        self._session, self._what, self._whom = session, what, whom
+        self._timeout_secs = timeout_secs
+        self._since = time.monotonic()
+
+    def renew(self) -> None:
+        """Begins the wait anew: what is awaited has made progress."""
+        self._since = time.monotonic()
+
+    def __call__(self) -> None:
+        self._session.agree(f"patience for {self._what}", self._lasts)
+
+    def _lasts(self) -> None:
+        self._session.check()
+        waited = time.monotonic() - self._since
+        if waited > self._timeout_secs:
+            raise TimeoutError(
+                f"{self._session.role} has waited for {self._what} from {self._whom} for"
+                f" {waited:.0f} s, which is over launch.wait_secs={self._timeout_secs:g}."
+                + "".join(f" {silence}." for silence in self._session.silences())
+            )

@@ -1,0 +1,84 @@
+"""The master's calls by which weights find their way, and what they are answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.cluster.messages import record
+from rl_sync.cluster.rpc import Call
+from rl_sync.weights.rendezvous import Grant, Request
+
+for _class in (Grant, Request):
+    record(_class)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecideTransfer(Call[None]):
+    """The trainer decides how weights travel."""
+
+    transfer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskTransfer(Call[str | None]):
+    """Asks how weights travel; None before that is decided."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskNewest(Call[int]):
+    """Asks for the newest version, -1 if there is none; see `Puller` in `rl_sync.weights`."""
+
+    at_least: int = -1
+    timeout_secs: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HoldWeights(Call[None]):
+    """A process of the trainer serves weights at an address."""
+
+    process: int
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskHolders(Call[list[str]]):
+    """Asks for the addresses at which the trainer's processes serve weights, in their order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskWeights(Call[int]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.ask`."""
+
+    explorer: int
+    exactly: int | None
+    at_least: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class AwaitGrant(Call[Grant | None]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.granted`."""
+
+    ticket: int
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Withdraw(Call[Grant | None]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.withdraw`."""
+
+    ticket: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AskWaiting(Call[list[Request]]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.waiting`."""
+
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GrantWeights(Call[bool]):
+    """See `rl_sync.weights.rendezvous.MeetingPoint.grant`."""
+
+    request: Request
+    grant: Grant

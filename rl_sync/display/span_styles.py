@@ -1,0 +1,48 @@
+"""The words and colours of each kind of span: in the live display, the timeline and the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rl_sync.records.spans import SpanKind, sync_kind
+from rl_sync.transfer import TRANSFERS
+
+
+class SpanStyle(NamedTuple):
+    """The look of a kind of span.
+
+    Attributes:
+      words: its name in the display, and in the timeline's blocks.
+      colour: in the timeline.
+      style: in the display, as rich calls it.
+      trace_colour: in the trace: the reserved name of Chrome's palette that comes nearest to the
+        timeline's colour; None leaves the choice to the viewer.
+      legend: its name in the timeline's legend, if that is another.
+    """
+
+    words: str
+    colour: str
+    style: str
+    trace_colour: str | None = None
+    legend: str = ""
+
+
+SPAN_STYLES: Mapping[str, SpanStyle] = {
+    SpanKind.ROLLOUT: SpanStyle("rollout", "#F7C948", "yellow", "yellow"),
+    SpanKind.TRAIN: SpanStyle("train", "#57A773", "green", "good"),
+    **{
+        sync_kind(name): SpanStyle(
+            "sync", one.colour, one.style, one.trace_colour, f"sync ({name})"
+        )
+        for name, one in TRANSFERS.items()
+    },
+    SpanKind.WAIT: SpanStyle("wait", "#F4F4F5", "dim", "grey"),
+    SpanKind.SFT: SpanStyle("SFT", "#BBDDC5", "green", "olive"),
+    SpanKind.EVALUATION: SpanStyle("evaluation", "#A9BFD8", "cyan", "rail_animation"),
+    SpanKind.SCORE: SpanStyle("score", "#E9D9B4", "bright_yellow"),
+    SpanKind.INSERT: SpanStyle("insert", "#CDD5DD", "blue"),
+    SpanKind.SNAPSHOT: SpanStyle("snapshot", "#C8B6AE", "bright_blue"),
+    SpanKind.COMPILE: SpanStyle("compile", "#DEDEE3", "bright_black"),
+}
+"""By kind, in the order of the timeline's legend."""

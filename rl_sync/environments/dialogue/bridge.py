@@ -1,0 +1,149 @@
+"""The bridge from one turn's ids to the next: token in, token out.
+
+The ids that the policy saw and drew are never decoded and encoded again. After a reply, the bridge
+gives only the ids that follow it: the end of the reply where the policy did not draw it, the new
+messages, and the header of the next reply. They are appended to the ids so far.
+
+A chat template may also write earlier messages anew: Qwen 3 drops the thinking of earlier replies.
+Then the ids so far are not the beginning of the conversation any more, and a new segment begins,
+with all of the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from rl_sync.environments.dialogue.conversation import Conversation, renderer_of
+from rl_sync.environments.interface import Message, Turn
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+
+# One character that no reply and no template has.
+_ANY_REPLY = "\U000f0002"
+
+
+class ReplyPrompt(NamedTuple):
+    """The ids before a reply.
+
+    Attributes:
+      ids: T token ids, none of which the policy drew in this place.
+      begins_segment: they are the whole context; else they are appended to the ids so far.
+      conversation: the messages up to the reply, and the tools.
+    """
+
+    ids: Int[np.ndarray, " T"]
+    begins_segment: bool
+    conversation: Conversation
+
+
+class Bridge:
+    """Gives the ids of turns.
+
+    It holds no state of an episode, so one bridge serves many.
+
+    Args:
+      tokenizer: the policy's tokenizer. Conversations go through its chat template where its
+        prompts do; else contents follow each other.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer_of(tokenizer)
+
+    def first(self, turn: Turn) -> ReplyPrompt:
+        """Returns the ids of an episode's first turn.
+
+        Raises:
+          ValueError: the chat template refuses the messages or the tools.
+        """
+        conversation = Conversation().with_turn(turn)
+        return self._anew(conversation, self._renderer.render(conversation, prompts=True))
+
+    def can_say(self, text: str) -> bool:
+        """Says whether a text can be encoded, as not every one can by a tokenizer of characters."""
+        try:
+            self._renderer.encode(text, begins=False)
+        except ValueError:
+            return False
+        return True
+
+    def next(
+        self, conversation: Conversation, reply: Message, drawn: Sequence[int], turn: Turn
+    ) -> ReplyPrompt:
+        """Returns the ids that follow a reply, up to the next one.
+
+        Args:
+          conversation: that of the step before the reply.
+          reply: the reply as a message (`Reply.message`).
+          drawn: its ids as they were drawn, with the id that ended it, if one did.
+          turn: the environment's answer.
+
+        Raises:
+          ValueError: the chat template refuses the messages or the tools.
+        """
+        answered = conversation.with_reply(reply)
+        extended = answered.with_turn(turn)
+        after = self._renderer.render(extended, prompts=True)
+        rest = self._rest(conversation, answered, drawn, after)
+        if rest is None:
+            return self._anew(extended, after)
+        ids = self._renderer.encode(rest, begins=False)
+        return ReplyPrompt(_array(self._behind_end(ids, drawn)), False, extended)
+
+    def closing(self, before: Conversation, reply: str) -> str | None:
+        """Returns what the template writes after a reply's own text; None if it cannot be told.
+
+        Args:
+          before: the conversation before the reply.
+          reply: all that the template writes of it.
+        """
+        answered = before.with_reply(Message("assistant", _ANY_REPLY))
+        closing = self._renderer.render(answered, prompts=False).rpartition(_ANY_REPLY)[2]
+        if reply.endswith(closing):
+            return closing
+        # A reply with tool calls may be closed by another end than one without.
+        ends = [self._tokenizer.decode_all([i]) for i in self._tokenizer.eos_ids]
+        place = max(reply.rfind(end) for end in ends)
+        return reply[place:] if place >= 0 else None
+
+    def _anew(self, conversation: Conversation, rendered: str) -> ReplyPrompt:
+        ids = self._renderer.encode(rendered, begins=True)
+        return ReplyPrompt(_array(ids), True, conversation)
+
+    def _rest(
+        self, before: Conversation, answered: Conversation, drawn: Sequence[int], after: str
+    ) -> str | None:
+        """Returns what the later rendering `after` has behind the reply.
+
+        None if it does not begin with what the policy saw and replied.
+        """
+        prompt = self._renderer.render(before, prompts=True)
+        as_drawn = prompt + self._renderer.cover(self._text(drawn))
+        if after.startswith(as_drawn):
+            return after[len(as_drawn) :]
+        # The template may write a reply in its own words, such as a tool call with other spaces.
+        # Nothing is written anew if it does so now as well as later.
+        alone = self._renderer.render(answered, prompts=False)
+        if not (alone.startswith(prompt) and after.startswith(alone)):
+            return None
+        closing = self.closing(before, alone[len(prompt) :])
+        return None if closing is None else closing + after[len(alone) :]
+
+    def _text(self, drawn: Sequence[int]) -> str:
+        ends = bool(len(drawn)) and drawn[-1] in self._tokenizer.eos_ids
+        return self._tokenizer.decode_all([int(i) for i in (drawn[:-1] if ends else drawn)])
+
+    def _behind_end(self, ids: list[int], drawn: Sequence[int]) -> list[int]:
+        """Leaves out the end of the reply, if the policy drew just that one."""
+        if not len(drawn) or drawn[-1] not in self._tokenizer.eos_ids or drawn[-1] not in ids:
+            return ids
+        place = ids.index(drawn[-1])
+        is_closing = not self._tokenizer.decode_all(ids[:place]).strip()
+        return ids[place + 1 :] if is_closing else ids
+
+
+def _array(ids: list[int]) -> Int[np.ndarray, " T"]:
+    return np.array(ids, np.int32)

@@ -1,0 +1,77 @@
+"""Dialogues of demonstrations as an episode would have them: the same ids, token in, token out.
+
+Each reply is encoded by itself, since a policy draws it behind the header that the template writes;
+turns between replies come from the bridge of episodes. Tokens to imitate are exactly those that a
+policy would draw: the text of a reply and the token that ends it.
+"""
+
+from __future__ import annotations
+
+from rl_sync.environments.dialogue.bridge import Bridge, ReplyPrompt
+from rl_sync.environments.dialogue.conversation import Conversation, Renderer, renderer_of
+from rl_sync.environments.interface import Message, ToolCall, Turn
+from rl_sync.tasks.dialogues import Demonstrated, Dialogue, DialogueMessage
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+
+
+def demonstrated(tokenizer: Tokenizer, dialogue: Dialogue) -> list[Demonstrated]:
+    """Writes a dialogue in a tokenizer's chat template; see `Rendering`.
+
+    Where the template writes earlier messages anew, as some do with thoughts, a sequence of its own
+    begins, as in an episode. Sequences without a token to imitate are left out.
+
+    Raises:
+      ValueError: the template refuses the dialogue, has no place for its tools, or begins replies
+        otherwise than it asks for them.
+    """
+    bridge, renderer = Bridge(tokenizer), renderer_of(tokenizer)
+    sequences: list[tuple[list[int], list[bool]]] = []
+    step: ReplyPrompt | None = None
+    said: tuple[Message, list[int]] | None = None
+    waiting: list[Message] = []
+    for line in dialogue.lines:
+        message = _message(line)
+        if line.role != "assistant":
+            waiting.append(message)
+            continue
+        turn = Turn(tuple(waiting), tools=dialogue.tools)
+        if step is None or said is None:
+            step = bridge.first(turn)
+        else:
+            step = bridge.next(step.conversation, *said, turn)
+        if step.begins_segment:
+            sequences.append(([], []))
+        reply, end = _reply(bridge, renderer, step.conversation, message)
+        ends = (i for i in tokenizer.eos_ids if tokenizer.decode_all([i]) in end)
+        drawn = [*renderer.encode(reply, begins=False), next(ends, tokenizer.eos_id)]
+        ids, mask = sequences[-1]
+        ids += [*step.ids.tolist(), *drawn]
+        mask += [False] * len(step.ids) + [line.is_learned] * len(drawn)
+        said, waiting = (message, drawn), []
+    return [Demonstrated(tuple(ids), tuple(mask)) for ids, mask in sequences if any(mask)]
+
+
+def _message(line: DialogueMessage) -> Message:
+    return Message(
+        line.role,
+        line.content,
+        tool_calls=tuple(ToolCall(*call) for call in line.calls),
+        name=line.name,
+        tool_call_id=line.tool_call_id,
+    )
+
+
+def _reply(
+    bridge: Bridge, renderer: Renderer, before: Conversation, reply: Message
+) -> tuple[str, str]:
+    """Returns what a policy would write to say a reply, and what the template writes behind it."""
+    prompt = renderer.render(before, prompts=True)
+    answered = renderer.render(before.with_reply(reply), prompts=False)
+    said = answered[len(prompt) :]
+    closing = bridge.closing(before, said) if answered.startswith(prompt) else None
+    if closing is None:
+        raise ValueError(
+            "The chat template asks for a reply in other words than it writes one, so the tokens to"
+            " imitate cannot be told: use a template whose replies begin as its prompt ends."
+        )
+    return said.removesuffix(closing), closing

@@ -1,0 +1,46 @@
+"""History of an episode: its exchanges, each a prompt and the policy's reply, with their ids.
+
+Exchanges form a tree: one follows another, whose ids it begins with, or begins a conversation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int
+
+from rl_sync.environments.dialogue.conversation import Conversation
+from rl_sync.environments.interface import Message
+
+_NOTHING = np.zeros(0, np.int32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exchange:
+    """A prompt of the policy, and its reply once there is one.
+
+    Attributes:
+      before: the exchange whose ids come first; None where `given` are the whole prompt.
+      conversation: the messages up to the reply.
+      given: the ids behind those of `before`, none of which the policy drew; T of them.
+      tokens: the ids of the reply.
+      reply: the reply as a message; None until there is one.
+      segment: the number of the segment of the episode's trajectory that has it.
+    """
+
+    before: Exchange | None
+    conversation: Conversation
+    given: Int[np.ndarray, " T"]
+    tokens: Int[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: _NOTHING)
+    reply: Message | None = None
+    segment: int = 0
+
+    @property
+    def prompt(self) -> Int[np.ndarray, " P"]:
+        """The ids that the policy sees."""
+        parts, at = [self.given], self.before
+        while at is not None:
+            parts += [at.tokens, at.given]
+            at = at.before
+        return np.concatenate(parts[::-1])

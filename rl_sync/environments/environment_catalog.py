@@ -1,0 +1,105 @@
+"""The environments of the package by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rl_sync.expression import parse_call
+from rl_sync.references import is_reference
+
+
+class EnvironmentKind(NamedTuple):
+    """A named environment.
+
+    Attributes:
+      where: a reference to its class; it is imported when it is used.
+      meaning: one sentence.
+      branches: whether an episode may be several conversations, each a segment of its trajectory.
+      rewards: whether it gives rewards; else the task's reward judges the last reply.
+    """
+
+    where: str
+    meaning: str
+    branches: bool = False
+    rewards: bool = True
+
+
+BY_SET = "by_set"
+
+ENVIRONMENTS = {
+    "agent": EnvironmentKind(
+        "rl_sync.environments.adapters.agent:Agent",
+        "Runs an agent: any program that asks an OpenAI-compatible endpoint for replies.",
+        branches=True,
+    ),
+    "calculator": EnvironmentKind(
+        "rl_sync.environments.calculator:Calculator",
+        "Works out what the policy writes between two signs, and judges its final answer.",
+    ),
+    "guess": EnvironmentKind(
+        "rl_sync.environments.guess:Guess",
+        "Hides a number, and says of each guess whether it is too small or too large.",
+    ),
+    "nim": EnvironmentKind(
+        "rl_sync.environments.nim:Nim",
+        "Plays Nim, a game of two players, in few characters.",
+    ),
+    "python": EnvironmentKind(
+        "rl_sync.environments.python:Python",
+        "Runs the policy's Python code in a sandbox; the task's reward judges its last reply.",
+        rewards=False,
+    ),
+    BY_SET: EnvironmentKind(
+        "rl_sync.environments.environments_by_set:EnvironmentBySet",
+        "Plays each set of a mixture of tasks in an environment of its own, or in none.",
+        rewards=False,
+    ),
+    "textarena": EnvironmentKind(
+        "rl_sync.environments.adapters.textarena_games:TextArenaGame",
+        "Plays a game of TextArena, for one player or several.",
+    ),
+    "gymnasium": EnvironmentKind(
+        "rl_sync.environments.adapters.gymnasium_games:GymnasiumGame",
+        "Puts an environment of Gymnasium into words.",
+    ),
+    "openenv": EnvironmentKind(
+        "rl_sync.environments.adapters.openenv_client:OpenEnvClient",
+        "Opens a session at an OpenEnv server.",
+    ),
+}
+
+
+def is_own(name: str) -> bool:
+    """Says whether a name is a reference to a class of the user's."""
+    return is_reference(name.partition("(")[0].strip())
+
+
+def branches(name: str) -> bool:
+    """Says whether episodes of an environment may be several conversations."""
+    kind = ENVIRONMENTS.get(name.partition("(")[0].strip())
+    return kind is not None and kind.branches
+
+
+def gives_rewards(name: str) -> bool:
+    """Says whether an environment gives rewards, as one of the user's own is taken to do."""
+    kind = ENVIRONMENTS.get(name.partition("(")[0].strip())
+    return kind is None or kind.rewards
+
+
+def reference_of(name: str) -> str:
+    """Returns the reference that a name stands for, with its options."""
+    bare, bracket, options = name.partition("(")
+    if is_own(name):
+        return name
+    return f"{ENVIRONMENTS[bare.strip()].where}{bracket}{options}"
+
+
+def environments_of_sets(name: str | None) -> dict[str, str]:
+    """Returns the environment of each set of a mixture; empty where sets have none of their own.
+
+    Raises:
+      ValueError: the options of `by_set` cannot be read.
+    """
+    if name is None or name.partition("(")[0].strip() != BY_SET:
+        return {}
+    return {of: str(environment) for of, environment in parse_call(name).options.items()}

@@ -1,0 +1,34 @@
+"""Choice of the host for an environment."""
+
+from __future__ import annotations
+
+from rl_sync.environments.endpoint.http_server import Access
+from rl_sync.environments.hosts.agent_host import AgentHost
+from rl_sync.environments.hosts.construction import Construction
+from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.host import Host
+from rl_sync.environments.hosts.inline_host import InlineHost
+from rl_sync.environments.hosts.process_host import ProcessHost
+
+
+def host_of(reference: str, limits: HostLimits | None = None, access: Access | None = None) -> Host:
+    """Makes the host of an environment: inline if its class says so, else with worker processes.
+
+    One whose class says that it asks an endpoint has one.
+
+    The environment's module is imported in this process, too, to see what its class says.
+
+    Args:
+      reference: such as `module:Class(level=3)` or `path/to/file.py:Class`.
+      limits: limits of worker processes.
+      access: the ways into the endpoint.
+
+    Raises:
+      ValueError: the environment cannot be imported, or has no such option.
+    """
+    construction = Construction.of(reference)
+    if construction.inline:
+        return InlineHost(reference)
+    if construction.asks_endpoint:
+        return AgentHost(reference, limits, access)
+    return ProcessHost(reference, limits)

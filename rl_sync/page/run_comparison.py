@@ -1,0 +1,195 @@
+"""Comparison of runs: their settings, their results, and groups that differ in the seed alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rl_sync.page.reach import ComparisonPoint
+from rl_sync.page.run_facts import RunFacts
+from rl_sync.setting import flat
+
+SEED = "seed"
+_PLACES = ("name", "workdir", "launch", "master", "observe", "replay.port", "replay.address")
+"""Settings that say where a run is and what it records, not what it computes."""
+
+_LEADING = ("sync.mode", "algorithm.name")
+
+
+class Value(NamedTuple):
+    """A figure of runs.
+
+    Attributes:
+      name: for people and for JSON.
+      of: takes it from a run; None where the run has none.
+      words: writes it.
+    """
+
+    name: str
+    of: Callable[[RunFacts], float | None]
+    words: Callable[[float], str]
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+VALUES: tuple[Value, ...] = (
+    Value("accuracy before", lambda one: _accuracy(one.accuracy_before), _percent),
+    Value("accuracy after", lambda one: _accuracy(one.accuracy_after), _percent),
+    Value("reward", lambda one: one.last("reward_mean"), _short),
+    Value("entropy", lambda one: one.last("entropy"), _short),
+    Value("staleness max", lambda one: one.staleness_max, _short),
+    Value("staleness bound", lambda one: one.run.progress.staleness_bound, _short),
+    Value(
+        "tokens/s generated",
+        lambda one: one.summary.rollout_tokens_per_sec if one.summary else None,
+        _count,
+    ),
+    Value("seconds", lambda one: one.secs, _count),
+    Value("trainer steps", lambda one: one.steps, _count),
+    Value("alarms", lambda one: len(one.run.progress.periods), _count),
+)
+"""The figures that are compared; each is one line."""
+
+
+class Spread(NamedTuple):
+    """The least, the median and the greatest of a figure over the runs of a group that have it."""
+
+    least: float
+    median: float
+    greatest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedGroup:
+    """Runs whose settings differ in the seed alone.
+
+    Attributes:
+      name: what tells it from the other groups.
+      runs: in the order in which they were given.
+      settings: by name, those in which groups differ; "not set" where a run does not have one.
+    """
+
+    name: str
+    runs: tuple[RunFacts, ...]
+    settings: Mapping[str, str]
+
+    def spread(self, value: Value) -> Spread | None:
+        """Returns the spread of a figure; None if no run has it."""
+        found = [one for one in map(value.of, self.runs) if one is not None]
+        return Spread(min(found), statistics.median(found), max(found)) if found else None
+
+    @property
+    def seeds(self) -> list[Any]:
+        """The seeds of its runs."""
+        return [one.run.progress.config.get(SEED) for one in self.runs]
+
+
+def group(runs: Sequence[RunFacts]) -> list[SeedGroup]:
+    """Groups runs whose settings differ in the seed alone; a run without a config is one alone."""
+    settings = [dict(flat(one.run.progress.config)) for one in runs]
+    # A setting that some runs do not have is one of another version; it tells nothing.
+    known = [one.keys() for one in settings if one]
+    shared = set.intersection(*map(set, known)) if known else set()
+    differ = [
+        name
+        for name in sorted(shared - {SEED}, key=lambda name: (name not in _LEADING, name))
+        if not _is_place(name) and len({_said(one[name]) for one in settings if one}) > 1
+    ]
+    members: dict[tuple[str, ...], list[RunFacts]] = {}
+    for number, (run, own) in enumerate(zip(runs, settings, strict=True)):
+        key = tuple(_said(own[name]) for name in differ) if own else (f"run {number}",)
+        members.setdefault(key, []).append(run)
+    found = []
+    for key, of in members.items():
+        has_config = bool(of[0].run.progress.config)
+        values = dict(zip(differ, key, strict=True)) if has_config else {}
+        found.append(SeedGroup(_named(values, of), tuple(of), values))
+    return found
+
+
+def are_equal(runs: Sequence[RunFacts]) -> bool | None:
+    """Says whether the parameters of runs ended with the same bits; None if that is not known."""
+    digests = [one.outcome.digest if one.outcome else None for one in runs]
+    if len(digests) < 2 or None in digests:
+        return None
+    return len(set(digests)) == 1
+
+
+def record(groups: Sequence[SeedGroup], point: ComparisonPoint) -> dict[str, Any]:
+    """Returns all of it for JSON."""
+    every = [one for of in groups for one in of.runs]
+    return {
+        "compared_at": {"by": point.by, "amount": point.amount},
+        "digests_equal": are_equal(every),
+        "groups": [
+            {
+                "name": of.name,
+                "settings": dict(of.settings),
+                "seeds": of.seeds,
+                "runs": [_run_record(one) for one in of.runs],
+                "spread": {
+                    value.name: spread._asdict()
+                    for value in VALUES
+                    if (spread := of.spread(value)) is not None
+                },
+            }
+            for of in groups
+        ],
+    }
+
+
+def _run_record(one: RunFacts) -> dict[str, Any]:
+    intervals = {
+        name: [measured.low, measured.high]
+        for name, measured in (
+            ("accuracy before", one.accuracy_before),
+            ("accuracy after", one.accuracy_after),
+        )
+        if measured is not None
+    }
+    return {
+        "name": one.run.name,
+        "seed": one.run.progress.config.get(SEED),
+        "until_step": one.steps if one.until is None else one.until,
+        "values": {value.name: value.of(one) for value in VALUES},
+        "intervals": intervals,
+        "alarms": [period.alarm.name for period in one.run.progress.periods],
+        "digest": one.outcome.digest if one.outcome else None,
+        "failed": one.outcome.failed if one.outcome else None,
+        "stopped": one.outcome.stopped if one.outcome else None,
+    }
+
+
+def _accuracy(measured: Any) -> float | None:
+    return None if measured is None else measured.value
+
+
+def _named(values: Mapping[str, str], runs: Sequence[RunFacts]) -> str:
+    """Names a group by its mode, if modes differ, or by its settings, or by its first run."""
+    if len(runs) == 1:
+        return runs[0].run.name
+    if "sync.mode" in values:
+        return values["sync.mode"]
+    said = ", ".join(f"{name}={value}" for name, value in list(values.items())[:2])
+    return said or f"{runs[0].run.name} and {len(runs) - 1} more"
+
+
+def _is_place(name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in _PLACES)
+
+
+def _said(value: Any) -> str:
+    return "not set" if value is None else value if isinstance(value, str) else json.dumps(value)

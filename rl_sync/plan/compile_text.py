@@ -1,0 +1,234 @@
+"""A run's programs, compiled for accelerators that this machine need not have."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+
+from rl_sync.models.sharding import Layout
+from rl_sync.plan import model_memory
+from rl_sync.plan.compiled_text import Collective, CompiledProgramText
+from rl_sync.plan.forecast import Durations, forecast
+from rl_sync.plan.lowered_programs import LowerableProgram, rollout_programs, train_step
+from rl_sync.plan.memory_estimate import ESTIMATES, MemoryEstimate, explorer_estimate, step_estimate
+from rl_sync.plan.memory_text import format_bytes
+from rl_sync.plan.roofline import decode_work, step_work
+from rl_sync.plan.targets import Target, target
+from rl_sync.role_names import TRAINER, explorer_name, split
+from rl_sync.roles.build import parameters_of
+from rl_sync.roles.colocation import allot
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+
+_FORECAST_STEPS = 64
+_FULL = 0.995  # An MFU that is written as 100 %.
+
+
+class _Compiled(NamedTuple):
+    """A program as compiled, or the reason why it is not."""
+
+    program: LowerableProgram
+    reading: CompiledProgramText | None
+    secs: float
+    why: str = ""
+
+
+def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
+    """Compiles a run's programs for a target, and describes what was read from them.
+
+    Raises:
+      ConfigError: the target does not exist here, or a mesh is larger than it.
+    """
+    where = target(name)
+    layouts, division = _layouts(settings, where)
+    lines = [f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"]
+    step, of_step = _step(settings, task, where, layouts[TRAINER])
+    lines += of_step
+    if settings.explorers:
+        rate, of_engine = _engine(settings, task, where, layouts[explorer_name(1)])
+        lines += of_engine
+        if step and rate:
+            lines += _timeline(settings, task, where, step, rate)
+    return "\n".join(lines)
+
+
+def _step(
+    settings: RunSettings, task: Task, where: Target, layout: Layout
+) -> tuple[float, list[str]]:
+    """Compiles the trainer's step; returns its least seconds, or 0, and its description."""
+    found = _compiled(train_step(settings, task, layout))
+    lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
+    if found.reading is None:
+        return 0.0, lines
+    work, rates = step_work(settings, task, found.reading), where.rates(layout.mesh.size)
+    secs, mfu = work.secs(rates), work.mfu(rates)
+    # Where nothing else is computed or waited for, the least time says nothing of MFU.
+    bound = f": MFU at most {mfu:.0%}" if mfu < _FULL else " of the model's FLOPs alone"
+    limit = work.limit(rates)
+    lines.append(f"    at least {format_secs(secs)} a step, limited by {limit}{bound}")
+    return secs, lines
+
+
+def _engine(
+    settings: RunSettings, task: Task, where: Target, layout: Layout
+) -> tuple[float, list[str]]:
+    """Compiles an explorer's programs; returns its most tokens a second, or 0, and their
+    description.
+    """
+    platform, rate = where.chip.platform, 0.0
+    lines: list[str] = []
+    for program in rollout_programs(settings, task, layout):
+        found = _compiled(program)
+        planned = ESTIMATES[program.name](settings, task, platform, program.sizes)
+        lines += _describe(found, where, planned)
+        if program.name == "decode" and found.reading is not None:
+            slots, span = program.sizes
+            work = decode_work(settings, task, slots, span, found.reading)
+            rates = where.rates(layout.mesh.size)
+            secs = work.secs(rates)
+            rate = slots / secs
+            lines.append(
+                f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
+                f" by {work.limit(rates)}: at most {rate:,.0f} tokens/s"
+            )
+    whole = explorer_estimate(settings, task, platform).peak
+    lines.append(
+        "  explorer   with weights that arrive, slots and its largest program, from shapes:"
+        f" {format_bytes(whole)} a device, {_fits(whole, where)}"
+    )
+    return rate, lines
+
+
+def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], str]:
+    """Lays the mesh of each role on devices of a target, and says how they share it.
+
+    Raises:
+      ConfigError: a mesh is larger than the target.
+    """
+    needed = {role: settings.mesh_of(role) for role in (TRAINER, *settings.roles[:-1])}
+    for role, shape in needed.items():
+        if shape.devices > where.count:
+            raise ConfigError(
+                f"{split(role)[0]}.mesh ({shape}) has {shape.devices} devices, but {where} has"
+                f" {where.count}: make the mesh smaller, or compile for a larger target."
+            )
+    given = allot(settings, where.devices())
+    layouts = {role: settings.layout(needed[role].mesh(devices)) for role, devices in given.items()}
+    counts = " + ".join(str(shape.devices) for shape in needed.values())
+    together = sum(shape.devices for shape in needed.values())
+    if together <= where.count:
+        return layouts, f"the roles have {counts} of its {where.count} devices"
+    return layouts, f"the roles need {counts} devices, so more than one such machine"
+
+
+def _named(program: LowerableProgram) -> str:
+    return f"{program.name} [{' × '.join(f'{size:,}' for size in program.sizes)}]"
+
+
+def _compiled(program: LowerableProgram) -> _Compiled:
+    """Compiles a program, which may take minutes, and says so first."""
+    print(f"  compiling {program.role} {_named(program)} …", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    try:
+        reading = CompiledProgramText.of(program.lower().compile())
+    except jax.errors.JaxRuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return _Compiled(program, None, time.monotonic() - started, " ".join(lines[:2])[:300])
+    return _Compiled(program, reading, time.monotonic() - started)
+
+
+def _describe(found: _Compiled, where: Target, planned: MemoryEstimate) -> list[str]:
+    """Describes the memory, the collectives and the copies of a program.
+
+    Args:
+      planned: its memory as shapes alone say.
+    """
+    program, reading = found.program, found.reading
+    head = f"  {program.role:<10} {_named(program)}, compiled in {found.secs:.0f} s"
+    if reading is None:
+        return [
+            head,
+            f"    does not compile: {found.why}",
+            f"    from shapes: {format_bytes(planned.peak)} a device, {_fits(planned.peak, where)}",
+        ]
+    use = reading.memory
+    fresh = use.outputs - use.aliased
+    temporaries = max(use.temporaries, use.peak - use.arguments - fresh)
+    lines = [
+        head,
+        f"    {format_bytes(use.peak)} a device at most, {_fits(use.peak, where)}"
+        f" ({format_bytes(planned.peak)} from shapes;"
+        f" arguments {format_bytes(use.arguments)}, temporaries {format_bytes(temporaries)},"
+        f" results that take no argument's place {format_bytes(fresh)})",
+    ]
+    lines += [f"    {line}" for line in _collectives(reading.collectives)]
+    return lines
+
+
+def _fits(peak: int, where: Target) -> str:
+    room = where.chip.memory
+    return f"of {format_bytes(room)}: {'fits' if peak <= room else 'does NOT fit'}"
+
+
+def _collectives(found: Iterable[Collective]) -> list[str]:
+    """Describes collectives by kind and by the loops that they are in."""
+    groups: dict[tuple[str, tuple[int, ...]], list[Collective]] = collections.defaultdict(list)
+    for one in found:
+        groups[one.kind, one.loops].append(one)
+    lines = []
+    for (kind, loops), all_of in sorted(
+        groups.items(), key=lambda item: -sum(one.bytes for one in item[1])
+    ):
+        size = sum(one.bytes for one in all_of)
+        if size < 1e3:
+            continue
+        times = " × ".join(str(trips or "?") for trips in loops)
+        hidden = sum(one.asynchronous for one in all_of)
+        lines.append(
+            f"{kind:<18} {len(all_of):>3} of {format_bytes(size):>8}"
+            + (f", {times} times" if loops else "")
+            + (f", {hidden} asynchronous" if hidden else "")
+        )
+    return lines
+
+
+def _timeline(
+    settings: RunSettings, task: Task, where: Target, step: float, rate: float
+) -> list[str]:
+    """Forecasts the mode's pace, with completions of the greatest length."""
+    completions = settings.groups_generated * settings.trainer.group_size
+    alone = settings.schedule.pull == "latest"
+    share = 1 if alone else settings.explorers
+    rollout = completions / share * task.max_drawn_tokens / rate
+    version = parameters_of(settings, task, settings.explorer_layout).abstract_published()
+    # A collective transfer stays inside a slice or a host; other transfers cross the network.
+    joint = settings.transfer == "collective" or settings.hands_over
+    devices = sum(settings.mesh_of(role).devices for role in (TRAINER, *settings.roles[:-1]))
+    sync = model_memory.device_bytes(version) / (
+        where.rates(devices).link if joint else where.chip.network
+    )
+    durations = Durations(lambda e, explorer: rollout, lambda t: step, sync)
+    steps = max(_FORECAST_STEPS, 4 * settings.schedule.interval)
+    found = forecast(settings.schedule, settings.explorers, settings.meets, durations, steps)
+    shares = ", ".join(
+        f"{'explorer' if role else 'trainer'} {found.busy(role):.0%} busy" for role in (1, 0)
+    )
+    return [
+        f"  {settings.sync.mode}: a rollout takes at least {format_secs(rollout)} if all"
+        f" completions have {task.max_drawn_tokens:,} tokens, a sync {format_secs(sync)}; so a"
+        f" trainer step every {format_secs(found.step_secs)} ({shares})",
+    ]
+
+
+def format_secs(secs: float) -> str:
+    """Formats a time with three digits and a unit."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms")):
+        if secs >= factor:
+            return f"{secs / factor:,.3g} {unit}"
+    return f"{secs / 1e-6:.3g} µs"

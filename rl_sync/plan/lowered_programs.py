@@ -1,0 +1,97 @@
+"""The programs of a run, each ready to be lowered from shapes alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from rl_sync.models.platform import compiling_for
+from rl_sync.models.sharding import Layout, using
+from rl_sync.roles import wiring
+from rl_sync.roles.build import parameters_of, trainer_of
+from rl_sync.roles.engines import rollout_changes, rollout_engine
+from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+
+
+class LowerableProgram(NamedTuple):
+    """A program of a run.
+
+    Attributes:
+      role: `trainer` or `explorer`.
+      name: the function.
+      sizes: those of its arguments.
+      lower: traces it for the platform in use.
+    """
+
+    role: str
+    name: str
+    sizes: tuple[int, ...]
+    lower: Callable[[], jax.stages.Lowered]
+
+
+def layout_on(settings: RunSettings, role: str, devices: Sequence[jax.Device]) -> Layout:
+    """Lays a role's mesh on devices."""
+    return settings.layout(getattr(settings, role).mesh.shape.mesh(devices))
+
+
+def train_step(settings: RunSettings, task: Task, layout: Layout) -> LowerableProgram:
+    """Returns the trainer's step on its largest batch."""
+    trainer = trainer_of(settings, task, layout)
+    batch = wiring.batching_of(settings, task).largest()
+    sizes = batch.rows.tokens.shape
+    lower = functools.partial(trainer.lower_step, trainer.abstract(), batch)
+    return LowerableProgram("trainer", "step", sizes, _for_devices(layout, lower))
+
+
+def rollout_programs(
+    settings: RunSettings,
+    task: Task,
+    layout: Layout,
+    *,
+    rows: int = 0,
+    span: int = 0,
+    prompts: tuple[int, int] = (0, 0),
+) -> list[LowerableProgram]:
+    """Returns the programs of an explorer's engine with all slots in use.
+
+    Args:
+      rows: slots; those of the settings if 0.
+      span: positions that decoding reads; all if 0.
+      prompts: rows and positions of a prefill; the longest prompts, and as many of them as the
+        engine reads at once, if 0.
+    """
+    engine = rollout_engine(settings, task, layout)
+    parameters = parameters_of(settings, task, layout)
+    possible = engine.possible(parameters.abstract_held)
+    length, engine_sizes = parameters.model.max_length, possible.sizes
+    rows, span = rows or settings.slots, span or length
+    width = prompts[1] or engine_sizes.prompt_bucket(length - task.max_drawn_tokens)
+    prefilled = (prompts[0] or engine_sizes.prefill_rows(rows, width), width)
+    sizes = {"prefill": prefilled, "insert": (rows, *prefilled), "decode": (rows, span)}
+    changes = rollout_changes(settings, task)
+    more = {"prefill": (), "insert": (LEAST_STOP_IDS,), "decode": (LEAST_STOP_IDS, *changes)}
+    return [
+        LowerableProgram(
+            "explorer", name, size, _for_devices(layout, functools.partial(possible.lower, one))
+        )
+        for name, size in sizes.items()
+        for one in [CompiledProgram(name, (*size, *more[name]))]
+    ]
+
+
+def _for_devices(
+    layout: Layout, lower: Callable[[], jax.stages.Lowered]
+) -> Callable[[], jax.stages.Lowered]:
+    """Traces for the devices of a layout, which this process need not have."""
+
+    def lowered() -> jax.stages.Lowered:
+        name = layout.mesh.devices.flat[0].platform
+        with compiling_for(name if name in ("cpu", "tpu") else "gpu"), using(layout):
+            return lower()
+
+    return lowered

@@ -1,0 +1,402 @@
+"""Memory of a run's programs on accelerators and on CPUs, estimated from shapes.
+
+Nothing is compiled or allocated. The parts of a program are those that compiled programs were seen
+to have, and the factors of working memory were fitted to them (`benchmarks/compiled.py`). Where a
+role's devices are CPUs, its process has the arrays of all of them, and needs more: libraries,
+compiled programs, and versions of the weights in transfer. Their constants were measured
+(`benchmarks/memory.py`) in runs of models of 8 to 135 million parameters. Most estimates were
+within a fifth of the measurements. The greatest gap: a trainer of 34 million parameters took 2.5 GB
+in its steps and 3.0 to 3.3 GB at its end, where 1.9 GB are estimated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from rl_sync.learning.critic import Critic
+from rl_sync.learning.opt_state import abstract_opt_state
+from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.lines import line_shape
+from rl_sync.models.placement import abstract_params, cast_abstract
+from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
+from rl_sync.models.sharding import Layout, using
+from rl_sync.models.vocabulary_blocks import plan_of
+from rl_sync.plan import model_memory
+from rl_sync.plan.lowered_programs import rollout_programs
+from rl_sync.roles import wiring
+from rl_sync.roles.build import parameters_of
+from rl_sync.roles.parameters import Parameters
+from rl_sync.sampling_masks import word_count
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.transfers.ends import ends_of
+from rl_sync.types import Params
+
+EXPLORER_PROGRAM_BYTES = 480_000_000
+"""An explorer's process on CPUs: libraries, compiled programs, and half of the memory of their
+compilation, which a cache of programs saves. (Freed memory is kept: `processes.allocator`.)
+"""
+
+TRAINER_PROGRAM_BYTES = 750_000_000
+
+SAMPLING_ARRAYS: dict[Platform, float] = {"cpu": 6.4, "gpu": 4.0, "tpu": 4.0}
+"""Number of float32 arrays of slots by vocabulary in a decode step."""
+
+_COPIED_GRADIENTS = 1.5  # Of deep models XLA copies the gradients of all layers on CPUs.
+_SNAPSHOT_SHARE = 1.5  # Share of a state that saving takes on CPUs: copies for host and files.
+_CACHE, _PROMPTS = "KV cache", "keys and values of prompts"
+
+_LOGITS_ARRAYS = 3
+"""Number of chunks of logits in a backward pass that recomputes them."""
+
+
+_LAYERS_AHEAD = 2
+"""Number of layers whose kernels are gathered beside those that are computed with."""
+
+_NEVER_WHOLE = 1
+"""Bound of the logits on several devices, which compute them by blocks and keep none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of a program on each device; on CPUs, of a role's process.
+
+    Attributes:
+      held: arrays that are there before and after it, by name.
+      made: arrays that it makes and that last as long as it does, by name.
+      work: temporary arrays of each phase, by name; phases are not at the same time.
+      offloaded: arrays in the memory of the device's host, by name.
+      process: what a process has besides arrays, by name; nothing unless its devices are CPUs.
+    """
+
+    held: dict[str, int]
+    made: dict[str, int]
+    work: dict[str, int]
+    offloaded: dict[str, int] = dataclasses.field(default_factory=dict)
+    process: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def temporary(self) -> int:
+        """Returns the bytes of the largest phase."""
+        return max(self.work.values(), default=0)
+
+    @property
+    def peak(self) -> int:
+        """Returns the most bytes at any time."""
+        parts = [self.held, self.made]
+        if self.process:  # Offloaded arrays are in the same memory.
+            parts += [self.offloaded, self.process]
+        return sum(sum(part.values()) for part in parts) + self.temporary
+
+
+def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
+    """Estimates the trainer's step on its largest batch."""
+    model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
+    held, offloaded = _state(settings, model, layout)
+    rows, row_tokens = rows_at_once(settings, task)
+    made = {"gradients": model_memory.device_bytes(_trained(model, layout))}
+    if settings.algorithm.needs_values:
+        made["critic gradients"] = held["critic"]
+    gradients = sum(made.values())
+    batch = wiring.batching_of(settings, task).largest()
+    made["batch"] = model_memory.tree_bytes(batch) // layout.batch_shards
+    shard = _shard_of(model, layout)
+    made["activations"] = _activations(platform, settings, shard, rows, row_tokens)
+    if batch.rows.sampling_masks is not None:
+        made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
+    work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
+    if platform != "cpu":
+        # Gradients of a microbatch are added to those of the earlier ones.
+        fresh = gradients if settings.trainer.microbatch_rows else 0
+        block = _block_bytes(platform, shard, rows, row_tokens)
+        work["a block"] = fresh + block + _LAYERS_AHEAD * _layer_weights(model, layout)
+        return MemoryEstimate(held, made, work, offloaded)
+    work["a block"] = round(_COPIED_GRADIENTS * gradients)
+    devices = settings.trainer.mesh.shape.devices // settings.trainer.processes
+    published = 0
+    if settings.explorers:
+        version = model_memory.tree_bytes(
+            parameters_of(settings, task, layout).abstract_published()
+        )
+        ends = ends_of(settings.transfer, settings.launch.colocate)
+        published = ends.published_bytes(version // settings.trainer.processes, settings.schedule)
+    # When a snapshot is saved, no version is in transfer any more, and no step is taken.
+    state = sum(held.values()) + sum(offloaded.values())
+    saved = round(_SNAPSHOT_SHARE * state) - published // devices
+    work["a snapshot"] = saved - sum(made.values())
+    more = {"published versions": published, "programs": TRAINER_PROGRAM_BYTES}
+    return _process(MemoryEstimate(held, made, work, offloaded), devices, more)
+
+
+def _process(estimate: MemoryEstimate, devices: int, more: dict[str, int]) -> MemoryEstimate:
+    """Returns the estimate of a process on CPUs, which has the arrays of all its devices.
+
+    Args:
+      estimate: of one of them.
+      more: what the process has besides.
+    """
+    parts = (estimate.held, estimate.made, estimate.offloaded)
+    arrays = sum(sum(part.values()) for part in parts) + estimate.temporary
+    process = more | {"its other devices": (devices - 1) * arrays}
+    return dataclasses.replace(
+        estimate, process={name: size for name, size in process.items() if size}
+    )
+
+
+def _activations(
+    platform: Platform, settings: RunSettings, shard: ModelConfig, rows: int, length: int
+) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass."""
+    layout = settings.trainer_layout
+    own_critic = settings.algorithm.needs_values and settings.critic.model == "own"
+    if layout.mesh.size == 1:
+        logits_bytes = settings.trainer.logits_bytes
+        return _kept_bytes(platform, shard, rows, length, logits_bytes, own_critic)
+    one, two = (
+        _kept_bytes(platform, shard, times * rows, length, _NEVER_WHOLE, own_critic)
+        for times in (1, 2)
+    )
+    # What does not grow with the rows are kernels that were cast, before they were gathered.
+    return two - one + (2 * one - two) // layout.mesh.shape["fsdp"]
+
+
+def _shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
+    """Returns the model whose activations are those of one device along `tensor`."""
+    parts = layout.tensor_shards
+    heads, kv_heads = (max(1, count // parts) for count in (model.num_heads, model.num_kv_heads))
+    if model.num_heads % parts or heads % kv_heads or model.mlp_dim % parts:
+        return model  # Some of it is replicated.
+    return dataclasses.replace(
+        model, num_heads=heads, num_kv_heads=kv_heads, mlp_dim=model.mlp_dim // parts
+    )
+
+
+def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
+    """Returns the rows whose activations each device of the trainer has at once, and their
+    tokens.
+    """
+    batch_rows, row_tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
+    micro = settings.trainer.microbatch_rows or batch_rows // settings.optimizer.updates_per_batch
+    return max(1, micro // settings.trainer_layout.batch_shards), row_tokens
+
+
+def _state(
+    settings: RunSettings, model: ModelConfig, layout: Layout
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the bytes of a state on each device, and of the parts of it that are offloaded."""
+    trained = _trained(model, layout)
+    updates = settings.optimizer.updates(settings.trainer.steps)
+    optimizer = settings.optimizer.reinforcement(updates)
+    held = {
+        "parameters": model_memory.device_bytes(abstract_params(model, layout)),
+        "optimizer": model_memory.device_bytes(abstract_opt_state(optimizer, trained, layout)),
+    }
+    if settings.algorithm.needs_reference:
+        held["reference"] = model_memory.device_bytes(trained)
+    if settings.algorithm.needs_values:
+        critic = Critic(settings.critic, model, settings.optimizer, updates, layout).abstract(
+            trained
+        )
+        held["critic"] = model_memory.device_bytes(critic.params)
+        held["critic optimizer"] = model_memory.device_bytes(critic.opt_state)
+    trainer, apart = settings.trainer, {}
+    for name in list(held):
+        if trainer.offload_optimizer if "optimizer" in name else (
+            trainer.offload_reference and name == "reference"
+        ):  # fmt: skip
+            apart[name] = held.pop(name)
+    return held, apart
+
+
+def _trained(model: ModelConfig, layout: Layout) -> Params:
+    params = abstract_params(model, layout)
+    return lora.split(params)[0] if model.lora else params
+
+
+def _kept_bytes(platform: Platform, *of: Any) -> int:
+    """Returns `model_memory.activation_bytes` on a platform."""
+    # Kernels of attention keep the same on both; a GPU's asks for its library when it is traced.
+    return _traced_bytes("cpu" if platform == "cpu" else "tpu", *of)
+
+
+@functools.cache
+def _traced_bytes(platform: Platform, *of: Any) -> int:
+    with compiling_for(platform):
+        return model_memory.activation_bytes(*of)
+
+
+def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int) -> int:
+    """Returns the bytes that the backward pass of one block keeps while it works.
+
+    Among them are its kernels, where they are cast.
+    """
+
+    def kept(layers: int) -> int:
+        few = dataclasses.replace(
+            model,
+            num_layers=layers,
+            remat="none",
+            sliding_layers=model.sliding_layers[:layers],
+        )
+        return _kept_bytes(platform, few, rows, length, _NEVER_WHOLE)
+
+    return kept(2) - kept(1)
+
+
+def _layer_weights(model: ModelConfig, layout: Layout) -> int:
+    """Returns the bytes of one layer's kernels, gathered, in the dtype of the computation."""
+    one: Params = cast_abstract(abstract_params(model, layout), model.dtype)["blocks"]
+    split = layout.tensor_shards
+    return model_memory.tree_bytes(one) // model.num_layers // split
+
+
+def _loss_bytes(
+    platform: Platform,
+    settings: RunSettings,
+    model: ModelConfig,
+    layout: Layout,
+    rows: int,
+    length: int,
+) -> int:
+    """Returns the bytes of the output projection, its gradient, and logits that are computed at
+    once.
+    """
+    width = jax.numpy.dtype(model.dtype).itemsize
+    matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
+    if layout.mesh.size > 1:
+        with using(layout):
+            plan = plan_of(matrix, (rows * layout.batch_shards, length - 1), 1.0, most)
+        cuts = plan.cuts
+        shard = plan.number * plan.size * model.embed_dim // cuts.size(cuts.embed)
+        block = plan.size * cuts.size(cuts.shared)
+        logits, kernel = 4 * rows * (length - 1) * block, block * model.embed_dim
+        # The gradient's blocks, and then the gradient. A block and the next one are gathered.
+        return shard * (width + 2 * 4) + kernel * (2 * width + 4) + _LOGITS_ARRAYS * logits
+    position = 4 * rows * model.vocab_size
+    whole = (length - 1) * position
+    if platform == "cpu" and whole <= most:
+        return 0  # They are kept, and count as activations.
+    chunk = min(whole, max(position, most // position * position))
+    # The matrix's gradient is accumulated over the chunks, beside that of the current chunk.
+    copy = 0 if platform == "cpu" else width
+    return math.prod(matrix) * (copy + 4) + _LOGITS_ARRAYS * chunk
+
+
+def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
+    """Estimates an explorer's engine with all slots in use, and weights that arrive."""
+    policy = _policy(settings, task)
+    weights = model_memory.device_bytes(policy.abstract_held)
+    held = {"parameters": weights, "parameters that arrive": weights}
+    adapters, base = lora.split(policy.abstract)
+    if adapters:
+        held |= {
+            "base": model_memory.device_bytes(base),
+            "adapters": model_memory.device_bytes(adapters),
+        }
+    work: dict[str, int] = {}
+    cache = 0
+    for one in rollout_programs(settings, task, settings.explorer_layout):
+        found = ESTIMATES[one.name](settings, task, platform, one.sizes)
+        cache = max(cache, found.held.get(_CACHE, 0))
+        work[one.name] = sum(found.made.values()) + found.temporary + found.held.get(_PROMPTS, 0)
+    made, offloaded = {_CACHE: cache}, {}
+    if count := settings.environment.older_versions if settings.plays else 0:
+        held["parameters of opponents"] = weights
+        made["KV cache of opponents"] = cache
+        # The policy's version is kept, too: it is older than the next.
+        offloaded["older versions"] = (count + 1) * weights
+    if platform != "cpu":
+        return MemoryEstimate(held, made, work, offloaded)
+    if not settings.launch.colocate:
+        version = model_memory.device_bytes(policy.abstract_published())
+        work["weights that arrive"] = ends_of(settings.transfer).arriving_bytes(version)
+    devices = settings.explorer.mesh.shape.devices // settings.explorer.processes
+    estimate = MemoryEstimate(held, made, work, offloaded)
+    return _process(estimate, devices, {"programs": EXPLORER_PROGRAM_BYTES})
+
+
+def _policy(settings: RunSettings, task: Task) -> Parameters:
+    """Returns the policy's parameters as explorers have them, as shapes alone."""
+    return parameters_of(settings, task, settings.explorer_layout)
+
+
+def decode_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> MemoryEstimate:
+    """Estimates an explorer's decode steps.
+
+    Args:
+      sizes: the slots in use, and the positions that are read.
+    """
+    rows, _ = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    weights = model_memory.device_bytes(_policy(settings, task).abstract_held)
+    cache = _cache_bytes(platform, model, layout, rows, model.max_length)
+    # On CPUs devices along `tensor` were not measured.
+    shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
+    logits = 4 * math.ceil(rows / shards) * model.vocab_size
+    work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
+    return MemoryEstimate({"parameters": weights, _CACHE: cache}, {}, work)
+
+
+def prefill_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> MemoryEstimate:
+    """Estimates an explorer's prefill of prompts, without its slots.
+
+    Args:
+      sizes: the number of prompts, and of the tokens of each.
+    """
+    rows, tokens = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    held = {"parameters": model_memory.device_bytes(_policy(settings, task).abstract_held)}
+    made = {_PROMPTS: _cache_bytes(platform, model, layout, rows, tokens)}
+    # Gate and up are the largest arrays of a forward pass.
+    width = 2 * model.mlp_dim * jax.numpy.dtype(model.dtype).itemsize
+    mlp = math.ceil(rows * tokens / layout.mesh.size) * width
+    return MemoryEstimate(held, made, {"a block": mlp})
+
+
+def insert_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> MemoryEstimate:
+    """Estimates the insertion of prefilled prompts into an explorer's slots.
+
+    Args:
+      sizes: the slots in use, the number of prompts, and of the tokens of each.
+    """
+    slots, rows, tokens = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    prompts = _cache_bytes(platform, model, layout, rows, tokens)
+    cache = _cache_bytes(platform, model, layout, slots, model.max_length)
+    gathered = prompts * layout.batch_shards if layout.batch_shards > 1 else 0
+    return MemoryEstimate({_CACHE: cache, _PROMPTS: prompts}, {}, {"gathered prompts": gathered})
+
+
+ESTIMATES: dict[str, Callable[[RunSettings, Task, Platform, Sequence[int]], MemoryEstimate]] = {
+    "prefill": prefill_estimate,
+    "insert": insert_estimate,
+    "decode": decode_estimate,
+}
+"""The estimate of each of an explorer's programs."""
+
+
+def _cache_bytes(
+    platform: Platform, model: ModelConfig, layout: Layout, rows: int, tokens: int
+) -> int:
+    with compiling_for(platform):
+        size = model_memory.cache_bytes(model, rows, tokens, layout)
+        width = line_shape(model, tokens)[1]
+    # A TPU pads lines that hold one token of a head of another width.
+    return size * (-(-width // TPU_LANES) * TPU_LANES) // width if platform == "tpu" else size
+
+
+def _engine_model(settings: RunSettings, task: Task) -> ModelConfig:
+    return lora.merged_config(wiring.explorer_model(settings, task))

@@ -1,0 +1,212 @@
+"""Rooflines: the least time that a chip's peak rates allow a program.
+
+Operations and memory traffic are counted from the model's shape, since the compiler counts the body
+of a loop once. Collectives are read from the compiled program, with the loops around them.
+Computing, memory traffic and asynchronous collectives may overlap; other collectives may not.
+(Roofline: An Insightful Visual Performance Model, CACM 52(4), 2009.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+
+from rl_sync.learning import objective
+from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.placement import abstract_params, cast_abstract
+from rl_sync.models.sharding import Layout
+from rl_sync.plan import model_memory
+from rl_sync.plan.chips import Rates
+from rl_sync.plan.compiled_text import Collective, CompiledProgramText
+from rl_sync.plan.model_flops import block_flops, block_traffic, logit_flops
+from rl_sync.roles import wiring
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+
+_BACKWARD = 2  # Products of a backward pass, for each of the forward pass.
+
+
+class Work(NamedTuple):
+    """The work of one device.
+
+    Attributes:
+      flops: floating-point operations of matrix products.
+      model_flops: those among them that count for MFU: of the forward and the backward pass of what
+        is trained. Neither recomputing nor a pass of the reference model counts.
+      traffic: bytes from and to its memory.
+      links: bytes over its links in collectives during which nothing else goes on.
+      hidden_links: bytes over its links in asynchronous collectives.
+    """
+
+    flops: float
+    model_flops: float
+    traffic: float
+    links: float = 0.0
+    hidden_links: float = 0.0
+
+    def secs(self, rates: Rates) -> float:
+        """Returns the least time in seconds."""
+        together = (
+            self.flops / rates.flops,
+            self.traffic / rates.bandwidth,
+            self.hidden_links / rates.link,
+        )
+        return max(together) + self.links / rates.link
+
+    def limit(self, rates: Rates) -> str:
+        """Names what takes most of the time."""
+        times = {
+            "computing": self.flops / rates.flops,
+            "memory": self.traffic / rates.bandwidth,
+            "links": (self.links + self.hidden_links) / rates.link,
+        }
+        return max(times, key=lambda name: times[name])
+
+    def mfu(self, rates: Rates) -> float:
+        """Returns the model FLOPs utilization in the least time.
+
+        It is 6 operations a token and parameter, and those of attention, over what the device could
+        do in that time. (PaLM, arXiv:2204.02311, appendix B. A token attends to those before it.)
+        """
+        return self.model_flops / (rates.flops * self.secs(rates))
+
+
+def travelled(one: Collective) -> float:
+    """Returns the bytes that a device sends in one run of a collective, by ring algorithms."""
+    others = (one.group - 1) / one.group if one.group else 1.0
+    factor = {
+        "all-gather": others,
+        "all-reduce": 2 * others,
+        "reduce-scatter": others * one.group,
+        "all-to-all": others,
+        "ragged-all-to-all": others,
+    }
+    return one.bytes * factor.get(one.kind, 1.0)
+
+
+def link_bytes(reading: CompiledProgramText, unknown_trips: int = 1) -> tuple[float, float]:
+    """Returns the bytes that a device sends in all runs of a program's collectives: of those that
+    nothing overlaps, and of asynchronous ones.
+
+    Args:
+      unknown_trips: how often loops run that the compiler knows no count of.
+    """
+    alone = hidden = 0.0
+    for one in reading.collectives:
+        sent = travelled(one) * math.prod(trips or unknown_trips for trips in one.loops)
+        if one.asynchronous:
+            hidden += sent
+        else:
+            alone += sent
+    return alone, hidden
+
+
+def step_work(
+    settings: RunSettings, task: Task, reading: CompiledProgramText | None = None
+) -> Work:
+    """Counts the work of a device of the trainer in a step on the largest batch.
+
+    Args:
+      reading: the compiled step, whose collectives are counted; without it those that shapes say.
+    """
+    model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
+    count, length = wiring.batching_of(settings, task).largest().rows.tokens.shape
+    updates, algorithm = settings.optimizer.updates_per_batch, settings.algorithm
+    microbatches = max(1, count // (settings.trainer.microbatch_rows or count // updates))
+    untrained = algorithm.needs_reference + objective.needs_proximal(algorithm, updates)
+    recomputed = int(model.remat == "full")
+    # A pass of all rows, in each of which a token attends to half of them in the mean.
+    forward = count * length * (block_flops(model, length / 2) + logit_flops(model))
+    trained = 1 + _BACKWARD
+    sweeps = trained + untrained + recomputed
+    devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
+    # A device reads whole kernels in each pass, but for those that other devices compute with.
+    abstract = abstract_params(model, layout)
+    whole = model_memory.tree_bytes(cast_abstract(abstract, model.dtype)) / layout.tensor_shards
+    activations = count * length * block_traffic(model, width) / devices
+    # Gradients are added to once a microbatch; parameters and both moments are read and written.
+    held = model_memory.device_bytes(abstract) * (2 * microbatches + 6)
+    traffic = sweeps * (microbatches * whole + activations) + held
+    links = (
+        step_links(model, layout, (count, length), microbatches, untrained, recomputed)
+        if reading is None
+        else link_bytes(reading)
+    )
+    return Work(forward * sweeps / devices, forward * trained / devices, traffic, *links)
+
+
+def decode_work(
+    settings: RunSettings,
+    task: Task,
+    rows: int,
+    span: int,
+    reading: CompiledProgramText | None = None,
+) -> Work:
+    """Counts the work of a device of an explorer in one decode step of all rows.
+
+    Args:
+      span: positions of the cache that are read.
+      reading: the compiled chunk of steps, whose collectives are counted; without it those that
+        shapes say.
+    """
+    model = lora.merged_config(wiring.explorer_model(settings, task))
+    layout = settings.explorer_layout
+    flops = rows * (block_flops(model, span) + logit_flops(model)) / layout.mesh.size
+    weights = model_memory.device_bytes(cast_abstract(abstract_params(model, layout), model.dtype))
+    cache = model_memory.cache_bytes(model, rows, span, layout)
+    if reading is None:
+        alone, hidden = decode_links(model, layout, rows), 0.0
+    else:
+        chunk = settings.rollout.chunk_tokens
+        alone, hidden = (sent / chunk for sent in link_bytes(reading, unknown_trips=chunk))
+    return Work(flops, 0.0, float(weights + cache), alone, hidden)
+
+
+def step_links(
+    model: ModelConfig,
+    layout: Layout,
+    rows: tuple[int, int],
+    microbatches: int,
+    untrained: int,
+    recomputed: int,
+) -> tuple[float, float]:
+    """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
+
+    Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
+    activations are summed over `tensor` twice a block, and gradients over `data` once a step.
+
+    Args:
+      rows: rows of the batch, and their tokens.
+      microbatches: parts that the rows are computed in.
+      untrained: passes without gradients, such as the reference model's.
+      recomputed: forward passes that the backward pass takes again.
+
+    Returns:
+      Those of the sums of activations, which the next product waits for, and those of the others,
+      which can go on beside computing.
+    """
+    data, fsdp = layout.mesh.shape["data"], layout.mesh.shape["fsdp"]
+    tensor = layout.tensor_shards
+    width = 2 if model.dtype != "float32" else 4
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(model, layout)))
+    own = count / tensor
+    gathers = microbatches * (2 + untrained) * width * own * (fsdp - 1) / fsdp
+    scatters = microbatches * 4 * own * (fsdp - 1) / fsdp
+    reduced = 2 * 4 * own / fsdp * (data - 1) / data
+    tokens = math.prod(rows) / (data * fsdp)
+    sums = 2 * model.num_layers * (2 + untrained + recomputed)
+    summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
+    return summed, gathers + scatters + reduced
+
+
+def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
+    """Counts the bytes that a device sends in a decode step, from shapes."""
+    tensor = layout.tensor_shards
+    own = rows * tensor / layout.mesh.size
+    width = 2 if model.dtype != "float32" else 4
+    summed = own * model.embed_dim * width * (2 * model.num_layers) * 2
+    logits = own / tensor * model.vocab_size * 4
+    return (summed + logits) * (tensor - 1) / tensor

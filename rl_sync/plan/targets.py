@@ -1,0 +1,151 @@
+"""Targets: accelerators to compile for that this machine need not have.
+
+A program compiles for a TPU with libtpu (`pip install 'jax[tpu]'`), and for a GPU with JAX's CUDA
+plugin (`pip install 'jax[cuda12]'`). Neither a device nor a driver is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+
+from rl_sync.plan.chips import CHIPS, Chip, Rates
+from rl_sync.plan.gpu_descriptions import DESCRIPTIONS
+from rl_sync.settings.records import ConfigError
+from rl_sync.spelling import hint
+
+HOST_GPUS = 8
+_POD_SIDE = 16  # Chips along each axis of a pod of v5e or v6e.
+_CUBE_SIDE = 4  # Of v4, v5p and tpu7x switches join cubes of chips.
+_EXAMPLES = "v5e:4x4, v5p:2x2x1 or h100:8"
+
+
+class TargetError(ConfigError):
+    """A target cannot be used; one line says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Accelerators of one kind.
+
+    Attributes:
+      name: the kind, a key of `CHIPS`.
+      shape: of a TPU slice, its chips along each axis; of GPUs, their number.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def chip(self) -> Chip:
+        """The kind's memory and rates."""
+        return CHIPS[self.name]
+
+    @property
+    def count(self) -> int:
+        """Number of devices, as JAX counts them."""
+        return math.prod(self.shape) * self.chip.devices
+
+    @property
+    def links(self) -> int:
+        """Number of links to neighbours of the TPU chip that has fewest in the slice.
+
+        A collective of many chips waits for that one. Along an axis the last chip is linked to the
+        first only if the axis spans a pod (v5e, v6e), or if the slice is made of whole cubes (v4,
+        v5p, tpu7x); otherwise the chips at both ends have one link along it.
+        (jax-ml.github.io/scaling-book/tpus, "TPU Networking".)
+        """
+        cubes = self.chip.axes == 3 and all(size % _CUBE_SIDE == 0 for size in self.shape)
+        return sum(
+            2 if cubes or (self.chip.axes == 2 and size == _POD_SIDE) else 1
+            for size in self.shape
+            if size > 1
+        )
+
+    def rates(self, devices: int) -> Rates:
+        """Returns the rates of a device of a role that has so many."""
+        chip, link = self.chip, self.chip.link
+        if chip.platform == "tpu":
+            # The devices of a single chip are connected as if by all links that a chip can have.
+            link *= self.links or 2 * chip.axes
+        elif devices > HOST_GPUS:
+            link = chip.network
+        return Rates(chip.flops, chip.bandwidth, link)
+
+    def devices(self) -> list[jax.Device]:
+        """Returns the devices, which programs can be compiled for, but not run on.
+
+        Raises:
+          TargetError: the compiler for them is not installed, or knows no such topology.
+        """
+        tpu = self.chip.platform == "tpu"
+        missing = [part for part in _packages(tpu) if importlib.util.find_spec(part) is None]
+        if missing:
+            extra = "jax[tpu]" if tpu else "jax[cuda12]"
+            raise TargetError(
+                f"The compiler for {self.name} is not installed: pip install '{extra}=="
+                f"{jax.__version__}' (a device is not needed)."
+            )
+        try:
+            return _tpus(self) if tpu else _gpus(self)
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise TargetError(f"The compiler has no topology {self}: {why}") from error
+
+
+def target(text: str) -> Target:
+    """Reads a target, such as `v5e:4x4` or `h100:8`.
+
+    Raises:
+      TargetError: it is none.
+    """
+    match = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", text)
+    if match is None:
+        raise TargetError(f"{text!r} is no target: give a chip and a shape, such as {_EXAMPLES}.")
+    name, shape = match[1], tuple(map(int, match[2].split("x")))
+    if name not in CHIPS:
+        raise TargetError(
+            f"{name!r} is no kind of chip, which is one of {', '.join(CHIPS)}{hint(name, CHIPS)}"
+        )
+    gpu = CHIPS[name].platform == "gpu"
+    if min(shape) < 1 or (gpu and len(shape) > 1):
+        what = "a number of GPUs" if gpu else "chips along each axis"
+        raise TargetError(f"The shape of {text!r} must be {what}, such as {_EXAMPLES}.")
+    return Target(name, shape)
+
+
+def _packages(tpu: bool) -> tuple[str, ...]:
+    return ("libtpu",) if tpu else ("jax_cuda12_plugin",)
+
+
+def _tpus(wanted: Target) -> list[jax.Device]:
+    # libtpu asks the machine for its TPU unless it is told of one.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_WORKER_ID", "0")
+    # Nothing runs on a TPU here, so several processes may have the compiler at once.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    more = {"chip_config_name": "megacore"} if wanted.name == "v4" else {}
+    return list(topologies.get_topology_desc(str(wanted), platform="tpu", **more).devices)
+
+
+def _gpus(wanted: Target) -> list[jax.Device]:
+    hosts, each = 1, wanted.count
+    if each > HOST_GPUS:
+        hosts, each = each // HOST_GPUS, HOST_GPUS
+    found = topologies.get_topology_desc(
+        platform="cuda",
+        topology=f"1x{hosts}x{each}",
+        target_config=DESCRIPTIONS[wanted.name],
+    )
+    return list(found.devices)

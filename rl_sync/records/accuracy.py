@@ -1,0 +1,164 @@
+"""Metrics of completions of held-out problems, also apart for parts of the problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_sync.records.estimators import majority, mean_of, pass_at_k
+
+SEEN, UNSEEN = "seen", "unseen"
+MAJORITY = "majority@"
+
+
+class JudgedAnswer(NamedTuple):
+    """One completion of a problem.
+
+    Attributes:
+      solved: whether it solves the problem; None if it could not be judged.
+      vote: the answer that it gives, as text; equal answers have equal texts. None if the reward
+        read no answer; then it agrees with no other.
+    """
+
+    solved: bool | None
+    vote: str | None = None
+
+
+class Problem(NamedTuple):
+    """A held-out problem with the completions that were generated for it.
+
+    Attributes:
+      answers: one a completion.
+      is_seen: whether its prompt is trained on too.
+      category: a name of problems of its kind; empty for none.
+    """
+
+    answers: Sequence[JudgedAnswer]
+    is_seen: bool = False
+    category: str = ""
+
+    @property
+    def judged(self) -> list[JudgedAnswer]:
+        """Those that could be judged."""
+        return [answer for answer in self.answers if answer.solved is not None]
+
+    @property
+    def solved(self) -> int:
+        """The number of completions that solve it."""
+        return sum(answer.solved is True for answer in self.answers)
+
+
+Value = Callable[[Problem], float]
+"""A function from a problem, some completions of which were judged, to a value from 0 to 1."""
+
+
+def metric_names(samples: int) -> list[str]:
+    """Names the metrics of evaluations with so many completions a problem.
+
+    With one completion there is only `accuracy`. With k there are also `mean@k`, which is the same
+    number, `majority@k` if the reward reads answers, and `pass@j` for k and for each power of 2
+    below it.
+    """
+    return list(_metrics(samples))
+
+
+def _metrics(samples: int) -> dict[str, tuple[int, Value]]:
+    """Returns for each metric the completions that it needs of a problem, and its value."""
+
+    def mean(problem: Problem) -> float:
+        return problem.solved / len(problem.judged)
+
+    def voted(problem: Problem) -> float:
+        judged = problem.judged
+        return majority([one.vote for one in judged], [one.solved is True for one in judged])
+
+    def passed(k: int) -> Value:
+        return lambda problem: pass_at_k(len(problem.judged), problem.solved, k)
+
+    metrics: dict[str, tuple[int, Value]] = {"accuracy": (1, mean)}
+    if samples > 1:
+        powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
+        metrics |= {f"mean@{samples}": (1, mean), f"{MAJORITY}{samples}": (1, voted)}
+        metrics |= {f"pass@{k}": (k, passed(k)) for k in (*powers, samples)}
+    return metrics
+
+
+def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
+    """Computes the metrics of an evaluation.
+
+    Args:
+      samples: the completions that were generated for each problem.
+
+    Returns:
+      Each metric of `metric_names`, but no majority where the reward reads no answers. With each
+      are the ends of its 95 % confidence interval as `NAME_low` and `NAME_high` (see
+      `rl_sync.records.estimators.mean_of`), and `problems`, the number of those with a judged
+      completion. `unjudged` is the number of completions that could not be judged, if there are
+      any; no metric counts them. `pass@k` leaves out problems with fewer than k judged completions.
+      A metric is NaN where no problem is left, which records write as null.
+
+      The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some
+      prompts are trained on, there are also `accuracy_seen`, `problems_seen`, and the same as
+      `_unseen` unless all prompts are trained on.
+    """
+    metrics = _metrics(samples)
+    if not any(answer.vote is not None for one in problems for answer in one.answers):
+        metrics = {name: one for name, one in metrics.items() if not name.startswith(MAJORITY)}
+    values = _of(problems, metrics)
+    unjudged = sum(answer.solved is None for one in problems for answer in one.answers)
+    if unjudged:
+        values["unjudged"] = unjudged
+    accuracy = {"accuracy": _metrics(samples)["accuracy"]}
+    for category in sorted({one.category for one in problems} - {""}):
+        part = _of([one for one in problems if one.category == category], accuracy)
+        values |= {f"{name}/{category}": value for name, value in part.items()}
+    if not any(one.is_seen for one in problems):
+        return values
+    for name, wanted in ((SEEN, True), (UNSEEN, False)):
+        part = _of([one for one in problems if one.is_seen is wanted], accuracy)
+        if part["problems"]:
+            values[f"accuracy_{name}"] = part["accuracy"]
+            values[f"problems_{name}"] = part["problems"]
+    return values
+
+
+def _of(problems: Sequence[Problem], metrics: Mapping[str, tuple[int, Value]]) -> dict[str, float]:
+    """Computes metrics of problems; NaN where no problem has enough judged completions."""
+    values: dict[str, float] = {}
+    for name, (needed, value) in metrics.items():
+        enough = [one for one in problems if len(one.judged) >= needed]
+        if not enough:
+            values |= dict.fromkeys((name, f"{name}_low", f"{name}_high"), math.nan)
+            continue
+        completions = sum(len(one.judged) for one in enough)
+        estimate = mean_of(np.array([value(one) for one in enough]), completions)
+        values |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    values["problems"] = sum(bool(one.judged) for one in problems)
+    return values
+
+
+def describe_share(value: float | None) -> str:
+    """Writes a metric as a percentage; in words where nothing could be judged."""
+    return "not judged" if value is None or math.isnan(value) else f"{value:.1%}"
+
+
+def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
+    """Writes a metric's confidence interval in parentheses; empty where there is none."""
+    ends = [values.get(f"{name}{end}") for end in ("_low", "_high")]
+    if any(end is None or math.isnan(end) for end in ends):
+        return ""
+    return f" (95% interval {values[f'{name}_low']:.1%} to {values[f'{name}_high']:.1%})"
+
+
+def describe_parts(values: Mapping[str, Any]) -> str:
+    """Writes the accuracies of both parts in parentheses; empty if no prompt is trained on."""
+    names = {SEEN: "whose prompts are trained on too", UNSEEN: "others"}
+    parts = [
+        f"{describe_share(values[f'accuracy_{name}'])} of {values[f'problems_{name}']} {words}"
+        for name, words in names.items()
+        if f"accuracy_{name}" in values
+    ]
+    return f" ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,57 @@
+"""Table of the backends that metrics can go to besides `metrics.jsonl`; each is one line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rl_sync.records.backends.backend import Start
+
+
+class BackendKind(NamedTuple):
+    """A kind of backend.
+
+    Attributes:
+      start: `module:function` of what starts it; imported only then.
+      package: the package that it needs.
+      extra: the extra of ours that installs the package; empty if it is always there.
+    """
+
+    start: str
+    package: str
+    extra: str = ""
+
+
+_HERE = "rl_sync.records.backends"
+TENSORBOARD = "tensorboard"
+
+BACKENDS: dict[str, BackendKind] = {
+    TENSORBOARD: BackendKind(f"{_HERE}.tensorboard:start", "tensorboardX"),
+    "wandb": BackendKind(f"{_HERE}.tracking:start_wandb", "wandb", "wandb"),
+    "trackio": BackendKind(f"{_HERE}.tracking:start_trackio", "trackio", "trackio"),
+    "mlflow": BackendKind(f"{_HERE}.mlflow:start", "mlflow", "mlflow"),
+}
+
+
+def starter(name: str) -> Start:
+    """Imports what starts a backend."""
+    module, _, function = BACKENDS[name].start.partition(":")
+    start: Start = getattr(importlib.import_module(module), function)
+    return start
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Refuses backends whose package is not installed.
+
+    Raises:
+      ValueError: says how to install it.
+    """
+    for name in names:
+        kind = BACKENDS[name]
+        if importlib.util.find_spec(kind.package) is None:
+            raise ValueError(
+                f"observe.backends has {name}, whose package {kind.package} is not installed."
+                f' Install it: pip install "rl_sync[{kind.extra}]", or leave {name} out.'
+            )

@@ -1,0 +1,107 @@
+"""Writer of the records of rollouts, apart from their reader."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.rollout_records import part_name, parts
+from rl_sync.workdir import Workdir
+
+PART_BYTES = 8 << 20
+"""Size from which on a part is closed, and another begun."""
+
+_log = logging.getLogger(__name__)
+
+
+class RolloutParts:
+    """Appends encoded records to `workdir/rollouts/`, and never raises an error of the disk.
+
+    What cannot be written is left out. The log says so once, until it can be written again.
+
+    Args:
+      workdir: the run's.
+      start: the trainer step that the run goes on from; records of later steps are removed.
+      part_bytes: the size of parts, in bytes.
+    """
+
+    def __init__(
+        self, workdir: str | os.PathLike[str], start: int = 0, part_bytes: int = PART_BYTES
+    ):
+        self._workdir, self._part_bytes = Workdir(workdir), part_bytes
+        self._part: JsonLinesWriter | None = None
+        self._in_part = 0
+        self._failed = False
+        self.size_bytes = 0
+        try:
+            _drop_after(self._workdir, start)
+            self.size_bytes = sum(part.path.stat().st_size for part in parts(workdir))
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, step: int, lines: Sequence[bytes]) -> None:
+        """Appends the records of one step, each an object in JSON."""
+        if not lines:
+            return
+        try:
+            if self._part is None or self._in_part >= self._part_bytes:
+                self._open(step)
+        except OSError as error:
+            self._give_up(error)
+            return
+        assert self._part is not None
+        self._failed = False
+        written = self._part.write_encoded(lines)
+        self._in_part += written
+        self.size_bytes += written
+
+    def close(self) -> None:
+        """Closes the part; closing twice is fine."""
+        if self._part is not None:
+            self._part.close()
+
+    def _open(self, step: int) -> None:
+        self.close()
+        self._part = None
+        path = self._workdir.rollouts / part_name(step)
+        self._part = JsonLinesWriter(path, vital=False)
+        self._in_part = path.stat().st_size
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._failed:
+            _log.warning(
+                "Rollouts cannot be recorded in %s: %s. The run goes on without these records.",
+                self._workdir.rollouts,
+                error.strerror or error,
+            )
+        self._failed = True
+
+
+def _drop_after(workdir: Workdir, step: int) -> None:
+    """Removes the records of all steps after one."""
+    for part in reversed(parts(workdir)):
+        if part.first_step > step:
+            part.path.unlink()
+        else:
+            _cut_after(part.path, step)
+            return
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Cuts a part before the first record of a later step."""
+    end = 0
+    with open(path, "rb+") as file:
+        for line in file:
+            try:
+                later = not line.endswith(b"\n") or orjson.loads(line)["step"] > step
+            except (ValueError, TypeError, KeyError):
+                later = False  # Readers leave it out.
+            if later:
+                break
+            end += len(line)
+        file.truncate(end)

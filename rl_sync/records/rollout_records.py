@@ -1,0 +1,261 @@
+"""Records of rollouts: the completions that a run trained on, and all that is known about them.
+
+A run writes them to `workdir/rollouts/`: one JSON object a line and a completion, in parts such as
+`step-00000001.jsonl`, named by their first trainer step. A part has whole steps, in their order.
+Records of a step that is repeated after a crash are removed, so each step is there once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import regex
+
+from rl_sync.workdir import Workdir
+
+POLICY, ENVIRONMENT = "policy", "environment"
+"""Who wrote a turn of an episode."""
+
+_PART = re.compile(r"step-(\d+)\.jsonl")
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A completion, or an episode, that a trainer step trained on.
+
+    Attributes:
+      step: the trainer step, from 1.
+      lease, ordinal, prompt_id, explorer: of its group; see `rl_sync.types.Group`. A lease is one
+        group.
+      sample: its number in the group, from 0.
+      prompt: the prompt as the policy saw it, special tokens included.
+      expected: the problem's answer, with which rewards compare; empty if there is none.
+      completion: the completion as it was judged: without the end of sequence, and of an episode
+        the last reply.
+      turns: of an episode, all that was said after the prompt: `by` (`policy` or `environment`),
+        `text`, and `segment`, which counts rewritten conversations. None without an environment.
+      reward: its reward; None if it could not be judged.
+      components: the parts of the reward by name.
+      why: the reason of the judgement.
+      answer: the answer that was read from the completion; None if the reward reads none.
+      baseline: the reward of the prompt's greedy completion, if there is one.
+      advantage: the mean of its tokens' advantages; None if the loss has none.
+      staleness: of its oldest token, in trainer steps.
+      truncated: whether it was cut by a limit.
+      episode: of an episode: its `reason`, `why`, `turns`, `rewards` and `metrics`; in a game of
+        several players also `seat`, the player who learns, and all `moves`: `player`, `by`, `text`.
+      prompt_ids: token ids of the prompt.
+      ids: token ids of all after the prompt.
+      tokens: their texts.
+      logprobs: their log-probabilities under the distribution sampled from, in nats, rounded to
+        four digits; None where the environment wrote.
+      versions: the policy versions of `ids`, as runs [version, tokens]; -1 where the environment
+        wrote.
+      mask: runs [1 or 0, tokens] of `ids`: 1 where the loss learns from a token.
+      ratios: π / π_behavior of each token, π being the policy before the update that learned from
+        it; rounded to four digits; None where the loss does not learn from a token. Empty if
+        they are not known.
+      entropies: of π's distribution of each token, in nats; likewise.
+      token_advantages: likewise; empty, too, where all tokens have the `advantage`.
+    """
+
+    step: int
+    lease: int
+    ordinal: int = 0
+    prompt_id: int = 0
+    explorer: int = 0
+    sample: int = 0
+    prompt: str = ""
+    expected: str = ""
+    completion: str = ""
+    turns: list[dict[str, Any]] | None = None
+    reward: float | None = None
+    components: dict[str, float] = dataclasses.field(default_factory=dict)
+    why: str = ""
+    answer: str | None = None
+    baseline: float | None = None
+    advantage: float | None = None
+    staleness: int = 0
+    truncated: bool = False
+    episode: dict[str, Any] | None = None
+    prompt_ids: list[int] = dataclasses.field(default_factory=list)
+    ids: list[int] = dataclasses.field(default_factory=list)
+    tokens: list[str] = dataclasses.field(default_factory=list)
+    logprobs: list[float | None] = dataclasses.field(default_factory=list)
+    versions: list[list[int]] = dataclasses.field(default_factory=list)
+    mask: list[list[int]] = dataclasses.field(default_factory=list)
+    ratios: list[float | None] = dataclasses.field(default_factory=list)
+    entropies: list[float | None] = dataclasses.field(default_factory=list)
+    token_advantages: list[float | None] = dataclasses.field(default_factory=list)
+
+    @property
+    def drawn_tokens(self) -> int:
+        """The number of tokens that the policy drew."""
+        return sum(count for version, count in self.versions if version >= 0)
+
+    @property
+    def said(self) -> str:
+        """All that was said after the prompt."""
+        if self.turns is None:
+            return self.completion
+        return "".join(turn["text"] for turn in self.turns)
+
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Rollout))
+
+
+class RolloutFile(NamedTuple):
+    """A file of records, and its first trainer step."""
+
+    first_step: int
+    path: Path
+
+
+SEARCH_SECS = 2.0
+"""The longest time in which a pattern is looked for in one text."""
+
+
+class RolloutFilter(NamedTuple):
+    """Conditions on records; None and empty stand for any.
+
+    Attributes:
+      first_step, last_step: the trainer steps.
+      prompt_id, lease: see `Rollout`.
+      least, greatest: bounds of the reward; what could not be judged has none, and is left out.
+      pattern: is found in the prompt, or in what was said.
+    """
+
+    first_step: int = 0
+    last_step: int | None = None
+    prompt_id: int | None = None
+    lease: int | None = None
+    least: float | None = None
+    greatest: float | None = None
+    pattern: regex.Pattern[str] | None = None
+
+    def holds(self, one: Rollout) -> bool:
+        """Says whether a record fulfils all conditions.
+
+        Raises:
+          TimeoutError: the pattern takes longer than `SEARCH_SECS` on a text.
+        """
+        if one.step < self.first_step or (self.last_step is not None and one.step > self.last_step):
+            return False
+        if self.prompt_id not in (None, one.prompt_id) or self.lease not in (None, one.lease):
+            return False
+        if self.least is not None and (one.reward is None or one.reward < self.least):
+            return False
+        if self.greatest is not None and (one.reward is None or one.reward > self.greatest):
+            return False
+        return self.pattern is None or any(
+            self.pattern.search(text, timeout=SEARCH_SECS) for text in (one.prompt, one.said)
+        )
+
+
+def part_name(first_step: int) -> str:
+    """Returns the name of the part that begins with a trainer step."""
+    return f"step-{first_step:08d}.jsonl"
+
+
+def parts(workdir: str | os.PathLike[str]) -> list[RolloutFile]:
+    """Lists the parts of a run's records in the order of their steps; empty without records."""
+    folder = Workdir(workdir).rollouts
+    if not folder.is_dir():
+        return []
+    found = [(_PART.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted(RolloutFile(int(match[1]), path) for match, path in found if match)
+
+
+def read_rollouts(
+    workdir: str | os.PathLike[str], selection: RolloutFilter | None = None
+) -> Iterator[Rollout]:
+    """Reads the records of a run in the order written, also while it writes more.
+
+    Of a part that was cut or deleted meanwhile, what can be read is given.
+
+    Args:
+      selection: the conditions on records; parts without its steps are not opened.
+    """
+    wanted = selection or RolloutFilter()
+    found = parts(workdir)
+    for part, after in itertools.zip_longest(found, found[1:]):
+        if after is not None and after.first_step <= wanted.first_step:
+            continue
+        if wanted.last_step is not None and part.first_step > wanted.last_step:
+            return
+        yield from filter(wanted.holds, _read(part.path))
+
+
+def groups_of(rollouts: Iterable[Rollout]) -> dict[tuple[int, int], list[Rollout]]:
+    """Gathers records by their groups, as (step, lease), in the order in which these begin."""
+    groups: dict[tuple[int, int], list[Rollout]] = {}
+    for one in rollouts:
+        groups.setdefault((one.step, one.lease), []).append(one)
+    return groups
+
+
+class Digest(NamedTuple):
+    """Figures of some records, such as those of a step or of a group.
+
+    Attributes:
+      rollouts, groups: how many there are.
+      reward_mean, reward_least, reward_greatest: of those that were judged; None if none was.
+      tokens_mean: drawn tokens.
+      truncated: the share that was cut.
+      unjudged: the number of those that could not be judged.
+      staleness: the greatest.
+    """
+
+    rollouts: int
+    groups: int
+    reward_mean: float | None
+    reward_least: float | None
+    reward_greatest: float | None
+    tokens_mean: float
+    truncated: float
+    unjudged: int
+    staleness: int
+
+
+def digest(rollouts: Sequence[Rollout]) -> Digest:
+    """Sums up at least one record."""
+    rewards = [one.reward for one in rollouts if one.reward is not None]
+    return Digest(
+        rollouts=len(rollouts),
+        groups=len({(one.step, one.lease) for one in rollouts}),
+        reward_mean=sum(rewards) / len(rewards) if rewards else None,
+        reward_least=min(rewards, default=None),
+        reward_greatest=max(rewards, default=None),
+        tokens_mean=sum(one.drawn_tokens for one in rollouts) / len(rollouts),
+        truncated=sum(one.truncated for one in rollouts) / len(rollouts),
+        unjudged=len(rollouts) - len(rewards),
+        staleness=max(one.staleness for one in rollouts),
+    )
+
+
+def _read(path: Path) -> Iterator[Rollout]:
+    """Reads the whole lines of a part; what is broken is left out, with a warning."""
+    broken = 0
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # It is being written, or its writer was killed.
+                try:
+                    record = orjson.loads(line)
+                    yield Rollout(**{name: record[name] for name in record.keys() & _FIELDS})
+                except (ValueError, TypeError, AttributeError):
+                    broken += 1
+    except FileNotFoundError:
+        return
+    if broken:
+        _log.warning("%s: %d lines are broken and left out.", path, broken)

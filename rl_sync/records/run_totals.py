@@ -1,0 +1,98 @@
+"""Sums over a run, from step to step: what it has trained on and spent so far."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rl_sync.records.metrics import read_metrics
+from rl_sync.types import Group
+
+NUM_TOKENS = "num_tokens"
+_PACED = 20
+_LEAST_PACED = 3
+
+
+def sizes(groups: Sequence[Group]) -> dict[str, float]:
+    """Measures the prompts of a batch, and counts the tokens of its rows."""
+    prompts: list[int] = []
+    tokens = 0
+    for group in groups:
+        drawn = group.policy_versions >= 0
+        any_drawn, width = drawn.any(axis=1), drawn.shape[1]
+        prompts += [int(first) for first in drawn.argmax(axis=1)[any_drawn]]
+        tokens += int((width - drawn[:, ::-1].argmax(axis=1))[any_drawn].sum())
+    return {
+        "prompt_tokens_mean": float(np.mean(prompts)) if prompts else 0.0,
+        "prompt_tokens_max": float(max(prompts, default=0)),
+        NUM_TOKENS: float(tokens),
+    }
+
+
+class Pace:
+    """Estimates the time that the rest of a phase takes, from the times of its last steps."""
+
+    def __init__(self) -> None:
+        self._times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_PACED)
+
+    def note(self, step: int, now_secs: float) -> None:
+        """Notes that a step is finished; a step that was noted before is ignored."""
+        if not self._times or step > self._times[-1][0]:
+            self._times.append((step, now_secs))
+
+    def left_secs(self, steps: int, now_secs: float) -> float | None:
+        """Returns the seconds until the last of so many steps; None with fewer than three noted.
+
+        The first step that is noted may have compiled, so its own time does not count.
+        """
+        if len(self._times) < _LEAST_PACED:
+            return None
+        (first, began), (last, ended) = self._times[0], self._times[-1]
+        each = (ended - began) / (last - first)
+        return max(0.0, (steps - last) * each - (now_secs - ended))
+
+
+class RunTotals:
+    """Sums over a run, which go on where the run resumes.
+
+    Args:
+      workdir: the run's directory.
+    """
+
+    def __init__(self, workdir: str):
+        self._workdir = workdir
+        self._lock = threading.Lock()
+        self._tokens = 0.0
+        self._spent: dict[str, dict[str, float]] = {}
+        self._told: dict[str, float] = {}
+
+    def resume(self) -> None:
+        """Takes over the sums of the steps before; the metrics are marked as resumed already."""
+        lines = read_metrics(self._workdir, "rl")
+        self._tokens = float(lines[-1].get(NUM_TOKENS, 0.0)) if lines else 0.0
+
+    def spend(self, role: str, life: str, spent: Mapping[str, float]) -> None:
+        """Notes the seconds that a role has spent in each phase since its process began.
+
+        Args:
+          life: names the process.
+        """
+        with self._lock:
+            for phase, secs in spent.items():
+                self._spent.setdefault(f"{role}/{phase}", {})[life] = secs
+
+    def step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns the sums up to a step, and what was spent since the one before.
+
+        Args:
+          metrics: of the step, with its own number of tokens.
+        """
+        self._tokens += metrics.get(NUM_TOKENS, 0.0)
+        with self._lock:
+            totals = {name: sum(of.values()) for name, of in self._spent.items()}
+        spent = {f"time/{name}": secs - self._told.get(name, 0.0) for name, secs in totals.items()}
+        self._told = totals
+        return {NUM_TOKENS: self._tokens, **spent}

@@ -1,0 +1,322 @@
+"""Spans: the start and end of everything that a role does or waits for.
+
+Each role writes its own file, `workdir/spans/<role>.jsonl`. Roles are named `explorer1`,
+`explorer2`, …, `trainer`, `master`. Times are Unix seconds, so that the roles of one machine can be
+compared. Within a role they follow the monotonic clock, so that no duration is negative.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rl_sync.records.json_lines import JsonLinesWriter, plain, read_json_lines
+from rl_sync.records.resumption import RESUMED_AT, SFT, mark
+from rl_sync.transfer import TRANSFERS
+from rl_sync.workdir import Workdir
+
+
+class SpanKind(enum.StrEnum):
+    """Kind of a role's activity."""
+
+    ROLLOUT = "rollout"
+    SCORE = "score"
+    INSERT = "insert"
+    TRAIN = "train"
+    SFT = "sft"
+    EVALUATION = "evaluation"
+    WAIT = "wait"
+    SNAPSHOT = "snapshot"
+    COMPILE = "compile"
+    # One for each transfer of weights; see `sync_kind`.
+    _ignore_ = "_members _name"
+    _members = vars()
+    for _name in TRANSFERS:
+        _members[f"SYNC_{_name.upper()}"] = f"sync_{_name}"
+
+
+def sync_kind(transfer: str) -> SpanKind:
+    """The kind of the spans of a transfer of weights, by its name."""
+    return SpanKind(f"sync_{transfer}")
+
+
+SYNC_KINDS = frozenset(map(sync_kind, TRANSFERS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One interval of one role's time.
+
+    Attributes:
+      role: the name of the role.
+      kind: the kind of activity.
+      start_secs, end_secs: Unix seconds.
+      attributes: JSON values. By convention `step`, `version` (of the weights), `versions` (the
+        sorted, distinct versions in a train batch), `leases` (ids of the groups that enter or leave
+        the buffer), `dropped` (ids of the groups that a trainer sampled and refused), `tokens`, and
+        for a wait `reason`, such as "experiences", "synchronization", "prompts".
+    """
+
+    role: str
+    kind: SpanKind
+    start_secs: float
+    end_secs: float
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def duration_secs(self) -> float:
+        return self.end_secs - self.start_secs
+
+    @property
+    def step(self) -> int | None:
+        """The explorer step or the trainer step of the span, if recorded."""
+        return self.attributes.get("step")
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that the span used, published or pulled, if recorded."""
+        return self.attributes.get("version")
+
+    @property
+    def leases(self) -> tuple[int, ...]:
+        """The groups that the span generated, inserted or consumed."""
+        return tuple(self.attributes.get("leases", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the span as the object of one line."""
+        return {
+            "role": self.role,
+            "kind": str(self.kind),
+            "start": self.start_secs,
+            "end": self.end_secs,
+            **({"attributes": plain(self.attributes)} if self.attributes else {}),
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Span:
+        """Inverts `to_json`.
+
+        Raises:
+          KeyError: a field is missing.
+          ValueError: the kind is unknown.
+        """
+        return cls(
+            role=record["role"],
+            kind=SpanKind(record["kind"]),
+            start_secs=float(record["start"]),
+            end_secs=float(record["end"]),
+            attributes=record.get("attributes", {}),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenSpan:
+    """The current activity of a role.
+
+    Attributes:
+      kind, attributes: as in `Span`.
+      reason: the reason of a wait; None for other kinds.
+      start_secs: Unix seconds.
+      lasted_secs: the time since its start.
+    """
+
+    kind: SpanKind
+    reason: str | None
+    start_secs: float
+    lasted_secs: float
+    attributes: dict[str, Any]
+
+
+@dataclasses.dataclass(eq=False)
+class _Open:
+    kind: SpanKind
+    start_secs: float
+    attributes: dict[str, Any]
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
+
+
+class SpanRecorder:
+    """Writes one role's spans, from any of its threads.
+
+    A span is written when it ends, and each line is flushed. So a killed role loses only its open
+    spans. The recorder is a context manager that closes the file. Without a path it writes nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, role: str):
+        self.role = role
+        self._writer = None if path is None else JsonLinesWriter(path, vital=False)
+        self._lock = threading.Lock()
+        self._open: list[_Open] = []
+        self._spent: dict[str, float] = collections.defaultdict(float)
+        self._unix_minus_monotonic = time.time() - time.monotonic()
+        self._began_secs = self.now()
+
+    def now(self) -> float:
+        """Returns Unix seconds of a clock that never goes back."""
+        return time.monotonic() + self._unix_minus_monotonic
+
+    @contextlib.contextmanager
+    def span(self, kind: SpanKind, /, **attributes: Any) -> Iterator[dict[str, Any]]:
+        """Records the body of a `with` statement.
+
+        Yields the attributes, so that the body can add to them. A body that raises is recorded too,
+        with the exception's name as the attribute `error`.
+        """
+        opened = _Open(kind, self.now(), attributes)
+        with self._lock:
+            self._open.append(opened)
+        try:
+            yield attributes
+        except BaseException as error:
+            attributes["error"] = type(error).__name__
+            raise
+        finally:
+            with self._lock:
+                self._open.remove(opened)
+            self.record(kind, opened.start_secs, self.now(), **attributes)
+
+    def record(
+        self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any
+    ) -> None:
+        """Records a finished span; its times are from `now`.
+
+        Raises:
+          ValueError: the span ends before it starts, or the recorder is closed.
+        """
+        if end_secs < start_secs:
+            raise ValueError(
+                f"A span must not end before it starts: {self.role} recorded {kind} from"
+                f" {start_secs} to {end_secs}. Take both times from SpanRecorder.now()."
+            )
+        with self._lock:
+            self._spent[str(kind)] += end_secs - start_secs
+        if self._writer is not None:
+            self._writer.write(Span(self.role, kind, start_secs, end_secs, attributes).to_json())
+
+    def resume(self, step: int, sft_step: int | None = None) -> None:
+        """Marks that the run resumes; see `rl_sync.records.resumption.mark`."""
+        if self._writer is not None:
+            self._writer.write(mark(step, sft_step, began=self._began_secs))
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """The seconds in all finished spans of each kind; spans of threads may overlap."""
+        with self._lock:
+            return dict(self._spent)
+
+    @property
+    def current(self) -> OpenSpan | None:
+        """The innermost open span of a working thread, else of a waiting one, else None.
+
+        Among several threads, the one that opened its span last counts.
+        """
+        with self._lock:
+            innermost = {opened.thread: opened for opened in self._open}.values()
+        if not innermost:
+            return None
+        working = [opened for opened in innermost if opened.kind is not SpanKind.WAIT]
+        opened = max(working or innermost, key=lambda opened: opened.start_secs)
+        attributes = dict(opened.attributes)
+        reason = attributes.get("reason", "something") if opened.kind is SpanKind.WAIT else None
+        lasted_secs = self.now() - opened.start_secs
+        return OpenSpan(opened.kind, reason, opened.start_secs, lasted_secs, attributes)
+
+    def close(self) -> None:
+        """Closes the file; closing twice is fine."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> SpanRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
+    """Reads the spans of all roles, ordered by their start.
+
+    For a run that was resumed, spans that a crash made void are left out. The time in which it did
+    not run is left out too, so that later spans are moved to the end of the earlier ones.
+
+    Raises:
+      FileNotFoundError: the work directory has no spans.
+      ValueError: a line is not a span; the message gives its number.
+    """
+    files = Workdir(workdir).spans_of("*")
+    paths = sorted(files.parent.glob(files.name))
+    if not paths:
+        raise FileNotFoundError(
+            f"{workdir} holds no {files.relative_to(workdir)}: it is not the work directory of a"
+            " run, or the run ended before any role started. Give the --workdir that the run was"
+            " given."
+        )
+    spans, seams = [], []
+    for path in paths:
+        last = 0.0
+        for number, record in enumerate(read_json_lines(path, strict=False), start=1):
+            try:
+                if RESUMED_AT in record:
+                    seams.append(_Seam(record[RESUMED_AT], record.get(SFT), last, record["began"]))
+                else:
+                    spans.append(Span.from_json(record))
+                    last = max(last, spans[-1].end_secs)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ValueError(f"{path}, line {number} is not a span: {error!r}") from error
+    gap = 0.0
+    for seam in sorted(seams, key=lambda seam: seam.began_secs):
+        spans, closed = seam.joined(spans, gap)
+        gap += closed
+    return sorted(spans, key=lambda span: (span.start_secs, span.end_secs))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seam:
+    """A point at which a run was resumed.
+
+    Attributes:
+      step, sft_step: see `rl_sync.records.resumption.mark`.
+      ended_secs, began_secs: the trainer's last record before, and its start afterwards.
+    """
+
+    step: int
+    sft_step: int | None
+    ended_secs: float
+    began_secs: float
+
+    def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float]:
+        """Drops void spans before the seam, and moves the spans after it to close the gap.
+
+        Args:
+          gap: the seconds by which the spans were moved already.
+
+        Returns:
+          The spans, and the further seconds by which those after the seam are moved.
+        """
+        ended, began = self.ended_secs - gap, self.began_secs - gap
+        # Other roles' clocks, and the ends of their processes, are close to the trainer's.
+        middle = (ended + began) / 2
+        before = [span for span in spans if span.start_secs < middle]
+        lost = min((s.start_secs for s in before if self._is_void(s)), default=middle)
+        kept = [span for span in before if span.start_secs < lost]
+        end = min(ended, max((span.end_secs for span in kept), default=began))
+        closed = max(0.0, began - end)
+        after = [
+            dataclasses.replace(s, start_secs=s.start_secs - closed, end_secs=s.end_secs - closed)
+            for s in spans
+            if s.start_secs >= middle
+        ]
+        return kept + after, closed
+
+    def _is_void(self, span: Span) -> bool:
+        if span.kind is SpanKind.TRAIN:
+            return (span.step or 0) > self.step
+        is_sft = span.kind is SpanKind.SFT and self.sft_step is not None
+        return is_sft and (span.step or 0) > (self.sft_step or 0)

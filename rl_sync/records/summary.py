@@ -1,0 +1,315 @@
+"""Summary of a run's time: busy and idle shares, overlap, waits, throughput, staleness.
+
+All functions are pure functions of spans. Shares and waits are counted over the *RL phase*, from
+the start of the first rollout to the end of the last train step.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
+from rl_sync.role_names import MASTER, TRAINER, is_explorer, role_order
+
+Interval = tuple[float, float]
+
+WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleSummary:
+    """One role's time in the RL phase.
+
+    Attributes:
+      busy_secs: the time at work of any kind, in at least one thread.
+      sync_secs: the time without work in which weights are moved.
+      idle_secs: the rest: waits, and time without spans.
+      wait_secs: seconds by the reason of the wait, longest first. Only time in which the role
+        neither works nor moves weights counts: one thread may wait for the next batch while
+        another trains.
+    """
+
+    role: str
+    busy_secs: float
+    sync_secs: float
+    idle_secs: float
+    wait_secs: dict[str, float]
+
+    @property
+    def busy_share(self) -> float:
+        return self.busy_secs / (self.busy_secs + self.sync_secs + self.idle_secs)
+
+    @property
+    def sync_share(self) -> float:
+        return self.sync_secs / (self.busy_secs + self.sync_secs + self.idle_secs)
+
+    @property
+    def idle_share(self) -> float:
+        return self.idle_secs / (self.busy_secs + self.sync_secs + self.idle_secs)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """A run's time and throughput in the RL phase.
+
+    Attributes:
+      wall_secs: the duration of the phase.
+      roles: the summary of each role, explorers first.
+      rollout_secs, train_secs: the total time, summed over explorers.
+      overlap_secs: seconds in which at least one explorer generated while the trainer trained.
+      wait_secs: seconds by the reason of the wait, summed over roles; see `RoleSummary`.
+      rollout_tokens, trained_tokens: totals of the rollouts and train steps that ended in the
+        phase.
+      carried_over: how often a rollout left an unfinished group to the next rollout.
+      trainer_steps: the number of train steps.
+      mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
+    """
+
+    wall_secs: float
+    roles: tuple[RoleSummary, ...]
+    rollout_secs: float
+    train_secs: float
+    overlap_secs: float
+    wait_secs: dict[str, float]
+    rollout_tokens: int
+    trained_tokens: int
+    carried_over: int
+    trainer_steps: int
+    mean_staleness: float | None
+    max_staleness: int | None
+
+    @property
+    def rollout_tokens_per_sec(self) -> float:
+        return self.rollout_tokens / self.wall_secs
+
+    @property
+    def trained_tokens_per_sec(self) -> float:
+        return self.trained_tokens / self.wall_secs
+
+    @property
+    def ideal_ratio(self) -> float:
+        """The least wall time with perfect overlap, as a share of doing all work in sequence.
+
+        It is the longer of total rollout and total train time, divided by their sum: 0.5 when both
+        are equal.
+        """
+        return max(self.rollout_secs, self.train_secs) / (self.rollout_secs + self.train_secs)
+
+    @property
+    def achieved_ratio(self) -> float:
+        """The wall time as a share of total rollout and train time: compare with `ideal_ratio`."""
+        return self.wall_secs / (self.rollout_secs + self.train_secs)
+
+    @property
+    def explorer_idle_share(self) -> float:
+        """The mean idle share of the explorers."""
+        shares = [role.idle_share for role in self.roles if is_explorer(role.role)]
+        return sum(shares) / len(shares)
+
+    @property
+    def trainer_idle_share(self) -> float:
+        return self.role(TRAINER).idle_share
+
+    def role(self, name: str) -> RoleSummary:
+        """Returns the summary of one role.
+
+        Raises:
+          KeyError: it recorded nothing.
+        """
+        return {summary.role: summary for summary in self.roles}[name]
+
+
+def of_kind(spans: Iterable[Span], *kinds: SpanKind, role: str | None = None) -> list[Span]:
+    """Returns the spans of some kinds, of one role or of all."""
+    return [span for span in spans if span.kind in kinds and role in (None, span.role)]
+
+
+def union(spans: Iterable[Span]) -> list[Interval]:
+    """Returns the times in which at least one span is open, as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for start, end in sorted((span.start_secs, span.end_secs) for span in spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def union_secs(spans: Iterable[Span]) -> float:
+    """Returns the seconds in which at least one span is open."""
+    return sum(end - start for start, end in union(spans))
+
+
+def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
+    """Returns the seconds in which at least one span of each side is open."""
+    a, b = union(spans_a), union(spans_b)
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] <= b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def uncovered(span: Span, others: Iterable[Span]) -> list[Span]:
+    """Returns the parts of a span in which none of the others is open."""
+    parts, start = [], span.start_secs
+    for left, right in [*union(others), (span.end_secs, span.end_secs)]:
+        end = min(left, span.end_secs)
+        if end > start:
+            parts.append(dataclasses.replace(span, start_secs=start, end_secs=end))
+        start = max(start, right)
+    return parts
+
+
+def rl_phase(spans: Iterable[Span]) -> Interval:
+    """Returns the start of the first rollout and the end of the last train step (Unix seconds).
+
+    Raises:
+      ValueError: there is no rollout or no train step, or no train step after a rollout.
+    """
+    spans = list(spans)
+    rollouts, trains = of_kind(spans, SpanKind.ROLLOUT), of_kind(spans, SpanKind.TRAIN)
+    if not rollouts or not trains:
+        raise ValueError(
+            f"The run recorded {len(rollouts)} rollouts and {len(trains)} train steps: it has no"
+            " RL phase to sum up. Let it run for at least one trainer step."
+        )
+    start = min(span.start_secs for span in rollouts)
+    end = max(span.end_secs for span in trains)
+    if end <= start:
+        raise ValueError("All train steps ended before the first rollout: no RL phase to sum up.")
+    return start, end
+
+
+def clipped(spans: Iterable[Span], start_secs: float, end_secs: float) -> list[Span]:
+    """Clips spans to a window; those outside are left out."""
+    return [
+        dataclasses.replace(
+            span,
+            start_secs=max(span.start_secs, start_secs),
+            end_secs=min(span.end_secs, end_secs),
+        )
+        for span in spans
+        if span.end_secs > start_secs and span.start_secs < end_secs
+    ]
+
+
+def staleness(spans: Iterable[Span]) -> list[int]:
+    """Returns the staleness of every trained group, in trainer steps: step - 1 - version.
+
+    A group's version is the version of its rollout. In two cases the versions that the train step
+    records count instead, for one group each: if one of them is older, as when weights change
+    during a rollout, or if no rollout is known.
+    """
+    spans = list(spans)
+    versions = {
+        lease: rollout.version
+        for rollout in of_kind(spans, SpanKind.ROLLOUT)
+        for lease in rollout.leases
+        if rollout.version is not None
+    }
+    found = []
+    for train in of_kind(spans, SpanKind.TRAIN):
+        if train.step is None:
+            continue
+        batch = [versions[lease] for lease in train.leases if lease in versions]
+        recorded = train.attributes.get("versions") or []
+        missing = [version for version in recorded if not batch or version < min(batch)]
+        found += [train.step - 1 - version for version in (*batch, *missing)]
+    return found
+
+
+def summarize(spans: Iterable[Span]) -> RunSummary:
+    """Sums up a run.
+
+    Raises:
+      ValueError: there is no RL phase; see `rl_phase`.
+    """
+    spans = list(spans)
+    start_secs, end_secs = rl_phase(spans)
+    phase = clipped(spans, start_secs, end_secs)
+    roles = tuple(
+        _summarize_role(role, phase, end_secs - start_secs)
+        for role in sorted({span.role for span in phase}, key=role_order)
+    )
+    rollouts, trains = of_kind(phase, SpanKind.ROLLOUT), of_kind(phase, SpanKind.TRAIN)
+    ages = staleness(spans)
+    return RunSummary(
+        wall_secs=end_secs - start_secs,
+        roles=roles,
+        rollout_secs=sum(
+            union_secs(of_kind(rollouts, SpanKind.ROLLOUT, role=role.role)) for role in roles
+        ),
+        train_secs=union_secs(trains),
+        overlap_secs=overlap_secs(rollouts, trains),
+        wait_secs=_wait_secs(phase),
+        rollout_tokens=sum(
+            span.attributes.get("tokens", 0)
+            for span in of_kind(spans, SpanKind.ROLLOUT)
+            if span.end_secs <= end_secs
+        ),
+        trained_tokens=sum(span.attributes.get("tokens", 0) for span in trains),
+        carried_over=sum(span.attributes.get("carried_over", 0) for span in rollouts),
+        trainer_steps=len(trains),
+        mean_staleness=sum(ages) / len(ages) if ages else None,
+        max_staleness=max(ages) if ages else None,
+    )
+
+
+def describe(summary: RunSummary) -> list[str]:
+    """Writes the summary as lines for a terminal."""
+    lines = [
+        f"RL phase {summary.wall_secs:.1f} s: rollouts {summary.rollout_secs:.1f} s, training"
+        f" {summary.train_secs:.1f} s, both at once {summary.overlap_secs:.1f} s",
+        f"throughput: {summary.rollout_tokens_per_sec:,.0f} tokens/s generated,"
+        f" {summary.trained_tokens_per_sec:,.0f} tokens/s trained on",
+    ]
+    if summary.mean_staleness is not None:
+        lines.append(
+            f"staleness: {summary.mean_staleness:.2f} trainer steps on average,"
+            f" at most {summary.max_staleness}"
+        )
+    if summary.carried_over:
+        lines.append(
+            f"unfinished groups were carried over to the next rollout {summary.carried_over} times"
+        )
+    for role in summary.roles:
+        if role.role == MASTER:
+            lines.append(f"{MASTER}: judging {role.busy_share:.0%} of the time")
+            continue
+        waits = "".join(
+            f"; waited {secs:.1f} s for {reason}" for reason, secs in role.wait_secs.items()
+        )
+        lines.append(
+            f"{role.role}: {role.busy_share:.0%} busy, {role.sync_share:.0%} moving weights,"
+            f" {role.idle_share:.0%} idle{waits}"
+        )
+    return lines
+
+
+def _summarize_role(role: str, phase: list[Span], wall_secs: float) -> RoleSummary:
+    spans = [span for span in phase if span.role == role]
+    work, syncs = of_kind(spans, *WORK_KINDS), of_kind(spans, *SYNC_KINDS)
+    busy_secs = union_secs(work)
+    sync_secs = union_secs(work + syncs) - busy_secs
+    idle_secs = max(0.0, wall_secs - busy_secs - sync_secs)
+    return RoleSummary(role, busy_secs, sync_secs, idle_secs, _wait_secs(spans))
+
+
+def _wait_secs(spans: Iterable[Span]) -> dict[str, float]:
+    """Sums wait seconds by reason, longest first; waits of different roles add up."""
+    spans = list(spans)
+    totals: collections.Counter[str] = collections.Counter()
+    for role in {span.role for span in spans}:
+        others = of_kind(spans, *WORK_KINDS, *SYNC_KINDS, role=role)
+        waits: dict[str, list[Span]] = {}
+        for span in of_kind(spans, SpanKind.WAIT, role=role):
+            parts = uncovered(span, others)
+            waits.setdefault(span.attributes.get("reason", "something"), []).extend(parts)
+        totals.update({reason: union_secs(parts) for reason, parts in waits.items()})
+    return {reason: secs for reason, secs in totals.most_common() if secs > 0}

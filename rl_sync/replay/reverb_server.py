@@ -1,0 +1,268 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
+# ///
+"""The Reverb server: a script with an environment of its own, since JAX cannot share it.
+
+    uv run --script rl_sync/replay/reverb_server.py --port 8700 --tables '[{"name": "queue", ...}]'
+
+`--tables` is a JSON list of tables with the fields of `rl_sync.replay.tables.TableSpec`; fields
+with a default there are optional. When the server is ready, it prints one line of JSON with the
+port. It exits on SIGTERM, and when its standard input ends, so that it never outlives the process
+that started it. It imports nothing of rl_sync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+PORT_TAKEN = 98
+REFUSED = 97
+STOP_TIMEOUT_SECS = 3.0
+_ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER
+_NETWORK_HEADER = -0x100000  # Linux's SKF_NET_OFF: where a filter finds a packet's header
+NEEDED_FIELDS = ("name", "max_size")
+DEFAULTS = {
+    "sampler": "fifo",
+    "remover": "fifo",
+    "max_times_sampled": 0,
+    "min_size_to_sample": 1,
+    "samples_per_insert": 1.0,
+    "min_diff": -sys.float_info.max,
+    "max_diff": sys.float_info.max,
+    "priority_exponent": 1.0,
+}
+
+Serve = Callable[[argparse.Namespace, Callable[[int], None]], None]
+"""A function that serves according to the arguments. Once it is ready, it calls its second argument
+with the port; that call returns when the server shall stop.
+"""
+
+
+class PortTakenError(OSError):
+    """The port to listen on is not free."""
+
+
+def run(serve: Serve, description: str) -> int:
+    """Parses the command line, serves until standard input ends or SIGTERM comes, and exits.
+
+    Returns:
+      The exit status if it cannot serve: PORT_TAKEN, or REFUSED for tables or a checkpoint.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0: all"
+    )
+    parser.add_argument("--tables", required=True, help="JSON list of tables")
+    parser.add_argument("--checkpoint-dir", help="where checkpoints are written")
+    parser.add_argument("--restore", help="a checkpoint to start from")
+    args = parser.parse_args()
+
+    stop, serving = threading.Event(), threading.Event()
+
+    def leave(*_: object) -> None:
+        """Stops cleanly if the server is ready, and immediately before that."""
+        if not serving.is_set():
+            os._exit(0)
+        if stop.is_set():
+            return
+        stop.set()
+        threading.Timer(STOP_TIMEOUT_SECS, os._exit, [0]).start()
+
+    def watch_stdin() -> None:
+        while os.read(0, 4096):
+            pass
+        leave()
+
+    def wait(port: int) -> None:
+        serving.set()
+        print(json.dumps({"port": port, "pid": os.getpid()}), flush=True)
+        # In short waits, since Python runs signal handlers in this thread.
+        while not stop.wait(0.5):
+            pass
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    threading.Thread(target=watch_stdin, name="life line", daemon=True).start()
+    try:
+        args.port = free_port(args.port, args.host)
+        serve(args, wait)
+    except PortTakenError as error:
+        print(error, file=sys.stderr)
+        return PORT_TAKEN
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    sys.stdout.flush()
+    os._exit(0)  # without TensorFlow's slow tear-down
+
+
+def free_port(port: int, host: str) -> int:
+    """Returns `port` of an address of this machine, or a free one for 0.
+
+    Raises:
+      PortTakenError: another process listens there. (gRPC itself would share the port silently.)
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            raise PortTakenError(
+                f"Port {port} of {host} cannot be used: {error.strerror}. Choose another, or 0 for"
+                " any."
+            ) from error
+        return probe.getsockname()[1]
+
+
+def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
+    """Serves with Reverb; see `Serve`."""
+    specs = read_tables(args.tables)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import reverb
+
+    folder = args.checkpoint_dir or (args.restore and os.path.dirname(args.restore))
+    checkpointer = None
+    if folder:
+        # A new folder: Reverb restores any checkpoint that it finds in its folder.
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(
+            os.path.join(folder, f"server-{time.time_ns()}"),
+            fallback_checkpoint_path=args.restore,
+        )
+    free_port(args.port, args.host)  # again: the import took seconds
+    tables = [make_table(reverb, spec) for spec in specs]
+    server = reverb.Server(tables, args.port, checkpointer)
+    answer_at(args.host, args.port)
+    wait(args.port)
+    server.stop()
+
+
+def answer_at(host: str, port: int) -> None:
+    """Makes this process's server at a port answer only calls to one address.
+
+    Reverb always listens on all interfaces. So the kernel is told to drop packets to its socket for
+    other addresses, as a firewall would.
+    """
+    address = socket.gethostbyname(host)
+    if address == "0.0.0.0":
+        return
+    code = b"".join(struct.pack("HBBI", *step) for step in address_filter(address))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    described = struct.pack("HP", len(code) // 8, ctypes.addressof(buffer))
+    for listening in listening_sockets(port):
+        with listening:
+            try:
+                listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)
+            except OSError as error:
+                print(f"Port {port} is open at all addresses: {error}", file=sys.stderr)
+
+
+def address_filter(address: str) -> list[tuple[int, int, int, int]]:
+    """Returns a program of classic BPF that keeps packets to an IPv4 address, and drops others.
+
+    With an address of the loopback interface, it also keeps packets to IPv6's loopback address.
+    """
+    keep, drop = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)
+
+    def load(code: int, offset: int) -> tuple[int, int, int, int]:
+        return code, 0, 0, (_NETWORK_HEADER + offset) & 0xFFFFFFFF
+
+    def equal(words: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+        """Keeps packets whose header has these values at these offsets."""
+        steps: list[tuple[int, int, int, int]] = []
+        for left, (offset, value) in enumerate(reversed(words)):
+            steps[:0] = [load(0x20, offset), (0x15, 0, 2 * left + 1, value)]
+        return [*steps, keep, drop]
+
+    (wanted,) = struct.unpack("!I", socket.inet_aton(address))
+    is_loopback = address.startswith("127.")
+    version_4 = equal([(16, wanted)])
+    version_6 = equal([(24, 0), (28, 0), (32, 0), (36, 1)]) if is_loopback else [drop]
+    shift = (0x74, 0, 0, 4)  # The first half of the first byte is the IP version.
+    return [load(0x30, 0), shift, (0x15, 0, len(version_4), 4), *version_4, *version_6]
+
+
+def listening_sockets(port: int) -> list[socket.socket]:
+    """Returns copies of the sockets of this process that listen on a port."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            number = os.dup(int(name))
+        except OSError:  # Closed since.
+            continue
+        try:
+            copy = socket.socket(fileno=number)
+        except OSError:  # No socket.
+            os.close(number)
+            continue
+        is_listening = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        )
+        if is_listening and copy.getsockname()[1] == port:
+            found.append(copy)
+        else:
+            copy.close()
+    return found
+
+
+def read_tables(text: str) -> list[dict[str, Any]]:
+    """Returns the table specifications of a JSON list, complete.
+
+    Raises:
+      ValueError: the text is not such a list, or a field is missing or unknown.
+    """
+    rows = json.loads(text)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"--tables is a JSON list of objects, one a table, not {text}.")
+    for row in rows:
+        missing = [name for name in NEEDED_FIELDS if name not in row]
+        unknown = [name for name in row if name not in (*NEEDED_FIELDS, *DEFAULTS)]
+        if missing or unknown:
+            raise ValueError(
+                f"A table needs {' and '.join(NEEDED_FIELDS)}, and may have {', '.join(DEFAULTS)};"
+                f" {json.dumps(row)} does not fit: {', '.join(missing + unknown)}."
+            )
+    return [{**DEFAULTS, **row} for row in rows]
+
+
+def make_table(reverb: Any, spec: dict[str, Any]) -> Any:
+    """Makes a reverb.Table of one table specification."""
+
+    def selector(kind: str) -> Any:
+        if kind == "prioritized":
+            return reverb.selectors.Prioritized(spec["priority_exponent"])
+        selectors = {
+            "fifo": reverb.selectors.Fifo,
+            "lifo": reverb.selectors.Lifo,
+            "uniform": reverb.selectors.Uniform,
+            "max_heap": reverb.selectors.MaxHeap,
+            "min_heap": reverb.selectors.MinHeap,
+        }
+        return selectors[kind]()
+
+    limits = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
+    return reverb.Table(
+        name=spec["name"],
+        sampler=selector(spec["sampler"]),
+        remover=selector(spec["remover"]),
+        max_size=spec["max_size"],
+        max_times_sampled=spec["max_times_sampled"],
+        rate_limiter=reverb.rate_limiters.RateLimiter(**{name: spec[name] for name in limits}),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(serve_reverb, __doc__.splitlines()[0]))

@@ -1,0 +1,253 @@
+"""The rewards of the package by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rl_sync.expression import Term, parse_sum
+from rl_sync.references import is_reference, resolve
+from rl_sync.spelling import hint, require_one_of
+
+
+class RewardKind(NamedTuple):
+    """A named reward.
+
+    Attributes:
+      where: a reference to its class; it is imported when it is used.
+      meaning: one sentence.
+      has_answers: whether its judgements have the answer that it read, in a form in which equal
+        answers are the same text: evaluations vote on it.
+      is_quick: whether it takes microseconds and little memory for any completion, so that it needs
+        no worker with limits.
+      reads_answer: whether it reads the row's answer.
+    """
+
+    where: str
+    meaning: str
+    has_answers: bool
+    is_quick: bool = False
+    reads_answer: bool = True
+
+
+BY_SET = "by_set"
+SET = "task_set"
+"""The field of a row that says which set of a mixture of tasks it is of."""
+
+REWARDS = {
+    "exact": RewardKind(
+        "rl_sync.rewards.exact:ExactMatch",
+        "Compares the completion with the answer as text.",
+        has_answers=True,
+        is_quick=True,
+    ),
+    "final_answer": RewardKind(
+        "rl_sync.rewards.final:FinalAnswer",
+        "Compares the text after the last # with the answer.",
+        has_answers=True,
+        is_quick=True,
+    ),
+    "environment": RewardKind(
+        "rl_sync.rewards.environment:EnvironmentReward",
+        "Takes the rewards that the environment of an episode gave.",
+        has_answers=False,
+        is_quick=True,
+        reads_answer=False,
+    ),
+    BY_SET: RewardKind(
+        "rl_sync.rewards.rewards_by_set:RewardBySet",
+        "Judges each set of a mixture of tasks by a reward of its own.",
+        has_answers=True,
+    ),
+    "math": RewardKind(
+        "rl_sync.rewards.math:MathAnswer",
+        "Compares mathematical answers by value.",
+        has_answers=True,
+    ),
+    "k12": RewardKind(
+        "rl_sync.rewards.k12:SchoolAnswer",
+        "Judges school questions of seven kinds.",
+        has_answers=True,
+    ),
+    "code": RewardKind(
+        "rl_sync.rewards.code:Code",
+        "Runs a program against tests, in a sandbox.",
+        has_answers=False,
+    ),
+    "format": RewardKind(
+        "rl_sync.rewards.text_shaping:FormatMatch",
+        "Looks for a pattern or for tags.",
+        reads_answer=False,
+        has_answers=False,
+    ),
+    "length_band": RewardKind(
+        "rl_sync.rewards.text_shaping:LengthBand",
+        "Prefers completions of a range of lengths.",
+        has_answers=False,
+        is_quick=True,
+        reads_answer=False,
+    ),
+    "soft_overlong": RewardKind(
+        "rl_sync.rewards.text_shaping:SoftOverlong",
+        "Punishes the last tokens before the limit.",
+        has_answers=False,
+        is_quick=True,
+        reads_answer=False,
+    ),
+    "repetition": RewardKind(
+        "rl_sync.rewards.text_shaping:Repetition",
+        "Punishes repeated n-grams.",
+        reads_answer=False,
+        has_answers=False,
+    ),
+    "language": RewardKind(
+        "rl_sync.rewards.text_shaping:LanguageShare",
+        "Measures the share of letters of a script.",
+        reads_answer=False,
+        has_answers=False,
+    ),
+    "vision": RewardKind(
+        "rl_sync.rewards.images.vision:Vision",
+        "Judges questions about images by `kind` of the row.",
+        has_answers=True,
+    ),
+    "iou": RewardKind(
+        "rl_sync.rewards.images.grounding:BoxOverlap",
+        "Compares boxes by their overlap.",
+        has_answers=True,
+    ),
+    "point_in_box": RewardKind(
+        "rl_sync.rewards.images.grounding:PointInBox",
+        "Counts the boxes that have a point in them.",
+        has_answers=True,
+    ),
+    "count": RewardKind(
+        "rl_sync.rewards.images.visual_answers:Count",
+        "Compares a number of things.",
+        has_answers=True,
+    ),
+    "vqa": RewardKind(
+        "rl_sync.rewards.images.visual_answers:VqaAccuracy",
+        "Counts the people who gave that answer.",
+        has_answers=True,
+    ),
+    "anls": RewardKind(
+        "rl_sync.rewards.images.visual_answers:Anls",
+        "Compares texts by their Levenshtein distance.",
+        has_answers=True,
+    ),
+    "relaxed_number": RewardKind(
+        "rl_sync.rewards.images.visual_answers:RelaxedNumber",
+        "Compares numbers within 5 %.",
+        has_answers=True,
+    ),
+    "choice": RewardKind(
+        "rl_sync.rewards.images.visual_answers:OptionMatch",
+        "Compares the chosen option.",
+        has_answers=True,
+    ),
+    "llm_judge": RewardKind(
+        "rl_sync.rewards.llm.llm_judge:LlmJudge",
+        "Asks a language model behind an OpenAI-compatible endpoint.",
+        has_answers=False,
+    ),
+    "reward_model": RewardKind(
+        "rl_sync.reward_models.reward_model:RewardModel",
+        "Scores completions by a model with a head.",
+        reads_answer=False,
+        has_answers=False,
+    ),
+    "self_judge": RewardKind(
+        "rl_sync.reward_models.self_judge:SelfJudge",
+        "Asks a model, such as the policy's earlier self, how likely a verdict is.",
+        has_answers=False,
+    ),
+}
+
+
+def is_quick(expression: str) -> bool:
+    """Says whether every term of an expression is a quick reward of the table."""
+    kinds = [REWARDS.get(term.name) for term in _terms(expression)]
+    return all(kind is not None and kind.is_quick for kind in kinds)
+
+
+def reads_answer(expression: str) -> bool:
+    """Says whether a term of an expression may read the row's answer, as a user's own may."""
+    kinds = [REWARDS.get(term.name) for term in _terms(expression)]
+    return any(kind is None or kind.reads_answer for kind in kinds)
+
+
+def may_vote(expression: str) -> bool:
+    """Says whether evaluations may vote on what the first term reads, as on a user's own."""
+    first = parse_sum(expression)[0]
+    if first.name == BY_SET:
+        return all(may_vote(str(of_set)) for of_set in first.options.values())
+    kind = REWARDS.get(first.name)
+    return kind is None or kind.has_answers
+
+
+def by_set(rewards: Mapping[str, str]) -> str:
+    """Returns the expression of a reward by sets, of the expression of each set's."""
+    return f"{BY_SET}({', '.join(f'{name}={reward!r}' for name, reward in rewards.items())})"
+
+
+def _terms(expression: str) -> list[Term]:
+    """Reads the terms of an expression, and of those in a reward by sets."""
+    terms = parse_sum(expression)
+    inner = [str(one) for term in terms if term.name == BY_SET for one in term.options.values()]
+    return [term for term in terms if term.name != BY_SET] + [
+        term for one in inner for term in _terms(one)
+    ]
+
+
+def make(term: Term) -> Callable[..., Any]:
+    """Makes the reward of a term: a reward of the table, or what a reference names.
+
+    A class is called with the options. A function keeps them as arguments by name.
+
+    Raises:
+      ValueError: there is no such reward (the message names the nearest) or no such option, or the
+        class refuses the options.
+    """
+    if is_reference(term.name):
+        found = resolve(term.name)
+    else:
+        require_one_of("task.reward", term.name, REWARDS)
+        found = resolve(REWARDS[term.name].where)
+    is_class = inspect.isclass(found)
+    parameters = inspect.signature(found).parameters
+    names = list(parameters)[0 if is_class else 2 :]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for name in term.options:
+        if name not in names and not takes_any:
+            has = f"it has {', '.join(names)}" if names else "it has none"
+            raise ValueError(
+                f"The reward {term.name} has no option {name!r}: {has}{hint(name, names)}"
+            )
+    if not is_class:
+        return _bound(found, term.options)
+    try:
+        made = found(**term.options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The reward {term.name} cannot be made: {error}") from error
+    if not callable(made):
+        raise ValueError(
+            f"The reward {term.name} must have __call__(self, row, completion), and has not."
+        )
+    return made
+
+
+def _bound(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
+    if not options:
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        async def call_async(row: Any, completion: Any) -> Any:
+            return await function(row, completion, **options)
+
+        return call_async
+    first = next(iter(inspect.signature(function).parameters), "")
+    if first == "rows":
+        return lambda rows, completions: function(rows, completions, **options)
+    return lambda row, completion: function(row, completion, **options)

@@ -1,0 +1,322 @@
+"""The programs of the trainer and of explorers, put together from a run's settings."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from rl_sync.checkpoints.snapshots import latest_snapshot
+from rl_sync.cluster.process_resources import Addresses, Resources
+from rl_sync.cluster.rpc import PeerLostError
+from rl_sync.cluster.session import Session
+from rl_sync.cluster.weight_calls import AskNewest
+from rl_sync.learning.pairs import PAIR
+from rl_sync.models.sharding import Layout
+from rl_sync.records.rollout_parts import RolloutParts
+from rl_sync.records.spans import SpanKind, sync_kind
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.replay_interface import ReplayError
+from rl_sync.role_names import TRAINER, explorer_name
+from rl_sync.roles import wiring
+from rl_sync.roles.compile_ahead import Ahead, ahead_of
+from rl_sync.roles.engines import evaluation_engine, rollout_engine
+from rl_sync.roles.evaluator import Evaluator, Measure
+from rl_sync.roles.explorer.actor import Explorer
+from rl_sync.roles.explorer.episode_wiring import playing
+from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.program_list import SFT, TRAINING, Listed, explorer_programs, trainer_programs
+from rl_sync.roles.replay_tables import TABLE, check_replay
+from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
+from rl_sync.roles.trainer.data_reader import DataReader, drawing
+from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+from rl_sync.roles.trainer.loop import TrainerLoop
+from rl_sync.roles.trainer.pair_evaluation import PairEvaluator
+from rl_sync.roles.trainer.reward_trainer import RewardTrainer
+from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
+from rl_sync.roles.trainer.rollout_writer import RolloutWriter
+from rl_sync.roles.trainer.sft_phase import SftPhase
+from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.episode_engine import EpisodeEngine
+from rl_sync.schedule import SyncSchedule
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.demonstrations import draw
+from rl_sync.tasks.task import Task
+from rl_sync.transfers.decision import decide_transfer, decided_transfer
+from rl_sync.transfers.ends import EndSite, NoTransfer, TrainerEnd, ends_of
+from rl_sync.types import Params
+from rl_sync.weights.cluster import host_leaves, leave_cluster
+from rl_sync.workdir import Workdir
+
+_POLL_SECS = 0.1
+_HOST_POLL_SECS = 1.0
+_SCORED_ROWS = 64
+_log = logging.getLogger(__name__)
+
+
+def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resources) -> None:
+    """Runs the trainer, or one process of it."""
+    layout, team = resources.layout, resources.team
+    workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
+    with Session(settings, TRAINER, addresses.master, team) as session:
+        _await_master(session)
+        transfer = decide_transfer(session, addresses.master)
+        trainer = trainer_of(settings, task, layout)
+        parameters = parameters_of(settings, task, layout)
+        ahead = ahead_of(settings, TRAINER)
+        ahead.begin(lambda: _before_training(settings, task, trainer))
+        evaluator = _evaluator(session, trainer, task, layout, ahead)
+        replay = ReplayClient(addresses.replay)
+
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
+
+        def end(schedule: SyncSchedule) -> TrainerEnd:
+            if not settings.explorers:
+                return NoTransfer()
+            return ends_of(transfer, settings.launch.colocate).trainer(site, schedule)
+
+        pipeline = pipeline_of(settings.experience.pipeline, task)
+
+        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> GroupSource:
+            if not settings.explorers:
+                return DataReader(session, drawing(settings.algorithm, task))
+            _await_replay(session, replay)
+            # A server that is not ours may hold another run's groups.
+            session.agree("reset", lambda: replay.reset(TABLE))
+            return BatchReader(
+                session, replay, table=TABLE, schedule=schedule, idle=idle, pipeline=pipeline
+            )
+
+        TrainerLoop(
+            session=session,
+            trainer=trainer,
+            batching=wiring.batching_of(settings, task),
+            parameters=parameters,
+            sft=SftPhase(
+                session=session,
+                trainer=trainer,
+                evaluator=evaluator,
+                task=task,
+                snapshots=workdir.sft_snapshots,
+                processes=resources.processes,
+                before_first=ahead.settle,
+            ),
+            evaluator=evaluator,
+            end=end,
+            reader=reader,
+            snapshots=workdir.snapshots,
+            processes=resources.processes,
+            demonstrations=demonstrations_of(settings, task),
+            compile_threads=ahead.threads,
+            recorder=_recorder(session, task),
+        ).run()
+        ahead.close()
+        replay.close()
+        team.close()
+        leave_cluster()
+
+
+def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
+    """The trainer actor of a run."""
+    kind = RewardTrainer if settings.algorithm.scores else Trainer
+    return kind(
+        model=wiring.trainer_model(settings, task),
+        algorithm=settings.algorithm,
+        optimizer=settings.optimizer,
+        group_size=settings.trainer.group_size,
+        max_completion_tokens=task.max_drawn_tokens,
+        end_ids=wiring.sampling(settings, task).stop_ids,
+        # Nothing has shaped the task's own data.
+        temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
+        repetition_penalty=(
+            settings.rollout.repetition_penalty if settings.algorithm.generates else 1.0
+        ),
+        steps=settings.trainer.steps,
+        sft=settings.sft,
+        microbatch_rows=settings.trainer.microbatch_rows,
+        logits_bytes=settings.trainer.logits_bytes,
+        layout=layout,
+        critic=settings.critic if settings.algorithm.needs_values else None,
+        offload_reference=settings.trainer.offload_reference,
+        offload_optimizer=settings.trainer.offload_optimizer,
+    )
+
+
+def _before_training(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    """Lists what the trainer computes besides its steps, which it has compiled itself."""
+    resumes = latest_snapshot(Workdir(settings.workdir).snapshots) is not None
+    left_out = {TRAINING, SFT} if resumes else {TRAINING}
+    programs = trainer_programs(settings, task, trainer)
+    return [program for program in programs if program.purpose not in left_out]
+
+
+def _evaluator(
+    session: Session, trainer: Trainer, task: Task, layout: Layout, ahead: Ahead
+) -> Measure:
+    settings = session.settings
+    if isinstance(trainer, RewardTrainer):
+        problems, shards = settings.evaluation.problems, layout.batch_shards
+        rows = min(PAIR * problems, math.ceil(_SCORED_ROWS / shards) * shards)
+        return PairEvaluator(session, trainer, task, pairs=problems, rows=rows)
+
+    def engine() -> Engine | EpisodeEngine:
+        made = evaluation_engine(settings, task, trainer.model, layout, ahead.settle)
+        return playing(settings, task, made, session.agree, process=TRAINER)
+
+    return Evaluator(
+        session=session,
+        examination=wiring.examination(settings, task),
+        greedy=wiring.greedy_sampling(settings, task),
+        engine=engine,
+    )
+
+
+def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
+    """From a trainer step to the demonstrations beside its rollouts; None for a run without."""
+    rows, seed = settings.algorithm.demonstration_rows, settings.seed
+    # A word more than SFT's, so that step t draws others than its t-th batch.
+    return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
+
+
+def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] | None:
+    """From the step that a run goes on from to its recorder of rollouts; None for a run without."""
+    settings = session.settings
+    if not (settings.observe.rollouts and settings.explorers):
+        return None
+    return lambda start: RolloutRecorder(
+        settings.observe,
+        parts=RolloutParts(settings.workdir, start),
+        scribe=RolloutWriter(task, wiring.sampling(settings, task).stop_ids),
+    )
+
+
+def run_explorer(
+    settings: RunSettings, addresses: Addresses, number: int, resources: Resources
+) -> None:
+    """Runs one explorer, or one process of it."""
+    layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
+    with Session(settings, explorer_name(number), addresses.master, team) as session:
+        _await_master(session)
+        replay = ReplayClient(addresses.replay)
+        parameters = parameters_of(settings, task, layout)
+        ahead = ahead_of(settings, explorer_name(number))
+        engine = rollout_engine(settings, task, layout, ahead.settle)
+        ahead.begin(lambda: explorer_programs(settings, task, engine, parameters))
+        explorer = Explorer(
+            number=number,
+            engine=playing(
+                settings,
+                task,
+                engine,
+                session.agree,
+                process=explorer_name(number),
+                opponents=lambda: rollout_engine(settings, task, layout),
+            ),
+            task=task,
+            sampling=wiring.sampling(settings, task),
+            group_size=settings.trainer.group_size,
+            groups=settings.groups_at_once,
+            seed=settings.seed,
+            budget_tokens=settings.rollout.budget_tokens,
+            in_parts=wiring.delivers_in_parts(settings, task),
+            streams=settings.rollout.streaming,
+            with_baselines=settings.algorithm.needs_baselines,
+        )
+        transfer = decided_transfer(session)
+        site = _site(session, resources, task, master=addresses.master, transfer=transfer)
+        end = ends_of(transfer, settings.launch.colocate).explorer(site)
+        _await_replay(session, replay)
+        ExplorerLoop(
+            session=session,
+            number=number,
+            explorer=explorer,
+            blank=parameters.blank,
+            puller=parameters.receiving(end.puller),
+            granted_secs=end.granted_secs,
+            sync_kind=site.kind,
+            examination=wiring.examination(settings, task),
+            delivery=GroupDelivery(
+                session=session,
+                task=task,
+                explorer=explorer,
+                replay=replay,
+                table=TABLE,
+                beside=wiring.delivers_beside(settings),
+            ),
+        ).run()
+        explorer.close()
+        ahead.close()
+        end.puller.close()
+        replay.close()
+        _await_host(session)
+        team.close()
+        leave_cluster()
+
+
+def _await_host(session: Session) -> None:
+    """Waits until the trainer leaves the cluster, however long its last evaluation is judged."""
+
+    def is_over() -> bool:
+        return host_leaves(_HOST_POLL_SECS) or not session.lasts
+
+    while not session.agree("the cluster's end", is_over):
+        pass
+
+
+def _site(
+    session: Session, resources: Resources, task: Task, *, master: str, transfer: str
+) -> EndSite:
+    """Describes where a program's end of the transfer is."""
+
+    def abstract_params_on(layout: Layout) -> Params:
+        return parameters_of(session.settings, task, layout).abstract_published()
+
+    return EndSite(session, sync_kind(transfer), resources, master, abstract_params_on)
+
+
+def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
+    """The parameters of a run's policy."""
+    return Parameters(
+        model=wiring.model_config(settings, task),
+        path=settings.model.path,
+        seed=settings.seed,
+        layout=layout,
+        dtype=settings.explorer_dtype,
+    )
+
+
+def _await_master(session: Session) -> None:
+    deadline = session.deadline("an answer", "the master")
+
+    def wait() -> None:
+        while True:
+            try:
+                session.call(AskNewest())
+                return
+            except PeerLostError:
+                deadline()
+                time.sleep(_POLL_SECS)
+
+    session.agree("the master", wait)
+
+
+def _await_replay(session: Session, replay: ReplayClient) -> None:
+    """Waits until the replay server answers; raises ConfigError if it lacks the run's table."""
+    deadline = session.deadline("an answer", "the replay server")
+
+    def wait() -> None:
+        while True:
+            try:
+                check_replay(session.settings, replay)
+                return
+            except ReplayError:
+                deadline()
+                time.sleep(_POLL_SECS)
+
+    with session.spans.span(SpanKind.WAIT, reason="the replay server", for_whom="replay"):
+        session.agree("the replay server", wait)

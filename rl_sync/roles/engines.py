@@ -1,0 +1,80 @@
+"""Engines of a run: the one that an explorer generates with, and the trainer's for evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
+from rl_sync.roles import wiring
+from rl_sync.rollout.engine import CachePolicy, Engine
+from rl_sync.rollout.engine_programs import CompiledProgram
+from rl_sync.rollout.sampling import LogitsProcessors
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+
+BeforeFirst = Callable[[CompiledProgram], None]
+
+
+def _at_once(program: CompiledProgram) -> None:
+    """Lets a program compile when it is called."""
+
+
+def rollout_engine(
+    settings: RunSettings, task: Task, layout: Layout, before_first: BeforeFirst = _at_once
+) -> Engine:
+    """Makes the engine that an explorer generates with, on its devices.
+
+    Args:
+      before_first: see `Engine`.
+    """
+    return Engine(
+        lora.merged_config(wiring.explorer_model(settings, task)),
+        settings.slots,
+        chunk_tokens=settings.rollout.chunk_tokens,
+        cache=cast(CachePolicy, settings.rollout.cache),
+        kv_offload_bytes=settings.environment.kv_offload_bytes,
+        decode=task.tokenizer.decode,
+        layout=layout,
+        changes=rollout_changes(settings, task),
+        before_first=before_first,
+    )
+
+
+def rollout_changes(settings: RunSettings, task: Task) -> LogitsProcessors:
+    """Returns the changes of logits of an explorer's engine, and what it records of them."""
+    changes, keeps = sampled_changes(settings, task), settings.rollout.keep_sampling_mask
+    excludes = LogitsProcessors.of(wiring.sampling(settings, task)).excludes
+    return changes._replace(masks=excludes and keeps, whole=excludes and not keeps)
+
+
+def sampled_changes(settings: RunSettings, task: Task) -> LogitsProcessors:
+    """Returns the changes of logits that a run's rollouts and evaluations ask for."""
+    rollouts, examination = wiring.sampling(settings, task), wiring.examination(settings, task)
+    return LogitsProcessors.of(rollouts).with_those(LogitsProcessors.of(examination.sampling))
+
+
+def evaluation_engine(
+    settings: RunSettings,
+    task: Task,
+    model: ModelConfig,
+    layout: Layout,
+    before_first: BeforeFirst = _at_once,
+) -> Engine:
+    """Makes the engine with which the trainer completes held-out problems.
+
+    Args:
+      model: the policy's shape.
+      before_first: see `Engine`.
+    """
+    problems = len(wiring.examination(settings, task).prompts)
+    return Engine(
+        model,
+        min(problems, settings.sft.probe_problems),
+        decode=task.tokenizer.decode,
+        layout=layout,
+        changes=sampled_changes(settings, task),
+        before_first=before_first,
+    )

@@ -1,0 +1,129 @@
+"""Wiring of episodes: from a run's settings to its environments and the engine that plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rl_sync.cluster.secret import key_for_agents, secret_of
+from rl_sync.environments.dialogue.bridge import Bridge
+from rl_sync.environments.dialogue.reader import ReplyReader
+from rl_sync.environments.dialogue.tool_call_text import CALL_FORMATS, call_format
+from rl_sync.environments.endpoint.http_server import Access
+from rl_sync.environments.environment_catalog import reference_of
+from rl_sync.environments.environment_settings import EnvironmentSettings
+from rl_sync.environments.hosts.construction import Construction
+from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.host_choice import host_of
+from rl_sync.environments.opponents import script_of
+from rl_sync.roles.explorer.director import Director
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.episode_engine import Agree, EpisodeEngine, alone
+from rl_sync.rollout.older_versions import OlderVersions
+from rl_sync.settings.records import ConfigError, require
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
+
+_QUEUE_SECS = 86400.0
+"""Patience with episodes that wait for a process, while others end; `Director` knows if none do."""
+
+
+def environment_of(settings: RunSettings) -> Construction | None:
+    """The maker of the run's environments; None for a run without.
+
+    Raises:
+      ValueError: it cannot be imported, or has no such option.
+    """
+    name = settings.environment.name
+    return None if name is None else Construction.of(reference_of(name))
+
+
+def check_environment(settings: RunSettings, task: Task) -> None:
+    """Refuses an environment that cannot run on this machine, or whose tools cannot be called.
+
+    Raises:
+      ConfigError: says what is missing.
+    """
+    try:
+        construction = environment_of(settings)
+        if construction is not None:
+            construction.check()
+            for opponent in settings.environment.opponents:
+                script_of(opponent)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if construction is None or not construction.has_tools:
+        return
+    name, calls = settings.environment.name, settings.environment.calls
+    tokenizer = task.tokenizer
+    require(
+        isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat,
+        f"environment.name={name} has tools, which have no place in a prompt without a chat"
+        " template: use a tokenizer with one (model.path or tokenizer.path), and not"
+        " tokenizer.chat=no.",
+    )
+    require(
+        call_format(tokenizer, calls) is not None,
+        f"environment.name={name} has tools, and environment.calls={calls} reads no calls: set the"
+        f" form in which the policy writes them, one of {', '.join(CALL_FORMATS)}.",
+    )
+
+
+def playing(
+    settings: RunSettings,
+    task: Task,
+    engine: Engine,
+    agree: Agree = alone,
+    process: str = "",
+    opponents: Callable[[], Engine] | None = None,
+) -> Engine | EpisodeEngine:
+    """An engine as it is, or one of episodes if the run has an environment.
+
+    Args:
+      process: the name of the program in the run, whose machine `launch` may know; empty outside
+        of runs.
+      agree: how the processes of a program agree on what environments answered.
+      opponents: makes an engine for opponents with older weights; None for evaluations, which have
+        scripted ones.
+    """
+    if (construction := environment_of(settings)) is None:
+        return engine
+    repeats = settings.schedule.pull == "exact"
+    count, older = settings.environment.older_versions, None
+    if count and opponents is not None:
+        older = OlderVersions(opponents(), count, settings.seed)
+    return EpisodeEngine(
+        engine,
+        lambda: _director(
+            settings.environment, task, construction.reference, _access(settings, process)
+        ),
+        repeats=repeats,
+        side_by_side=construction.asks_endpoint,
+        agree=agree,
+        older=older,
+    )
+
+
+def _access(settings: RunSettings, process: str) -> Access:
+    """The ways into the endpoint of agents: from this machine, or from where the run is reached."""
+    connections = settings.environment.connections
+    host = settings.launch.elsewhere.get(process, settings.launch.host)
+    if not (process and host):
+        return Access(connections=connections)
+    return Access(host, key_for_agents(secret_of(settings.workdir)), connections)
+
+
+def _director(
+    settings: EnvironmentSettings, task: Task, reference: str, access: Access
+) -> Director:
+    """The part of the environments in a run's episodes."""
+    tokenizer = task.tokenizer
+    reader = ReplyReader(tokenizer, call_format(tokenizer, settings.calls))
+    limits = HostLimits(
+        workers=settings.workers,
+        limit_secs=settings.limit_secs,
+        queue_secs=_QUEUE_SECS,
+        memory_bytes=settings.memory_bytes,
+        requests=settings.requests,
+    )
+    return Director(host_of(reference, limits, access), Bridge(tokenizer), reader, settings)

@@ -1,0 +1,188 @@
+"""Delivery of groups: an explorer has them judged and inserts them, while it generates others."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+
+import numpy as np
+
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.scoring_calls import CompletionToScore
+from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.records.spans import SpanKind
+from rl_sync.replay.priorities import priority_of
+from rl_sync.replay.replay_interface import Replay, ReplayTimeoutError
+from rl_sync.roles.explorer.actor import Explorer
+from rl_sync.roles.master.events import GroupsBuffered
+from rl_sync.scoring.score_requests import judged, last_replies, written
+from rl_sync.tasks.task import Task
+from rl_sync.types import Group
+
+_POLL_SECS = 1.0
+_ROLLOUTS_AHEAD = 4
+"""Rollouts whose groups may be judged at once while the explorer generates the next ones."""
+
+_MOST_THREADS = 64  # As many as the master judges at once.
+
+
+class GroupDelivery:
+    """Has groups judged, and puts them into the buffer.
+
+    Args:
+      session: the explorer's part in the run. Its first process delivers.
+      task, explorer: the problems, and the actor that generated the groups.
+      replay, table: where groups go.
+      beside: whether threads deliver, beside the generation of the next groups. The groups of
+        several rollouts are then judged at once, and inserted in the order of the rollouts. If the
+        explorer's rollouts end in parts, each group is judged by itself, and inserted when it is
+        judged.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        task: Task,
+        explorer: Explorer,
+        replay: Replay,
+        table: str,
+        beside: bool,
+    ) -> None:
+        self._session, self._task, self._explorer = session, task, explorer
+        self._replay, self._table = replay, table
+        ahead = session.settings.groups_ahead if explorer.in_parts else _ROLLOUTS_AHEAD
+        self._room = threading.Semaphore(ahead)
+        self._scored: queue.Queue[Future[list[Group]]] = queue.Queue()
+        threads = min(ahead, _MOST_THREADS)
+        self._judging = ThreadPoolExecutor(threads, thread_name_prefix="judging")
+        self._fault: BaseException | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        if beside and session.leads:
+            self._thread = threading.Thread(target=self._work, name="delivery", daemon=True)
+            self._thread.start()
+        self._beside = beside
+
+    def deliver(self, groups: list[Group]) -> None:
+        """Delivers groups, or hands them to the threads as soon as these can take them.
+
+        Raises:
+          TimeoutError: a wait passed its deadline, now or in a thread.
+        """
+        if self._beside:
+            parts = [[group] for group in groups] if self._explorer.in_parts else [groups]
+            self._session.agree("delivery", lambda: self._hand_over(parts))
+        else:
+            self._session.agree("insert", lambda: self._insert(self._judge(groups)))
+
+    def check(self) -> None:
+        """Raises what a thread has failed with, if one has; for the first process."""
+        if self._fault is not None:
+            raise self._fault
+
+    def close(self) -> None:
+        """Ends the threads; groups that they hold are not delivered."""
+        self._over.set()
+        self._judging.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.join(timeout=2 * _POLL_SECS)
+
+    def _hand_over(self, parts: list[list[Group]]) -> None:
+        for groups in parts:
+            self._await_room()
+            judged = self._judging.submit(self._judge_alone, groups)
+            if self._explorer.in_parts:
+                judged.add_done_callback(self._scored.put)
+            else:
+                self._scored.put(judged)
+
+    def _await_room(self) -> None:
+        deadline = self._session.deadline("groups to be judged", "the reward")
+        wait = {"reason": "judgements", "for_whom": "the reward"}
+        if not self._room.acquire(blocking=False):
+            with self._session.spans.span(SpanKind.WAIT, **wait):
+                while not self._room.acquire(timeout=_POLL_SECS):
+                    self.check()
+                    deadline()
+
+    def _work(self) -> None:
+        """Inserts what is judged: rollout after rollout, or each group when it is judged."""
+        with self._session.alone():
+            try:
+                while not self._over.is_set():
+                    try:
+                        scored = self._scored.get(timeout=_POLL_SECS / 4)
+                    except queue.Empty:
+                        continue
+                    self._insert(scored.result())
+                    self._room.release()
+            except (RunStoppedError, CancelledError):
+                pass  # The main thread hears of it, too.
+            except BaseException as error:
+                self._fault = error
+
+    def _judge_alone(self, groups: list[Group]) -> list[Group]:
+        with self._session.alone():
+            return self._judge(groups)
+
+    def _judge(self, groups: list[Group]) -> list[Group]:
+        """Has groups judged; returns those that are admitted, with their rewards."""
+        with self._session.spans.span(SpanKind.SCORE):
+            items = [item for group in groups for item in self._written(group)]
+            verdicts, admitted = judged(self._session, items)
+            rewards = [np.nan if one.score is None else one.score for one in verdicts]
+            by_group = np.asarray(rewards, np.float32).reshape(len(groups), -1)
+            groups = [
+                self._explorer.rewarded(group, row)
+                for group, row in zip(groups, by_group, strict=True)
+            ]
+            known = [group.rewards[group.completion_mask.any(axis=1)] for group in groups]
+            scores = np.concatenate(known)
+            self._session.facts["reward"] = float(scores.mean()) if scores.size else None
+            wanted = {*admitted}
+            return [group for group in groups if group.lease_id in wanted]
+
+    def _written(self, group: Group) -> list[CompletionToScore]:
+        """Describes the completion of each trajectory."""
+        endings = group.endings or [None] * len(group.tokens)
+        return [
+            written(
+                self._task,
+                ids,
+                prompt_id=group.prompt_id,
+                lease_id=group.lease_id,
+                ending=ending,
+            )
+            for ids, ending in zip(last_replies(group), endings, strict=True)
+        ]
+
+    def _insert(self, groups: list[Group]) -> None:
+        if not groups:
+            return
+        leases = [group.lease_id for group in groups]
+        with self._session.spans.span(SpanKind.INSERT, leases=leases):
+            deadline = self._session.deadline("room in the replay buffer", "the trainer")
+            try:
+                self._put(groups)
+            except ReplayTimeoutError:
+                self._flush(deadline)
+            self._session.call(Happened(GroupsBuffered(tuple(leases))))
+
+    def _put(self, groups: list[Group]) -> None:
+        settings = self._session.settings.replay
+        items = [group.to_columns() for group in groups]
+        priorities = [priority_of(one, settings.priority, settings.sampler) for one in groups]
+        self._replay.insert_many(self._table, items, priorities=priorities, timeout_secs=_POLL_SECS)
+
+    def _flush(self, deadline: Callable[[], None]) -> None:
+        """Waits until the groups that found no room have found it."""
+        wait = {"reason": "room in the buffer", "for_whom": "the trainer"}
+        with self._session.spans.span(SpanKind.WAIT, **wait):
+            while True:
+                deadline()
+                try:
+                    return self._replay.flush(_POLL_SECS)
+                except ReplayTimeoutError:
+                    continue

@@ -1,0 +1,82 @@
+"""Rows of a group: finished completions or episodes, as columns of one value a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from rl_sync.rollout.episode_records import Played
+from rl_sync.rollout.request import FinishedCompletion
+from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
+
+TOKEN_COLUMNS = (
+    *("tokens", "completion_mask", "behavior_logprobs", "policy_versions"),
+    *("turn_rewards", "segments", "sampling_masks"),
+)
+"""Fields of `Group` that describe the tokens of each trajectory."""
+MASKS = "sampling_masks"
+
+
+def columns_of(
+    finished: Sequence[FinishedCompletion | Played], prompt: Int[np.ndarray, " P"]
+) -> dict[str, np.ndarray]:
+    """Makes the rows of a group, by the names of `Group`, as long as the longest of them.
+
+    Args:
+      finished: completions or episodes, in the order of the rows.
+      prompt: of completions; episodes have their own.
+    """
+    tokens = max(_tokens(one, prompt) for one in finished)
+    shape = len(finished), max(1, tokens)
+    columns: dict[str, np.ndarray] = {
+        "tokens": np.zeros(shape, np.int32),
+        "completion_mask": np.zeros(shape, bool),
+        "behavior_logprobs": np.zeros(shape, np.float32),
+        "policy_versions": np.full(shape, -1, np.int32),
+    }
+    if isinstance(finished[0], Played):
+        columns["turn_rewards"] = np.zeros(shape, np.float32)
+        columns["segments"] = np.full(shape, -1, np.int32)
+    else:
+        columns["tokens"][:, : len(prompt)] = prompt
+    masks = []
+    for number, one in enumerate(finished):
+        row = {name: values[number] for name, values in columns.items()}
+        if isinstance(one, Played):
+            masks.append(_write_episode(row, one))
+        else:
+            here = slice(len(prompt), len(prompt) + len(one.tokens))
+            row["tokens"][here] = one.tokens
+            row["completion_mask"][here] = True
+            row["behavior_logprobs"][here] = one.logprobs
+            row["policy_versions"][here] = one.versions
+            masks.append(shifted(one.masks, len(prompt)) if len(one.masks) else one.masks)
+    return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
+
+
+def _tokens(finished: FinishedCompletion | Played, prompt: Int[np.ndarray, " P"]) -> int:
+    """Counts the tokens of a row."""
+    if isinstance(finished, Played):
+        return sum(map(len, finished.trajectory.segments))
+    return len(prompt) + len(finished.tokens)
+
+
+def _write_episode(row: dict[str, np.ndarray], played: Played) -> Entries:
+    """Writes an episode into a row; returns its sampling mask."""
+    starts, masks = [], []
+    at = 0
+    for number, segment in enumerate(played.trajectory.segments):
+        starts.append(at)
+        here = slice(at, at + len(segment))
+        row["tokens"][here] = segment.tokens
+        row["completion_mask"][here] = segment.mask
+        row["behavior_logprobs"][here] = segment.behavior_logprobs
+        row["policy_versions"][here] = segment.policy_versions
+        row["segments"][here] = number
+        masks.append(shifted(segment.masks, at))
+        at = here.stop
+    for reward, reply in zip(played.turn_rewards, played.trajectory.replies, strict=True):
+        row["turn_rewards"][starts[reply.segment] + reply.stop - 1] = reward
+    return np.concatenate([no_entries(), *masks])

@@ -1,0 +1,137 @@
+"""The master's evaluations: judged beside the run, measured once, compared for the best."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rl_sync.checkpoints.best_snapshot import read_best, write_best
+from rl_sync.cluster.master_calls import HandInEvaluation, HandInMeasured
+from rl_sync.cluster.run_result import Best
+from rl_sync.cluster.scoring_calls import CompletionToScore
+from rl_sync.roles.evaluator import EvaluationResults, EvaluationSet
+from rl_sync.scoring.judging import MasterScoring
+from rl_sync.workdir import Workdir
+
+
+class EvaluationResult(NamedTuple):
+    """A measured evaluation.
+
+    Attributes:
+      moment, step: see `HandInEvaluation`.
+      values: see `rl_sync.records.accuracy.measure`.
+      best: the best snapshot so far, this one included; None if none is kept.
+    """
+
+    moment: str
+    step: int
+    values: dict[str, float]
+    best: Best | None
+
+
+class Evaluations:
+    """Has the completions of evaluations judged, one evaluation after the other.
+
+    Args:
+      examination: the problems of an evaluation.
+      judging: judges completions.
+      category: the field of a row that names a problem's category.
+      metric: the metric of the best snapshot; None to keep none.
+      workdir: where the best snapshot is recorded.
+      publish: gets each evaluation, once, when all its completions are judged.
+
+    Attributes:
+      judged: the number of completions that were judged so far.
+    """
+
+    def __init__(
+        self,
+        examination: EvaluationSet,
+        judging: MasterScoring,
+        *,
+        category: str,
+        metric: str | None,
+        workdir: Workdir,
+        publish: Callable[[EvaluationResult], None],
+    ) -> None:
+        self._examination, self._judging, self._category = examination, judging, category
+        self._metric, self._workdir, self._publish = metric, workdir, publish
+        self._best = read_best(workdir) if metric else None
+        self._changed = threading.Condition()
+        self._sheets: dict[str, EvaluationResults] = {}
+        self._pending: dict[str, int] = {}
+        self.judged, self._is_over = 0, False
+        # One thread, so that results come in the order of the evaluations.
+        self._desk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="evaluations")
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps whose snapshots stay: the best, and those that may become it."""
+        with self._changed:
+            best = [] if self._best is None else [self._best.step]
+            return sorted({*best, *self._pending.values()})
+
+    def resume(self, step: int) -> None:
+        """Forgets a best snapshot of a later step: the run goes on from an earlier one."""
+        with self._changed:
+            if self._best is not None and self._best.step > step:
+                self._best = None
+
+    def hand_in(self, call: HandInEvaluation) -> None:
+        """Begins to judge the completions that were not handed in before."""
+        with self._changed:
+            made = EvaluationResults(self._examination, self._category)
+            sheet = self._sheets.setdefault(call.moment, made)
+            items = sheet.new(call.items)
+            if items:
+                self._pending[call.moment] = call.step
+                self._desk.submit(self._take, call.moment, call.step, items)
+
+    def publish(self, call: HandInMeasured) -> None:
+        """Publishes an evaluation that is measured already."""
+        moment, step, values = call.moment, call.step, call.values
+        self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
+
+    def wait(self) -> None:
+        """Waits until no evaluation is being judged, or judging is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or not self._pending)
+
+    def close(self) -> None:
+        """Ends the judging; evaluations under way are not measured."""
+        self._desk.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _take(self, moment: str, step: int, items: list[CompletionToScore]) -> None:
+        judged = self._judging.judgements(items)  # If it fails the run is being stopped.
+        with self._changed:
+            sheet = self._sheets[moment]
+            for item, one in zip(items, judged, strict=True):
+                sheet.add(item, one, self._judging.solves(one))
+            self.judged += len(items)
+            if not sheet.is_complete:
+                return
+        values = sheet.measure()
+        self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
+        with self._changed:
+            sheet.forget()
+            self._pending.pop(moment, None)
+            self._changed.notify_all()
+
+    def _compared(self, step: int, values: dict[str, float]) -> Best | None:
+        """Returns the best snapshot so far; there is none of the policy before the first step."""
+        if self._metric is None or not step:
+            return self._best
+        found = Best(step, self._metric, values.get(self._metric, math.nan))
+        if math.isnan(found.value):  # Nothing could be judged, or the reward reads no answers.
+            return self._best
+        if self._best is None or found.value > self._best.value:
+            write_best(self._workdir, found)
+            with self._changed:
+                self._best = found
+        return self._best

@@ -1,0 +1,130 @@
+"""Admission of groups to the replay buffer, once they are judged."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from rl_sync.ending import Ending
+from rl_sync.roles.master.events import (
+    Admit,
+    Command,
+    FailedEpisode,
+    GroupsJudged,
+    LiveLease,
+    Record,
+)
+from rl_sync.roles.master.state import MasterState, Outcome, drop
+
+EPISODE_FAILED = "episode failed"
+
+
+def admit(state: MasterState, event: GroupsJudged) -> Outcome:
+    """Drops groups that lack episodes, or that teach nothing.
+
+    The prompt of a group that lacks episodes, as their environments failed, is leased again, as
+    often as may be. For a group that teaches nothing another prompt is tried.
+    """
+    admitted: list[int] = []
+    failed: dict[str, list[int]] = {}
+    replaced: dict[str, list[int]] = {}
+    out_of_attempts: dict[str, list[LiveLease]] = {}
+    screening, lost = state.settings.screening, _lost(event.failed)
+    for lease_id, rewards in event.judged:
+        lease = state.live.get(lease_id)
+        # The trainer refuses the group of a lease that is over.
+        if lease is None:
+            admitted.append(lease_id)
+        elif lease_id in lost and _may_be_leased_again(state, lease):
+            failed.setdefault(lost[lease_id], []).append(lease_id)
+        elif (fault := screening.fault(rewards)) is None or not screening.replaces:
+            admitted.append(lease_id)
+        elif lease.replacement + 1 < screening.max_attempts:
+            replaced.setdefault(fault, []).append(lease_id)
+        else:
+            admitted.append(lease_id)
+            out_of_attempts.setdefault(fault, []).append(lease)
+    state, told = _tell(state, event.failed)
+    commands: list[Command] = [Admit(tuple(admitted)), *told]
+    for fault, leases in out_of_attempts.items():
+        state = dataclasses.replace(state, out_of_attempts=state.out_of_attempts + len(leases))
+        commands.append(Record("out of attempts", tuple(leases), fault))
+    for reason, lease_ids in failed.items():
+        state, records = drop(state, tuple(lease_ids), reason, failed=True)
+        commands += records
+    for fault, lease_ids in replaced.items():
+        state, records = drop(state, tuple(lease_ids), fault, replaced=True)
+        commands += records
+    return state, tuple(commands)
+
+
+def filled(
+    rewards: Float[np.ndarray, " rows"], with_baselines: bool
+) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """Replaces the rewards of a group's completions that could not be judged.
+
+    Such a completion gets the mean of the others', so that it moves no baseline. Where none was
+    judged, or the greedy one was not, all get 0.
+
+    Args:
+      rewards: NaN for those that could not be judged; that of a greedy completion is the last.
+
+    Returns:
+      The rewards, and which of the completions can be learned from.
+    """
+    judged = np.isfinite(rewards)
+    if judged.all():
+        return rewards, judged
+    sampled = judged[:-1] if with_baselines else judged
+    if not sampled.any() or (with_baselines and not judged[-1]):
+        judged, mean = np.zeros_like(judged), np.float32(0.0)
+    else:
+        mean = rewards[: len(sampled)][sampled].mean()
+    return np.where(judged, rewards, mean).astype(np.float32), judged
+
+
+def failed_episodes(
+    lease_id: int, prompt_id: int, endings: Iterable[Ending | None]
+) -> Iterator[FailedEpisode]:
+    """Tells of each beginning of a group's episodes that failed.
+
+    Args:
+      endings: the ends of the group's episodes, in the order of its rows.
+    """
+    for sample, ending in enumerate(endings):
+        for attempt, fault in enumerate(ending.faults if ending else ()):
+            yield FailedEpisode(
+                lease_id=lease_id,
+                prompt_id=prompt_id,
+                sample=sample,
+                attempt=attempt,
+                reason=fault.reason,
+                why=fault.why,
+                is_lost=ending is not None and ending.failed and attempt == len(ending.faults) - 1,
+            )
+
+
+def _lost(failed: Sequence[FailedEpisode]) -> dict[int, str]:
+    """Returns the leases whose groups lack episodes, each with the reason of the first one."""
+    return {one.lease_id: one.reason for one in reversed(failed) if one.is_lost}
+
+
+def _may_be_leased_again(state: MasterState, lease: LiveLease) -> bool:
+    """Says whether another lease of the prompt may follow one whose episodes failed."""
+    settings = state.settings
+    return settings.schedule.pull == "latest" and lease.failures + 1 < settings.max_leases
+
+
+def _tell(state: MasterState, failed: Sequence[FailedEpisode]) -> Outcome:
+    """Counts beginnings of episodes that failed, and has each of them recorded."""
+    counts = collections.Counter(state.failed)
+    counts.update(one.reason for one in failed)
+    records = []
+    for one in failed:
+        lease = state.live.get(one.lease_id)
+        records.append(Record(EPISODE_FAILED, (lease,) if lease else (), one.reason, one))
+    return dataclasses.replace(state, failed=dict(counts)), tuple(records)

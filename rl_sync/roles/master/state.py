@@ -1,0 +1,139 @@
+"""The master's state, and the ends of leases."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from rl_sync.roles.master.events import (
+    Assignment,
+    Command,
+    DueEvaluation,
+    LiveLease,
+    MasterSettings,
+    Record,
+)
+from rl_sync.tasks.curriculum import ChosenPrompt
+from rl_sync.tasks.prompt_history import PromptHistory
+from rl_sync.types import Use
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterState:
+    """The master's whole state.
+
+    Attributes:
+      newest: the newest published version, None before the first.
+      trained_steps: finished trainer steps.
+      live: leases that have not ended, by id.
+      again: the work to lease again before new ordinals, in order.
+      leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
+      out_of_attempts: the number of groups that teach nothing, but were admitted since no further
+        prompt is tried in their place.
+      failed: the number of beginnings of episodes that failed, for each reason.
+      evaluation: the evaluation that an explorer does, or that is to be done.
+      history: of prompts, as far as choices may go by it.
+      pending: uses that the history does not count yet, by their place: under exact pulls those of
+        steps that the next choice must not know of.
+      plans: under exact pulls, the prompts chosen for a step, where choices go by the history: one
+        for each ordinal, then one for each that is replaced, and so on.
+      stopping: the reason why the run is being stopped; None while it goes on.
+    """
+
+    settings: MasterSettings
+    newest: int | None = None
+    trained_steps: int = 0
+    next_ordinal: int = 0
+    next_lease: int = 0
+    again: tuple[Assignment, ...] = ()
+    live: Mapping[int, LiveLease] = dataclasses.field(default_factory=dict)
+    leased: int = 0
+    trained: int = 0
+    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    out_of_attempts: int = 0
+    failed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    evaluation: DueEvaluation | None = None
+    history: PromptHistory = dataclasses.field(default_factory=PromptHistory)
+    pending: Mapping[tuple[int, int], Use] = dataclasses.field(default_factory=dict)
+    plans: Mapping[int, tuple[ChosenPrompt, ...]] = dataclasses.field(default_factory=dict)
+    stopping: str | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Number of groups in the replay buffer."""
+        return sum(lease.buffered for lease in self.live.values())
+
+    @property
+    def finished(self) -> bool:
+        """True where there is nothing left to generate."""
+        return self.stopping is not None or self.trained_steps >= self.settings.steps
+
+
+Outcome = tuple[MasterState, tuple[Command, ...]]
+
+
+def drop(
+    state: MasterState,
+    lease_ids: tuple[int, ...],
+    reason: str,
+    *,
+    replaced: bool = False,
+    failed: bool = False,
+) -> Outcome:
+    """Ends leases that were not trained; their ordinals are leased again.
+
+    Args:
+      replaced, failed: see `LiveLease.next_assignment`.
+    """
+    leases = [state.live[lease_id] for lease_id in lease_ids if lease_id in state.live]
+    state, dropped = settle(state, leases, reason)
+    if not dropped:
+        return state, ()
+    again = {*state.again, *(lease.next_assignment(replaced, failed) for lease in dropped)}
+    state = dataclasses.replace(state, again=tuple(sorted(again)))
+    return state, (Record("dropped", dropped, reason),)
+
+
+def settle(
+    state: MasterState, leases: Sequence[LiveLease], reason: str
+) -> tuple[MasterState, tuple[LiveLease, ...]]:
+    """Ends leases: as trained where a step has trained on the group, else as dropped.
+
+    Returns:
+      The state, and those that are dropped.
+    """
+    gone = {lease.lease_id for lease in leases}
+    dropped = tuple(lease for lease in leases if not lease.trained)
+    counts = {reason: state.dropped.get(reason, 0) + len(dropped)} if dropped else {}
+    state = dataclasses.replace(
+        state,
+        live={i: lease for i, lease in state.live.items() if i not in gone},
+        trained=state.trained + len(leases) - len(dropped),
+        dropped={**state.dropped, **counts},
+    )
+    return remember(state, leases), dropped
+
+
+def remember(state: MasterState, leases: Sequence[LiveLease]) -> MasterState:
+    """Adds the groups of leases that end to the history, as far as they were judged.
+
+    Under exact pulls they wait there until a choice may know of their step. A group that was
+    generated anew, since its explorer died, counts once.
+    """
+    settings, pending = state.settings, dict(state.pending)
+    is_exact = settings.schedule.pull == "exact"
+    for lease in leases:
+        if lease.success is not None:
+            step = settings.step_of(lease.ordinal) if is_exact else state.trained_steps
+            at = (lease.ordinal, lease.replacement)
+            pending[at] = Use(step, *at, lease.choice.prompt, lease.success)
+    state = dataclasses.replace(state, pending=pending)
+    return state if is_exact else counted(state, state.trained_steps)
+
+
+def counted(state: MasterState, step: int) -> MasterState:
+    """Adds to the history what pends of steps up to this one."""
+    known = sorted(use for use in state.pending.values() if use.step <= step)
+    rest = {at: use for at, use in state.pending.items() if use.step > step}
+    weight = state.settings.curriculum.newest_weight
+    return dataclasses.replace(state, history=state.history.after(known, weight), pending=rest)

@@ -1,0 +1,342 @@
+"""The master as a functional actor: who generates what, and what became of it.
+
+`transition(state, event) -> (state, commands)` decides everything: which prompts an explorer gets,
+with which version of the weights, whether it may start at all, and the ledger that accounts for
+every lease. It knows no clock (events carry the time), no threads and no network.
+
+A lease ends in exactly one way: *trained*, or *dropped* for a reason that is recorded. Until then
+it is *leased* (an explorer works on it) or *buffered* (it stands in the replay buffer). Where steps
+may train on a group several times, its lease stays buffered after the first of them, and ends as
+trained, however many follow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.roles.master.events import (
+    EXPLORER_DIED,
+    LEASE_EXPIRED,
+    LEFT_OUT,
+    RUN_ENDED,
+    Assignment,
+    BatchTrained,
+    Command,
+    DueEvaluation,
+    Event,
+    ExplorerDied,
+    ExplorerSeen,
+    Finish,
+    GrantEvaluation,
+    GrantLeases,
+    GroupsBuffered,
+    GroupsJudged,
+    GroupsRefused,
+    GroupsScored,
+    HoldBack,
+    LeaseRequested,
+    LiveLease,
+    Position,
+    Record,
+    Started,
+    StopRequested,
+    Ticked,
+    VersionPublished,
+)
+from rl_sync.roles.master.group_admission import admit
+from rl_sync.roles.master.prompt_choice import chosen, may_choose
+from rl_sync.roles.master.state import MasterState, Outcome, counted, drop, settle
+from rl_sync.tasks.curriculum import ChosenPrompt
+from rl_sync.tasks.prompt_history import PromptHistory
+
+
+def transition(state: MasterState, event: Event) -> Outcome:
+    """Handles one event.
+
+    Returns:
+      The next state, and the commands, in order.
+
+    Raises:
+      ValueError: the event contradicts the ledger: a lease that is not live, a step out of order.
+    """
+    match event:
+        case Started(position):
+            return _start(state, position)
+        case LeaseRequested():
+            return _lease(state, event)
+        case GroupsJudged():
+            return admit(state, event)
+        case GroupsScored(successes):
+            return _score(state, successes), ()
+        case GroupsBuffered(lease_ids):
+            return _buffer(state, lease_ids)
+        case BatchTrained():
+            return _train(state, event)
+        case GroupsRefused(lease_ids, reason):
+            return drop(state, lease_ids, reason)
+        case VersionPublished(version):
+            return _publish(state, version), ()
+        case ExplorerSeen(explorer, now):
+            return _renew(state, explorer, now), ()
+        case ExplorerDied(explorer):
+            lost = tuple(
+                lease.lease_id
+                for lease in state.live.values()
+                if not lease.buffered and lease.explorer == explorer
+            )
+            if (due := state.evaluation) and due.explorer == explorer:
+                state = dataclasses.replace(state, evaluation=due._replace(explorer=None))
+            return drop(state, lost, EXPLORER_DIED)
+        case Ticked(now):
+            late = tuple(
+                lease.lease_id
+                for lease in state.live.values()
+                if not lease.buffered and lease.deadline_secs < now
+            )
+            return drop(state, late, LEASE_EXPIRED)
+        case StopRequested(reason):
+            return dataclasses.replace(state, stopping=state.stopping or reason), ()
+
+
+def position(state: MasterState) -> Position:
+    """Returns the position of the run; every ordinal that is not trained will be leased again."""
+    untrained = {(one.ordinal, one.replacement) for one in state.again}
+    untrained |= {
+        (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
+    }
+    choices = [(one.ordinal, one.choice) for one in state.again]
+    choices += [(one.ordinal, one.choice) for one in state.live.values() if not one.trained]
+    follows = state.settings.follows_history
+    return Position(
+        step=state.trained_steps,
+        next_ordinal=state.next_ordinal,
+        again=tuple(sorted(untrained)),
+        next_lease=state.next_lease,
+        seen=tuple(state.history.seen()),
+        pending=tuple(
+            sorted(use for use in state.pending.values() if use.step <= state.trained_steps)
+        ),
+        prompts=tuple(
+            sorted((at, choice.prompt) for at, choice in choices if follows and choice is not None)
+        ),
+    )
+
+
+def end(state: MasterState) -> Outcome:
+    """Closes the ledger: explorers have stopped, so what they still held is dropped.
+
+    Groups that stand in the buffer, and that no step has trained on, stay `buffered`.
+    """
+    held = tuple(
+        lease.lease_id for lease in state.live.values() if lease.trained or not lease.buffered
+    )
+    return drop(state, held, state.stopping or RUN_ENDED)
+
+
+def _start(state: MasterState, position: Position) -> Outcome:
+    schedule = dataclasses.replace(state.settings.schedule, start=position.step)
+    prompts = {
+        at: ChosenPrompt(prompt)
+        for at, prompt in position.prompts
+        if prompt < state.settings.pool.count
+    }
+    return dataclasses.replace(
+        state,
+        settings=dataclasses.replace(state.settings, schedule=schedule),
+        trained_steps=position.step,
+        next_ordinal=position.next_ordinal,
+        next_lease=position.next_lease,
+        again=tuple(
+            Assignment(ordinal, 1, tried, choice=prompts.get(ordinal))
+            for ordinal, tried in position.again
+        ),
+        history=PromptHistory.of_seen(position.seen),
+        pending={(use.ordinal, use.replacement): use for use in position.pending},
+    ), ()
+
+
+def _publish(state: MasterState, version: int) -> MasterState:
+    """Notes the newest version, and whether it is to be evaluated.
+
+    An evaluation that nobody has begun, as explorers are slow, is replaced by the newer one.
+    """
+    every, before = state.settings.evaluate_every_steps, state.newest
+    state = dataclasses.replace(state, newest=version)
+    if not every or before is None or version >= state.settings.steps:
+        return state
+    if version // every == before // every:
+        return state
+    return dataclasses.replace(state, evaluation=DueEvaluation(version))
+
+
+def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
+    if state.finished:
+        return state, (Finish(state.stopping or RUN_ENDED),)
+    if state.newest is None:
+        return state, (HoldBack("the first weights"),)
+    if state.settings.schedule.pull == "exact":
+        return _lease_exact(state, request)
+    if (due := state.evaluation) and due.explorer is None:
+        held = due._replace(explorer=request.explorer)
+        state = dataclasses.replace(state, evaluation=held)
+        return state, (GrantEvaluation(due.version, due.version),)
+    if due and due.explorer == request.explorer:  # Who asks again has done it.
+        state = dataclasses.replace(state, evaluation=None)
+    return _lease_latest(state, request)
+
+
+def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
+    """Grants the explorer's share of the first explorer step in which some of it is left to do."""
+    settings = state.settings
+    taken = {lease.ordinal for lease in state.live.values()}
+    again = {one.ordinal: one for one in state.again}
+    for step in range(state.trained_steps + 1, settings.steps + 1):
+        share = settings.share(request.explorer, step)
+        free = [ordinal for ordinal in share if ordinal not in taken]
+        if free and not may_choose(state, step):
+            return state, (HoldBack("synchronization"),)
+        if free:
+            todo = [again.get(ordinal, Assignment(ordinal)) for ordinal in free]
+            version = settings.schedule.exact_version(step)
+            return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
+    return state, (HoldBack("the end of training"),)
+
+
+def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
+    """As many groups as the staleness bound leaves room for.
+
+    A group that gets the n-th place among those that are trained or live will be trained at step
+    n // B + 1 at the latest, if none that is leased later overtakes it. One that several steps may
+    train on has a place for each of them; but a batch is of B different ones.
+
+    An explorer with something unfinished is never held back: it may be what others wait for.
+    """
+    settings, newest = state.settings, state.newest
+    assert newest is not None
+    per_step, times = settings.groups_per_step, settings.times_sampled
+    uses_left = sum(times - lease.trained for lease in state.live.values())
+    placed = state.trained_steps * per_step + uses_left
+    last_step = min(
+        settings.steps, _oldest_under_way(state, newest) + settings.schedule.max_staleness + 1
+    )
+    room = (last_step * per_step - placed) // times
+    if last_step > state.trained_steps:
+        room = max(room, per_step - len(state.live))
+    left = settings.groups_per_lease - request.unfinished
+    room = min(left if request.room is None else request.room, room)
+    if room <= 0 and not request.unfinished:
+        ends = placed >= settings.steps * per_step
+        return state, (HoldBack("the end of training" if ends else "synchronization"),)
+    count = max(0, room)
+    step = max(0, placed + (count - 1) * times) // per_step + 1
+    step = min(step, last_step) if count else step
+    assert not count or settings.schedule.may_start(step, newest)
+    todo = list(state.again[:count])
+    todo += [Assignment(state.next_ordinal + i) for i in range(count - len(todo))]
+    return _grant(state, request, step, newest, False, todo)
+
+
+def _oldest_under_way(state: MasterState, newest: int) -> int:
+    """Returns the version that limits how far ahead of the trainer groups may be begun.
+
+    Other groups overtake one that is carried over. So no more of them are begun than can be trained
+    before it becomes too stale. The trainer then waits for it, until its lease expires, and does
+    not refuse it. So long completions are trained on like short ones.
+    """
+    if not state.settings.carries_over:
+        return newest
+    under_way = (lease.version for lease in state.live.values() if not lease.buffered)
+    return min([newest, *under_way])
+
+
+def _grant(
+    state: MasterState,
+    request: LeaseRequested,
+    step: int,
+    version: int,
+    exactly: bool,
+    todo: list[Assignment],
+) -> Outcome:
+    deadline = request.now_secs + state.settings.lease_secs
+    state, todo = chosen(state, todo, step)
+    leases = tuple(
+        LiveLease(
+            lease_id=state.next_lease + i,
+            ordinal=one.ordinal,
+            attempt=one.attempt,
+            explorer=request.explorer,
+            version=version,
+            buffered=False,
+            deadline_secs=deadline,
+            replacement=one.replacement,
+            failures=one.failures,
+            choice=one.choice or ChosenPrompt(0),
+        )
+        for i, one in enumerate(todo)
+    )
+    grant = GrantLeases(step, version, exactly, leases)
+    if not leases:
+        return state, (grant,)
+    granted = {one.ordinal for one in todo}
+    state = dataclasses.replace(
+        state,
+        next_lease=state.next_lease + len(leases),
+        next_ordinal=max(state.next_ordinal, max(granted) + 1),
+        again=tuple(one for one in state.again if one.ordinal not in granted),
+        live={**state.live, **{lease.lease_id: lease for lease in leases}},
+        leased=state.leased + len(leases),
+    )
+    return state, (grant, Record("leased", leases))
+
+
+def _score(state: MasterState, successes: tuple[tuple[int, float], ...]) -> MasterState:
+    live = dict(state.live)
+    for lease_id, success in successes:
+        if lease_id in live:
+            live[lease_id] = live[lease_id]._replace(success=success)
+    return dataclasses.replace(state, live=live)
+
+
+def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
+    # If a lease expired while its explorer was at work, another explorer has got its ordinal. The
+    # trainer will find the late group in the buffer and refuse it, since its lease is not live.
+    # Both the explorer and the trainer report a group, in either order; the first report counts.
+    found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
+    leases = tuple(lease._replace(buffered=True) for lease in found if not lease.buffered)
+    if not leases:
+        return state, ()
+    live = {**state.live, **{lease.lease_id: lease for lease in leases}}
+    return dataclasses.replace(state, live=live), (Record("buffered", leases),)
+
+
+def _train(state: MasterState, event: BatchTrained) -> Outcome:
+    if event.step != state.trained_steps + 1:
+        raise ValueError(f"trainer step {event.step} reported after step {state.trained_steps}.")
+    consumed = (*event.lease_ids, *event.left_out)
+    unknown = [lease_id for lease_id in consumed if lease_id not in state.live]
+    if unknown:
+        raise ValueError(
+            f"trainer step {event.step} consumed groups whose leases are over: {unknown}."
+        )
+    trained = [state.live[lease_id] for lease_id in event.lease_ids]
+    used = {lease.lease_id: lease._replace(trained=lease.trained + 1) for lease in trained}
+    over = [lease for lease_id, lease in used.items() if lease_id not in event.kept]
+    over += [state.live[lease_id] for lease_id in event.left_out]
+    state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
+    # The places of what is left out are not to be filled again: the step they were for is over.
+    state, dropped = settle(state, over, LEFT_OUT)
+    if not state.settings.follows_history:
+        state = counted(state, event.step)
+    records: tuple[Command, ...] = (Record("trained", tuple(trained), f"step {event.step}"),)
+    return state, records + ((Record("dropped", dropped, LEFT_OUT),) if dropped else ())
+
+
+def _renew(state: MasterState, explorer: int, now: float) -> MasterState:
+    deadline = now + state.settings.lease_secs
+    live = {
+        lease_id: lease._replace(deadline_secs=deadline)
+        if lease.explorer == explorer and not lease.buffered
+        else lease
+        for lease_id, lease in state.live.items()
+    }
+    return dataclasses.replace(state, live=live)

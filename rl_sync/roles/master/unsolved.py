@@ -1,0 +1,47 @@
+"""A pretrained model that solves no held-out problem before RL: the warning, and the ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rl_sync.settings.run_settings import RunSettings
+
+MOMENT = "before RL"
+"""The evaluation after SFT, if there is one, and before the first reward counts."""
+
+HINT = ": rewards may have nothing to tell apart; see Small models in docs/tasks.md"
+"""The warning in the middle of a line."""
+
+_WAYS_OUT = (
+    "so rewards may have nothing to tell apart. A small model seldom writes the answer alone. Show"
+    " it solved problems in front of the question (--config.task.shots=3, which leaves the chat"
+    " template out); end completions with --config.rollout.stop_strings; take a reward that finds"
+    " the answer in the text (--config.task.reward=math, or final_answer). See Small models in"
+    " docs/tasks.md."
+)
+
+
+def is_unsolved(settings: RunSettings, moment: str, values: Mapping[str, float]) -> bool:
+    """Says whether a checkpoint solves nothing, so that RL has nothing to start from.
+
+    Args:
+      moment: the moment of an evaluation, and `values` its metrics; see
+        `rl_sync.records.accuracy.measure`.
+    """
+    return (
+        moment == MOMENT
+        and settings.model.path is not None
+        and values["problems"] > 0
+        and values["accuracy"] == 0
+    )
+
+
+def alarm(settings: RunSettings, evaluations: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns the warning of a run's report; empty if it needs none."""
+    values = evaluations.get(MOMENT)
+    if values is None or not is_unsolved(settings, MOMENT, values):
+        return ""
+    return (
+        f"ALARM: the model solved none of {values['problems']} held-out problems {MOMENT},"
+        f" {_WAYS_OUT}"
+    )

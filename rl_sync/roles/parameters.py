@@ -1,0 +1,187 @@
+"""A run's parameters: where they start, what of them travels, what explorers generate with."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+from jaxtyping import Array
+
+from rl_sync.models import lora
+from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.huggingface.reading import load_config, load_params, locate
+from rl_sync.models.placement import abstract_params, cast_abstract, init_sharded, shardings, zeros
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import init_params
+from rl_sync.settings.records import ConfigError
+from rl_sync.types import Params
+from rl_sync.weights.digest import digest
+from rl_sync.weights.ends_interface import Puller
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """The parameters of one run's policy.
+
+    Attributes:
+      model: its shape. With adapters, they alone are trained, and they alone travel.
+      path: the checkpoint that they start from; None for a random start.
+      seed: of a random start, and of the adapters'.
+      layout: where they lie in this process.
+      dtype: what explorers hold them in, and what they travel in. Adapters travel in float32, and
+        are merged in it.
+    """
+
+    model: ModelConfig
+    path: str | None
+    seed: int
+    layout: Layout
+    dtype: str
+
+    @functools.cached_property
+    def abstract(self) -> Params:
+        """All parameters' shapes and shardings, as they are trained."""
+        return abstract_params(self.model, self.layout)
+
+    def initial(self) -> Params:
+        """Makes the parameters that the run starts with; the same in every process.
+
+        Raises:
+          ConfigError: the checkpoint's weights cannot be read, or are not those of its config.json.
+        """
+        if self.path is None:
+            return init_sharded(self.model, jax.random.key(self.seed), self.layout)
+        drawn = self._drawn(0) if self.model.lora or self.model.scalar_head else {}
+        return lora.join(drawn | self._stored_head(), self.base())
+
+    def base(self) -> Params:
+        """The initial parameters without adapters and scalar head.
+
+        Raises:
+          ConfigError: see `initial`.
+        """
+        if self.path is None:
+            return self._drawn(1)
+        abstract = lora.split(self.abstract)[1]
+        try:
+            return load_params(locate(self.path), lora.merged_config(self.model), abstract)
+        except ValueError as error:
+            raise ConfigError(f"config.model.path={self.path!r}: {error}") from error
+
+    def kept(self, params: Params) -> Params:
+        """The part of the parameters that snapshots hold: with adapters, these alone."""
+        return lora.split(params)[0] if self.model.lora else params
+
+    def base_digest(self, params: Params) -> str | None:
+        """The digest of what snapshots do not hold; None where they hold everything."""
+        return digest(lora.split(params)[1]) if self.model.lora else None
+
+    def completed(self, kept: Params, base_digest: str | None) -> Params:
+        """Inverts `kept`.
+
+        Args:
+          base_digest: of the parameters that `kept` was taken from.
+
+        Raises:
+          ConfigError: what is not kept cannot be had again, or is another.
+        """
+        if not self.model.lora:
+            return kept
+        base = self.base()
+        found = digest(base)
+        if found != base_digest:
+            start = f"seed={self.seed}" if self.path is None else f"model.path={self.path!r}"
+            raise ConfigError(
+                f"The snapshot's adapters were trained on a base model with digest {base_digest},"
+                f" but that of config.{start} has {found}: it has changed since. Restore it, or"
+                " begin anew with another --config.workdir."
+            )
+        return lora.join(kept, base)
+
+    def published(self, params: Params) -> Params:
+        """The part of the parameters that is published."""
+        if self.model.lora:
+            return lora.split(params)[0]
+        return params if self.dtype == "float32" else _cast(params, self.dtype)
+
+    def abstract_published(self) -> Params:
+        """The shapes and shardings of what is published, and arrives."""
+        return lora.split(self.abstract)[0] if self.model.lora else self.abstract_held
+
+    def blank(self) -> Params:
+        """Zeros in the shapes of what explorers generate with, to compile with."""
+        return zeros(self.abstract_held)
+
+    def receiving(self, puller: Puller) -> Puller:
+        """A puller of what explorers generate with, from one of what travels."""
+        if not self.model.lora:
+            return puller
+        return MergingPuller(puller, self.model, self.base(), self.abstract_held)
+
+    def _stored_head(self) -> Params:
+        """The scalar head of a checkpoint that has one, which goes before one that is drawn."""
+        if self.path is None or not self.model.scalar_head:
+            return {}
+        directory = locate(self.path)
+        if not load_config(directory).scalar_head:
+            return {}
+        return load_params(directory, lora.merged_config(self.model), {HEAD: self.abstract[HEAD]})
+
+    def _drawn(self, part: Literal[0, 1]) -> Params:
+        """Adapters and scalar head (0), or the rest (1), of a random start."""
+
+        def draw(key: Array) -> Params:
+            return lora.split(init_params(self.model, key))[part]
+
+        return jax.jit(draw, out_shardings=shardings(lora.split(self.abstract)[part]))(
+            jax.random.key(self.seed)
+        )
+
+    @property
+    def abstract_held(self) -> Params:
+        """The shapes, dtypes and shardings of what explorers generate with."""
+        return cast_abstract(lora.split(self.abstract)[1], self.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(params: Params, dtype: str) -> Params:
+    return jax.tree.map(lambda x: x.astype(dtype), params)
+
+
+class MergingPuller:
+    """Pulls adapters, and gives them merged into the parameters that do not change.
+
+    Args:
+      puller: of the adapters.
+      model: with `lora`.
+      base: the parameters without adapters.
+      abstract: what is to come of it: dtypes and shardings.
+    """
+
+    def __init__(self, puller: Puller, model: ModelConfig, base: Params, abstract: Params) -> None:
+        self._puller, self._base = puller, base
+
+        def merge(adapters: Params, base: Params) -> Params:
+            merged = lora.merge(model, lora.join(adapters, base))
+            return jax.tree.map(lambda x, held: x.astype(held.dtype), merged, abstract)
+
+        self._merge = jax.jit(merge, out_shardings=shardings(abstract))
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """See `Puller`."""
+        version, adapters = self._puller.pull(
+            exactly=exactly, at_least=at_least, timeout_secs=timeout_secs
+        )
+        return version, self._merge(adapters, self._base)
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `Puller`."""
+        return self._puller.newest(at_least, timeout_secs)
+
+    def close(self) -> None:
+        """See `Puller`."""
+        self._puller.close()

@@ -1,0 +1,92 @@
+"""The policy of a run, or its reward model, as a checkpoint that transformers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rl_sync.models.huggingface.notes import NOTES_FILE, ScoreNotes
+from rl_sync.models.huggingface.reading import locate
+from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.records.metrics import read_metrics
+from rl_sync.roles.saved_policy import RunPolicy, policy_of_run, settings_of_run, step_named
+from rl_sync.settings.records import ConfigError
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
+
+
+def export(workdir: Path, target: Path, dtype: str | None, named: str | None = None) -> int:
+    """Writes the policy of a run's snapshot, or its reward model, to a new directory.
+
+    Its max_position_embeddings are the `max_length` of `model_of_run`.
+
+    Args:
+      dtype: float32, bfloat16 or float16; None for as imported, or float32.
+      named: the snapshot; see `rl_sync.roles.saved_policy.step_named`.
+
+    Returns:
+      The trainer step of the snapshot.
+
+    Raises:
+      ConfigError: there is no run or no snapshot, or it cannot be written there or so.
+    """
+    settings = settings_of_run(workdir)
+    # Beside a run that still holds the accelerators, and in the host's memory.
+    here = jax.local_devices(backend="cpu")[:1]
+    layout = Layout(MeshShape().mesh(here), settings.sharding.rules)
+    with jax.default_device(here[0]):
+        policy = policy_of_run(workdir, layout, step_named(workdir, named))
+    model, task = policy.model, policy.task
+    path = settings.model.path
+    try:
+        write_checkpoint(
+            target,
+            model,
+            policy.params,
+            source=None if path is None else locate(path),
+            dtype=dtype,
+            **_tokenizer(settings, task),
+            notes=_notes(workdir, policy),
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error
+    return policy.step
+
+
+def _notes(workdir: Path, policy: RunPolicy) -> dict[str, str]:
+    """Writes what a reward model's scores are read by; nothing for a policy."""
+    if not policy.model.scalar_head:
+        return {}
+    settings = policy.settings
+    try:
+        evaluations = read_metrics(str(workdir), "evaluation")
+    except FileNotFoundError:
+        evaluations = []
+    of_step = [line for line in evaluations if line["step"] == policy.step]
+    measured = of_step[-1] if of_step else {}
+    notes = ScoreNotes(
+        chat=settings.tokenizer.chat,
+        system=settings.tokenizer.system,
+        mean=measured.get("score_mean"),
+        std=measured.get("score_std"),
+        accuracy=measured.get("accuracy"),
+        pairs=measured.get("problems"),
+    )
+    return {NOTES_FILE: notes.to_json()}
+
+
+def _tokenizer(settings: RunSettings, task: Task) -> dict[str, Any]:
+    """The run's tokenizer, where it is not that of `model.path`, which hands on its own."""
+    tokenizer, path = task.tokenizer, settings.tokenizer.path
+    if isinstance(tokenizer, CharacterTokenizer):
+        return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}
+    if path is None:
+        return {}
+    ends = list(tokenizer.eos_ids)
+    ids = {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": tokenizer.pad_id}
+    return {"tokenizer": locate(path), "token_ids": ids}

@@ -1,0 +1,131 @@
+"""One process of a role: `python -m rl_sync.roles.process --role=… --workdir=… --master=…`.
+
+The launcher starts these on one machine. It gives each a pipe as standard input; a role whose pipe
+closes ends itself, since nobody watches it any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from absl import logging as absl_logging
+
+from rl_sync.cluster.parallel_imports import loading
+from rl_sync.role_names import MASTER, TOGETHER, TRAINER, number_of
+
+if TYPE_CHECKING:
+    from rl_sync.settings.run_settings import RunSettings
+
+FAILED = 1
+ORPHANED = 4
+_log = logging.getLogger("rl_sync")
+
+
+def main() -> int:
+    """Runs the role that the command line names; returns the exit status."""
+    arguments = _arguments()
+    log_to_stderr()
+    faulthandler.enable()
+    # The launcher decides when a role stops; a terminal's Ctrl-C is for the launcher alone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.lifeline:
+        threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
+    with loading():
+        from rl_sync.cluster import compilation_cache
+        from rl_sync.cluster.user_errors import log_failure
+        from rl_sync.settings.config_reading import read_settings
+        from rl_sync.workdir import Workdir
+
+    config = json.loads(Workdir(arguments.workdir).config.read_text())
+    settings = read_settings(config)
+    compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
+    try:
+        _run(arguments, settings)
+    except Exception as error:
+        log_failure(_log, arguments.role, error)
+        return FAILED
+    if compiled.needed:
+        _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
+    return 0
+
+
+def log_to_stderr() -> None:
+    """Lets this process say what it does, and Orbax only what it warns of, not every file."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    absl_logging.set_verbosity(absl_logging.WARNING)
+
+
+def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
+    """Runs the role; loads what that takes, and no more."""
+    if arguments.role == MASTER:
+        with loading():
+            from rl_sync.roles.master.service import run_master
+
+        run_master(settings, arguments.master)
+        return
+    with loading():
+        from rl_sync.cluster.process_resources import Addresses, join
+        from rl_sync.cluster.topology import Member
+        from rl_sync.roles import build, colocation
+        from rl_sync.weights import storage
+
+        if arguments.role in (TRAINER, TOGETHER):
+            storage.load_orbax()  # They need it soon, and do not yet have threads.
+    addresses = Addresses(arguments.master, arguments.replay, arguments.coordinator, arguments.team)
+    if arguments.role == TOGETHER:
+        colocation.run_colocated(settings, addresses)
+        return
+    resources = join(settings, addresses, Member(arguments.role, arguments.process))
+    if arguments.role == TRAINER:
+        build.run_trainer(settings, addresses, resources)
+    else:
+        build.run_explorer(settings, addresses, number_of(arguments.role), resources)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process at once, without taking the interpreter down.
+
+    An ordinary exit may wait for threads that stand in calls, and for a cluster's barrier; and a
+    thread of XLA that still lets go of a Python object meanwhile aborts the process.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--role",
+        required=True,
+        help="master, trainer, explorer1, explorer2, …, or trainer+explorers",
+    )
+    parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
+    parser.add_argument("--master", required=True, help="host:port of the master")
+    parser.add_argument("--replay", required=True, help="host:port of the replay server")
+    parser.add_argument("--process", type=int, default=0, help="which of the role's processes")
+    parser.add_argument("--coordinator", default="", help="host:port of the process's cluster")
+    parser.add_argument("--team", default="", help="host:port of the role's first process")
+    parser.add_argument("--lifeline", action="store_true", help="end when standard input is closed")
+    return parser.parse_args()
+
+
+def _end_when_orphaned() -> None:
+    while os.read(0, 4096):
+        pass
+    _log.error("The launcher is gone, so this role ends.")
+    leave(ORPHANED)
+
+
+if __name__ == "__main__":
+    leave(main())

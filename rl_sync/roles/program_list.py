@@ -1,0 +1,156 @@
+"""Listing of the programs that each role of a run compiles, known before the run begins.
+
+A program is a jitted function for given shapes of its arguments. Listed are those that compute
+with the model: the trainer's steps, and the functions of rollout engines. Small ones, which draw,
+move or compare weights, are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+
+from rl_sync.learning.batching import demonstration_batching
+from rl_sync.models.placement import abstract_params
+from rl_sync.roles import wiring
+from rl_sync.roles.engines import evaluation_engine, rollout_changes, sampled_changes
+from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_programs import Requests
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.types import Demonstrations, Params, Prompt
+
+TRAINING, SFT, EVALUATION, ROLLOUT = "training", "sft", "evaluation", "rollout"
+
+
+class Listed(NamedTuple):
+    """A program that a role compiles, or may have to.
+
+    Attributes:
+      purpose: what the role needs it for.
+      name: the function.
+      key: a name that no other program of the role has.
+      lower: traces the function for the shapes of its arguments.
+    """
+
+    purpose: str
+    name: str
+    key: Hashable
+    lower: Callable[[], jax.stages.Lowered]
+
+
+def shapes_of(arguments: Any) -> Hashable:
+    """Returns the shapes and dtypes of a pytree's leaves, as a part of a program's key."""
+    return tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(arguments))
+
+
+def sft_key(drawn: Demonstrations) -> Hashable:
+    """Returns the key of the SFT step on demonstrations of these shapes."""
+    return SFT, shapes_of(drawn)
+
+
+def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    """Lists the programs of the trainer, about in the order in which it needs them.
+
+    With `trainer.batching=shared` steps are missing: their batches may have too many shapes. So are
+    evaluations of reward models.
+    """
+    return [
+        *_sft(settings, task, trainer),
+        *evaluation_programs(settings, task, trainer),
+        *_steps(settings, task, trainer),
+    ]
+
+
+def explorer_programs(
+    settings: RunSettings, task: Task, engine: Engine, parameters: Parameters
+) -> list[Listed]:
+    """Lists the programs of an explorer's engine, about in the order in which it needs them."""
+    return _of_engine(ROLLOUT, engine, parameters.abstract_held, _rollouts(settings, task))
+
+
+def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    if not settings.sft.steps:
+        return []
+    size, kind = settings.sft.batch_size, settings.trainer.batching
+    laid_out = demonstration_batching(kind, size, task.row_tokens).demonstration_shapes()
+    return [
+        Listed(SFT, "step", sft_key(drawn), functools.partial(trainer.lower_sft, drawn))
+        for drawn in laid_out
+    ]
+
+
+def _steps(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    batching = wiring.batching_of(settings, task)
+    return [
+        Listed(
+            TRAINING,
+            "step",
+            (TRAINING, shapes_of(batch)),
+            functools.partial(trainer.lower_step, trainer.abstract(), batch),
+        )
+        for batch in batching.shapes()
+    ]
+
+
+def evaluation_programs(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
+    """Lists the programs of the engine with which the trainer evaluates."""
+    if settings.algorithm.scores:
+        return []
+    engine = evaluation_engine(settings, task, trainer.model, trainer.layout)
+    abstract = abstract_params(trainer.model, trainer.layout)
+    asked = _evaluations(settings, task, engine.slots)
+    return _of_engine(EVALUATION, engine, abstract, asked)
+
+
+def _of_engine(purpose: str, engine: Engine, params: Params, requests: Requests) -> list[Listed]:
+    possible = engine.possible(params)
+    return [
+        Listed(purpose, program.name, program, functools.partial(possible.lower, program))
+        for program in possible.listed(requests)
+    ]
+
+
+def _rollouts(settings: RunSettings, task: Task) -> Requests:
+    """Describes the requests to an explorer's engine."""
+    prompts = settings.groups_at_once * (1 + settings.algorithm.needs_baselines)
+    asked: Iterable[Prompt] = task.train
+    if settings.evaluates_on_explorers:
+        examination = wiring.examination(settings, task)
+        asked, prompts = (*asked, *examination.prompts), prompts + len(examination.prompts)
+    recomputes = settings.rollout.cache == "recompute"
+    requests = _requests(settings, task, asked, prompts, recomputes=recomputes)
+    return dataclasses.replace(requests, changes=rollout_changes(settings, task))
+
+
+def _evaluations(settings: RunSettings, task: Task, slots: int) -> Requests:
+    """Describes the requests to the trainer's engine."""
+    return _requests(settings, task, wiring.examination(settings, task).prompts, slots)
+
+
+def _requests(
+    settings: RunSettings,
+    task: Task,
+    asked: Iterable[Prompt],
+    prompts: int,
+    recomputes: bool = False,
+) -> Requests:
+    sampling, plays = wiring.sampling(settings, task), settings.plays
+    # Environments say how long prompts are.
+    any_length = frozenset(range(1, task.row_tokens))
+    return Requests(
+        prompt_tokens=any_length if plays else task.prompt_lengths(asked),
+        prompts=prompts,
+        new_tokens=sampling.max_new_tokens,
+        stop_ids=len(sampling.stop_ids),
+        changes=sampled_changes(settings, task),
+        held=plays,
+        offloads_kv=plays and settings.environment.kv_offload_bytes > 0,
+        recomputes=recomputes,
+    )

@@ -1,0 +1,165 @@
+"""The policy of a run: that of a snapshot, or the one that it began with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_sync.checkpoints.best_snapshot import read_best
+from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot, load_part, snapshot_path
+from rl_sync.models import lora
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
+from rl_sync.roles import wiring
+from rl_sync.roles.build import parameters_of
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError, read_config, require
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.types import Params
+from rl_sync.workdir import Workdir
+
+BEST = "best"
+_LEAST_POSITIONS = 2048
+
+
+class RunPolicy(NamedTuple):
+    """A run's policy, or its reward model, after some trainer step.
+
+    Attributes:
+      settings, task: of the run.
+      step: the finished trainer steps.
+      model, params: the model, adapters merged; see `model_of_run`.
+    """
+
+    settings: RunSettings
+    task: Task
+    step: int
+    model: ModelConfig
+    params: Params
+
+
+def settings_of_run(workdir: Path) -> RunSettings:
+    """Reads the settings of the run in a work directory.
+
+    Raises:
+      ConfigError: there is no run.
+    """
+    config = Workdir(workdir).config
+    try:
+        return read_settings(read_config(config))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{workdir} is not the work directory of a run: it holds no {config.name}."
+        ) from error
+
+
+def step_named(workdir: Path, name: str | None) -> int | None:
+    """Returns the trainer step of the snapshot that a user names; None for the newest.
+
+    Args:
+      name: a step, or `best`; see `checkpoint.best`.
+
+    Raises:
+      ConfigError: there is no such snapshot.
+    """
+    if name is None:
+        return None
+    if name == BEST:
+        best = read_best(Workdir(workdir))
+        if best is None:
+            raise ConfigError(
+                f"The run in {workdir} has no best snapshot: it is kept where checkpoint.best names"
+                " a metric of evaluations. Give step=NUMBER, or leave step out for the newest."
+            )
+        return best.step
+    if not name.isdecimal():
+        raise ConfigError(f"step={name} must be a trainer step, or {BEST}.")
+    snapshots = Workdir(workdir).snapshots
+    if not snapshot_path(snapshots, int(name)).exists():
+        there = sorted(int(path.name.rpartition("_")[2]) for path in snapshots.glob("snapshot_*"))
+        raise ConfigError(
+            f"The run in {workdir} has no snapshot of step {name} (there are {there}): give one of"
+            f" these, {BEST}, or leave step out for the newest."
+        )
+    return int(name)
+
+
+def require_snapshot(workdir: Path) -> None:
+    """Refuses a run that has no snapshot.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    require(
+        latest_snapshot(Workdir(workdir).snapshots) is not None,
+        f"the run in {workdir} has no snapshot yet: wait for one, or use step=0 for the policy"
+        " that it began with.",
+    )
+
+
+def load_policy(
+    workdir: Path, settings: RunSettings, task: Task, layout: Layout, step: int | None
+) -> tuple[int, Params]:
+    """Loads the policy of a snapshot, with adapters merged.
+
+    Args:
+      layout: where the parameters go.
+      step: see `step_named`.
+
+    Returns:
+      The trainer step of the snapshot, and the parameters.
+
+    Raises:
+      ConfigError: there is no snapshot, it is damaged, or it does not fit the settings.
+    """
+    model = wiring.model_config(settings, task)
+    parameters = parameters_of(settings, task, layout)
+    kept = {"params": parameters.kept(parameters.abstract)}
+    try:
+        step, part, metadata = load_part(Workdir(workdir).snapshots, step, kept)
+    except SnapshotError as error:
+        raise ConfigError(str(error)) from error
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The run in {workdir} has no snapshot yet: one is taken every"
+            f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0 for"
+            " none), and when the run ends or is stopped."
+        ) from error
+    params = parameters.completed(part["params"], metadata.get("base_digest"))
+    return step, lora.merge(model, params) if model.lora else params
+
+
+def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> RunPolicy:
+    """Loads the policy of a run as its own settings describe it.
+
+    Args:
+      layout: where the parameters go.
+      step: see `step_named`; 0 for the policy that the run began with, before any SFT.
+
+    Raises:
+      ConfigError: see `load_policy`.
+    """
+    settings = settings_of_run(workdir)
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
+    if step == 0:
+        params = parameters_of(settings, task, layout).initial()
+        params = lora.merge(model, params) if model.lora else params
+    else:
+        step, params = load_policy(workdir, settings, task, layout, step)
+    return RunPolicy(settings, task, step, model_of_run(settings, task), params)
+
+
+def model_of_run(settings: RunSettings, task: Task) -> ModelConfig:
+    """Describes a run's model for use after it, adapters merged.
+
+    Its `max_length` is that of the checkpoint that the run began with. Of a model that began at
+    random it is 2,048, or as many as its rows have if those are longer: RoPE has no last position,
+    and who uses the model should not be kept to the lengths that it was trained on.
+    """
+    model = lora.merged_config(wiring.model_config(settings, task))
+    if settings.model.path is not None:
+        return model
+    return dataclasses.replace(model, max_length=max(model.max_length, _LEAST_POSITIONS))

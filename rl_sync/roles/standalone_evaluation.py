@@ -1,0 +1,159 @@
+"""An evaluation alone: without a run, on the devices of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from rl_sync.cluster.scoring_calls import CompletionToScore
+from rl_sync.models import lora
+from rl_sync.models.sharding import Layout
+from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.roles import wiring
+from rl_sync.roles.build import parameters_of
+from rl_sync.roles.engines import rollout_engine
+from rl_sync.roles.evaluator import EvaluationResults, EvaluationSet, completed
+from rl_sync.roles.explorer.episode_wiring import playing
+from rl_sync.roles.saved_policy import load_policy, step_named
+from rl_sync.scoring.judging import solves
+from rl_sync.settings.records import ConfigError, require
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.task import Task
+from rl_sync.types import Params
+
+
+class PolicySource(NamedTuple):
+    """The policy to evaluate.
+
+    Attributes:
+      workdir: the run whose snapshot it is; None for `model.path` of the settings.
+      step: the snapshot; see `rl_sync.roles.saved_policy.step_named`.
+    """
+
+    workdir: Path | None = None
+    step: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """A measured evaluation with all its completions.
+
+    Attributes:
+      policy: a description of the policy.
+      values: see `rl_sync.records.accuracy.measure`.
+      completions: the completions with their judgements, problem by problem.
+      generated_secs, judged_secs: the time that each part took.
+    """
+
+    policy: str
+    values: dict[str, float]
+    completions: list[dict[str, Any]]
+    generated_secs: float
+    judged_secs: float
+
+
+def evaluate(settings: RunSettings, source: PolicySource, say: Callable[[str], None]) -> Evaluation:
+    """Evaluates a policy on held-out problems.
+
+    Args:
+      say: gets a line for the user when completions wait for a reward server.
+
+    Raises:
+      ConfigError: the policy cannot be loaded, or the reward cannot be made.
+      RunError: the weights are broken.
+    """
+    require(
+        not settings.algorithm.scores,
+        f"algorithm.name={settings.algorithm.name} trains a reward model, which completes nothing:"
+        " its accuracy on held-out pairs is in the run's metrics.jsonl, between steps as often as"
+        " evaluation.every_steps says.",
+    )
+    task = wiring.load_task(settings)
+    wiring.check_reward(task)
+    wiring.check_reward_servers(settings, task)
+    for note in wiring.try_reward(settings, task):
+        say(note)
+    examination = wiring.examination(settings, task)
+    layout = _layout(settings)
+    policy, params = _policy(settings, source, task, layout)
+    started = time.monotonic()
+    player = playing(settings, task, rollout_engine(settings, task, layout))
+    items = examination.written(completed(player, params, examination))
+    generated = time.monotonic()
+    sheet, completions = _judged(settings, task, examination, items, say)
+    ended = time.monotonic()
+    return Evaluation(policy, sheet.measure(), completions, generated - started, ended - generated)
+
+
+def _layout(settings: RunSettings) -> Layout:
+    shape, devices = settings.explorer.mesh.shape, jax.local_devices()
+    if shape.devices > len(devices):
+        raise ConfigError(
+            f"explorer.mesh needs {shape.devices} devices, but this process has {len(devices)}:"
+            " lower the mesh, which evaluations use, too."
+        )
+    return settings.layout(shape.mesh(devices[: shape.devices]))
+
+
+def _policy(
+    settings: RunSettings, source: PolicySource, task: Task, layout: Layout
+) -> tuple[str, Params]:
+    if source.workdir is not None:
+        wanted = step_named(source.workdir, source.step)
+        step, params = load_policy(source.workdir, settings, task, layout, wanted)
+        return f"trainer step {step} of {source.workdir}", params
+    if settings.model.path is None:
+        raise ConfigError(
+            "There is no policy to evaluate: give --model=CHECKPOINT, or --workdir=RUN for a run's"
+            " snapshot."
+        )
+    model = wiring.model_config(settings, task)
+    params = parameters_of(settings, task, layout).initial()
+    return str(settings.model.path), lora.merge(model, params) if model.lora else params
+
+
+def _judged(
+    settings: RunSettings,
+    task: Task,
+    examination: EvaluationSet,
+    items: list[CompletionToScore],
+    say: Callable[[str], None],
+) -> tuple[EvaluationResults, list[dict[str, Any]]]:
+    """Has completions judged; returns them on a sheet, and as records."""
+    main, sheet = (
+        Rubric(task.reward).labels[0],
+        EvaluationResults(examination, settings.evaluation.category),
+    )
+    asked = [
+        ScoringRequest(
+            task.held_out[item.prompt_id].fields,
+            Completion(item.text, item.tokens, item.truncated, item.ending),
+        )
+        for item in items
+    ]
+    with contextlib.closing(wiring.judge_of(settings, task, say)) as judge:
+        judged = judge.judge(asked)
+    records = []
+    for item, one in zip(items, judged, strict=True):
+        sheet.add(item, one, solves(one, main))
+        records.append(
+            {
+                "problem": item.prompt_id,
+                "sample": item.sample,
+                "prompt": task.held_out[item.prompt_id].text,
+                "completion": item.text,
+                "truncated": item.truncated,
+                "score": one.score,
+                "solved": solves(one, main),
+                "answer": one.answer,
+                "why": one.why,
+            }
+        )
+    return sheet, records

@@ -1,0 +1,387 @@
+"""The trainer as a functional actor: a state, and pure steps from a batch to the next state."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from rl_sync.algorithms import aggregation, losses
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.learning import objective, reference
+from rl_sync.learning.critic import Critic, CriticConfig
+from rl_sync.learning.forward import Forward
+from rl_sync.learning.objective import BatchExperience, Metrics, OfTokens
+from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
+from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.preparation import Preparation
+from rl_sync.learning.sft import SftConfig
+from rl_sync.learning.train_state import TrainState
+from rl_sync.learning.update import Learned, Update
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.placement import (
+    abstract_params,
+    constrain_like,
+    in_host_memory,
+    init_sharded,
+    move,
+    put,
+    shardings,
+)
+from rl_sync.models.sharding import Layout, constrain, using
+from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
+
+Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
+Of = ParamSpec("Of")
+Result = TypeVar("Result")
+
+
+def _in_layout(
+    step: Callable[Concatenate[Trainer, Of], Result],
+) -> Callable[Concatenate[Trainer, Of], Result]:
+    """Traces a method in the trainer's layout."""
+
+    @functools.wraps(step)
+    def within(self: Trainer, *args: Of.args, **kwargs: Of.kwargs) -> Result:
+        with using(self.layout):
+            return step(self, *args, **kwargs)
+
+    return within
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """The trainer's pure functions, for one model and one algorithm.
+
+    Attributes:
+      model: the policy's shape. With `lora`, only adapters are trained.
+      algorithm: the settings of the loss.
+      optimizer: the settings of the updates.
+      group_size: trajectories of a group, G.
+      max_completion_tokens: the most tokens of a completion, at which it is cut.
+      end_ids: tokens that end a completion which was not cut.
+      temperature, repetition_penalty: of the rollouts.
+      steps: of the run.
+      sft: SFT steps of the run, and their learning rate.
+      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
+        0 for all of them.
+      logits_bytes: see `token_logprobs`.
+      layout: mesh of states and batches.
+      critic: the critic's settings; None for algorithms that need no values.
+      offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
+        are in the host's memory while they are not used.
+    """
+
+    model: ModelConfig
+    algorithm: Algorithm
+    optimizer: OptimizerConfig
+    group_size: int
+    max_completion_tokens: int
+    end_ids: tuple[int, ...]
+    temperature: float
+    steps: int
+    sft: SftConfig
+    microbatch_rows: int
+    logits_bytes: int
+    layout: Layout
+    critic: CriticConfig | None = None
+    offload_reference: bool = False
+    offload_optimizer: bool = False
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert (self.critic is not None) == self.algorithm.needs_values
+
+    def init(self, key: Array) -> TrainState:
+        """Draws a random policy, ready for `sft`."""
+        return self.start(init_sharded(self.model, key, self.layout))
+
+    def start(self, params: Params) -> TrainState:
+        """Makes a state, ready for `sft_step`, of a policy in the trainer's layout."""
+        trained, _ = self._forward.split(params)
+        step = put(jnp.int32(0), self.layout.repeated)
+        return TrainState(step, params, self._sft_optimizer.init(trained), None)
+
+    def begin(self, state: TrainState) -> TrainState:
+        """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
+        trained, _ = self._forward.split(state.params)
+        ref_params = None
+        if self.algorithm.needs_reference:
+            ref_params = jax.tree.map(jnp.copy, trained)
+            if self.offload_reference:
+                ref_params = move(ref_params, self._abstract_reference)
+        return TrainState(
+            step=state.step,
+            params=state.params,
+            opt_state=self._rl_optimizer.init(trained),
+            ref_params=ref_params,
+            critic=self._critic.begin(trained) if self.critic else None,
+            kl_coefficient=reference.first_coefficient(self.algorithm, self.layout),
+        )
+
+    def abstract_sft_state(self) -> TrainState:
+        """Describes states of `start` and `sft_step`: shapes, dtypes and shardings."""
+        params, step = (
+            abstract_params(self.model, self.layout),
+            self.layout.abstract(jnp.int32(0), ()),
+        )
+        return TrainState(cast(Array, step), params, self._sft_optimizer.abstract_state(), None)
+
+    def abstract(self) -> TrainState:
+        """Describes states of `begin` and `step`: shapes, dtypes and shardings."""
+        params = abstract_params(self.model, self.layout)
+        trained, _ = self._forward.split(params)
+        return TrainState(
+            step=cast(Array, self.layout.abstract(jnp.int32(0), ())),
+            params=params,
+            opt_state=self._rl_optimizer.abstract_state(),
+            ref_params=self._abstract_reference if self.algorithm.needs_reference else None,
+            critic=self._critic.abstract(trained) if self.critic else None,
+            kl_coefficient=cast(Array, self.layout.abstract(jnp.float32(0), ()))
+            if self.algorithm.adapts_kl
+            else None,
+        )
+
+    def place(self, batch: TrainBatch) -> TrainBatch:
+        """Puts a batch where `step` reads it: rows are sharded, rewards are replicated.
+
+        The calling process has the whole batch and places the shards of its own devices. An array
+        that lies there already stays.
+        """
+        return jax.tree.map(put, batch, self.batch_shardings(batch))
+
+    def batch_shardings(self, batch: TrainBatch) -> TrainBatch:
+        """Returns the sharding of each array of a batch where `step` reads it."""
+        return shardings(self._abstract_batch(batch))
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    @_in_layout
+    def sft_step(
+        self,
+        state: TrainState,
+        tokens: Int[Array, "B T"],
+        mask: Bool[Array, "B T"],
+        packing: Packing | None = None,
+    ) -> tuple[TrainState, Metrics]:
+        """Takes one supervised update on demonstrations; `mask` is true at tokens to learn.
+
+        An update that is not finite is skipped, and counted in `skipped_updates`; see `step`.
+        """
+        trained, frozen = self._forward.split(state.params)
+        tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
+        forward = self._forward.plain
+
+        def loss_of(trained: Params) -> Float[Array, ""]:
+            logprobs = forward.logprobs(
+                constrain_like(trained, self._abstract_trained), frozen, tokens, packing
+            )
+            return aggregation.token_mean(losses.sft(logprobs), mask)
+
+        loss, gradients = jax.value_and_grad(loss_of)(trained)
+        metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
+        finite = all_finite(metrics)
+        trained, opt_state = self._sft_optimizer.update(trained, state.opt_state, gradients, finite)
+        metrics["skipped_updates"] = (~finite).astype(jnp.float32)
+        rate = self.optimizer.sft_rate(self.sft)
+        metrics["learning_rate"] = self._rate(rate, state.opt_state)
+        params = self._forward.join(trained, frozen)
+        return state._replace(params=params, opt_state=opt_state), metrics
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    @_in_layout
+    def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
+        """Takes one trainer step: `updates_per_batch` updates, each on an equal share of groups.
+
+        Advantages come from whole groups. The loss is a mean over the tokens of an update.
+
+        An update whose loss or gradient is not finite is skipped: it changes nothing, and
+        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. So is
+        an update of whose completions none was judged; `unjudged_updates` counts it.
+        Metrics are scalars, but for the `advantages` of trajectories, and for figures of tokens in
+        the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` where
+        tokens have advantages of their own. Those outside the completion mask mean nothing.
+        """
+        trained, frozen = self._forward.split(state.params)
+        kept = state.ref_params
+        if self.offload_reference and kept is not None:
+            state = state._replace(ref_params=move(kept, self._abstract_trained))
+        known, of_batch = self._known(state, trained, frozen, batch)
+        shares = jax.tree.map(self._share, (known, batch.demonstrations))
+        learns = state.step >= self._critic_steps
+
+        def update(
+            learned: Learned, shares: tuple[BatchExperience, Demonstrations | None]
+        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
+            learned, metrics, of_tokens = self._update.take(
+                learned,
+                *shares,
+                frozen,
+                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
+                kl_coefficient=state.kl_coefficient,
+                learns=learns,
+            )
+            return learned, (metrics, of_tokens)
+
+        learned = Learned(trained, state.opt_state, state.critic)
+        learned, (of_updates, of_tokens) = jax.lax.scan(update, learned, shares)
+        trained, opt_state, critic = learned
+        params = self._forward.join(trained, frozen)
+        skipped = of_updates.pop("skipped").astype(jnp.float32)
+        unjudged = of_updates.pop("unjudged").astype(jnp.float32)
+        metrics = self._summary(of_updates) | of_batch | jax.tree.map(_whole_batch, of_tokens)
+        metrics["skipped_updates"] = skipped.sum()
+        metrics["unjudged_updates"] = unjudged.sum()
+        metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
+        rate = self.optimizer.rate(self._policy_updates)
+        metrics["learning_rate"] = self._rate(rate, state.opt_state)
+        if self.algorithm.refresh_reference_steps:
+            kept = reference.refreshed(self.algorithm, state, trained)
+            kept = move(kept, self._abstract_reference) if self.offload_reference else kept
+        learns &= ~unjudged.astype(bool).all()
+        coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
+        after = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            ref_params=kept,
+            critic=critic,
+            kl_coefficient=coefficient,
+        )
+        return after, metrics
+
+    def compile_step(self, state: TrainState, batch: TrainBatch) -> Step:
+        """Compiles `step` for batches of one shape, without taking a step.
+
+        Args:
+          state, batch: of the shapes to come; may be results of `abstract` and `jax.eval_shape`.
+
+        Returns:
+          The step, which places its batch.
+        """
+        compiled = self.lower_step(state, batch).compile()
+        return lambda state, batch: compiled(state, self.place(batch))
+
+    def lower_step(self, state: TrainState, batch: TrainBatch) -> jax.stages.Lowered:
+        """Lowers `step` for batches of one shape; see `compile_step`."""
+        return Trainer.step.lower(self, state, self._abstract_batch(batch))
+
+    def lower_sft(self, drawn: Demonstrations) -> jax.stages.Lowered:
+        """Lowers `sft_step` for demonstrations of one shape."""
+        return Trainer.sft_step.lower(self, self.abstract_sft_state(), *drawn)
+
+    def _abstract_batch(self, batch: TrainBatch) -> TrainBatch:
+        cut = jax.tree.map(lambda x: self.layout.abstract(x, ("batch", "length")), batch)
+        whole = jax.tree.map(lambda x: self.layout.abstract(x, ()), batch)
+        return cut._replace(rewards=whole.rewards, baselines=whole.baselines)
+
+    @functools.cached_property
+    def _abstract_trained(self) -> Params:
+        return self._forward.split(abstract_params(self.model, self.layout))[0]
+
+    @functools.cached_property
+    def _critic(self) -> Critic:
+        assert self.critic is not None
+        updates = self.optimizer.updates(self.steps)
+        return Critic(
+            self.critic,
+            self.model,
+            self.optimizer,
+            updates=updates,
+            layout=self.layout,
+            offloaded=self.offload_optimizer,
+        )
+
+    @property
+    def _critic_steps(self) -> int:
+        """Steps at the start in which the critic alone learns."""
+        return self.critic.warmup_steps if self.critic else 0
+
+    @property
+    def _policy_updates(self) -> int:
+        """Updates of the policy at whose end its learning rate's schedule ends."""
+        critic_alone = self._critic_steps * self.optimizer.updates_per_batch
+        return max(1, self.optimizer.updates(self.steps) - critic_alone)
+
+    def _rate(self, schedule: optax.Schedule, opt_state: Any) -> Float[Array, ""]:
+        """Returns the learning rate of the next update."""
+        taken = updates_taken(opt_state)
+        if self.offload_optimizer:
+            taken = move(taken, self.layout.abstract(taken, ()))
+        return jnp.float32(schedule(taken))
+
+    @functools.cached_property
+    def _abstract_reference(self) -> Params:
+        return (
+            in_host_memory(self._abstract_trained)
+            if self.offload_reference
+            else self._abstract_trained
+        )
+
+    @functools.cached_property
+    def _sft_optimizer(self) -> ShardedOptimizer:
+        """Updates of SFT."""
+        transformation = self.optimizer.sft(self.sft)
+        return ShardedOptimizer(
+            transformation, self._abstract_trained, self.layout, self.offload_optimizer
+        )
+
+    @functools.cached_property
+    def _rl_optimizer(self) -> ShardedOptimizer:
+        """Updates of RL."""
+        transformation = self.optimizer.reinforcement(self._policy_updates)
+        return ShardedOptimizer(
+            transformation, self._abstract_trained, self.layout, self.offload_optimizer
+        )
+
+    def _share(self, rows: Array) -> Array:
+        shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
+        return constrain(shared, None, "batch")
+
+    def _known(
+        self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
+    ) -> tuple[Any, Metrics]:
+        """Prepares a batch for the losses of a step; returns metrics of the batch, too."""
+        return self._preparation.experience(state, trained, frozen, batch)
+
+    def _summary(self, of_updates: dict[str, Array]) -> Metrics:
+        """Makes the metrics of a step from those of its updates."""
+        return objective.summary(of_updates)
+
+    @functools.cached_property
+    def _forward(self) -> Forward:
+        return Forward(self.model, self.temperature, self.logits_bytes, self.repetition_penalty)
+
+    @functools.cached_property
+    def _preparation(self) -> Preparation:
+        return Preparation(
+            self.algorithm,
+            self._forward,
+            group_size=self.group_size,
+            max_completion_tokens=self.max_completion_tokens,
+            end_ids=self.end_ids,
+            updates=self.optimizer.updates_per_batch,
+            microbatch_rows=self.microbatch_rows,
+        )
+
+    @functools.cached_property
+    def _update(self) -> Update:
+        return Update(
+            self.algorithm,
+            self._forward,
+            policy=self._rl_optimizer,
+            critic=self._critic if self.critic else None,
+            group_size=self.group_size,
+            max_completion_tokens=self.max_completion_tokens,
+            microbatch_rows=self.microbatch_rows,
+        )
+
+
+def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
+    """Puts the rows of updates one behind the other, where they are sharded."""
+    return constrain(of_updates.reshape(-1, *of_updates.shape[2:]), "batch", "length")

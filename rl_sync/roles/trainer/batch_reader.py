@@ -1,0 +1,209 @@
+"""The trainer's reader: takes groups out of the replay buffer until a step's batch is whole.
+
+The trainer's first process reads. The others hear when a batch is whole, and get their shares of it
+when it is laid out (`rl_sync.roles.trainer.batch_shares`).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from rl_sync.algorithms.screening import choose
+from rl_sync.cluster.master_calls import Claim, Happened
+from rl_sync.cluster.session import Session
+from rl_sync.records.spans import SpanKind
+from rl_sync.replay.replay_interface import Replay, ReplayTimeoutError
+from rl_sync.roles.master.events import TOO_STALE, GroupsRefused
+from rl_sync.roles.trainer.experience_pipeline import Pipeline
+from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Group
+
+FROM_THE_FUTURE = "from the future"
+_POLL_SECS = 0.05
+_NO_NOTES: Mapping[str, float] = MappingProxyType({})
+
+
+class Consumed(NamedTuple):
+    """Groups that a trainer step takes out of the buffer.
+
+    Attributes:
+      groups: what it trains on, in the batch's order; none in a process that does not read.
+      left_out: the lease ids of the others, where more are generated than it needs.
+      kept: the lease ids of those that a later step may train on again.
+      notes: metrics of the user's functions.
+    """
+
+    groups: list[Group]
+    left_out: list[int]
+    kept: Sequence[int] = ()
+    notes: Mapping[str, float] = _NO_NOTES
+
+
+class GroupSource(Protocol):
+    """Source of a trainer step's groups."""
+
+    def next(self, step: int) -> Consumed:
+        """Waits for the groups of a trainer step.
+
+        Raises:
+          TimeoutError: they did not come in time.
+          RunStoppedError: the run is being stopped.
+        """
+
+    def close(self, reason: str) -> None:
+        """Gives up what was sampled and not trained on."""
+
+
+class BatchReader:
+    """Reads batches, step by step.
+
+    Under exact pulls a batch is the groups of its step, ordered by ordinal, however they arrive.
+    Under latest pulls it is the first groups that are fresh enough; others are refused. Of more
+    groups than a step trains on, it chooses some when all are there.
+
+    The buffer may give a group several times. A batch has it once; another draw of it waits for a
+    later step, and counts for nothing once the group is over: trained on as often as it may be,
+    left out, or too stale for the next step.
+
+    Args:
+      session: the trainer's.
+      replay: the replay buffer.
+      table: the table's name.
+      schedule: from the step that the run goes on from.
+      idle: called between the turns of the wait for experiences.
+      pipeline: the user's functions; None for none.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        replay: Replay,
+        table: str,
+        schedule: SyncSchedule,
+        idle: Callable[[], None],
+        pipeline: Pipeline | None = None,
+    ):
+        self._pipeline = pipeline
+        self._session, self._replay, self._table = session, replay, table
+        self._schedule, self._idle = schedule, idle
+        self._groups_needed = session.settings.groups_generated
+        self._times = session.settings.replay.times_sampled
+        self._aside: list[Group] = []
+        self._trained = collections.Counter[int]()  # How often, of leases that are kept.
+        # Leases of the last batch that are over: the master hears of a step when it is computed.
+        self._over: set[int] = set()
+
+    def next(self, step: int) -> Consumed:
+        """See `GroupSource`."""
+        deadline = self._session.deadline(f"the batch of trainer step {step}", "the explorers")
+        wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
+        with wait as attributes:
+            attributes["dropped"] = dropped = self._session.agree(
+                "refused", lambda: self._refuse_unfit(step)
+            )
+
+            batch: list[Group] = []  # In the process that reads.
+
+            def turn() -> tuple[bool, list[int]]:
+                taken, refused = self._turn(step, deadline)
+                batch.extend(taken or [])
+                return taken is not None, refused
+
+            while True:
+                is_whole, refused = self._session.agree("batch", turn)
+                dropped += refused
+                if is_whole:
+                    return self._consume(step, batch) if self._session.leads else Consumed([], [])
+                self._idle()
+
+    def close(self, reason: str) -> None:
+        """See `GroupSource`."""
+        self._session.agree("given up", lambda: self._refuse(self._aside, reason))
+
+    def _turn(
+        self, step: int, deadline: Callable[[], None]
+    ) -> tuple[list[Group] | None, list[int]]:
+        """Takes what has come.
+
+        Returns:
+          The batch if it is whole, and what was refused.
+        """
+        refused: list[int] = []
+        if missing := self._groups_needed - len(self._fitting(step)):
+            deadline()
+            self._take(missing)
+            refused = self._refuse_unfit(step)
+        batch = self._fitting(step)
+        if len(batch) < self._groups_needed:
+            return None, refused
+        return batch, refused
+
+    def _consume(self, step: int, batch: list[Group]) -> Consumed:
+        """Chooses from a whole batch, and takes it from what is at hand."""
+        algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
+        made, notes = self._pipeline(step, batch) if self._pipeline else (batch, _NO_NOTES)
+        rewards = [group.rewards.tolist() for group in made]
+        chosen = choose(algorithm.screening, rewards, trainer.groups_per_step, algorithm.keep)
+        groups = [made[i] for i in chosen]
+        left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
+        self._trained.update(group.lease_id for group in groups)
+        kept = [group.lease_id for group in groups if self._is_kept(step, group)]
+        self._over = {group.lease_id for group in batch} - set(kept)
+        self._forget(self._over)
+        taken = {id(group) for group in batch}  # Other draws of the same groups stay.
+        self._aside = [group for group in self._aside if id(group) not in taken]
+        return Consumed(groups, left_out, kept, notes)
+
+    def _is_kept(self, step: int, group: Group) -> bool:
+        """Says whether the next step may train on a group of this step again."""
+        is_fresh = self._schedule.accepts(step + 1, group.oldest_version)
+        return self._trained[group.lease_id] < self._times and is_fresh
+
+    def _forget(self, lease_ids: Collection[int]) -> None:
+        """Forgets groups that no step trains on any more."""
+        self._aside = [group for group in self._aside if group.lease_id not in lease_ids]
+        for lease_id in lease_ids:
+            del self._trained[lease_id]
+
+    @property
+    def _exact(self) -> bool:
+        return self._schedule.pull == "exact"
+
+    def _fitting(self, step: int) -> list[Group]:
+        """The groups at hand that the step consumes, in the batch's order."""
+        if not self._exact:
+            distinct = {group.lease_id: group for group in self._aside}
+            return [*distinct.values()][: self._groups_needed]
+        ordinals = range((step - 1) * self._groups_needed, step * self._groups_needed)
+        fitting = [group for group in self._aside if group.ordinal in ordinals]
+        return sorted(fitting, key=lambda group: group.ordinal)
+
+    def _refuse_unfit(self, step: int) -> list[int]:
+        """Refuses what no step may train on any more; returns the lease ids."""
+        if self._exact:
+            return []
+        schedule = self._schedule
+        late = [g for g in self._aside if schedule.staleness(step, g.oldest_version) >= 0]
+        late = [g for g in late if not schedule.accepts(step, g.oldest_version)]
+        early = [g for g in self._aside if schedule.staleness(step, g.oldest_version) < 0]
+        return self._refuse(late, TOO_STALE) + self._refuse(early, FROM_THE_FUTURE)
+
+    def _refuse(self, groups: list[Group], reason: str) -> list[int]:
+        lease_ids = [*dict.fromkeys(group.lease_id for group in groups)]
+        if lease_ids:
+            self._session.call(Happened(GroupsRefused(tuple(lease_ids), reason)))
+        self._forget(lease_ids)
+        return lease_ids
+
+    def _take(self, count: int) -> None:
+        try:
+            samples = self._replay.sample(self._table, count, timeout_secs=_POLL_SECS)
+        except ReplayTimeoutError:
+            return
+        groups = [Group.from_columns(sample.columns) for sample in samples]
+        claimed = self._session.call(Claim([group.lease_id for group in groups]))
+        over = self._over.union(claimed)
+        self._aside += [group for group in groups if group.lease_id not in over]

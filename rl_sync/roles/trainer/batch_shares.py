@@ -1,0 +1,98 @@
+"""Shares of a batch, one for the devices of each of the trainer's processes.
+
+The first process reads the groups of a step and lays them out. Every other process gets the rows
+that its own devices read, with what all of them read, and never has the batch whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Shaped
+
+from rl_sync.cluster.messages import record
+from rl_sync.cluster.session import Session
+from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.types import TrainBatch
+from rl_sync.weights.cells import Region, device_regions
+
+
+@record
+@dataclasses.dataclass(frozen=True)
+class ProcessShare:
+    """The parts of an array that the devices of one process hold.
+
+    Attributes:
+      shape, dtype: of the whole array; the latter by its name.
+      blocks: by their regions; of devices that hold the same, it is here once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    blocks: Mapping[Region, Shaped[np.ndarray, "*block"]]
+
+    @classmethod
+    def of(cls, array: Any, sharding: jax.sharding.Sharding, process: int) -> ProcessShare:
+        """Cuts out the share of a process, by its index in the cluster."""
+        array = np.asarray(array)
+        of_process = {
+            region
+            for device, region in _regions(array.shape, array.dtype, sharding).items()
+            if device.process_index == process
+        }
+        blocks = {
+            region: np.ascontiguousarray(array[tuple(slice(*interval) for interval in region)])
+            for region in of_process
+        }
+        return cls(array.shape, array.dtype.name, blocks)
+
+    def placed(self, sharding: jax.sharding.Sharding) -> Array:
+        """The array, as far as this process's devices hold it."""
+        shards = [
+            jax.device_put(self.blocks[region], device)
+            for device, region in _regions(self.shape, self.dtype, sharding).items()
+            if device.process_index == jax.process_index()
+        ]
+        return jax.make_array_from_single_device_arrays(self.shape, sharding, shards)
+
+
+def _regions(
+    shape: tuple[int, ...], dtype: np.dtype | str, sharding: jax.sharding.Sharding
+) -> Mapping[jax.Device, Region]:
+    return device_regions(jax.ShapeDtypeStruct(shape, np.dtype(dtype), sharding=sharding))
+
+
+class BatchPlacer:
+    """Puts batches on the devices of the trainer's processes.
+
+    Args:
+      session: the trainer's.
+      trainer: the actor.
+      processes: the trainer's, by their indices in their cluster.
+    """
+
+    def __init__(self, session: Session, trainer: Trainer, processes: Sequence[int]):
+        self._session, self._trainer, self._processes = session, trainer, processes
+
+    def place(self, lay_out: Callable[[], TrainBatch]) -> TrainBatch:
+        """The batch that the first process lays out, where the step reads it.
+
+        Every process calls it; `lay_out` is called in the first.
+        """
+        got = self._session.hand_out("the rows of a batch", lay_out, self._share)
+        if self._session.leads:
+            return self._trainer.place(got)
+        abstracts = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype), got)
+        return jax.tree.map(ProcessShare.placed, got, self._trainer.batch_shardings(abstracts))
+
+    def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
+        """Returns the batch of a process of the program, whose leaves are shares."""
+        index = self._processes[process]
+        shardings = self._trainer.batch_shardings(batch)
+        return jax.tree.map(
+            lambda array, sharding: ProcessShare.of(array, sharding, index), batch, shardings
+        )

@@ -1,0 +1,308 @@
+"""The trainer's loop: SFT, then read a batch, train, publish, step after step."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rl_sync.checkpoints.adapted_loading import load_adapted
+from rl_sync.checkpoints.ledger import ConsumptionRecord
+from rl_sync.checkpoints.snapshots import (
+    latest_snapshot,
+    load_snapshot,
+    newest_whole,
+    read_metadata,
+    save_snapshot,
+)
+from rl_sync.cluster.master_calls import (
+    AskKeptSnapshots,
+    AskPosition,
+    EnterPhase,
+    Report,
+    TrainerReady,
+)
+from rl_sync.cluster.parallel_imports import settle
+from rl_sync.cluster.rpc import RemoteError
+from rl_sync.cluster.run_result import RunResult
+from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.learning.batching import MIXED, Batching
+from rl_sync.learning.opt_state import all_finite
+from rl_sync.records.spans import SpanKind
+from rl_sync.replay.replay_interface import ReplayError
+from rl_sync.roles.evaluator import Measure, await_evaluations
+from rl_sync.roles.master.events import Position
+from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.trainer.actor import Trainer, TrainState
+from rl_sync.roles.trainer.batch_reader import GroupSource
+from rl_sync.roles.trainer.batch_shares import BatchPlacer
+from rl_sync.roles.trainer.compiled_steps import CompiledSteps
+from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
+from rl_sync.roles.trainer.sft_phase import SftPhase
+from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf, StepsInFlight
+from rl_sync.schedule import SyncSchedule
+from rl_sync.transfers.ends import TrainerEnd
+from rl_sync.types import Params, TrainBatch
+from rl_sync.weights.digest import digest
+from rl_sync.weights.ends_interface import WeightsTransferError
+from rl_sync.weights.storage import MismatchError
+
+# Failures of other roles, and of the ways to them: the trainer's own state is whole.
+_OF_OTHERS = (TimeoutError, WeightsTransferError, ReplayError, RemoteError)
+_all_finite = jax.jit(all_finite)
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class TrainerLoop:
+    """Drives the trainer actor through a run.
+
+    Attributes:
+      session: this process's part in the run.
+      trainer: the actor.
+      batching: the layout of its batches.
+      parameters: where they start, and what of them is published.
+      sft: the SFT steps before the first rollout.
+      evaluator: measures accuracy on held-out problems.
+      end: from the schedule, which knows where the run starts, to the end that publishes weights.
+      reader: likewise to the reader of batches; also gets what to do while it waits.
+      snapshots: the folder of snapshots.
+      processes: the trainer's, by their indices in their cluster.
+      demonstrations: see `StepsInFlight`.
+      compile_threads: threads that compile the step for all shapes of batches; 0 for one thread,
+        and for the largest batch alone.
+      recorder: from the step that the run goes on from to the recorder of rollouts; None where
+        nothing records them.
+    """
+
+    session: Session
+    trainer: Trainer
+    batching: Batching
+    parameters: Parameters
+    sft: SftPhase
+    evaluator: Measure
+    end: Callable[[SyncSchedule], TrainerEnd]
+    reader: Callable[[SyncSchedule, Callable[[], None]], GroupSource]
+    snapshots: Path
+    processes: Sequence[int]
+    demonstrations: DemonstrationsOf | None = None
+    compile_threads: int = 0
+    recorder: Callable[[int], RolloutRecorder] | None = None
+    _steps: CompiledSteps = dataclasses.field(init=False)
+
+    def run(self) -> None:
+        """Trains to the last step, or until the run is stopped; saves a snapshot either way.
+
+        Raises:
+          TimeoutError: a wait passed its deadline; a snapshot is saved before.
+          PeerLostError: the master is gone.
+          WeightsTransferError: a version could not be handed on; a snapshot is saved before.
+          ReplayError: the replay server is gone; a snapshot is saved before.
+          RemoteError: the master refused a call; a snapshot is saved before.
+        """
+        try:
+            state = self._start()
+        except RunStoppedError:
+            return  # In SFT, which has saved how far it came.
+        start = int(state.step)
+        schedule = dataclasses.replace(self.session.settings.schedule, start=start)
+        workdir = self.session.settings.workdir
+        consumed = ConsumptionRecord(workdir if self.session.leads else None, start)
+        placer = BatchPlacer(self.session, self.trainer, self.processes)
+        recorder = self.recorder(start) if self.recorder and self.session.leads else None
+        stepping = StepsInFlight(
+            self.session,
+            self.batching,
+            self._steps,
+            place=placer.place,
+            consumed=consumed,
+            demonstrations=self.demonstrations,
+            recorder=recorder,
+        )
+        ending, whole = "the run ended", True
+        broken: Exception | None = None
+        end: TrainerEnd | None = None
+        reader: GroupSource | None = None
+        try:
+            self.session.check()
+            end = self.end(schedule)
+            reader = self.reader(schedule, end.serve)
+            if self._is_wanted(schedule, start):
+                end.publish(start, self.parameters.published(state.params))
+            for step in range(start + 1, self.session.settings.trainer.steps + 1):
+                batch = reader.next(step)
+                whole = False  # A step that fails has taken the state with it.
+                state = stepping.take(state, step, *batch)
+                whole = True
+                if self._is_wanted(schedule, step):
+                    if end.awaits(step):
+                        stepping.settle()
+                    end.publish(step, self.parameters.published(state.params))
+                end.serve()
+                self._look_after(state, step, stepping)
+        except RunStoppedError as error:
+            ending = str(error)
+        except _OF_OTHERS as error:
+            if not whole:
+                raise
+            _log.error("The trainer cannot go on, and saves what it has: %s", error)
+            ending, broken = "the trainer could not go on", error
+        stepping.settle()
+        if recorder is not None:
+            recorder.close()
+        if reader is not None and broken is None:
+            reader.close(ending)
+        self._finish(state)
+        if broken is not None:
+            raise broken
+        if end is not None:
+            end.close()
+        consumed.close()
+
+    def _start(self) -> TrainState:
+        """The state of the newest snapshot, or of the initial policy after its SFT."""
+        abstract = self.trainer.abstract()
+        self._steps = CompiledSteps(self.session, self.trainer, abstract, self.compile_threads or 1)
+        for batch in self._expected():
+            if self.demonstrations is not None:
+                batch = batch._replace(demonstrations=self.demonstrations(0))
+            self._steps.prepare(batch)
+        position = Position(step=0, next_ordinal=0, again=(), next_lease=0)
+        if self._latest() is not None:
+            state, position = self._resumed(abstract)
+        else:
+            initial = self.parameters.initial
+            state = self.trainer.begin(self.sft.run(lambda: self.trainer.start(initial())))
+            try:
+                self._evaluate(state, f"before {self._learning}")
+            except _OF_OTHERS:
+                self._save(state)
+                raise
+        self.session.call(TrainerReady(position))
+        self.session.call(EnterPhase("rl"))
+        self.session.facts.clear()  # Those of SFT.
+        settle()
+        return state
+
+    def _expected(self) -> Iterable[TrainBatch]:
+        """The shapes of batches that the step is compiled for ahead of need."""
+        if self.compile_threads:
+            return self.batching.shapes()
+        # Mixed rows hardly ever make the largest batch.
+        return [] if self.batching.kind in MIXED else [self.batching.largest()]
+
+    def _resumed(self, abstract: TrainState) -> tuple[TrainState, Position]:
+        """The state of the newest snapshot that is whole, and the master's position then."""
+        kept = abstract._replace(params=self.parameters.kept(abstract.params))
+        try:
+            step, state, metadata = load_snapshot(
+                self.snapshots, None, kept, self.processes, self.session.agree, aside=True
+            )
+        except MismatchError:
+            if not self.session.settings.launch.resume_changed:
+                raise
+            step, state, metadata = self._adapted(kept)
+        else:
+            params = self.parameters.completed(state.params, metadata["base_digest"])
+            state = state._replace(params=params)
+        self.session.resumed(step)
+        self.session.call(Report(RunResult(resumed=step)))
+        return state, Position.of_json(metadata["position"])
+
+    def _adapted(self, kept: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
+        """Takes what fits the settings from the newest whole snapshot; the rest begins anew."""
+        step = self.session.agree("newest whole", lambda: newest_whole(self.snapshots))
+        assert step is not None
+        metadata = read_metadata(self.snapshots, step)
+
+        def begin(params: Params) -> TrainState:
+            whole = self.parameters.completed(params, metadata["base_digest"])
+            return self.trainer.begin(self.trainer.start(whole))
+
+        state, anew = load_adapted(self.snapshots, step, kept, begin)
+        what = ", ".join(anew).replace("_", " ")
+        self.session.call(EnterPhase("start", f"begun anew, since it has changed: {what}"))
+        return step, state, metadata
+
+    def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
+        """Says whether the weights after a step are published, and are still of use."""
+        steps = self.session.settings.trainer.steps
+        first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
+        return schedule.publishes_after(step) and first_user <= steps
+
+    def _look_after(self, state: TrainState, step: int, stepping: StepsInFlight) -> None:
+        """Evaluates and saves where the settings ask for it; the last step has its own."""
+        settings = self.session.settings
+        evaluates = (
+            _is_due(step, settings.evaluation.every_steps) and not settings.evaluates_on_explorers
+        )
+        saves = _is_due(step, settings.checkpoint.every_steps)
+        saves = saves or (evaluates and settings.checkpoint.best is not None)
+        if step == settings.trainer.steps or not (evaluates or saves):
+            return
+        stepping.settle()
+        if saves:
+            self._save(state)
+        if evaluates:
+            self._evaluate(state, f"after step {step}")
+
+    def _finish(self, state: TrainState) -> None:
+        """Saves; after the last step also evaluates, which another role's failure may prevent."""
+        self.session.call(EnterPhase("end"))
+        self._save(state)
+        if int(state.step) == self.session.settings.trainer.steps:
+            self._evaluate(state, f"after {self._learning}")
+            await_evaluations(self.session)
+        self.session.call(Report(RunResult(digest=digest(state.params))))
+
+    @property
+    def _learning(self) -> str:
+        return self.session.settings.algorithm.learning
+
+    def _evaluate(self, state: TrainState, moment: str) -> None:
+        self.evaluator.hand_in(state.params, moment, int(state.step))
+
+    def _save(self, state: TrainState) -> None:
+        step = int(state.step)
+        if self._latest() != step:
+            self._write_snapshot(state, step)
+            self.sft.forget()
+
+    def _write_snapshot(self, state: TrainState, step: int) -> None:
+        if not bool(_all_finite(state.params)):
+            raise RunEndedError(
+                f"The parameters after trainer step {step} are not finite, so they are not saved."
+            )
+        with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
+            metadata = {
+                "position": self.session.call(AskPosition())._asdict(),
+                "base_digest": self.parameters.base_digest(state.params),
+            }
+            save_snapshot(
+                self.snapshots,
+                step,
+                state._replace(params=self.parameters.kept(state.params)),
+                metadata,
+                keep=self.session.settings.checkpoint.keep,
+                kept=self._kept(),
+                processes=self.processes,
+                agree=self.session.agree,
+            )
+
+    def _kept(self) -> list[int]:
+        """The steps whose snapshots stay, however many newer ones there are."""
+        best = self.session.settings.checkpoint.best
+        return [] if best is None else self.session.call(AskKeptSnapshots())
+
+    def _latest(self) -> int | None:
+        return self.session.agree("latest snapshot", lambda: latest_snapshot(self.snapshots))
+
+
+def _is_due(step: int, every_steps: int) -> bool:
+    """Says whether a step is one of every so many; 0 for never."""
+    return every_steps > 0 and step % every_steps == 0

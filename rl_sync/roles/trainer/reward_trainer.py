@@ -1,0 +1,56 @@
+"""The trainer of a reward model: the trainer, with a loss of pairs in place of a policy's."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from jaxtyping import Array, Float, Int
+
+from rl_sync.learning import pairs
+from rl_sync.learning.objective import Metrics
+from rl_sync.learning.pair_update import PairUpdate
+from rl_sync.learning.pairs import Pairs
+from rl_sync.learning.train_state import TrainState
+from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.types import Packing, Params, TrainBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardTrainer(Trainer):
+    """The pure functions of a trainer whose model has a scalar head, and scores completions.
+
+    The rewards of a batch are the margins of its pairs; see `rl_sync.learning.pairs`.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.model.scalar_head
+        assert self.algorithm.scores
+
+    def scalars(
+        self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None = None
+    ) -> Float[Array, "B T"]:
+        """Computes the score of each prefix; may be traced."""
+        return self._forward.scalars(*self._forward.split(params), tokens, packing)
+
+    def _known(
+        self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
+    ) -> tuple[Pairs, Metrics]:
+        del state, trained, frozen
+        return pairs.prepare(batch)
+
+    def _summary(self, of_updates: dict[str, Array]) -> Metrics:
+        return pairs.summary(of_updates)
+
+    @functools.cached_property
+    def _update(self) -> PairUpdate:
+        return PairUpdate(
+            self.algorithm,
+            self._forward,
+            policy=self._rl_optimizer,
+            critic=None,
+            group_size=self.group_size,
+            max_completion_tokens=self.max_completion_tokens,
+            microbatch_rows=self.microbatch_rows,
+        )

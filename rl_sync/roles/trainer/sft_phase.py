@@ -1,0 +1,141 @@
+"""SFT: supervised fine-tuning on the task's own demonstrations, by the trainer itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+
+from rl_sync.checkpoints.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.cluster.master_calls import EnterPhase, Report, WriteMetrics
+from rl_sync.cluster.rpc import RemoteError
+from rl_sync.cluster.run_result import RunResult
+from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.learning.batching import lay_out
+from rl_sync.records.spans import SpanKind
+from rl_sync.roles.evaluator import Measure
+from rl_sync.roles.program_list import sft_key
+from rl_sync.roles.trainer.actor import Metrics, Trainer, TrainState
+from rl_sync.roles.trainer.skipped_updates import SkippedUpdates
+from rl_sync.tasks.demonstrations import draw
+from rl_sync.tasks.task import Task
+from rl_sync.types import Demonstrations
+
+
+@dataclasses.dataclass
+class SftPhase:
+    """Runs the SFT steps.
+
+    Attributes:
+      session: the trainer's part in the run.
+      trainer: the actor.
+      evaluator: for the accuracy on the way.
+      task: where demonstrations come from.
+      snapshots: the folder of its own snapshots, one of which is saved when it is stopped.
+      processes: the trainer's, by their indices in their cluster.
+      before_first: called with the key of each program before its first call; see `Ahead.settle`.
+    """
+
+    session: Session
+    trainer: Trainer
+    evaluator: Measure
+    task: Task
+    snapshots: Path
+    processes: Sequence[int]
+    before_first: Callable[[Hashable], None] = lambda key: None
+
+    def run(self, initial: Callable[[], TrainState]) -> TrainState:
+        """Takes the configured steps, and measures now and then how far they have led.
+
+        Goes on where SFT was stopped that saved a snapshot, with the same bits.
+
+        Args:
+          initial: makes the state before the first step.
+
+        Raises:
+          RunStoppedError: the run is being stopped; the steps that were taken are saved.
+        """
+        settings = self.session.settings.sft
+        every = settings.probe_every_steps
+        skipped = SkippedUpdates(self.session, "sft")
+        step, state = self._start(initial)
+        if settings.steps:
+            self.session.call(EnterPhase("sft"))
+        try:
+            while step < settings.steps:
+                until = min(step + every - step % every, settings.steps)
+                with self.session.spans.span(SpanKind.SFT, step=step + 1) as attributes:
+                    metrics: Metrics = {}
+                    while step < until:
+                        self.session.check()
+                        state, metrics = self._take(state, step + 1, metrics)
+                        skipped.watch(step + 1, metrics["skipped_updates"])
+                        attributes["last_step"] = step = step + 1
+                    values = {name: float(value) for name, value in metrics.items()}
+                    values["skipped_updates"] = skipped.settle()
+                self._probe(state, step, values)
+        except (RunStoppedError, TimeoutError, RemoteError):
+            self._save(state, step)  # The others' failures leave the state whole.
+            raise
+        return state
+
+    def forget(self) -> None:
+        """Deletes SFT's snapshot, once there is one of the steps that follow it."""
+        self.session.agree("forget", lambda: shutil.rmtree(self.snapshots, ignore_errors=True))
+
+    def _start(self, initial: Callable[[], TrainState]) -> tuple[int, TrainState]:
+        """The steps that were taken, and the state after them."""
+        latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
+        if latest is None:
+            return 0, initial()
+        abstract = self.trainer.abstract_sft_state()
+        step, state, _ = load_snapshot(
+            self.snapshots, None, abstract, self.processes, self.session.agree, aside=True
+        )
+        self.session.facts["step"] = step
+        self.session.resumed(0, sft_step=step)
+        return step, state
+
+    def _take(self, state: TrainState, step: int, before: Metrics) -> tuple[TrainState, Metrics]:
+        """Dispatches a step, then waits for the one before it: a stop finds few under way.
+
+        Args:
+          before: the metrics of the step before; none for the first after a probe.
+        """
+        drawn = self._batch(step)
+        self.before_first(sft_key(drawn))
+        state, metrics = self.trainer.sft_step(state, *drawn)
+        if before:
+            self.session.facts.update(step=step - 1, loss=float(before["loss"]))
+        return state, metrics
+
+    def _probe(self, state: TrainState, step: int, values: dict[str, float]) -> None:
+        """Measures the accuracy, and reports it with the metrics of the last step."""
+        self.session.facts.update(step=step, loss=values["loss"])
+        problems = self.session.settings.sft.probe_problems
+        probe = self.evaluator.accuracy(state.params, problems)
+        values |= {f"probe_{name}": x for name, x in probe.items() if "accuracy" in name}
+        self.session.call(WriteMetrics("sft", step, values))
+        self.session.call(Report(RunResult(sft={"step": step, **values})))
+
+    def _save(self, state: TrainState, step: int) -> None:
+        latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
+        if step in (0, latest):
+            return
+        with self.session.spans.span(SpanKind.SNAPSHOT, sft_step=step):
+            save_snapshot(
+                self.snapshots,
+                step,
+                state,
+                {},
+                keep=1,
+                processes=self.processes,
+                agree=self.session.agree,
+            )
+
+    def _batch(self, step: int) -> Demonstrations:
+        """The demonstrations of one step; depends on the seed and the step alone."""
+        settings = self.session.settings
+        drawn = draw(self.task, settings.sft.batch_size, [settings.seed, step])
+        return lay_out(drawn, settings.trainer.batching)

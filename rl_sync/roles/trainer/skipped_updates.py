@@ -1,0 +1,126 @@
+"""Updates that were skipped: counted, reported, and, if not finite, a reason to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from jaxtyping import Array, Float
+
+from rl_sync.cluster.master_calls import Fail, Report
+from rl_sync.cluster.run_result import RunResult, Skipped
+from rl_sync.cluster.session import Session
+
+_log = logging.getLogger(__name__)
+_AHEAD = 2
+UNJUDGED = "unjudged"
+"""The name of updates of RL in whose batch nothing was judged."""
+PHASES = {"sft": "SFT step", "rl": "trainer step"}
+"""By the metrics' name of a phase: what its steps are called."""
+
+
+def why_unjudged(has_pipeline: bool) -> str:
+    """Says why updates had nothing to learn from.
+
+    Args:
+      has_pipeline: whether functions of the user's may have left completions out.
+    """
+    none = "none of their completions could be judged"
+    if not has_pipeline:
+        return f"{none}: judgements.jsonl says why"
+    return (
+        f"{none}, or experience.pipeline left out those that were: see judgements.jsonl, and"
+        " pipeline/left_out in metrics.jsonl"
+    )
+
+
+class SkippedUpdates:
+    """Counts the skipped updates of one phase of a run.
+
+    The first of a row is logged. With `optimizer.max_skipped_updates` in a row the run is stopped,
+    as it would be by the user; parameters are then those of the last update that was taken.
+
+    Args:
+      session: the trainer's.
+      phase: a key of `PHASES`.
+    """
+
+    def __init__(self, session: Session, phase: str):
+        self._session, self._phase = session, phase
+        self._row, self._since = 0, 0
+        self._found: Skipped | None = None
+        self._unjudged: Skipped | None = None
+        self._dispatched: deque[tuple[int, Float[Array, ""]]] = deque()
+
+    def count(self, step: int, skipped: int, at_end: int, updates: int) -> None:
+        """Takes note of a step.
+
+        Args:
+          step: of the phase.
+          skipped: how many of its updates were.
+          at_end: how many of its last ones in a row.
+          updates: how many it has.
+        """
+        if not skipped:
+            self._row = 0
+            return
+        what = PHASES[self._phase]
+        before = self._row if skipped == updates else 0
+        self._row = before + at_end
+        if not before:
+            self._since = step
+            _log.warning(
+                "%s %d: %d of %d updates were skipped, as they are not finite.",
+                what.capitalize(),
+                step,
+                skipped,
+                updates,
+            )
+        found = self._found or Skipped(0, step, step)
+        self._found = found._replace(updates=found.updates + skipped, last_step=step)
+        self._session.tell(Report(RunResult(skipped={self._phase: self._found})))
+        if self._row >= self._session.settings.optimizer.max_skipped_updates:
+            self._session.tell(Fail(self._reason(step)))
+
+    def count_unjudged(self, step: int, updates: int) -> None:
+        """Takes note of the updates of a step that had no judged completion, and were not taken."""
+        if updates:
+            if self._unjudged is None or self._unjudged.last_step < step - 1:
+                has_pipeline = self._session.settings.experience.pipeline is not None
+                _log.warning(
+                    "%s %d: %d updates were not taken, as %s.",
+                    PHASES[self._phase].capitalize(),
+                    step,
+                    updates,
+                    why_unjudged(has_pipeline),
+                )
+            found = self._unjudged or Skipped(0, step, step)
+            self._unjudged = found._replace(updates=found.updates + updates, last_step=step)
+            self._session.tell(Report(RunResult(skipped={UNJUDGED: self._unjudged})))
+
+    def watch(self, step: int, skipped: Float[Array, ""]) -> None:
+        """Takes note of a step of one update, a little later, so that nobody waits for it."""
+        self._dispatched.append((step, skipped))
+        self._look(_AHEAD)
+
+    def settle(self) -> int:
+        """Takes note of all; returns how many updates were skipped so far."""
+        self._look(0)
+        return self._found.updates if self._found else 0
+
+    def _look(self, ahead: int) -> None:
+        while len(self._dispatched) > ahead:
+            step, metric = self._dispatched.popleft()
+            skipped = int(metric)
+            self.count(step, skipped, skipped, updates=1)
+
+    def _reason(self, step: int) -> str:
+        rate = "optimizer.learning_rate" if self._phase == "rl" else "sft.learning_rate"
+        steps = f"from {PHASES[self._phase]} {self._since} to {step}"
+        most = self._session.settings.optimizer.max_skipped_updates
+        return (
+            f"{self._row} updates in a row, {steps}, had a loss or a gradient that is NaN or"
+            f" infinite (optimizer.max_skipped_updates={most}). They were skipped, so the"
+            " parameters are those of before. Look at the last finite values in metrics.jsonl, and"
+            f" go on with a lower {rate}, which takes launch.resume_changed=true."
+        )

@@ -1,0 +1,415 @@
+"""The wiring: from a run's settings to the task, the models and the rest that they describe."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_sync.cluster.rpc import PeerLostError
+from rl_sync.cluster.secret import read_secret
+from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
+from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
+from rl_sync.learning.batching import Batching, default_row_tokens
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.flash import AttentionCall, require_fit
+from rl_sync.records.spans import SpanRecorder
+from rl_sync.rewards.reward_catalog import is_quick
+from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.rewards.rubric import Rubric
+from rl_sync.role_names import MASTER
+from rl_sync.roles.evaluator import EvaluationSet
+from rl_sync.roles.explorer.episode_wiring import environment_of
+from rl_sync.roles.master.events import MasterSettings
+from rl_sync.rollout.sampling import LogitsProcessors, Sampling
+from rl_sync.sampling_masks import word_count
+from rl_sync.scoring.judging import MasterScoring, Scored, Scorer, Success
+from rl_sync.scoring.remote_servers import RemoteScorer, check_server
+from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.settings.records import ConfigError, require
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks import task_catalog
+from rl_sync.tasks.curriculum import PromptPool, pool_of
+from rl_sync.tasks.task import Task
+from rl_sync.workdir import Workdir
+
+
+def load_task(settings: RunSettings) -> Task:
+    """Loads the problems and their tokenizer.
+
+    Raises:
+      ConfigError: they cannot be read (the message says where), do not fit the model, or there is
+        no demonstrations where a setting wants it.
+    """
+    tokenizer = dataclasses.replace(
+        settings.tokenizer, path=settings.tokenizer.path or settings.model.path
+    )
+    name = settings.environment.name
+    try:
+        construction = environment_of(settings)
+        more = construction.charset if construction else ""
+        of_sets = environments_of_sets(name)
+        task = task_catalog.load_task(
+            settings.task,
+            tokenizer,
+            settings.seed,
+            more_characters=more,
+            episode_tokens=settings.environment.max_tokens if construction else 0,
+            rendering=demonstrated,
+            reward="environment" if name is not None and gives_rewards(name) else None,
+            played=frozenset(of for of, one in of_sets.items() if gives_rewards(one)),
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    _require_text(settings, task)
+    trainer_model(settings, task)
+    explorer_model(settings, task)
+    sampling(settings, task)
+    _require_demonstrations(settings, task)
+    _require_preferences(settings, task)
+    prompt_pool(settings, task)
+    return task
+
+
+def _require_text(settings: RunSettings, task: Task) -> None:
+    """Refuses a task that shows images, which policies do not see yet."""
+    name = settings.task.name
+    section = getattr(settings.task, name, None)
+    has_text = hasattr(section, "as_text")
+    way_out = (
+        f"use --config.task.{name}.as_text=true, which writes the images as characters"
+        if has_text
+        else "name the field otherwise, and say in the prompt what the image shows"
+    )
+    require(
+        not task.shows_images,
+        f"task.name={name} asks about images (the field `images` of its rows), and policies read"
+        f" text alone: {way_out}.",
+    )
+
+
+def _require_demonstrations(settings: RunSettings, task: Task) -> None:
+    """Refuses a task without demonstrations where a setting wants some."""
+    if task.demonstrations:
+        return
+    algorithm = settings.algorithm
+    wanted = {
+        "sft.steps": settings.sft.steps,
+        "algorithm.demonstration_rows": algorithm.demonstration_rows,
+    }
+    for name, value in wanted.items():
+        rule = f"{name}={value}, but the task has no demonstrations: use {name}=0 to go without."
+        require(not value, " ".join([rule, *task.notes]))
+    require(
+        not algorithm.demonstrations_only,
+        f"algorithm.name={algorithm.name} trains on demonstrations, but the task has none: name the"
+        " field that they are in, or another algorithm.",
+    )
+
+
+def _require_preferences(settings: RunSettings, task: Task) -> None:
+    """Refuses a task without pairs of preference where a reward model is trained."""
+    for name, pairs in {"train": task.preferences, "hold out": task.held_out_preferences}.items():
+        require(
+            bool(pairs) or not settings.algorithm.scores,
+            f"algorithm.name={settings.algorithm.name} compares pairs of completions, but the task"
+            f" has none to {name}: use task.dataset.format=preference, or name the fields with"
+            " task.dataset.chosen and task.dataset.rejected. " + " ".join(task.notes),
+        )
+
+
+def check_reward(task: Task) -> None:
+    """Refuses a reward that cannot be made, or that cannot judge the task's problems.
+
+    Raises:
+      ConfigError: names the reward, the problem and the way out.
+    """
+    try:
+        rubric = Rubric(task.reward)
+        rubric.check(prompt.fields for prompt in (*task.train, *task.held_out))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def try_reward(settings: RunSettings, task: Task) -> list[str]:
+    """Tries on this machine what the reward needs of it; reward servers have tried it themselves.
+
+    Returns:
+      Sentences on problems whose completions cannot be judged.
+
+    Raises:
+      ConfigError: no completion could be judged.
+    """
+    if settings.reward.addresses is not None:
+        return []
+    try:
+        return Rubric(task.reward).try_out(
+            prompt.fields for prompt in (*task.train, *task.held_out)
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_reward_servers(settings: RunSettings, task: Task) -> None:
+    """Refuses reward servers with another reward or another secret.
+
+    One that does not answer is not refused: it may come later.
+
+    Raises:
+      ConfigError: names the server, what is wrong and the way out.
+    """
+    if settings.reward.addresses is None:
+        return
+    secret = _reward_secret(settings.reward)
+    for address in settings.reward.server_addresses:
+        with contextlib.suppress(PeerLostError):
+            check_server(address, secret, task.reward)
+
+
+def _reward_secret(settings: RewardSettings) -> str:
+    assert settings.secret_path is not None, "checked with the settings"
+    try:
+        return read_secret(Path(settings.secret_path))
+    except OSError as error:
+        raise ConfigError(
+            f"reward.secret_path={settings.secret_path} cannot be read"
+            f" ({error.strerror or error}): `rl-sync reward` makes it; copy it from the"
+            " server's machine."
+        ) from error
+
+
+def delivers_beside(settings: RunSettings) -> bool:
+    """Says whether threads have groups judged and inserted while the explorer generates others.
+
+    The explorer waits where the judgement may have it generate a group again. Streaming explorers
+    never wait: others of their groups are in flight.
+    """
+    return settings.rollout.streaming or not settings.algorithm.screening.replaces
+
+
+def delivers_in_parts(settings: RunSettings, task: Task) -> bool:
+    """Says whether explorers deliver each group when it is whole, while others are in flight.
+
+    Groups of a quick reward are delivered together, since a call for each would cost more.
+    """
+    rollout = settings.rollout
+    if rollout.streaming:
+        return True
+    whole = rollout.budget_tokens > 0 or rollout.swap == "in_flight"
+    is_slow = settings.reward.addresses is not None or not is_quick(task.reward)
+    return is_slow and delivers_beside(settings) and not whole
+
+
+def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> Scorer:
+    """Returns what judges a task's completions: workers, or reward servers if there are some.
+
+    Args:
+      say: gets a line for the user when no server answers.
+    """
+    if settings.reward.addresses is None:
+        return LocalScorer(task.reward, settings.reward)
+    return RemoteScorer(
+        task.reward,
+        settings.reward,
+        secret=_reward_secret(settings.reward),
+        wait_secs=settings.launch.wait_secs,
+        say=say,
+    )
+
+
+def judging(
+    settings: RunSettings,
+    task: Task,
+    fail: Callable[[str], None],
+    say: Callable[[str], None],
+    scored: Scored | None = None,
+) -> MasterScoring:
+    """The judging of a task's completions; the reward is tried at once, in a thread.
+
+    Args:
+      fail: called with a reason if it cannot be used.
+      say: see `judge_of`.
+      scored: called with the success of groups that were judged.
+    """
+    made = MasterScoring(
+        task=task,
+        judge=judge_of(settings, task, say),
+        main=Rubric(task.reward).labels[0],
+        settings=settings.reward,
+        workdir=Workdir(settings.workdir),
+        spans=SpanRecorder(Workdir(settings.workdir).spans_of(MASTER), MASTER),
+        fail=fail,
+        scored=scored,
+        success=Success(settings.curriculum.success, settings.algorithm.needs_baselines),
+    )
+    made.start()
+    return made
+
+
+def model_config(settings: RunSettings, task: Task) -> ModelConfig:
+    """The model for a task's vocabulary and lengths.
+
+    Raises:
+      ConfigError: `model.path` is no checkpoint of ours, or does not fit the task.
+    """
+    model = settings.model.config(task.tokenizer.vocab_size, task.row_tokens)
+    scores = settings.algorithm.scores
+    require(
+        scores or not model.scalar_head,
+        f"config.model.path={settings.model.path!r} is a reward model, which cannot generate: give"
+        " a language model, or train it further with algorithm.name=reward_model.",
+    )
+    return dataclasses.replace(model, scalar_head=scores)
+
+
+def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
+    """The model as the trainer computes it.
+
+    Raises:
+      ConfigError: as `model_config`, or its attention cannot express the trainer's rows.
+    """
+    batching = settings.trainer.batching
+    packed, shared = batching == "packed" or settings.has_segments, batching == "shared"
+    return _computed(settings, task, settings.compute_dtype, packed, shared)
+
+
+def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
+    """The model as explorers compute it; raises what `trainer_model` does."""
+    return _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
+
+
+def _computed(
+    settings: RunSettings, task: Task, dtype: str, packed: bool, shared: bool
+) -> ModelConfig:
+    model = dataclasses.replace(model_config(settings, task), dtype=dtype)
+    try:
+        require_fit(model, AttentionCall.of(model, task.row_tokens, packed, shared))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return model
+
+
+def sampling(settings: RunSettings, task: Task) -> Sampling:
+    """The way in which explorers sample completions.
+
+    Raises:
+      ConfigError: the task's completions are shorter than the settings ask for.
+    """
+    rollout = settings.rollout
+    try:
+        return Sampling(
+            max_new_tokens=task.max_completion_tokens,
+            stop_ids=(*task.tokenizer.eos_ids, *rollout.more_stop_ids),
+            stop_strings=tuple(part for part in rollout.stop_strings.split("|") if part),
+            min_new_tokens=rollout.min_new_tokens,
+            repetition_penalty=rollout.repetition_penalty,
+            temperature=rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            min_p=rollout.min_p,
+        )
+    except ValueError as error:
+        raise ConfigError(f"rollout.{error}") from error
+
+
+def greedy_sampling(settings: RunSettings, task: Task) -> Sampling:
+    """The way of probes: as explorers do, but always with the likeliest token."""
+    return dataclasses.replace(sampling(settings, task), greedy=True)
+
+
+def examination(settings: RunSettings, task: Task) -> EvaluationSet:
+    """The held-out problems of an evaluation; several completions of each are drawn at random."""
+    evaluation = settings.evaluation
+    if evaluation.samples == 1:
+        drawn = greedy_sampling(settings, task)
+    else:
+        temperature = evaluation.temperature or settings.rollout.temperature
+        drawn = dataclasses.replace(sampling(settings, task), temperature=temperature)
+    return EvaluationSet(
+        task=task,
+        sampling=drawn,
+        problems=evaluation.problems,
+        samples=evaluation.samples,
+        seed=settings.seed,
+        plays=settings.plays,
+    )
+
+
+def batching_of(settings: RunSettings, task: Task) -> Batching:
+    """The layout of the trainer's batches of a task; raises what `batching` does."""
+    return batching(settings, task.row_tokens, mask_words(settings, task))
+
+
+def mask_words(settings: RunSettings, task: Task) -> int:
+    """The most entries of a drawn token's sampling mask; 0 for runs that keep no masks."""
+    keeps = settings.algorithm.generates and settings.rollout.keep_sampling_mask
+    if not (keeps and LogitsProcessors.of(sampling(settings, task)).excludes):
+        return 0
+    most, top_k = word_count(model_config(settings, task).vocab_size), settings.rollout.top_k
+    return min(most, top_k + 1) if top_k else most
+
+
+def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Batching:
+    """The layout of the trainer's batches, of trajectories of at most `row_tokens`.
+
+    Args:
+      mask_words: see `Batching`.
+
+    Raises:
+      ConfigError: a row of shared prompts has no room for such a trajectory.
+    """
+    shards = settings.trainer_layout.batch_shards
+    shared = settings.trainer.shared_row_tokens or default_row_tokens(row_tokens)
+    require(
+        shared >= row_tokens,
+        f"trainer.shared_row_tokens={shared} has no room for a trajectory, which may have"
+        f" {row_tokens} tokens: use at least as many, or leave it out.",
+    )
+    return Batching(
+        kind=settings.trainer.batching,
+        trajectories=settings.trainer.groups_per_step * settings.trainer.group_size,
+        row_tokens=row_tokens,
+        updates=settings.optimizer.updates_per_batch,
+        # Rows of packed and shared batches are as many as they have to be.
+        microbatch_rows=settings.trainer.microbatch_rows or (shards if shards > 1 else 0),
+        with_baselines=settings.algorithm.needs_baselines,
+        of_episodes=settings.plays,
+        with_segments=settings.has_segments,
+        shared_row_tokens=shared,
+        mask_words=mask_words,
+    )
+
+
+def prompt_pool(settings: RunSettings, task: Task) -> PromptPool:
+    """The prompts that the run chooses from.
+
+    Raises:
+      ConfigError: the rows lack what the curriculum goes by.
+    """
+    try:
+        return pool_of(settings.curriculum, task.train, settings.mixture)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def master_settings(settings: RunSettings, pool: PromptPool) -> MasterSettings:
+    """The settings that the master actor goes by."""
+    return MasterSettings(
+        schedule=settings.schedule,
+        steps=settings.trainer.steps,
+        groups_per_step=settings.groups_generated,
+        explorers=settings.explorers,
+        groups_per_lease=settings.groups_at_once,
+        lease_secs=settings.master.lease_secs,
+        carries_over=settings.rollout.streaming or settings.rollout.budget_tokens > 0,
+        screening=settings.algorithm.screening,
+        max_leases=settings.environment.max_leases,
+        times_sampled=settings.replay.times_sampled,
+        evaluate_every_steps=(
+            settings.evaluation.every_steps if settings.evaluates_on_explorers else 0
+        ),
+        curriculum=settings.curriculum,
+        pool=pool,
+        seed=settings.seed,
+    )

@@ -1,0 +1,234 @@
+"""Programs of an engine: those that it may need for given requests, each to be compiled alone.
+
+A program is a function for given sizes of its arguments. `Batch` calls the functions with arrays,
+and `EnginePrograms` lowers them with the shapes of these arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_sync.models.cache import KVCache, map_with_axes
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout, using
+from rl_sync.rollout import slots as core
+from rl_sync.rollout.buckets import Sizes, power_of_two
+from rl_sync.rollout.pauses import Pauses
+from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
+from rl_sync.rollout.slots import Prefix, SlotRows, Slots
+from rl_sync.types import Params
+
+LEAST_STOP_IDS = 4
+
+
+class CompiledProgram(NamedTuple):
+    """A compiled program: a function, for given sizes of its arguments."""
+
+    name: str
+    size: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Requests:
+    """The requests that an engine is to serve, as far as programs depend on them.
+
+    Attributes:
+      prompt_tokens: the lengths of prompts.
+      prompts: the most requests that wait at once.
+      new_tokens: the most tokens of a completion.
+      stop_ids: the most stop ids of a completion.
+      changes: those of logits that they ask for.
+      held: whether completions are held and extended.
+      offloads_kv: whether caches of held completions are set aside.
+      recomputes: whether new weights recompute caches.
+    """
+
+    prompt_tokens: frozenset[int]
+    prompts: int
+    new_tokens: int
+    stop_ids: int = LEAST_STOP_IDS
+    changes: LogitsProcessors = ALL_CHANGES
+    held: bool = False
+    offloads_kv: bool = False
+    recomputes: bool = False
+
+
+def stop_ids_bucket(count: int) -> int:
+    """Returns for how many stop ids a row has room, if it has to have so many."""
+    return max(power_of_two(max(count, 1)), LEAST_STOP_IDS)
+
+
+def _prefills(sizes: Sizes, widths: Iterable[int], prompts: int) -> Iterator[tuple[int, int]]:
+    """Yields rows and positions of prefills, those of the most prompts first."""
+    for tokens in widths:
+        counts = {sizes.prefill_rows(count, tokens) for count in range(1, prompts + 1)}
+        yield from ((rows, tokens) for rows in sorted(counts, reverse=True))
+
+
+def _spans(sizes: Sizes, chunk_tokens: int, requests: Requests) -> list[int]:
+    """Lists the spans from that of the shortest prompt to that of the longest sequence."""
+    shortest = min(requests.prompt_tokens, default=1)
+    longest = max(requests.prompt_tokens, default=1) + requests.new_tokens - 1
+    if requests.held:
+        longest = sizes.length
+    least, most = (sizes.span_bucket(tokens + chunk_tokens) for tokens in (shortest, longest))
+    return [span for span in reversed(sizes.spans) if least <= span <= most]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnginePrograms:
+    """The programs of an engine, each ready to be lowered from shapes alone.
+
+    Attributes:
+      config: the model.
+      sizes: the sizes of the engine's programs.
+      chunk_tokens: the most steps of a chunk.
+      most_given: the most tokens of an extension that decode steps read.
+      layout: where the weights and the slots lie.
+      params: shapes, dtypes and shardings of the weights.
+    """
+
+    config: ModelConfig
+    sizes: Sizes
+    chunk_tokens: int
+    most_given: int
+    layout: Layout
+    params: Params
+
+    def listed(self, requests: Requests) -> list[CompiledProgram]:
+        """Lists the programs that an engine may need, about in the order in which it does.
+
+        A full batch comes first, with growing spans; then the smaller ones that it shrinks to. An
+        engine needs no other program. It may do with fewer, which depends on the lengths of
+        completions.
+        """
+        sizes, width = self.sizes, stop_ids_bucket(requests.stop_ids)
+        prompts = sizes.prompt_buckets(requests.prompt_tokens)
+        prefills = list(_prefills(sizes, prompts, min(requests.prompts, sizes.slots)))
+        spans = _spans(sizes, self.chunk_tokens, requests)
+        found: dict[CompiledProgram, None] = {}
+
+        def add(name: str, *size: int) -> None:
+            found[CompiledProgram(name, size)] = None
+
+        for number, rows in enumerate(sizes.rows):
+            for larger in reversed(sizes.rows[:number]):
+                add("rearrange", larger, rows, width)
+            add("empty_slots", rows, width)
+            for read, tokens in prefills:
+                add("prefill", read, tokens)
+                add("insert", rows, read, tokens, width)
+            if requests.held:
+                add("extend", rows, self.most_given, width)
+            for span in spans:
+                add("decode", rows, span, width, *requests.changes)
+        for larger, smaller in itertools.combinations(sizes.rows, 2):
+            add("rearrange", smaller, larger, width)
+        held = sizes.prompt_buckets(range(min(requests.prompt_tokens, default=1), sizes.length + 1))
+        for rows, tokens in itertools.product(sizes.rows, held):
+            if requests.offloads_kv:
+                add("copy_cache", rows, tokens, width)
+                add("insert_copy", rows, 1, tokens, width)
+            if requests.recomputes:
+                add("recompute", rows, sizes.recomputed_rows(rows, tokens), tokens, width)
+        return list(found)
+
+    def lower(self, program: CompiledProgram) -> jax.stages.Lowered:
+        """Lowers a program as a call of the engine would, with arguments of the same shapes."""
+        with using(self.layout):
+            return self._ways[program.name](*program.size)
+
+    @property
+    def _ways(self) -> dict[str, Callable[..., jax.stages.Lowered]]:
+        return {
+            "empty_slots": self._empty_slots,
+            "prefill": self._prefill,
+            "insert": self._insert,
+            "insert_copy": self._insert,
+            "extend": self._extend,
+            "decode": self._decode,
+            "rearrange": self._rearrange,
+            "copy_cache": self._copy_cache,
+            "recompute": self._recompute,
+        }
+
+    def _empty_slots(self, rows: int, stop_ids: int) -> jax.stages.Lowered:
+        return core.empty_slots.lower(self.config, rows, self.sizes.length, stop_ids)
+
+    def _prefill(self, rows: int, tokens: int) -> jax.stages.Lowered:
+        return core.prefill.lower(self.config, self.params, _given(rows, tokens))
+
+    def _insert(self, rows: int, read: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
+        whole = _given(rows)
+        slots, prefix = self._slots(rows, stop_ids), self._prefix(read, tokens)
+        return core.insert.lower(slots, prefix, _given(), whole, whole, _rows(rows, stop_ids))
+
+    def _extend(self, rows: int, most_given: int, stop_ids: int) -> jax.stages.Lowered:
+        new, targets = _rows(rows, stop_ids), _given(rows)
+        return core.extend.lower(
+            self._slots(rows, stop_ids), _given(rows, most_given), targets, new
+        )
+
+    def _decode(self, rows: int, span: int, stop_ids: int, *changes: bool) -> jax.stages.Lowered:
+        return core.decode_chunk.lower(
+            self.config,
+            self.params,
+            self._slots(rows, stop_ids),
+            jax.ShapeDtypeStruct((rows,), jnp.bool_),
+            _given(),
+            Pauses().tokens,
+            span=span,
+            chunk_tokens=self.chunk_tokens,
+            changes=LogitsProcessors(*changes),
+        )
+
+    def _rearrange(self, rows: int, after: int, stop_ids: int) -> jax.stages.Lowered:
+        return core.rearrange.lower(self._slots(rows, stop_ids), _given(after))
+
+    def _copy_cache(self, rows: int, span: int, stop_ids: int) -> jax.stages.Lowered:
+        return core.copy_cache.lower(self._slots(rows, stop_ids), _given(1), span=span)
+
+    def _recompute(self, rows: int, count: int, span: int, stop_ids: int) -> jax.stages.Lowered:
+        slots = self._slots(rows, stop_ids)
+        return core.recompute.lower(
+            self.config, self.params, slots, _given(), count=count, span=span
+        )
+
+    def _slots(self, rows: int, stop_ids: int) -> Slots:
+        """Describes slots as they lie on the devices between two calls."""
+        abstract = jax.eval_shape(
+            lambda: core.empty_slots(self.config, rows, self.sizes.length, stop_ids)
+        )
+        by_rows: Any = jax.tree.map(lambda x: self.layout.abstract(x, ("batch",)), abstract)
+        return Slots(by_rows.tokens, self._cache(abstract.cache), by_rows.rows)
+
+    def _prefix(self, rows: int, tokens: int) -> Prefix:
+        """Describes the result of a prefill."""
+        given: Any = jax.ShapeDtypeStruct((rows, tokens), jnp.int32)
+        abstract = jax.eval_shape(lambda p, t: core.prefill(self.config, p, t), self.params, given)
+        read: Any = self.layout.abstract(abstract.tokens, ("batch",))
+        return Prefix(read, self._cache(abstract.cache))
+
+    def _cache(self, abstract: KVCache) -> KVCache:
+        parts: Any = map_with_axes(self.layout.abstract, abstract)
+        return KVCache(*parts)
+
+
+def _given(*shape: int) -> Any:
+    """Describes whole numbers that the host gives."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _rows(rows: int, stop_ids: int) -> SlotRows:
+    nothing = Sampling(max_new_tokens=1, stop_ids=())
+    keys: Any = jax.ShapeDtypeStruct((rows, 2), jnp.uint32)
+    choice = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), knobs([nothing] * rows, stop_ids)
+    )
+    return SlotRows(_given(rows), _given(rows), keys, choice)

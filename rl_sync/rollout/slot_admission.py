@@ -1,0 +1,104 @@
+"""Admission: requests that wait get the free slots of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt32
+
+from rl_sync.rollout.batch import Batch, Start
+from rl_sync.rollout.continuation import Continuations
+from rl_sync.rollout.queue import Queue, Waiting
+from rl_sync.rollout.request import CompletionRequest, draw_keys
+from rl_sync.rollout.sequence import GrowingSequence
+from rl_sync.rollout.slot_table import SlotTable
+from rl_sync.rollout.slots import Prefix
+
+
+class Admitted(NamedTuple):
+    """The prefills of an admission.
+
+    Attributes:
+      prefixes: the prefixes that the device computes.
+      prompt_tokens: their number of tokens, without padding.
+    """
+
+    prefixes: list[Prefix]
+    prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """The way from a queue into the slots of a batch."""
+
+    batch: Batch
+    queue: Queue
+    occupancy: SlotTable
+    continuations: Continuations
+
+    def admit(self) -> Admitted:
+        """Starts waiting completions in free slots, in the order of the queue.
+
+        Held sequences give up slots that are lacking.
+        """
+        self.occupancy.make_room(self.queue.completions)
+        free = deque(self.occupancy.free)
+        begun: list[tuple[Waiting, int, int]] = []
+        used: dict[int, Prefix] = {}
+        read: list[Prefix] = []
+        prompt_tokens = 0
+        while free and self.queue:
+            waiting = self.queue.head
+            if waiting.is_aside:
+                self.continuations.restore(waiting, free.popleft())
+                self.queue.drop_finished_head()
+                continue
+            if waiting.prefix is None:
+                prompt_tokens += self._prefill(len(free))
+                assert waiting.prefix is not None
+                read.append(waiting.prefix)
+            used[id(waiting.prefix)] = waiting.prefix
+            while free and waiting.left:
+                begun.append((waiting, waiting.next, free.popleft()))
+                waiting.next += 1
+            self.queue.drop_finished_head()
+        starts: dict[int, list[Start]] = {name: [] for name in used}
+        keys = draw_keys([(*waiting.seed, index) for waiting, index, _ in begun])
+        for (waiting, index, slot), key in zip(begun, keys, strict=True):
+            starts[id(waiting.prefix)].append(self.start(waiting, index, slot, key))
+        for name, group in starts.items():
+            self.batch.insert(used[name], group)
+        return Admitted(read, prompt_tokens)
+
+    def start(
+        self, waiting: Waiting, index: int, slot: int, key: UInt32[np.ndarray, " 2"]
+    ) -> Start:
+        """Starts a completion of a request in a slot, as far as the host is concerned."""
+        request = waiting.request
+        self.occupancy.start(slot, GrowingSequence(waiting.ticket, index, request))
+        return Start(waiting.row, slot, request.prompt, request.sampling, key)
+
+    def _prefill(self, free: int) -> int:
+        """Reads the first waiting prompt, with others of its size that come soon.
+
+        Returns:
+          Their number of tokens.
+        """
+
+        sizes = self.batch.sizes
+
+        def width_of(request: CompletionRequest) -> int:
+            return sizes.prompt_bucket(len(request.prompt))
+
+        width = width_of(self.queue.head.request)
+        read = self.queue.unread(
+            free,
+            lambda request: width_of(request) == width,
+            lambda prompts: sizes.prefill_rows(prompts, width),
+        )
+        prompts = [waiting.request.prompt for waiting in read]
+        self.queue.put_prefix(read, self.batch.prefill(prompts, width))
+        return sum(map(len, prompts))

@@ -1,0 +1,147 @@
+"""The sequences in the slots of a batch: those in flight, and finished ones that are held."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from rl_sync.rollout.kv_offload import OffloadedCache
+from rl_sync.rollout.request import Handle
+from rl_sync.rollout.sequence import GrowingSequence
+
+
+@dataclasses.dataclass(eq=False)
+class Held:
+    """A finished sequence that may be extended.
+
+    Attributes:
+      tokens: its prompt and completion.
+      since: the number of the chunk after which it was held.
+      slot: the slot that has its cache; None after an eviction.
+      copy: its cache, if that was set aside.
+    """
+
+    tokens: Int[np.ndarray, " S"]
+    since: int
+    slot: int | None
+    copy: OffloadedCache | None = None
+
+
+class SlotTable:
+    """The sequence in each slot, as the host knows it.
+
+    Args:
+      set_aside: copies the cache out of a slot whose sequence is evicted and has so many tokens, or
+        returns None.
+
+    Attributes:
+      rows: the number of slots.
+      evictions: the number of held sequences that lost their slots so far.
+    """
+
+    def __init__(self, set_aside: Callable[[int, int], OffloadedCache | None]) -> None:
+        self._set_aside = set_aside
+        self.rows = 0
+        self.evictions = 0
+        self._live: dict[int, GrowingSequence] = {}
+        self._held: dict[Handle, Held] = {}
+
+    @property
+    def live(self) -> dict[int, GrowingSequence]:
+        """The sequences in flight, by slot, in the order of slots."""
+        return dict(sorted(self._live.items()))
+
+    @property
+    def mask(self) -> Bool[np.ndarray, " B"]:
+        """Says of each slot whether its sequence is in flight."""
+        return np.isin(np.arange(self.rows), list(self._live))
+
+    @property
+    def held(self) -> tuple[Handle, ...]:
+        """The names of held sequences, those held longest first."""
+        return tuple(self._held)
+
+    @property
+    def parked(self) -> dict[int, Held]:
+        """The held sequences that have slots, by slot, those held longest first."""
+        return {held.slot: held for held in self._held.values() if held.slot is not None}
+
+    @property
+    def free(self) -> list[int]:
+        """The slots without a sequence."""
+        taken = self._live.keys() | self.parked.keys()
+        return [slot for slot in range(self.rows) if slot not in taken]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each sequence that has a slot."""
+        parked = [len(held.tokens) for held in self.parked.values()]
+        return [sequence.length for sequence in self._live.values()] + parked
+
+    def parked_after(self, chunk: int) -> int:
+        """Returns the number of parked sequences that later chunks than this one finished."""
+        return sum(held.since > chunk for held in self.parked.values())
+
+    def start(self, slot: int, sequence: GrowingSequence) -> None:
+        """Records that a sequence is in flight in a slot."""
+        self._live[slot] = sequence
+
+    def finish(self, slot: int, chunk: int) -> None:
+        """Frees the slot of a finished sequence, unless its request wants it to be held.
+
+        Args:
+          chunk: the number of the chunk that finished it.
+        """
+        sequence = self._live.pop(slot)
+        if sequence.request.held:
+            self._held[sequence.handle] = Held(sequence.whole, chunk, slot)
+
+    def find(self, handle: Handle) -> Held:
+        """Returns a held sequence.
+
+        Raises:
+          ValueError: there is none of that name.
+        """
+        if (held := self._held.get(handle)) is None:
+            raise ValueError(
+                f"The engine holds no completion {handle.index} of ticket {handle.ticket}: either"
+                " its request did not have held=True, or it is unfinished, extended or released."
+            )
+        return held
+
+    def release(self, handle: Handle) -> None:
+        """Holds a sequence no longer; its slot is free."""
+        del self._held[handle]
+
+    def make_room(self, wanted: int) -> None:
+        """Evicts held sequences, those held longest first, until so many slots are free."""
+        lacking = wanted - len(self.free)
+        for held in list(self.parked.values())[: max(0, lacking)]:
+            self._evict(held)
+
+    def resize(self, rows: int) -> list[int]:
+        """Changes the number of slots, and moves all sequences to the first ones.
+
+        Held sequences without room are evicted, those held longest first.
+
+        Returns:
+          The former slots of the sequences that are kept, in the order of their new slots.
+        """
+        live, parked = self.live, list(self.parked.items())
+        surplus = max(0, len(live) + len(parked) - rows)
+        for _, held in parked[:surplus]:
+            self._evict(held)
+        self._live = dict(enumerate(live.values()))
+        for slot, (_, held) in enumerate(parked[surplus:], start=len(live)):
+            held.slot = slot
+        self.rows = rows
+        return [*live, *[slot for slot, _ in parked[surplus:]]]
+
+    def _evict(self, held: Held) -> None:
+        assert held.slot is not None, "only what is parked is evicted"
+        held.copy = self._set_aside(held.slot, len(held.tokens))
+        held.slot = None
+        self.evictions += 1

@@ -1,0 +1,398 @@
+"""The master's judging of completions: records, metrics, and a limit of failures."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy.special import betainc
+
+from rl_sync.cluster.messages import Records
+from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements, ScoredCompletion
+from rl_sync.display.unprintable import has_unprintable
+from rl_sync.ending import REASONS, Ending
+from rl_sync.records.alarms import UNPRINTABLE
+from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.spans import SpanKind, SpanRecorder
+from rl_sync.rewards.judgement import Completion, Judgement
+from rl_sync.rewards.reward_catalog import BY_SET
+from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.rewards.rewards_by_set import ACCURACY
+from rl_sync.rewards.rubric import ScoringRequest, example_rows
+from rl_sync.tasks.curriculum import SOLVED
+from rl_sync.tasks.task import Task
+from rl_sync.types import NO_LEASE, Prompt
+from rl_sync.workdir import Workdir
+
+_WINDOW = 200
+_CONFIDENCE = 0.99
+_LEAST_JUDGED = 8
+_EXAMPLES = 3
+_RECORDED_CHARACTERS = 2000
+_TRIED_ROWS = 2
+_SOLVED = 1 - 1e-6
+
+
+class Scorer(Protocol):
+    """Judges completions: workers of this machine, or reward servers."""
+
+    @property
+    def judged(self) -> int:
+        """The number of completions that were judged so far."""
+        ...
+
+    def judge(
+        self, items: Sequence[ScoringRequest], timeout_secs: float | None = None
+    ) -> list[Judgement]:
+        """Judges completions, in their order."""
+        ...
+
+    def close(self) -> None:
+        """Ends what judges."""
+        ...
+
+
+Scored = Callable[[tuple[tuple[int, float], ...]], None]
+"""Gets lease ids of groups, each with the group's success."""
+
+
+class Success(NamedTuple):
+    """Measure of a group's success.
+
+    Attributes:
+      measure: see `curriculum.success`.
+      with_baseline: whether the last completion of a group is a greedy one, which does not count.
+    """
+
+    measure: str = SOLVED
+    with_baseline: bool = False
+
+
+class _Judged(NamedTuple):
+    """A completion of a group that is not trained on yet."""
+
+    judgement: Judgement
+    ending: Ending | None
+    is_garbled: bool
+
+
+class _Seen(NamedTuple):
+    """One of the last completions: its problem, and whether it could be judged."""
+
+    problem: tuple[bool, int]
+    is_known: bool
+
+
+class MasterScoring:
+    """Judges the completions of a task's problems.
+
+    Args:
+      judge: the workers or servers.
+      main: the label of the reward's first term, which says whether a problem is solved.
+      spans: the master's; closed with the judging.
+      fail: called with a reason when too many completions cannot be judged.
+      scored: called with the success of groups, before anybody hears their verdicts; None where
+        nobody asks.
+      success: its measure.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        judge: Scorer,
+        main: str,
+        settings: RewardSettings,
+        workdir: Workdir,
+        spans: SpanRecorder,
+        fail: Callable[[str], None],
+        scored: Scored | None = None,
+        success: Success | None = None,
+    ) -> None:
+        self._task, self._judge, self._main = task, judge, main
+        self._scored, self._success = scored, success or Success()
+        self._spans = spans
+        self._settings, self._fail = settings, fail
+        self._records = JsonLinesWriter(workdir.judgements, vital=False)
+        self._lock = threading.Lock()
+        self._window: collections.deque[_Seen] = collections.deque(maxlen=_WINDOW)
+        self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
+        self._latest: collections.deque[tuple[str, str, str]] = collections.deque(maxlen=_EXAMPLES)
+        self._by_lease: dict[int, list[_Judged]] = {}
+        self._clerk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judgements")
+
+    @property
+    def judged(self) -> int:
+        """A count that grows while completions are judged."""
+        return self._judge.judged
+
+    def start(self) -> None:
+        """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
+        threading.Thread(target=self._try, name="reward trial", daemon=True).start()
+
+    def verdicts(self, items: Sequence[CompletionToScore]) -> list[ScoredCompletion]:
+        """Judges completions, in their order; raises what `judgements` raises."""
+        return Records(
+            ScoredCompletion(one.score, self.solves(one)) for one in self.judgements(items)
+        )
+
+    def judgements(self, items: Sequence[CompletionToScore]) -> list[Judgement]:
+        """Judges completions, in their order, and records the judgements.
+
+        Raises:
+          Exception: they cannot be judged; the run is then being stopped.
+        """
+        prompts = [self._prompt(item) for item in items]
+        asked = [
+            ScoringRequest(
+                prompt.fields, Completion(item.text, item.tokens, item.truncated, item.ending)
+            )
+            for prompt, item in zip(prompts, items, strict=True)
+        ]
+        try:
+            with self._spans.span(SpanKind.SCORE, completions=len(items)):
+                judged = self._judge.judge(asked)
+        except Exception as error:
+            self._fail(f"Completions cannot be judged: {error}")
+            raise
+        self._count(prompts, items, judged)
+        if self._scored is not None and (successes := self._successes(items, judged)):
+            self._scored(successes)
+        self._clerk.submit(self._write, items, judged)
+        return judged
+
+    def _successes(
+        self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]
+    ) -> tuple[tuple[int, float], ...]:
+        """Returns the success of each group, as far as its completions could be judged."""
+        groups = collections.defaultdict[int, list[Judgement]](list)
+        for item, one in zip(items, judged, strict=True):
+            if item.lease_id != NO_LEASE:
+                groups[item.lease_id].append(one)
+        successes = []
+        for lease_id, group in groups.items():
+            sampled = group[: len(group) - self._success.with_baseline]
+            values = [
+                float(self.solves(one)) if self._success.measure == SOLVED else one.score
+                for one in sampled
+                if one.score is not None
+            ]
+            if values:
+                successes.append((lease_id, sum(values) / len(values)))
+        return tuple(successes)
+
+    def of_leases(self, lease_ids: Sequence[int]) -> Judgements:
+        """Returns the judgements of groups, as long as they are not forgotten."""
+        with self._lock:
+            groups = [[*self._by_lease.get(lease, ())] for lease in lease_ids]
+        both = [one for group in groups for one in group]
+        return Judgements(
+            counts=[len(group) for group in groups],
+            scores=[one.judgement.score for one in both],
+            whys=[one.judgement.why for one in both],
+            components=[{**one.judgement.components} for one in both],
+            answers=[one.judgement.answer for one in both],
+            endings=[one.ending for one in both],
+        )
+
+    def examples(self) -> tuple[str, ...]:
+        """Describes the last completions of training problems that were judged, one line each."""
+        with self._lock:
+            latest = [*self._latest]
+        return tuple(f"{_shown(asked)} → {_shown(text)}: {why}" for asked, text, why in latest)
+
+    def metrics(
+        self, generated: Iterable[int], over: Iterable[int], group_size: int
+    ) -> dict[str, float]:
+        """Returns the rewards of all groups that were generated for a step, and forgets groups.
+
+        They are statistics of the rewards, which are NaN where none could be judged, and the mean
+        of each component. Also the share of completions with text that cannot be printed; of
+        episodes the mean of turns, segments and their own metrics, and for each reason the share
+        of those that ended for it. A greedy completion, which is a group's baseline, is left out.
+
+        Args:
+          generated: the lease ids of the groups, whether they were trained on or not.
+          over: those of groups that no step trains on any more.
+          group_size: the number of completions of a group, without the greedy one.
+        """
+        with self._lock:
+            groups = [self._by_lease.get(lease, ())[:group_size] for lease in generated]
+        both = [one for group in groups for one in group]
+        self.forget(over)
+        judged = [one.judgement for one in both]
+        means = _statistics([one.score for one in judged]) if judged else {}
+        means |= _means(
+            {f"reward/{name}": value for name, value in one.components.items()} for one in judged
+        )
+        means |= _means(_described(one.ending) for one in both if one.ending is not None)
+        means |= _means({UNPRINTABLE: float(one.is_garbled)} for one in both)
+        return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
+
+    def forget(self, leases: Iterable[int]) -> None:
+        """Forgets the judgements of groups that no step will train on."""
+        with self._lock:
+            for lease in leases:
+                self._by_lease.pop(lease, None)
+
+    def close(self) -> None:
+        """Ends the workers, and closes the records."""
+        self._judge.close()
+        self._clerk.shutdown()
+        self._records.close()
+        self._spans.close()
+
+    def _prompt(self, item: CompletionToScore) -> Prompt:
+        problems = self._task.held_out if item.held_out else self._task.train
+        return problems[item.prompt_id]
+
+    def solves(self, judgement: Judgement) -> bool:
+        """Says whether a judgement's completion solves its problem."""
+        return solves(judgement, self._main)
+
+    def _count(
+        self,
+        prompts: Sequence[Prompt],
+        items: Sequence[CompletionToScore],
+        judged: Sequence[Judgement],
+    ) -> None:
+        for prompt, item, one in zip(prompts, items, judged, strict=True):
+            with self._lock:
+                if item.lease_id != NO_LEASE:
+                    found = _Judged(one, item.ending, has_unprintable(item.text))
+                    self._by_lease.setdefault(item.lease_id, []).append(found)
+                    self._latest.append((prompt.text, item.text, one.why))
+                self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
+                if not one.is_known:
+                    self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
+            if not one.is_known:
+                self._limit()
+
+    def _write(self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]) -> None:
+        """Records judgements; nobody waits for it."""
+        record = self._settings.record
+        self._records.write_all(
+            _record(item, one)
+            for item, one in zip(items, judged, strict=True)
+            if record == "all" or (record == "unjudged" and not one.is_known)
+        )
+
+    def _limit(self) -> None:
+        """Stops the run if too many of the last completions could not be judged."""
+        with self._lock:
+            count, problems = len(self._window), {one.problem for one in self._window}
+            lost = [one.problem for one in self._window if not one.is_known]
+            examples = "\n  ".join(self._examples)
+        limit = self._settings.unjudged_limit
+        # The completions of one problem are lost together: one problem of several says little.
+        has_cause = len(set(lost)) > 1 or len(problems) == 1
+        if count >= _LEAST_JUDGED and has_cause and is_above(len(lost), count, limit):
+            self._fail(
+                f"{len(lost)} of the last {count} completions could not be judged: with a"
+                f" confidence of {_CONFIDENCE:.0%} that is more than"
+                f" reward.unjudged_limit={limit:g} allows. The last ones:\n  {examples}"
+            )
+
+    def _encoded(self, answer: str) -> list[int]:
+        """Encodes an answer as a completion; none where the policy has no tokens for it."""
+        tokenizer = self._task.tokenizer
+        try:
+            return [*tokenizer.encode(answer), tokenizer.eos_id]
+        except ValueError:
+            return []
+
+    def _try(self) -> None:
+        rows = [prompt.fields for prompt in self._task.train[:_TRIED_ROWS]]
+        items = example_rows(rows, _TRIED_ROWS, self._encoded)
+        try:
+            judged = self._judge.judge(items)
+        except (TimeoutError, OSError, RuntimeError, TypeError) as error:
+            self._fail(f"The reward cannot be used: {error}")
+            return
+        if self._settings.unjudged_limit < 1 and not any(one.is_known for one in judged):
+            prompt = self._task.train[0].text
+            self._fail(
+                f"The reward {self._task.reward} judged none of the first problems, tried with"
+                f" their own answers. Of {_shown(prompt)}: {judged[0].why}"
+            )
+
+
+def is_above(lost: int, count: int, limit: float) -> bool:
+    """Says whether a share is above a limit beyond chance.
+
+    The lower bound of Clopper and Pearson (1934) is above the limit: with the limit as probability,
+    so many or more would be lost in less than one window of a hundred.
+    """
+    return lost > 0 and float(betainc(lost, count - lost + 1, limit)) < 1 - _CONFIDENCE
+
+
+def solves(judgement: Judgement, main: str) -> bool:
+    """Says whether the first term of a reward, called `main`, gives a completion 1 or more.
+
+    Of a mixture's sets each has a first term of its own.
+    """
+    name = f"{BY_SET}/{ACCURACY}" if main == BY_SET else main
+    return judgement.is_known and judgement.components.get(name, 0.0) >= _SOLVED
+
+
+def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Averages each value over the items that have it."""
+    values = collections.defaultdict(list)
+    for item in of_items:
+        for name, value in item.items():
+            values[name].append(value)
+    return {name: sum(of) / len(of) for name, of in values.items()}
+
+
+def _statistics(scores: Sequence[float | None]) -> dict[str, float]:
+    """Returns the statistics of the rewards of a step; NaN where nothing was judged."""
+    known = np.array([np.nan if score is None else score for score in scores])
+    known = known[~np.isnan(known)]
+    if not known.size:
+        known = np.array([np.nan])
+    return {
+        "reward_mean": float(known.mean()),
+        "reward_std": float(known.std()),
+        "reward_min": float(known.min()),
+        "reward_max": float(known.max()),
+    }
+
+
+def _described(ending: Ending) -> dict[str, float]:
+    reasons = {
+        f"episode/ended/{reason.replace(' ', '_')}": float(reason == ending.reason)
+        for reason in REASONS
+    }
+    own = {f"episode/{name}": value for name, value in ending.metrics.items()}
+    sizes = {"episode/turns": ending.turns, "episode/segments": ending.segments}
+    return {**own, **sizes, **reasons}
+
+
+def _record(item: CompletionToScore, one: Judgement) -> Mapping[str, object]:
+    ending = {} if item.ending is None else {"episode": _episode(item.ending)}
+    return {
+        "problem": item.prompt_id,
+        "held_out": item.held_out,
+        "lease": item.lease_id,
+        "score": one.score,
+        "why": one.why,
+        "components": one.components,
+        "completion": item.text[:_RECORDED_CHARACTERS],
+        "truncated": item.truncated,
+        **ending,
+    }
+
+
+def _episode(ending: Ending) -> dict[str, object]:
+    """Describes the end of an episode; seat and moves are told of games of several players."""
+    fields = ending._asdict()
+    moves = [move._asdict() for move in fields.pop("moves")]
+    seat = fields.pop("seat")
+    return fields if seat is None else {**fields, "seat": seat, "moves": moves}
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:99]}…")

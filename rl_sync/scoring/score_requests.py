@@ -1,0 +1,117 @@
+"""Verdicts of the master on completions: the side of the roles that ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from rl_sync.cluster.messages import Records
+from rl_sync.cluster.pending import await_answer
+from rl_sync.cluster.rpc import Call
+from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores, Scores
+from rl_sync.cluster.session import Session
+from rl_sync.ending import Ending
+from rl_sync.tasks.task import Task
+from rl_sync.types import NO_LEASE, Group
+
+T = TypeVar("T")
+
+
+def written(
+    task: Task,
+    tokens: Sequence[int],
+    *,
+    prompt_id: int,
+    held_out: bool = False,
+    lease_id: int = NO_LEASE,
+    sample: int = 0,
+    ending: Ending | None = None,
+) -> CompletionToScore:
+    """Describes a completion of a problem, or the last reply of an episode, to those that judge.
+
+    Args:
+      tokens: the ids, the end of sequence included.
+      prompt_id, held_out, lease_id, sample, ending: see `CompletionToScore`.
+    """
+    ids = list(tokens)
+    has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
+    return CompletionToScore(
+        prompt_id=prompt_id,
+        held_out=held_out,
+        lease_id=lease_id,
+        text=task.tokenizer.decode(ids),
+        tokens=ids,
+        truncated=len(ids) >= task.max_completion_tokens and not has_end,
+        sample=sample,
+        ending=ending,
+    )
+
+
+def last_replies(group: Group) -> Iterator[list[int]]:
+    """Yields the ids of the last reply of each episode of a group, or of each completion."""
+    mask = group.completion_mask
+    counts, firsts = mask.sum(axis=1), mask.argmax(axis=1)
+    ends = np.where(counts, mask.shape[1] - mask[:, ::-1].argmax(axis=1), firsts)
+    is_one_run = (ends - firsts == counts).tolist()
+    for row, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
+        tokens = group.tokens[row]
+        ids = tokens[first:end] if is_one_run[row] else last_reply(tokens, mask[row])
+        yield ids.tolist()
+
+
+def last_reply(
+    tokens: Int[np.ndarray, " T"], mask: Bool[np.ndarray, " T"]
+) -> Int[np.ndarray, " C"]:
+    """Returns the last run of tokens under a mask: an episode's last reply, or a completion."""
+    (drawn,) = np.nonzero(mask)
+    if not drawn.size:
+        return tokens[:0]
+    gaps = np.flatnonzero(np.diff(drawn) > 1)
+    start = drawn[gaps[-1] + 1] if gaps.size else drawn[0]
+    return tokens[start : drawn[-1] + 1]
+
+
+def judged(session: Session, items: Sequence[CompletionToScore]) -> Scores:
+    """Has completions judged; raises what `await_call` raises."""
+    return await_call(session, RequestScores(Records(items)))
+
+
+def await_call(session: Session, call: Call[T]) -> T:
+    """Calls the master, and waits for the answer as long as completions are being judged.
+
+    Raises:
+      TimeoutError: nothing was judged for `launch.wait_secs`, or twice `reward.limit_secs`.
+      RunStoppedError: the run is being stopped.
+    """
+    until, before = _deadline_secs(session), -1
+
+    def between(progress: int) -> None:
+        nonlocal until, before
+        if progress > before:
+            until, before = _deadline_secs(session), progress
+        _wait(session, until)
+
+    return await_answer(session.call, call, between)
+
+
+def _deadline_secs(session: Session) -> float:
+    """Returns the time at which a wait without any progress ends."""
+    settings = session.settings
+    return time.monotonic() + max(settings.launch.wait_secs, 2 * settings.reward.limit_secs)
+
+
+def _wait(session: Session, until: float) -> None:
+    def lasts() -> None:
+        session.check()
+        if time.monotonic() > until:
+            raise TimeoutError(
+                f"{session.role} waits for completions to be judged, and for"
+                f" launch.wait_secs={session.settings.launch.wait_secs:g} none was. See"
+                " logs/master.log, and config.reward."
+            )
+
+    session.agree("patience for verdicts", lasts)

@@ -1,0 +1,32 @@
+"""The one place where a config becomes frozen, validated records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_sync.settings import contradictions, home
+from rl_sync.settings.algorithm_settings import complete
+from rl_sync.settings.learning_rates import with_learning_rates
+from rl_sync.settings.records import ConfigError, build
+from rl_sync.settings.run_settings import RunSettings
+
+
+def read_settings(config: Mapping[str, Any]) -> RunSettings:
+    """Validates the nested dict of a resolved config: each part by itself, all against each other.
+
+    Below this nothing sees a ConfigDict.
+
+    Raises:
+      ConfigError: names the rule, the value, and the way out.
+    """
+    try:
+        settings: RunSettings = build(
+            RunSettings, with_learning_rates(complete(home.expand(config))), "config"
+        )
+        contradictions.check(settings)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return settings

@@ -1,0 +1,122 @@
+"""The config's section of how a run's processes are started, waited for and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.setting import check, setting
+from rl_sync.settings.records import require
+from rl_sync.settings.value_limits import WAIT_SECS, require_shell
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchSettings:
+    """`config.launch`."""
+
+    colocate: bool = setting(
+        False,
+        "Runs trainer and explorers as threads of one process, each with devices of its own if"
+        " there are enough; weights that would go by collective transfer are handed over.",
+    )
+    share_devices: bool = setting(
+        False, "With `colocate`, lets them take turns on the same devices in any case."
+    )
+    explorer_restarts: int = setting(
+        3,
+        "Times that each explorer that died is started again; 0 for never. With collective"
+        " transfer, and in one process with the trainer, its death ends the run.",
+        least=0,
+    )
+    start_secs: float = setting(
+        300.0, "The longest that a role or a server takes until it is up.", **WAIT_SECS
+    )
+    wait_secs: float = setting(
+        600.0,
+        "The longest that a role waits for another, and the longest that one gives no sign of"
+        " life.",
+        **WAIT_SECS,
+    )
+    call_secs: float = setting(60.0, "The longest that the master takes to answer.", **WAIT_SECS)
+    master_lost_secs: float = setting(
+        10.0, "Silence of the master after which a role ends itself.", **WAIT_SECS
+    )
+    stop_secs: float = setting(
+        60.0,
+        "Time without computing or saving after which a role that was asked to stop is killed.",
+        **WAIT_SECS,
+    )
+    resume_changed: bool = setting(
+        False,
+        "Lets a run go on although settings have changed that say what it learns, and from what."
+        " Without it only those may change that say where, how fast and how long.",
+    )
+    host: str | None = setting(
+        None,
+        "Address of this machine, as the machines of `hosts` reach it.",
+        implied="no other machine takes part",
+    )
+    hosts: str = setting(
+        "",
+        "Machines of processes that run elsewhere, as `NAME=ADDRESS,…` with names such as"
+        " `explorer2`, or `trainer/1` for the trainer's second process.",
+    )
+    remote_shell: str = setting(
+        "ssh -T -o BatchMode=yes {host}",
+        "Command that starts another on the machine `{host}`, and keeps its standard input open.",
+    )
+    compilation_cache: str | None = setting(
+        None,
+        "Local directory of compiled programs; empty for none. JAX_COMPILATION_CACHE_DIR goes"
+        " before it.",
+        implied="a directory in the user's cache",
+        is_path=True,
+    )
+
+    compile_ahead: int | None = setting(
+        None,
+        "Threads in which each role compiles its programs before it needs them; 0 for none, so that"
+        " each is compiled when it is first called.",
+        unit="threads",
+        least=0,
+        implied="half of the machine's cores on accelerators, but at most 8; 0 on CPUs",
+    )
+
+    page: bool = setting(
+        False,
+        "Serves a page on the run while it goes on, at an address that is printed;"
+        " `rl-sync page` serves it at any time.",
+    )
+    page_port: int = setting(
+        0, "Port of that page on this machine; 0 for any free one.", least=0, greatest=65535
+    )
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """The machines of processes that do not run on this one, by the processes' names."""
+        pairs = (pair.partition("=") for pair in self.hosts.split(",") if pair.strip())
+        return {name.strip(): address.strip() for name, _, address in pairs}
+
+    def __post_init__(self) -> None:
+        check(self, "launch")
+        for name, address in self.elsewhere.items():
+            require(
+                bool(name and address),
+                f"launch.hosts={self.hosts} must be NAME=ADDRESS,… such as explorer2=10.0.0.2.",
+            )
+        names = [name.partition("=")[0].strip() for name in self.hosts.split(",") if name.strip()]
+        for name in names:
+            require(
+                names.count(name) == 1,
+                f"launch.hosts={self.hosts} says twice where {name} is: say it once.",
+            )
+        require(
+            not self.elsewhere or bool(self.host),
+            f"launch.hosts={self.hosts} needs launch.host, this machine's address as those reach"
+            " it.",
+        )
+        require_shell("launch.remote_shell", self.remote_shell)
+        require(
+            "://" not in (self.compilation_cache or ""),
+            f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
+            " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
+        )

@@ -1,0 +1,91 @@
+"""`config.observe` as a frozen, validated record."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.records.backends.backend import Labels
+from rl_sync.records.backends.backend_catalog import BACKENDS, TENSORBOARD
+from rl_sync.setting import check, setting
+from rl_sync.spelling import require_one_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ObserveSettings:
+    """`config.observe`."""
+
+    rollouts: bool = setting(
+        True,
+        "Records the completions that are trained on, in rollouts/ in the work directory;"
+        " `rl-sync rollouts` shows them.",
+    )
+    rollout_bytes: int = setting(
+        256 << 20,
+        "Size of these records up to which those of every group are kept.",
+        unit="bytes",
+        least=0,
+    )
+    rollout_share: float = setting(
+        0.02,
+        "Share of the groups that are recorded once the records have `observe.rollout_bytes`.",
+        least=0,
+        greatest=1,
+    )
+    rollout_time: float = setting(
+        0.01,
+        "Share of the run's time that making these records may take, in a thread of the trainer; of"
+        " quick steps with many completions fewer groups are recorded, at least one.",
+        above=0,
+        greatest=1,
+    )
+    alarm_steps: int = setting(
+        5,
+        "Trainer steps in a row with the same trouble, such as no reward, after which the run gives"
+        " an alarm.",
+        least=1,
+    )
+
+    backends: str = setting(
+        TENSORBOARD,
+        f"Systems that get the metrics besides metrics.jsonl, separated by commas:"
+        f" {', '.join(BACKENDS)}; none if empty.",
+    )
+    project: str | None = setting(
+        None,
+        "Project of the run in these systems; MLflow calls it an experiment.",
+        implied="the run's `name`",
+    )
+    run_name: str | None = setting(
+        None,
+        "Name of the run in these systems.",
+        implied="the name of the work directory",
+    )
+    mlflow_uri: str | None = setting(
+        None,
+        "Tracking server or database of MLflow, such as http://127.0.0.1:5000 or"
+        " sqlite:///mlflow.db.",
+        implied="what MLflow's own variables say",
+    )
+    finish_secs: float = setting(
+        30.0,
+        "The longest wait at the end of a run for these systems to take the last metrics.",
+        unit="seconds",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "observe")
+        for name in self.chosen_backends:
+            require_one_of("observe.backends", name, BACKENDS)
+
+    @property
+    def chosen_backends(self) -> list[str]:
+        """The names in `backends`, each once."""
+        return list(
+            dict.fromkeys(part.strip() for part in self.backends.split(",") if part.strip())
+        )
+
+    @property
+    def labels(self) -> Labels:
+        """The names that the backends give the run."""
+        return Labels(self.project, self.run_name, self.mlflow_uri)

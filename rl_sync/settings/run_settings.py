@@ -1,0 +1,320 @@
+"""A run's settings: the config's sections in one record, and what follows from them together.
+
+The records say the default, the bounds and the meaning of each setting; `configs/base.py` makes the
+config from them, and `read_settings` makes them from a config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.environments.environment_catalog import branches
+from rl_sync.environments.environment_settings import SEGMENT, EnvironmentSettings
+from rl_sync.learning.critic import CriticConfig
+from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.sft import SftConfig
+from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.records.alarms import AlarmLimits
+from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.role_names import TRAINER, explorer_name
+from rl_sync.schedule import MODES, SyncSchedule, resolve
+from rl_sync.setting import check, section, setting
+from rl_sync.settings.evaluation_settings import EXPLORERS, EvaluationSettings
+from rl_sync.settings.launch_settings import LaunchSettings
+from rl_sync.settings.mesh_settings import ShardingSettings
+from rl_sync.settings.model_settings import ModelSettings
+from rl_sync.settings.observe_settings import ObserveSettings
+from rl_sync.settings.rollout_settings import RolloutSettings
+from rl_sync.settings.sections import (
+    ExperienceSettings,
+    ExplorerSettings,
+    MasterProcessSettings,
+    ReplaySettings,
+    SnapshotSettings,
+    SyncSettings,
+    TrainerSettings,
+)
+from rl_sync.tasks import mixture
+from rl_sync.tasks.curriculum import CurriculumSettings
+from rl_sync.tasks.mixture import MixtureConfig
+from rl_sync.tasks.task_catalog import TaskConfig
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
+from rl_sync.transfer import TRANSFERS
+from rl_sync.workdir import Workdir
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """A whole run, each part validated by itself; see `read_settings` for the whole."""
+
+    name: str = setting(
+        "run", "Name of the run; part of the name of its work directory.", free="always"
+    )
+    seed: int = setting(0, "Seed of all randomness of the run.", least=0)
+    workdir: str = setting(
+        None,
+        "Directory that the run writes to; with that of an earlier run it goes on where that was.",
+        implied="runs/NAME-MODE-TIME",
+        free="always",
+        is_path=True,
+    )
+    task: TaskConfig = section(TaskConfig, "Problems, and the lengths of prompts and completions.")
+    tokenizer: TokenizerConfig = section(TokenizerConfig, "Tokenizer, and its chat template.")
+    environment: EnvironmentSettings = section(
+        EnvironmentSettings, "Environment of episodes of several turns."
+    )
+    curriculum: CurriculumSettings = section(
+        CurriculumSettings, "Choice of the prompts to train on, by what became of them before."
+    )
+    model: ModelSettings = section(
+        ModelSettings, "Policy, from a checkpoint or from a random start."
+    )
+    sft: SftConfig = section(
+        SftConfig,
+        "Supervised fine-tuning (SFT) on the task's demonstrations, before the first rollout.",
+        free="after_sft",
+    )
+    algorithm: Algorithm = section(
+        Algorithm,
+        "Loss of a trainer step: a named algorithm, and changes to it.",
+        implied="as in the algorithm of that name",
+    )
+    critic: CriticConfig = section(
+        CriticConfig, "Critic of algorithms whose advantages are taken from values."
+    )
+    optimizer: OptimizerConfig = section(OptimizerConfig, "Optimizer and learning rates.")
+    trainer: TrainerSettings = section(
+        TrainerSettings, "Steps of the trainer, its batches, memory and processes."
+    )
+    rollout: RolloutSettings = section(
+        RolloutSettings, "Sampling of completions, and the engine that decodes them."
+    )
+    sync: SyncSettings = section(
+        SyncSettings, "Schedule by which weights reach explorers, and their way there."
+    )
+    explorer: ExplorerSettings = section(
+        ExplorerSettings, "Explorers, their leases, dtype and processes."
+    )
+    sharding: ShardingSettings = section(
+        ShardingSettings,
+        "Mesh axes (data, fsdp, tensor) of each logical axis, separated by commas. Where several"
+        " axes of one array claim a mesh axis, the one that comes first here has it; what does not"
+        " divide evenly is not cut.",
+        free="always",
+    )
+    replay: ReplaySettings = section(ReplaySettings, "Replay buffer between explorers and trainer.")
+    experience: ExperienceSettings = section(
+        ExperienceSettings, "Groups on their way from judging to training."
+    )
+    master: MasterProcessSettings = section(
+        MasterProcessSettings,
+        "Master, which leases prompts and has completions judged.",
+        free="always",
+    )
+    reward: RewardSettings = section(
+        RewardSettings, "Judging of completions; `task.reward` says by which reward."
+    )
+    evaluation: EvaluationSettings = section(
+        EvaluationSettings,
+        "Evaluations on held-out problems, before, during and after the run.",
+        free="always",
+    )
+    checkpoint: SnapshotSettings = section(
+        SnapshotSettings, "Snapshots of the trainer, from which a run goes on.", free="always"
+    )
+    observe: ObserveSettings = section(
+        ObserveSettings, "Records of what the policy writes, and alarms.", free="always"
+    )
+    launch: LaunchSettings = section(
+        LaunchSettings, "Start, watch and end of the run's processes.", free="always"
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "")
+
+    def resolved(self) -> dict[str, Any]:
+        """The config with everything filled in that the mode implied; makes the same settings."""
+        schedule = self.schedule
+        sync = dataclasses.replace(
+            self.sync,
+            interval=schedule.interval,
+            offset=schedule.offset,
+            max_staleness=schedule.max_staleness,
+            pull=schedule.pull,
+            transfer=self.transfer,
+        )
+        explorer = dataclasses.replace(
+            self.explorer,
+            count=self.explorers,
+            groups_per_lease=self.groups_per_lease,
+            dtype=self.explorer_dtype,
+        )
+        trainer = dataclasses.replace(self.trainer, compute_dtype=self.compute_dtype)
+        return dataclasses.asdict(
+            dataclasses.replace(self, sync=sync, explorer=explorer, trainer=trainer)
+        )
+
+    def mesh_of(self, role: str) -> MeshShape:
+        """The mesh of a role, by its name."""
+        return (self.trainer if role == TRAINER else self.explorer).mesh.shape
+
+    def processes_of(self, role: str) -> int:
+        """The number of a role's processes, by its name."""
+        return (self.trainer if role == TRAINER else self.explorer).processes
+
+    def layout(self, mesh: Mesh) -> Layout:
+        """Returns the layout of a role on the devices of its mesh.
+
+        Raises:
+          ConfigError: `model.path` is no checkpoint of ours.
+        """
+        layout = Layout(mesh, self.sharding.rules)
+        return layout if mesh.size == 1 else layout.grouped(self.model.kv_heads())
+
+    @property
+    def trainer_layout(self) -> Layout:
+        """The layout of the trainer's arrays on its mesh, without devices: to plan with."""
+        return Layout(self.trainer.mesh.shape.abstract(), self.sharding.rules)
+
+    @property
+    def explorer_layout(self) -> Layout:
+        """The layout of an explorer's arrays on its mesh, without devices: to plan with."""
+        return Layout(self.explorer.mesh.shape.abstract(), self.sharding.rules)
+
+    @functools.cached_property
+    def schedule(self) -> SyncSchedule:
+        """The schedule that the mode and the sync settings resolve to."""
+        sync = self.sync
+        return resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
+
+    @property
+    def explorers(self) -> int:
+        """The number of explorers; 0 where there is nothing to generate."""
+        if not self.algorithm.generates:
+            return 0
+        least, count = MODES[self.sync.mode].least_explorers, self.explorer.count
+        return least if count is None else count
+
+    @property
+    def mixture(self) -> MixtureConfig | None:
+        """The sets of the task and their weights; None where it has no sets."""
+        return self.task.mixture if self.task.name == mixture.NAME else None
+
+    @property
+    def plays(self) -> bool:
+        """True where an environment answers the policy."""
+        return self.environment.name is not None
+
+    @property
+    def has_segments(self) -> bool:
+        """True where a trajectory may be several segments."""
+        name, rewrites = self.environment.name, self.environment.rewrites == SEGMENT
+        has_template = self.tokenizer.path is not None or self.model.path is not None
+        return name is not None and ((has_template and rewrites) or branches(name))
+
+    @property
+    def transfer(self) -> str:
+        """The transfer by which weights travel."""
+        if not self.algorithm.generates:
+            return "checkpoint"  # Nothing travels.
+        return self.sync.transfer or MODES[self.sync.mode].transfer
+
+    def weights_directory(self, workdir: Workdir) -> str:
+        """The directory of versions that travel by checkpoint."""
+        if self.sync.directory is None:
+            return str(workdir.weights)
+        return f"{self.sync.directory.rstrip('/')}/{Path(workdir).name}"
+
+    @property
+    def groups_generated(self) -> int:
+        """The groups generated for a trainer step, which trains on some or all of them."""
+        return math.ceil(self.trainer.groups_per_step * self.algorithm.over_sampling)
+
+    @property
+    def groups_per_lease(self) -> int:
+        """The most groups that an explorer generates at once."""
+        share = math.ceil(self.groups_generated / max(1, self.explorers))
+        return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
+
+    @property
+    def groups_at_once(self) -> int:
+        """The most groups that an explorer begins at once.
+
+        Streaming, these are the groups that fill its slots, and one that waits for the next free
+        ones.
+        """
+        if not self.rollout.streaming:
+            return self.groups_per_lease
+        return self.slots // self._rows_of_a_group + 1
+
+    @property
+    def groups_ahead(self) -> int:
+        """The most groups that are generated or in flight, but not yet trained on."""
+        return self.schedule.batches_ahead * self.groups_generated
+
+    @property
+    def slots(self) -> int:
+        """The most sequences that an explorer decodes at once."""
+        return self.rollout.slots or self.groups_per_lease * self._rows_of_a_group
+
+    @property
+    def _rows_of_a_group(self) -> int:
+        return self.trainer.group_size + self.algorithm.needs_baselines
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype that the trainer's blocks compute in."""
+        return self.trainer.compute_dtype or self.model.dtype
+
+    @property
+    def explorer_dtype(self) -> str:
+        """The dtype that explorers hold parameters in and compute in."""
+        return self.explorer.dtype or self.model.dtype
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that train, by name."""
+        return [*map(explorer_name, range(1, self.explorers + 1)), TRAINER]
+
+    @property
+    def is_joint(self) -> bool:
+        """True where trainer and explorers are processes of one cluster."""
+        return TRANSFERS[self.transfer].is_joint and not self.launch.colocate
+
+    @property
+    def hands_over(self) -> bool:
+        """True where versions are handed over inside the process that both roles share."""
+        return TRANSFERS[self.transfer].is_joint and self.launch.colocate
+
+    @property
+    def is_elastic(self) -> bool:
+        """True where the others can do without an explorer for a while."""
+        return not (self.is_joint or self.launch.colocate)
+
+    @property
+    def evaluates_on_explorers(self) -> bool:
+        """True where explorers generate the completions of evaluations between steps."""
+        if self.evaluation.by is not None:
+            return self.evaluation.by == EXPLORERS
+        return self.schedule.pull == "latest" and not self.checkpoint.best and self.explorers > 0
+
+    @property
+    def alarm_limits(self) -> AlarmLimits:
+        """The settings that alarms depend on."""
+        return AlarmLimits(
+            steps=self.observe.alarm_steps,
+            group_size=self.trainer.group_size,
+            logprob_gap=self.algorithm.logprob_gap_alarm,
+        )
+
+    @property
+    def meets(self) -> bool:
+        """True where trainer and explorers take part in the same transfer at each sync."""
+        return self.is_joint and self.schedule.pull == "exact"

@@ -1,0 +1,255 @@
+"""Tasks by name: from `config.task` and `config.tokenizer` to loaded problems.
+
+A task is a module with a section of settings and a function that loads its problems, and a line in
+`TaskSections`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rl_sync.rewards.reward_catalog import reads_answer
+from rl_sync.setting import section, setting
+from rl_sync.spelling import require_one_of
+from rl_sync.tasks import dataset, jsonl, mixture, own
+from rl_sync.tasks.dataset import DatasetConfig
+from rl_sync.tasks.dialogues import Rendering
+from rl_sync.tasks.jsonl import JsonlConfig
+from rl_sync.tasks.lengths import LengthLimits, fit
+from rl_sync.tasks.mixture import MixtureConfig
+from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.shots import TEMPLATE, require_template, with_shots
+from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, Tokenizer
+from rl_sync.tasks.toy import arithmetic, digits, humaneval, mmlu, school, shapes, worked
+from rl_sync.tasks.toy.arithmetic import ArithmeticConfig
+from rl_sync.tasks.toy.digits import DigitsConfig
+from rl_sync.tasks.toy.humaneval import HumanEvalConfig
+from rl_sync.tasks.toy.mmlu import MmluConfig
+from rl_sync.tasks.toy.school import SchoolConfig
+from rl_sync.tasks.toy.shapes import ShapesConfig
+from rl_sync.tasks.toy.worked import WorkedConfig
+
+Loader = Callable[[Any, int], Problems]
+"""Loads a task's problems from its section of the config and the run's seed."""
+
+_loading = threading.Lock()
+
+
+def task(record: type, load: Loader, meaning: str) -> Any:
+    """Makes the field of a task: its section of the config, with the function that loads it."""
+    field = section(record, meaning)
+    return dataclasses.field(default_factory=record, metadata={**field.metadata, "load": load})
+
+
+def _only_as_a_whole(config: MixtureConfig, seed: int) -> Problems:
+    """Refuses a mixture within a mixture: the sections of its sets are not in its own."""
+    del config, seed
+    raise ValueError("a mixture cannot be a set of a mixture: name its sets in the outer one.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSections:
+    """The tasks by name."""
+
+    arithmetic: ArithmeticConfig = task(
+        ArithmeticConfig,
+        arithmetic.load,
+        "Sums and differences, demonstrated by a careless pupil.",
+    )
+    worked: WorkedConfig = task(
+        WorkedConfig,
+        worked.load,
+        "Long sums that are worked out, demonstrated by a pupil who tires.",
+    )
+    school: SchoolConfig = task(
+        SchoolConfig, school.load, "School questions that reasoning-gym generates."
+    )
+    mmlu: MmluConfig = task(
+        MmluConfig, mmlu.load, "Examination questions with options, which lm-eval ships."
+    )
+    humaneval: HumanEvalConfig = task(
+        HumanEvalConfig, humaneval.load, "The 164 programming problems of HumanEval."
+    )
+    shapes: ShapesConfig = task(
+        ShapesConfig, shapes.load, "Questions about images of colored shapes."
+    )
+    digits: DigitsConfig = task(
+        DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
+    )
+    jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
+    mixture: MixtureConfig = task(
+        MixtureConfig,
+        _only_as_a_whole,
+        "Several task sets with weights, each with its own reward and environment.",
+    )
+    dataset: DatasetConfig = task(
+        DatasetConfig,
+        dataset.load,
+        "Problems of a data set, and fields of the rows of a task of your own.",
+    )
+
+
+TASKS: dict[str, Loader] = {
+    field.name: field.metadata["load"] for field in dataclasses.fields(TaskSections)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(TaskSections, LengthLimits):
+    """`config.task`: the task, the limits of its texts, and the settings of each task.
+
+    Raises:
+      ValueError: an unknown name, or a limit that cannot be.
+    """
+
+    name: str = setting(
+        "arithmetic",
+        f"Task that the run learns: {', '.join(TASKS)}, or one of your own, `module:function` or"
+        " `path/to/file.py:function`, with options as in `file.py:function(level=3)`.",
+    )
+    reward: str | None = setting(
+        None,
+        "Reward that judges completions: a name, `module:function` or `path/to/file.py:function`,"
+        " or a weighted sum such as `math + 0.2 * format(pattern='<answer>.*</answer>')`.",
+        implied="the task's own",
+    )
+    shots: int = setting(
+        0,
+        "Solved training problems in front of every question (few-shot), of its category where rows"
+        " have one. The prompt is then a text to be continued: no chat template.",
+        least=0,
+        greatest=64,
+    )
+    shot_template: str = setting(
+        TEMPLATE,
+        "Text of a solved problem, with `{question}` and then `{answer}`. The prompt ends where the"
+        " answer would begin.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_template(self.shot_template)
+        if not own.is_own(self.name):
+            require_one_of("task.name", self.name, TASKS)
+
+
+def load_task(
+    config: TaskConfig,
+    tokenizer: TokenizerConfig,
+    seed: int,
+    *,
+    more_characters: str = "",
+    episode_tokens: int = 0,
+    reward: str | None = None,
+    rendering: Rendering | None = None,
+    played: frozenset[str] = frozenset(),
+) -> Task:
+    """Loads the problems of the named task, and their tokenizer.
+
+    Threads that ask for the same task at the same time share one load. It may import `transformers`
+    or `datasets`; a second thread would find them half imported.
+
+    Args:
+      more_characters: what a tokenizer of characters has to know besides those of the problems.
+      episode_tokens: see `Task`.
+      rendering: writes dialogues that are to be imitated.
+      reward: judges completions if `config.reward` names none; None for the problems' own.
+      played: the sets of a mixture whose environment judges.
+
+    Raises:
+      ValueError, OSError: they cannot be loaded, or lack answers that the reward reads; the message
+        says where it fails.
+    """
+    with _loading:
+        return _load(
+            config,
+            tokenizer,
+            seed,
+            more_characters,
+            episode_tokens,
+            reward,
+            rendering,
+            played,
+        )
+
+
+@functools.lru_cache(maxsize=1)  # A role loads more than once.
+def _load(
+    config: TaskConfig,
+    tokenizer: TokenizerConfig,
+    seed: int,
+    more: str,
+    episode_tokens: int,
+    reward: str | None,
+    rendering: Rendering | None,
+    played: frozenset[str],
+) -> Task:
+    problems = _problems(config, seed, played)
+    if (named := config.reward or reward) is not None:
+        problems = dataclasses.replace(problems, reward=named)
+    if problems.unanswered and reads_answer(problems.reward):
+        raise ValueError(problems.unanswered)
+    problems = with_shots(problems, config.shots, seed, config.shot_template)
+    if config.shots and tokenizer.chat == "auto":
+        tokenizer = dataclasses.replace(tokenizer, chat="no")
+    return fit(
+        problems,
+        _tokenizer(tokenizer, problems, more),
+        config,
+        episode_tokens,
+        rendering=rendering,
+    )
+
+
+def _problems(config: TaskConfig, seed: int, played: frozenset[str]) -> Problems:
+    if config.name == mixture.NAME:
+        if config.mixture.sets is None:
+            raise ValueError(
+                "task.name=mixture needs task.mixture.sets: two or more tasks with weights, such as"
+                " 2 * arithmetic + jsonl(path='mine.jsonl')."
+            )
+        sets = mixture.sets_of(config.mixture.sets)
+        return mixture.mixed(sets, lambda one: _of_set(config, one, seed), played)
+    if own.is_own(config.name):
+        return own.load(config.name, config.dataset, seed)
+    return TASKS[config.name](getattr(config, config.name), seed)
+
+
+def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
+    """Loads the problems of a set of a mixture."""
+    if own.is_own(one.task):
+        options = ", ".join(f"{name}={value!r}" for name, value in one.options.items())
+        return own.load(f"{one.task}({options})", config.dataset, seed)
+    require_one_of("task.mixture.sets: a task", one.task, TASKS)
+    section = getattr(config, one.task)
+    names = [field.name for field in dataclasses.fields(section)]
+    for option in one.options:
+        require_one_of(f"task.mixture.sets: an option of {one.task}", option, names)
+    return TASKS[one.task](dataclasses.replace(section, **one.options), seed)
+
+
+def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokenizer:
+    if config.path is not None:
+        return pretrained.load(config.path, config.chat, config.system)
+    if config.chat == "yes" or config.system is not None:
+        setting = "chat=yes" if config.chat == "yes" else f"system={config.system!r}"
+        raise ValueError(
+            f"tokenizer.{setting} needs a tokenizer with a chat template, and this run's tokens are"
+            " characters: give --config.tokenizer.path=DIRECTORY."
+        )
+    if problems.charset is not None:
+        new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
+        return CharacterTokenizer(problems.charset + new)
+    prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
+    pairs = [*problems.preferences, *problems.held_out_preferences]
+    completions = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
+    asked = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    asked += [text for spoken in problems.dialogues for text in spoken.dialogue.texts]
+    return CharacterTokenizer.of_texts([*asked, *completions, more])

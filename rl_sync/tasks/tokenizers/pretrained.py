@@ -1,0 +1,279 @@
+"""Tokenizers of Hugging Face checkpoints, with their chat templates.
+
+`transformers` is imported when the first tokenizer is loaded. That takes seconds, and a run with a
+tokenizer of characters does not need it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_sync.models.huggingface.files import read_object
+from rl_sync.setting import check, setting
+from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
+
+CHAT_CHOICES = ("auto", "yes", "no")
+_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
+_REPLACEMENT = "\ufffd"
+_ANY_TEXT = "0"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """`config.tokenizer`.
+
+    Raises:
+      ValueError: an unknown choice, or one that a tokenizer of characters does not have.
+    """
+
+    path: str | None = setting(
+        None,
+        "Tokenizer of a Hugging Face checkpoint: a directory, or a name on the hub.",
+        implied="that of model.path if it is set, else one token a character",
+        is_path=True,
+    )
+    chat: str = setting(
+        "auto",
+        "Sends prompts through the tokenizer's chat template, as a user's message that the"
+        " assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template and"
+        " `task.shots` is 0.",
+        choices=CHAT_CHOICES,
+    )
+    system: str | None = setting(
+        None, "System message before each prompt.", implied="no system message"
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "tokenizer")
+        if self.system is not None and self.chat == "no":
+            raise ValueError(
+                f"tokenizer.system={self.system!r} has no place in a prompt without a chat"
+                " template: leave it out, or use tokenizer.chat=auto."
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PretrainedTokenizer:
+    """A tokenizer of `transformers`.
+
+    Attributes:
+      backend: the `PreTrainedTokenizerBase`.
+      chat: whether prompts go through its chat template.
+      system: the system message before a prompt.
+      vocab_size, pad_id, eos_ids: see `Tokenizer`.
+    """
+
+    backend: Any
+    chat: bool
+    system: str | None
+    vocab_size: int
+    pad_id: int
+    eos_ids: tuple[int, ...]
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a demonstration: the first of `eos_ids`."""
+        return self.eos_ids[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a text, without special tokens around it."""
+        return self.backend.encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Encodes a prompt in its chat template, or else after the tokenizer's special tokens."""
+        if self.chat:
+            messages = [{"role": "user", "content": text}]
+            if self.system is not None:
+                messages.insert(0, {"role": "system", "content": self.system})
+            return self.backend.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+        return self._continued(self.backend.encode(text))
+
+    def encode_literally(self, text: str, begins: bool = False) -> list[int]:
+        """Encodes a text in which the names of special tokens are plain text.
+
+        Args:
+          text: the text.
+          begins: puts before it the special tokens that a sequence begins with, if any.
+        """
+        return self._opening * begins + self.special.encode_as_text(text)
+
+    def template(self, has_tools: bool) -> str:
+        """Returns the source of the chat template, for conversations with tools or without.
+
+        Raises:
+          ValueError: there is none.
+        """
+        return self.backend.get_chat_template(tools=[{}] if has_tools else None)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        prompts: bool = True,
+    ) -> str:
+        """Writes a conversation in the chat template.
+
+        Args:
+          messages: what templates of `transformers` take; `system` is put before them, unless they
+            have a system message.
+          tools: JSON schemas of the tools that the policy may call.
+          prompts: writes the header of the assistant's answer at the end.
+
+        Raises:
+          ValueError: the template refuses the conversation, or there is no template.
+        """
+        messages = list(messages)
+        if self.system is not None and not any(m["role"] == "system" for m in messages):
+            messages.insert(0, {"role": "system", "content": self.system})
+        try:
+            return self.backend.apply_chat_template(
+                messages, tools=list(tools) or None, add_generation_prompt=prompts, tokenize=False
+            )
+        except Exception as error:  # From Jinja, or from the template's own code.
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(
+                f"The chat template refuses a conversation of {roles}:"
+                f" {str(error).partition(chr(10))[0]}. Change the messages, or the template."
+            ) from error
+
+    @functools.cached_property
+    def special(self) -> SpecialTokens:
+        """The special tokens, and encoding of texts that spell them."""
+        return SpecialTokens(self.backend)
+
+    @functools.cached_property
+    def _opening(self) -> list[int]:
+        alone = self.encode(_ANY_TEXT)
+        return self._continued(self.backend.encode(_ANY_TEXT))[: -len(alone)]
+
+    def _continued(self, ids: list[int]) -> list[int]:
+        # Some tokenizers end every text, but a completion shall continue this one.
+        return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes up to the first end of sequence; special tokens inside stay visible.
+
+        An id that the tokenizer does not have becomes U+FFFD: a checkpoint's vocabulary may be
+        padded beyond its tokenizer's.
+        """
+        return self.decode_all(list(itertools.takewhile(lambda i: i not in self.eos_ids, ids)))
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Decodes every id, as `decode` does, also behind an end of sequence."""
+        runs = itertools.groupby(ids, lambda i: 0 <= i < self.vocab_size)
+        return "".join(
+            self.backend.decode(list(run), clean_up_tokenization_spaces=False)
+            if known
+            else _REPLACEMENT * len(list(run))
+            for known, run in runs
+        )
+
+
+def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
+    """Loads a tokenizer from a directory, from the hub's cache, or else from the hub.
+
+    Args:
+      path, chat, system: see `TokenizerConfig`.
+
+    Raises:
+      ValueError: there is no tokenizer; it has no end of sequence; or it lacks a chat template that
+        is asked for.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # We need no torch.
+    backend, eos_ids = _read(path)
+    if not eos_ids:
+        raise ValueError(
+            f"The tokenizer of {path} names no end-of-sequence token, so no completion would end:"
+            " set eos_token in its tokenizer_config.json."
+        )
+    has_template = backend.chat_template is not None
+    if chat == "yes" and not has_template:
+        raise ValueError(
+            f"tokenizer.chat=yes, but the tokenizer of {path} has no chat template: use"
+            " tokenizer.chat=no, or the tokenizer of an instruction-tuned checkpoint."
+        )
+    if system is not None and not has_template:
+        raise ValueError(
+            f"tokenizer.system={system!r} needs a chat template, and the tokenizer of {path} has"
+            " none: leave it out."
+        )
+    chats = chat != "no" and has_template
+    if chats:
+        try:
+            end = _turn_end(backend, eos_ids)
+        except Exception as error:  # From Jinja, or from the template's own code.
+            raise ValueError(
+                f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
+                " Mend it, or use tokenizer.chat=no."
+            ) from error
+        eos_ids = tuple(dict.fromkeys((end, *eos_ids))) if end is not None else eos_ids
+    pad_id = backend.pad_token_id
+    return PretrainedTokenizer(
+        backend=backend,
+        chat=chats,
+        system=system,
+        vocab_size=max(backend.get_vocab().values()) + 1,
+        pad_id=eos_ids[0] if pad_id is None else pad_id,
+        eos_ids=eos_ids,
+    )
+
+
+def _read(path: str) -> tuple[Any, tuple[int, ...]]:
+    """Loads the `PreTrainedTokenizerBase` of a path, and all end-of-sequence ids of its files."""
+    from huggingface_hub import snapshot_download
+
+    if Path(path).is_dir():
+        return _from_pretrained(path)
+    if path.startswith((".", "/", "~")):
+        raise ValueError(f"The tokenizer's directory {path} does not exist.")
+    try:
+        # A cached tokenizer is used as it is, so that all roles of a run have the same.
+        return _from_pretrained(snapshot_download(path, local_files_only=True))
+    except (OSError, ValueError):
+        return _from_pretrained(path)
+
+
+def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
+    from transformers import AutoTokenizer
+    from transformers.utils import cached_file
+
+    way_out = "Give --config.tokenizer.path=DIRECTORY, with a tokenizer.json in it."
+    try:
+        backend = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # transformers and tokenizers raise errors of all kinds.
+        _refuse_broken(Path(path))
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
+    # For a model's config without a tokenizer, transformers makes one with an empty vocabulary.
+    if not backend.encode(_ANY_TEXT, add_special_tokens=False):
+        raise ValueError(f"{path} has a model's config but no tokenizer. {way_out}")
+    generation = cached_file(
+        path, "generation_config.json", _raise_exceptions_for_missing_entries=False
+    )
+    more = read_object(Path(generation)).get("eos_token_id") if generation else None
+    named = [backend.eos_token_id, *(more if isinstance(more, list) else [more])]
+    if not all(i is None or type(i) is int for i in named):
+        raise ValueError(f"{generation}: eos_token_id={more!r} must be a token's id, or a list.")
+    return backend, tuple(dict.fromkeys(i for i in named if i is not None))
+
+
+def _refuse_broken(directory: Path) -> None:
+    """Raises ValueError if one of a tokenizer's files is the reason why it cannot be loaded."""
+    for name in _FILES:
+        if (directory / name).exists():
+            read_object(directory / name)
+
+
+def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:
+    """Returns the end that the chat template writes after an answer, if it is one of `eos_ids`."""
+    turns = [{"role": "user", "content": "Yes?"}, {"role": "assistant", "content": "Yes."}]
+    ids = backend.apply_chat_template(turns, return_dict=False)
+    return next((i for i in reversed(ids) if i in eos_ids), None)

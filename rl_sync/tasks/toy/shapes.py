@@ -1,0 +1,201 @@
+"""Questions about images of colored shapes, which are drawn here: counts, colors, sides, boxes.
+
+The policy gets the question, and `row["images"]` has the image. With `as_text` the image is written
+as characters in front of the question instead, a letter for a color, so that a policy which reads
+text alone can learn the task:
+
+    ...rrr...
+    ...rrr...
+    ...rrr...
+    .b.......
+    .b.......
+    bbb......
+    How many red shapes are there?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_sync.images import FIELD
+from rl_sync.setting import check, setting
+from rl_sync.spelling import require_one_of
+from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.toy.scenes import COLORS, SHAPES, UNIT_PIXELS, Scene, SceneShape
+from rl_sync.types import Prompt
+
+_TRIES = 20
+
+
+class ShapesQuestion(NamedTuple):
+    """A question about a scene.
+
+    Attributes:
+      text: the question.
+      answer: the right answer.
+      fields: the other fields of its row; `kind` is that of the reward `vision`.
+    """
+
+    text: str
+    answer: str
+    fields: dict[str, Any]
+
+
+Ask = Callable[[Scene, int, np.random.Generator], ShapesQuestion | None]
+"""Asks a question about a scene where a unit has so many pixels; None if the scene has none."""
+
+
+def _count(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+    color = list(COLORS)[random.integers(len(COLORS))]
+    count = sum(item.color == color for item in scene.items)
+    return ShapesQuestion(f"How many {color} shapes are there?", str(count), {"kind": "count"})
+
+
+def _color(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+    item = _only_one(scene, lambda one: one.shape, random)
+    if item is None:
+        return None
+    return ShapesQuestion(f"What color is the {item.shape}?", item.color, {"kind": "words"})
+
+
+def _side(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+    one = _only_one(scene, lambda item: item.name, random)
+    if one is None:
+        return None
+    others = [
+        item
+        for item in scene.items
+        if item.column != one.column and sum(item.name == same.name for same in scene.items) == 1
+    ]
+    if not others:
+        return None
+    other = others[random.integers(len(others))]
+    return ShapesQuestion(
+        f"Is the {one.name} left or right of the {other.name}?",
+        "left" if one.column < other.column else "right",
+        {"kind": "choice", "choices": ["left", "right"]},
+    )
+
+
+def _box(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+    item = _only_one(scene, lambda one: one.name, random)
+    if item is None:
+        return None
+    box = item.box(unit)
+    return ShapesQuestion(
+        f"Give the box [x1, y1, x2, y2] of the {item.name}.",
+        str(box),
+        {"kind": "box", "boxes": [box]},
+    )
+
+
+def _only_one(
+    scene: Scene, name: Callable[[SceneShape], str], random: np.random.Generator
+) -> SceneShape | None:
+    """Returns an item whose name no other has; None if there is none."""
+    names = [name(item) for item in scene.items]
+    single = [item for item in scene.items if names.count(name(item)) == 1]
+    return single[random.integers(len(single))] if single else None
+
+
+QUESTIONS: dict[str, Ask] = {"count": _count, "color": _color, "side": _side, "box": _box}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapesConfig:
+    """`config.task.shapes`.
+
+    Raises:
+      ValueError: an unknown kind of question, or a value outside its range.
+    """
+
+    questions: str = setting(
+        ",".join(QUESTIONS), f"Questions, separated by commas: {', '.join(QUESTIONS)}."
+    )
+    cells: int = setting(3, "Cells of a side of the grid.", least=2, greatest=16)
+    most_shapes: int = setting(4, "The most shapes in an image.", least=1)
+    as_text: bool = setting(
+        False,
+        "Writes the image as characters in front of the question, for policies that read text"
+        " alone.",
+    )
+    problems: int = setting(4000, "Problems to train on.", least=1)
+    held_out_problems: int = setting(
+        512, "Other problems, to measure accuracy on, in a seeded choice.", least=1
+    )
+    demonstrated: float = setting(
+        0.1,
+        "Share of the training problems whose answer is demonstrated in SFT.",
+        least=0,
+        greatest=1,
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "task.shapes")
+        for name in self.names:
+            require_one_of("task.shapes.questions", name, QUESTIONS)
+        if not self.names:
+            raise ValueError("task.shapes.questions names no question.")
+        if self.most_shapes > self.cells**2:
+            raise ValueError(
+                f"task.shapes.most_shapes={self.most_shapes} have no room in {self.cells} times"
+                f" {self.cells} cells: use fewer, or more cells."
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """The kinds of questions."""
+        return [name.strip() for name in self.questions.split(",") if name.strip()]
+
+
+def load(config: ShapesConfig, seed: int) -> Problems:
+    """Draws problems, each at most once, and holds some out by the seed.
+
+    Raises:
+      ValueError: there are not as many different problems.
+    """
+    random = np.random.default_rng([seed, config.problems])
+    wanted = config.problems + config.held_out_problems
+    asked: dict[tuple[Scene, str], ShapesQuestion] = {}
+    for number in range(wanted * _TRIES):
+        scene = Scene.drawn(config.cells, config.most_shapes, random)
+        ask = QUESTIONS[config.names[number % len(config.names)]]
+        question = ask(scene, 1 if config.as_text else UNIT_PIXELS, random)
+        if question is not None:
+            asked.setdefault((scene, question.text), question)
+        if len(asked) == wanted:
+            break
+    else:
+        raise ValueError(
+            f"task.shapes has {len(asked)} different problems with cells={config.cells} and"
+            f" most_shapes={config.most_shapes}, fewer than the {wanted} wanted: use more cells."
+        )
+    drawn = [(scene, question) for (scene, _), question in asked.items()]
+    train, held_out = drawn[: config.problems], drawn[config.problems :]
+    prompts = [_prompt(i, *one, config.as_text) for i, one in enumerate(train)]
+    shown = random.permutation(len(prompts))[: round(len(prompts) * config.demonstrated)]
+    return Problems(
+        train=prompts,
+        held_out=[_prompt(i, *one, config.as_text) for i, one in enumerate(held_out)],
+        demonstrations=[prompts[i]._replace(row=None) for i in sorted(shown)],
+        reward="vision",
+        charset=_charset() if config.as_text else None,
+    )
+
+
+def _prompt(number: int, scene: Scene, question: ShapesQuestion, as_text: bool) -> Prompt:
+    if as_text:
+        return Prompt(number, scene.text() + question.text, question.answer, question.fields)
+    fields = {**question.fields, FIELD: [scene.image()]}
+    return Prompt(number, question.text, question.answer, fields)
+
+
+def _charset() -> str:
+    """Returns all characters that a question or an answer may have."""
+    words = ["How many shapes are there?", "What color is the", "Is the left or right of the?"]
+    words += ["Give the box [x1, y1, x2, y2] of the.", "\n.0123456789[], ", *COLORS, *SHAPES]
+    return "".join(sorted(set().union(*words)))

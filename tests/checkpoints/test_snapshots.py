@@ -1,0 +1,222 @@
+"""A snapshot holds the whole state, to the bit, or does not exist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_sync.checkpoints.checksums import seal
+from rl_sync.checkpoints.snapshots import (
+    SnapshotError,
+    latest_snapshot,
+    load_part,
+    load_snapshot,
+    newest_whole,
+    save_snapshot,
+)
+
+
+class State(NamedTuple):
+    params: dict
+    opt_state: optax.OptState
+    rng: jax.Array
+    step: int
+    seen: np.ndarray
+
+
+def make_state(seed: int) -> State:
+    params = {"w": jax.random.normal(jax.random.key(seed), (5, 3)), "b": jnp.ones(3, jnp.bfloat16)}
+    return State(params, optax.adamw(1e-3).init(params), jax.random.key(seed), seed, np.arange(4))
+
+
+def as_bytes(state: State) -> list[bytes]:
+    state = state._replace(rng=jax.random.key_data(state.rng))
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+
+
+def test_a_state_comes_back_to_the_bit_with_its_kinds_of_leaves(tmp_path):
+    save_snapshot(tmp_path, 40, make_state(3), {"ordinal": 7})
+    step, state, metadata = load_snapshot(tmp_path, None, make_state(0))
+    assert (step, metadata) == (40, {"ordinal": 7})
+    assert as_bytes(state) == as_bytes(make_state(3))
+    assert type(state.step) is int
+    assert type(state.seen) is np.ndarray
+    assert state.rng.dtype == make_state(0).rng.dtype
+    assert isinstance(state.params["w"], jax.Array)
+    assert jax.tree.structure(state) == jax.tree.structure(make_state(0))
+
+
+def test_it_loads_into_abstract_arrays(tmp_path):
+    save_snapshot(tmp_path, 1, make_state(3), {})
+    abstract = jax.eval_shape(lambda: make_state(0)._replace(step=jnp.int32(0)))
+    _, state, _ = load_snapshot(tmp_path, 1, abstract._replace(step=0, seen=np.arange(4)))
+    assert as_bytes(state) == as_bytes(make_state(3))
+
+
+def test_the_newest_are_kept(tmp_path):
+    assert latest_snapshot(tmp_path / "nowhere") is None
+    for step in (1, 2, 3, 4):
+        save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=2)
+    assert latest_snapshot(tmp_path) == 4
+    assert sorted(os.listdir(tmp_path)) == ["snapshot_00000003", "snapshot_00000004"]
+    assert float(load_snapshot(tmp_path, 3, {"x": jnp.float32(0)})[1]["x"]) == 3.0
+
+
+def test_a_snapshot_that_is_kept_besides_stays_however_many_are_newer(tmp_path):
+    for step in (1, 2, 3, 4, 5):
+        save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=2, kept=[2])
+    assert [int(name[-1]) for name in sorted(os.listdir(tmp_path))] == [2, 4, 5]
+
+
+def test_the_one_just_saved_stays_although_others_are_newer(tmp_path):
+    for step in (5, 6, 2):
+        save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["snapshot_00000002", "snapshot_00000006"]
+
+
+def test_a_snapshot_of_the_same_step_is_replaced(tmp_path):
+    for value in (1.0, 2.0):
+        save_snapshot(tmp_path, 9, {"x": jnp.float32(value)}, {"value": value}, keep=1)
+    step, state, metadata = load_snapshot(tmp_path, 9, {"x": jnp.float32(0)})
+    assert (step, float(state["x"]), metadata) == (9, 2.0, {"value": 2.0})
+    assert os.listdir(tmp_path) == ["snapshot_00000009"]
+
+
+def test_a_save_that_dies_leaves_the_last_one_and_no_half(tmp_path, monkeypatch):
+    save_snapshot(tmp_path, 1, {"x": jnp.float32(1)}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(
+            SnapshotError, match=r"step 2 cannot be .*OSError: full.*stay: steps \[1\]"
+        ):
+            save_snapshot(tmp_path, 2, {"x": jnp.float32(2)}, {})
+    assert os.listdir(tmp_path) == ["snapshot_00000001"], "a full disk needs the room"
+    save_snapshot(tmp_path, 3, {"x": jnp.float32(3)}, {})
+    assert sorted(os.listdir(tmp_path)) == ["snapshot_00000001", "snapshot_00000003"]
+
+
+def test_what_is_not_there_and_what_does_not_fit_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no snapshot in"):
+        load_snapshot(tmp_path, None, {})
+    save_snapshot(tmp_path, 1, {"x": jnp.zeros(3)}, {})
+    with pytest.raises(FileNotFoundError, match=r"no snapshot of step 2 .*\[1\]"):
+        load_snapshot(tmp_path, 2, {"x": jnp.zeros(3)})
+    with pytest.raises(ValueError, match=r"x is float32\[3\] there and float32\[4\] here"):
+        load_snapshot(tmp_path, 1, {"x": jnp.zeros(4)})
+    with pytest.raises(ValueError, match=r"lacks \['y'\]"):
+        load_snapshot(tmp_path, 1, {"x": jnp.zeros(3), "y": jnp.zeros(1)})
+    with pytest.raises(ValueError, match="keep=0"):
+        save_snapshot(tmp_path, 1, {}, {}, keep=0)
+
+
+def test_a_part_is_loaded_without_the_rest(tmp_path):
+    save_snapshot(tmp_path, 1, make_state(3), {"seed": 3})
+    step, part, metadata = load_part(tmp_path, None, {"params": make_state(0).params})
+    assert (step, metadata) == (1, {"seed": 3})
+    wanted = make_state(3).params
+    assert part["params"].keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert np.asarray(part["params"][name]).tobytes() == np.asarray(values).tobytes()
+    with pytest.raises(ValueError, match=r"it lacks \['params/other'\]"):
+        load_part(tmp_path, None, {"params": {**make_state(0).params, "other": jnp.zeros(2)}})
+    with pytest.raises(FileNotFoundError, match="no snapshot"):
+        load_part(tmp_path / "none", None, {"params": make_state(0).params})
+
+
+LIKE = {"x": jnp.zeros(300, jnp.float32), "opt_state": jnp.zeros(3, jnp.float32)}
+
+
+def save_two(directory):
+    """Saves two snapshots; returns the folder of the newer one."""
+    for step in (1, 2):
+        state = {"x": jnp.full(300, float(step)), "opt_state": jnp.zeros(3)}
+        save_snapshot(directory, step, state, {"position": step})
+    return directory / "snapshot_00000002"
+
+
+def files_in(directory):
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "another content": flip,
+    "bytes instead of": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "it lacks": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_of_any_file_leads_to_the_snapshot_before_it_and_is_said(kind, tmp_path, caplog):
+    newer, saved = save_two(tmp_path / "run"), tmp_path / "saved"
+    shutil.copytree(newer, saved)
+    assert len(files_in(saved)) > 6
+    for number in range(len(files_in(saved))):
+        caplog.clear()
+        shutil.rmtree(newer)
+        shutil.copytree(saved, newer)
+        path = files_in(newer)[number]
+        DAMAGES[kind](path)
+        step, state, metadata = load_snapshot(tmp_path / "run", None, LIKE)
+        assert (step, metadata, float(state["x"][7])) == (1, {"position": 1}, 1.0), path
+        (said,) = (r.getMessage() for r in caplog.records if r.name.endswith(".snapshots"))
+        assert "snapshot_00000002 is damaged: " in said
+        assert "The one of step 1 is used instead." in said
+        assert kind in said or path.name == "files.json"
+
+
+def test_a_damaged_snapshot_that_is_asked_for_is_refused(tmp_path):
+    flip(save_two(tmp_path) / "metadata.json")
+    with pytest.raises(SnapshotError, match=r"snapshot_00000002 is damaged: metadata.json has"):
+        load_snapshot(tmp_path, 2, LIKE)
+
+
+def test_what_orbax_cannot_read_is_damaged_too(tmp_path, caplog):
+    path = save_two(tmp_path)
+    (path / "arrays" / "_METADATA").write_text("{}")
+    seal(path)
+    step, _, _ = load_snapshot(tmp_path, None, LIKE)
+    assert step == 1
+    assert "snapshot_00000002 is damaged: it cannot be read (" in caplog.text
+
+
+def test_a_damaged_snapshot_can_be_set_aside_and_is_in_nobody_s_way(tmp_path):
+    said = []
+    for name in ("damaged_00000002", "damaged_00000002-0"):
+        flip(save_two(tmp_path) / "metadata.json")
+        assert newest_whole(tmp_path, aside=True, say=said.append) == 1
+        assert (tmp_path / name / "metadata.json").exists()
+        assert said[-1].endswith(f"It is now called {name}.")
+    save_two(tmp_path)
+    assert newest_whole(tmp_path) == 2
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_without_a_whole_snapshot_nothing_is_moved_and_each_is_named(tmp_path):
+    assert newest_whole(tmp_path) is None
+    save_two(tmp_path)
+    for step, name in ((1, "files.json"), (2, "metadata.json")):
+        (tmp_path / f"snapshot_0000000{step}" / name).unlink()
+    with pytest.raises(SnapshotError, match=r"0002: it lacks metadata.json; .*1: it lacks files"):
+        newest_whole(tmp_path, aside=True)
+    with pytest.raises(SnapshotError, match=r"No snapshot in .* --config.workdir to begin anew"):
+        load_snapshot(tmp_path, None, LIKE)
+    assert sorted(os.listdir(tmp_path)) == ["snapshot_00000001", "snapshot_00000002"]
+
+
+def test_a_snapshot_of_another_model_is_not_taken_for_a_damaged_one(tmp_path):
+    save_two(tmp_path)
+    with pytest.raises(ValueError, match="written for another model"):
+        load_snapshot(tmp_path, None, {**LIKE, "x": jnp.zeros(4)})

@@ -1,0 +1,143 @@
+"""A role's session in the run: its heartbeats, its status, and its end by a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from rl_sync.cluster.heartbeats import Silence
+from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave
+from rl_sync.cluster.ports import free_ports
+from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.cluster.secret import secret_of
+from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.cluster.team import Team
+from rl_sync.records.spans import SpanKind, SpanRecorder
+
+HOST = "127.0.0.1"
+
+
+class Second(Team):
+    """The second process of a program."""
+
+    leads, process = False, 1
+
+
+@pytest.fixture
+def master(tmp_path):
+    """Records heartbeats, and reports the trainer as silent."""
+    (port,) = free_ports(HOST, 1)
+    heard, left, silent = {}, [], [Silence("trainer", 8, 25.0, "at train (step 2)")]
+
+    def heartbeat(call):
+        heard[call.name] = call.status.role, call.process, call.doing
+
+    desk = CallHandlers(
+        Heartbeat.answered_by(heartbeat),
+        Leave.answered_by(lambda call: left.append(call.name)),
+        AskSilences.answered_by(lambda call: silent if call.at_least_secs <= 25.0 else []),
+    )
+    server = RpcServer(desk, port, HOST, secret=secret_of(tmp_path))
+    yield SimpleNamespace(address=f"{HOST}:{port}", heard=heard, left=left)
+    server.close(0.0)
+
+
+@pytest.fixture
+def session(tmp_path, master):
+    """Makes the sessions of a run's processes."""
+    launch = SimpleNamespace(call_secs=5.0, wait_secs=0.1, master_lost_secs=60.0)
+    settings = SimpleNamespace(workdir=str(tmp_path), launch=launch)
+    with contextlib.ExitStack() as closing:
+
+        def start(role: str, team: Team | None = None) -> Session:
+            return closing.enter_context(Session(settings, role, master.address, team or Team()))
+
+        yield start
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_process_of_a_program_gives_signs_of_life_until_it_leaves(session, master):
+    first, second = session("explorer1"), session("explorer1", Second())
+    with first.spans.span(SpanKind.ROLLOUT, step=3):
+        wait_until(lambda: "(step 3)" in master.heard.get("explorer1", ("", 0, ""))[2])
+    wait_until(lambda: "explorer1/1" in master.heard)
+    assert master.heard["explorer1"] == ("explorer1", os.getpid(), "at rollout (step 3)")
+    assert master.heard["explorer1/1"][0] == "explorer1"
+    first.close()
+    second.close()
+    assert master.left == ["explorer1", "explorer1/1"]
+
+
+def test_a_wait_that_is_too_long_names_who_gives_no_sign_of_life(session):
+    deadline = session("explorer1").deadline("prompts", "the master")
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError) as error:
+        deadline()
+    assert "explorer1 has waited for prompts from the master for 0 s" in str(error.value)
+    assert "trainer (process 8) hangs, or was stopped" in str(error.value)
+    assert "when it was at train (step 2)" in str(error.value)
+
+
+def test_a_wait_that_is_renewed_begins_anew(session):
+    deadline = session("explorer1").deadline("prompts", "the master")
+    time.sleep(0.2)
+    deadline.renew()
+    deadline()
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError):
+        deadline()
+
+
+def test_who_waits_does_not_name_itself(session):
+    deadline = session("trainer").deadline("groups", "the explorers")
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError) as error:
+        deadline()
+    assert "hangs" not in str(error.value)
+
+
+def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
+    """It is not shown with its last finished step, which may even be of another phase."""
+    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
+        facts = {"step": 60, "loss": 0.3}
+        session = SimpleNamespace(role="trainer", spans=spans, facts=facts, _progress=None)
+        with spans.span(SpanKind.SFT, step=51):
+            assert Session.status(session).step == 60
+        with spans.span(SpanKind.TRAIN, step=1):
+            assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)
+        with spans.span(SpanKind.EVALUATION):
+            assert Session.status(session).step == 60
+        assert Session.status(session).loss == 0.3
+
+
+def test_the_progress_of_an_activity_is_shown_while_it_lasts_and_not_while_it_waits(tmp_path):
+    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
+        session = SimpleNamespace(role="trainer", spans=spans, facts={}, _progress=None)
+        done = iter([0, 3])
+        with (
+            spans.span(SpanKind.EVALUATION),
+            Session.showing(session, lambda: (next(done), 8)),
+        ):
+            assert (Session.status(session).done, Session.status(session).of) == (0, 8)
+            with spans.span(SpanKind.WAIT, reason="judgements"):
+                assert Session.status(session).done is None
+        assert Session.status(session).done is None
+
+
+def test_a_stop_that_comes_before_a_role_has_begun_is_no_failure():
+    closed = []
+    session = SimpleNamespace(close=lambda: closed.append(True))
+    assert Session.__exit__(session, RunStoppedError, None, None)
+    assert not Session.__exit__(session, TimeoutError, None, None)
+    assert not Session.__exit__(session, None, None, None)
+    assert len(closed) == 3

@@ -1,0 +1,77 @@
+"""Programs of long rows, as compiled for TPUs and GPUs: none holds an array of [T, T]."""
+
+import math
+import types
+
+import pytest
+
+from rl_sync.configs import base
+from rl_sync.plan import lowered_programs
+from rl_sync.plan.compiled_text import CompiledProgramText
+from rl_sync.settings.config_reading import read_settings
+
+pytestmark = pytest.mark.aot
+
+T = 2048
+SPLASH = {"tpu_custom_call"}
+CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
+TRITON = {"__gpu$xla.gpu.triton"}
+TASK = types.SimpleNamespace(
+    tokenizer=types.SimpleNamespace(vocab_size=1000, eos_ids=(0,), decode=None),
+    row_tokens=T,
+    max_completion_tokens=T // 2,
+    max_drawn_tokens=T // 2,
+)
+
+
+def _settings(batching, tensor):
+    config = base.get_config()
+    config.workdir = "/nowhere"
+    config.sft.steps = 0
+    config.sync.mode = "synchronous"
+    config.algorithm.name = "grpo"
+    config.trainer.update(dict(group_size=4, groups_per_step=1, batching=batching))
+    config.optimizer.updates_per_batch = 1
+    config.trainer.mesh.update(dict(fsdp=4 // tensor, tensor=tensor))
+    config.explorer.mesh.update(dict(data=2, tensor=2))
+    config.model.update(
+        dict(embed_dim=128, num_heads=4, num_kv_heads=2, head_dim=64, mlp_dim=256, remat="full")
+    )
+    config.model.dtype = "bfloat16"
+    return read_settings(config.to_dict())
+
+
+def _read(name, batching, on):
+    # With padded rows and tensor=2 the step takes minutes to compile for a GPU.
+    settings = _settings(batching, tensor=2 if on[0].platform == "tpu" else 1)
+    if name == "step":
+        program = lowered_programs.train_step(
+            settings, TASK, lowered_programs.layout_on(settings, "trainer", on)
+        )
+    else:
+        layout = lowered_programs.layout_on(settings, "explorer", on)
+        found = lowered_programs.rollout_programs(settings, TASK, layout, rows=4, prompts=(4, T))
+        (program,) = (one for one in found if one.name == name)
+    return CompiledProgramText.of(program.lower().compile())
+
+
+@pytest.mark.parametrize(
+    ("name", "batching", "target", "kernels"),
+    [
+        ("step", "packed", "v5e:2x2", SPLASH),
+        ("prefill", "padded", "v5e:2x2", SPLASH),
+        ("step", "padded", "h100:4", CUDNN),
+        ("step", "packed", "h100:4", TRITON),
+        ("prefill", "padded", "h100:4", {"__cudnn$fmhaSoftmax"}),
+    ],
+)
+def test_a_kernel_attends_and_no_array_has_the_scores_of_a_row(
+    name, batching, target, kernels, devices
+):
+    read = _read(name, batching, devices(target))
+    assert kernels <= read.kernels
+    made = [one for one in read.operations if one.shapes]
+    assert made
+    # No other array of these programs is as large, on a device with one row or two.
+    large = [one.line for one in made if max(math.prod(x.sizes) for x in one.shapes) >= T * T]
+    assert not large

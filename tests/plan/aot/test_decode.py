@@ -1,0 +1,111 @@
+"""A chunk of decode steps as TPUs and GPUs run it: what it copies, holds and sends."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from rl_sync.configs import base
+from rl_sync.plan.compiled_text import CompiledProgramText
+from rl_sync.plan.lowered_programs import layout_on, rollout_programs
+from rl_sync.plan.memory_estimate import decode_estimate
+from rl_sync.settings.config_reading import read_settings
+
+pytestmark = pytest.mark.aot
+
+ROWS, TOKENS, VOCAB, LAYERS = 32, 1024, 32_000, 24
+
+
+class Compiled(NamedTuple):
+    """A program, its estimated bytes, and those that a device has of a stack of kernels, of keys,
+    and of logits.
+    """
+
+    program: CompiledProgramText
+    planned: int
+    gate_up: int
+    keys: int
+    logits: int
+
+
+def _compiled(devices, data, tensor, **sizes):
+    config = base.get_config()
+    config.model.update(sizes, num_layers=LAYERS, dtype="bfloat16", tie_embeddings=True)
+    config.sft.steps = 0
+    config.explorer.mesh.update(data=data, tensor=tensor)
+    config.workdir = "/nowhere"
+    settings = read_settings(config.to_dict())
+    tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), decode=None)
+    half = TOKENS // 2
+    task = SimpleNamespace(
+        tokenizer=tokenizer, row_tokens=TOKENS, max_completion_tokens=half, max_drawn_tokens=half
+    )
+    layout = layout_on(settings, "explorer", devices)
+    (decode,) = (
+        program
+        for program in rollout_programs(settings, task, layout, rows=ROWS)
+        if program.name == "decode"
+    )
+    heads = max(1, sizes["num_kv_heads"] // tensor)
+    platform = "tpu" if devices[0].platform == "tpu" else "gpu"
+    return Compiled(
+        CompiledProgramText.of(decode.lower().compile()),
+        decode_estimate(settings, task, platform, decode.sizes).peak,
+        gate_up=2 * LAYERS * sizes["embed_dim"] * 2 * sizes["mlp_dim"] // tensor,
+        keys=2 * LAYERS * ROWS * TOKENS * heads * sizes["head_dim"] // data,
+        logits=4 * ROWS * VOCAB // data,
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("v5e:2x2", 2, 2, 4, 64), ("h100:4", 1, 4, 2, 128)],
+    ids=lambda param: param[0].partition(":")[0],
+)
+def decode(request, devices):
+    """A TPU has two kv heads, half as wide as its lines. Of the GPUs two share each kv head."""
+    target, data, tensor, kv_heads, head_dim = request.param
+    return _compiled(
+        devices(target),
+        data,
+        tensor,
+        embed_dim=1024,
+        num_heads=8,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp_dim=4096,
+    )
+
+
+def test_it_copies_neither_the_cache_nor_the_weights(decode):
+    least = min(decode.gate_up, decode.keys)
+    assert all(one.loops for one in decode.program.made(least))
+    # In the loops the cache is updated where it is, and nothing else is as large.
+    found = decode.program.made(least)
+    assert len(found) == 2
+    assert all("scatter" in one.name and one.bytes == decode.keys for one in found)
+    memory = decode.program.memory
+    assert memory.aliased >= 2 * decode.keys
+    assert memory.temporaries < 0.05 * memory.arguments
+
+
+def test_its_memory_is_that_estimated_from_shapes(decode):
+    assert decode.planned == pytest.approx(decode.program.memory.peak, rel=0.1)
+
+
+def test_devices_exchange_sums_in_layers_and_never_the_logits_of_all_rows(decode):
+    program = decode.program
+    assert any(one.kind == "all-to-all" for one in program.collectives)
+    assert all(one.bytes < decode.logits for one in program.collectives)
+    layers = [one for one in program.collectives if len(one.loops) == 2]
+    assert {one.kind for one in layers} == {"all-reduce"}
+    whole = [
+        shape
+        for one in program.operations
+        for shape in one.shapes
+        if shape.dtype == "f32" and math.prod(shape.sizes) >= decode.logits // 4
+    ]
+    assert not whole

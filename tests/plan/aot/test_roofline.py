@@ -1,0 +1,70 @@
+"""Work of a trainer step, counted from shapes: operations, and bytes that devices exchange."""
+
+import pytest
+
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.plan.chips import Rates
+from rl_sync.plan.roofline import Work, step_links, step_work
+from rl_sync.roles import wiring
+from rl_sync.settings.mesh_settings import ShardingSettings
+from tests.plan.test_memory_text import ATTENTION, EMBED, MLP, settings_with
+
+MODEL = ModelConfig(64, 32, 2, 4, 2, 8, 64, 16, dtype="bfloat16")
+ROWS = (8, 16)
+"""Rows of a batch, and their tokens."""
+
+
+def links(**mesh):
+    layout = Layout(MeshShape(**mesh).abstract(), ShardingSettings().rules)
+    # With a reference model: its pass, and the policy's forward and backward passes.
+    return step_links(MODEL, layout, ROWS, microbatches=2, untrained=1, recomputed=0)
+
+
+def test_one_device_sends_nothing():
+    assert links() == (0, 0)
+
+
+def test_kernels_are_gathered_and_gradients_scattered_once_a_microbatch_and_hidden():
+    alone, hidden = links(fsdp=2)
+    # V·D, and L layers of D·(N + 2K)·H + N·H·D + 3·D·F and two norms of D, and a norm.
+    count = 64 * 32 + 2 * (32 * 8 * 8 + 4 * 8 * 32 + 3 * 32 * 64 + 2 * 32) + 32
+    # Half of each comes from the other device: three gathers in bfloat16, one scatter in float32.
+    assert hidden == 2 * (3 * 2 + 4) * count / 2
+    assert alone == 0
+
+
+def test_sums_of_activations_are_waited_for():
+    alone, hidden = links(tensor=2)
+    # Two sums a block and pass, each way of a ring of two: 8 · 16 tokens of 32 bfloat16 numbers.
+    assert alone == pytest.approx(3 * 2 * 2 * 8 * 16 * 32 * 2)
+    assert hidden == 0
+
+
+def step(**fields):
+    settings = settings_with(**fields)
+    return step_work(settings, wiring.load_task(settings))
+
+
+def test_model_flops_are_six_a_token_and_parameter_and_those_of_attention():
+    tokens = 12 * 10  # Trajectories, and tokens of each.
+    # Scores and their products with values, of 4 heads of 8, for 5 tokens in the mean.
+    attention = 3 * 2 * 2 * (4 * 8) * 5
+    assert step().model_flops == tokens * (6 * (EMBED + ATTENTION + MLP) + attention)
+    assert step(trainer__mesh__fsdp=2).model_flops == step().model_flops / 2
+
+
+def test_passes_that_train_nothing_are_computed_and_do_not_count_for_mfu():
+    plain = step(algorithm__name="grpo", algorithm__kl_coefficient=0.0, model__remat="none")
+    reference = step(algorithm__name="grpo", algorithm__kl_coefficient=0.1, model__remat="none")
+    again = step(algorithm__name="grpo", algorithm__kl_coefficient=0.1, model__remat="full")
+    assert plain.model_flops == reference.model_flops == again.model_flops
+    one = plain.model_flops / 3
+    assert reference.flops - plain.flops == pytest.approx(one)
+    assert again.flops - reference.flops == pytest.approx(one)
+
+
+def test_mfu_is_model_flops_over_those_of_the_least_time():
+    work = Work(flops=400.0, model_flops=300.0, traffic=0.0, links=20.0)
+    # 4 s of computing and then 1 s of links, in which a device could do 500 operations.
+    assert work.mfu(Rates(flops=100.0, bandwidth=1.0, link=20.0)) == 300 / 500

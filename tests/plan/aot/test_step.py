@@ -1,0 +1,101 @@
+"""The trainer's step as compiled for TPUs and GPUs: its state, its dtypes, its gathers."""
+
+import re
+import types
+
+import jax
+import pytest
+
+from rl_sync.configs import base
+from rl_sync.plan import lowered_programs
+from rl_sync.plan.compiled_text import CompiledProgramText
+from rl_sync.plan.memory_estimate import step_estimate
+from rl_sync.plan.targets import target
+from rl_sync.settings.config_reading import read_settings
+
+pytestmark = pytest.mark.aot
+
+LAYERS = 6
+TASK = types.SimpleNamespace(
+    tokenizer=types.SimpleNamespace(vocab_size=4096, eos_ids=(0,), decode=None),
+    row_tokens=256,
+    max_completion_tokens=128,
+    max_drawn_tokens=128,
+)
+
+
+def settings_of():
+    config = base.get_config()
+    config.workdir = "/nowhere"
+    config.sft.steps = 0
+    config.algorithm.name = "grpo"
+    config.optimizer.updates_per_batch = 1
+    config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8))
+    config.trainer.mesh.fsdp = 4
+    config.model.update(
+        dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
+    )
+    config.model.update(dict(mlp_dim=2048, dtype="bfloat16", remat="full"))
+    return read_settings(config.to_dict())
+
+
+def step_on(devices):
+    settings = settings_of()
+    return lowered_programs.train_step(
+        settings, TASK, lowered_programs.layout_on(settings, "trainer", devices)
+    )
+
+
+@pytest.fixture(scope="module", params=["v5e:2x2", "h100:4"])
+def lowered(request, devices):
+    return step_on(devices(request.param)).lower()
+
+
+@pytest.fixture(scope="module")
+def read(lowered):
+    return CompiledProgramText.of(lowered.compile())
+
+
+def test_the_state_is_updated_in_place(lowered, read):
+    state = jax.tree.leaves(lowered.args_info[0][0])
+    assert all(leaf.donated for leaf in state)
+    assert read.aliases >= len(state)
+    assert read.memory.outputs - read.memory.aliased < 1e6
+
+
+def test_its_memory_is_that_estimated_from_shapes(request, read):
+    name = request.node.callspec.params["lowered"]
+    planned = step_estimate(settings_of(), TASK, target(name).chip.platform)
+    assert planned.peak == pytest.approx(read.memory.peak, rel=0.15)
+
+
+def test_large_products_read_the_dtype_of_the_computation(lowered):
+    products = re.findall(
+        r"stablehlo\.dot_general.*: \(tensor<([\dx]+)x(\w+)>, tensor<([\dx]+)x(\w+)>\)",
+        lowered.as_text(),
+    )
+    kernels = [(a, b) for one, a, other, b in products if _size(other) > 512 * 512]
+    assert len(kernels) > 4
+    assert {dtype for pair in kernels for dtype in pair} == {"bf16"}
+
+
+def _size(text):
+    count = 1
+    for size in text.split("x"):
+        count *= int(size)
+    return count
+
+
+def test_nothing_is_float64_and_nothing_calls_the_host(read):
+    assert "f64[" not in read.text
+    assert not [kernel for kernel in read.kernels if "callback" in kernel or "host" in kernel]
+
+
+def test_parameters_are_gathered_layer_by_layer_beside_the_computation(read):
+    inside = [one for one in read.collectives if one.kind == "all-gather" and LAYERS in one.loops]
+    of_layer = [one for one in inside if one.bytes >= 512 * 512]
+    assert of_layer
+    # No layer's gather brings the kernels of all.
+    assert max(one.bytes for one in of_layer) < 2 * 2 * 512 * 2 * 2048
+    hidden = sum(one.bytes for one in of_layer if one.asynchronous)
+    assert hidden >= sum(one.bytes for one in of_layer) / 2

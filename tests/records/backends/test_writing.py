@@ -1,0 +1,161 @@
+"""Metrics on their way to the backends that the settings name."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from rl_sync.records.backends import backend_catalog, mlflow, tracking
+from rl_sync.records.backends.backend import Labels, MetricPoint, TrackedRun
+from rl_sync.records.backends.backend_catalog import BACKENDS, BackendKind, check_installed
+from rl_sync.records.backends.run_ids import read_identity
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.metrics_writer import MetricsWriter
+from rl_sync.settings.observe_settings import ObserveSettings
+from rl_sync.workdir import Workdir
+from tests.records.backends import fakes
+
+HERE = "tests.records.backends.fakes"
+
+
+@pytest.fixture(autouse=True)
+def _fake_backends(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "fake", BackendKind(f"{HERE}:start", "json"))
+    monkeypatch.setitem(BACKENDS, "broken", BackendKind(f"{HERE}:start_failing", "json"))
+
+
+def _got(workdir):
+    return fakes.started[str(workdir)].got
+
+
+def test_a_backend_gets_the_finite_numbers_of_each_line_and_the_settings(tmp_path):
+    config = {"name": "sums", "sync": {"mode": "asynchronous", "offset": None}}
+    Workdir(tmp_path).config.write_text(json.dumps(config))
+    with MetricsWriter(tmp_path, ["fake"], Labels(project="mine")) as writer:
+        writer.write("evaluation", 0, {"accuracy": 0.5, "note": "text", "kl": float("nan")})
+        writer.write("rl", 1, {"reward": 0.25})
+    (_, run), *rest = _got(tmp_path)
+    assert run.settings == {"name": "sums", "sync.mode": "asynchronous", "sync.offset": None}
+    assert (run.labels.project, run.default_project, run.default_name) == (
+        "mine",
+        "sums",
+        tmp_path.name,
+    )
+    assert rest == [
+        ("evaluation", 0, {"evaluation/accuracy": 0.5}),
+        ("rl", 1, {"rl/reward": 0.25}),
+        ("finish", True),
+    ]
+    assert not Workdir(tmp_path).tensorboard.exists()
+
+
+def test_one_that_fails_takes_nothing_from_the_others(tmp_path, caplog):
+    with MetricsWriter(tmp_path, ["broken", "fake"]) as writer:
+        for step in (1, 2):
+            writer.write("rl", step, {"reward": 0.25})
+    assert len(_got(tmp_path)) == 4
+    assert len(read_metrics(tmp_path)) == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("broken gets no more metrics: RuntimeError: no account was given.")
+
+
+def test_a_resumption_says_which_points_still_count(tmp_path):
+    with MetricsWriter(tmp_path, []) as writer:
+        writer.write("sft", 100, {"loss": 1.0})
+        for step in (1, 2, 3):
+            writer.write("rl", step, {"reward": 0.0})
+    with MetricsWriter(tmp_path, ["fake"]) as writer:
+        writer.resume(1)
+        writer.write("rl", 2, {"reward": 0.5})
+    (_, run), *rest = _got(tmp_path)
+    assert run.records == 4
+    assert rest == [("resume", 1, [100, 1]), ("rl", 2, {"rl/reward": 0.5}), ("finish", True)]
+
+
+def test_wrong_names_and_missing_packages_are_refused(monkeypatch):
+    assert ObserveSettings(backends="").chosen_backends == []
+    assert ObserveSettings(backends="wandb, mlflow,wandb").chosen_backends == ["wandb", "mlflow"]
+    with pytest.raises(ValueError, match=r"observe\.backends='wanb' .* did you mean 'wandb'"):
+        ObserveSettings(backends="tensorboard,wanb")
+    check_installed(["tensorboard"])
+    monkeypatch.setattr(backend_catalog.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'pip install "rl_sync\[mlflow\]", or leave mlflow out'):
+        check_installed(["mlflow"])
+
+
+def _tracker(calls, **more):
+    def init(**arguments):
+        calls.append(("init", arguments))
+        return SimpleNamespace(
+            log=lambda values, step: calls.append(("log", values, step)),
+            define_metric=lambda name, step_metric: calls.append(("axis", name, step_metric)),
+            finish=lambda **end: calls.append(("finish", end)),
+        )
+
+    module = ModuleType("tracker")
+    vars(module).update(init=init, Settings=SimpleNamespace, **more)
+    return module
+
+
+POINTS = [
+    MetricPoint("sft", 100, 1.0, {"sft/loss": 1.5}),
+    MetricPoint("rl", 1, 2.0, {"rl/reward": 0.5}),
+]
+
+
+def _run(workdir, records=0, **labels):
+    return TrackedRun(Workdir(workdir), {"name": "sums", "seed": 3}, Labels(**labels), records)
+
+
+def test_wandb_has_an_axis_for_each_phase_and_a_step_that_never_falls(tmp_path, monkeypatch):
+    calls: list[tuple] = []
+    monkeypatch.setitem(sys.modules, "wandb", _tracker(calls))
+    for name in ("WANDB_DIR", "WANDB_PROJECT", "WANDB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    backend = tracking.start_wandb(_run(tmp_path, project="p"))
+    for point in POINTS:
+        backend.log(point)
+    backend.finish(False)
+    (_, first), *rest = calls
+    assert (first["project"], first["name"], first["resume"]) == ("p", tmp_path.name, "allow")
+    assert ("axis", "rl/*", "rl/step") in rest
+    assert [call[1:] for call in rest if call[0] == "log"] == [
+        ({"sft/loss": 1.5, "sft/step": 100}, 1),
+        ({"rl/reward": 0.5, "rl/step": 1}, 2),
+    ]
+    assert rest[-1] == ("finish", {"exit_code": 1})
+    calls.clear()
+    monkeypatch.setenv("WANDB_PROJECT", "another")
+    backend = tracking.start_wandb(_run(tmp_path, records=5))
+    backend.resume(0, POINTS)  # It has them.
+    backend.log(POINTS[1])
+    assert calls[0][1]["id"] == first["id"]
+    assert calls[0][1]["project"] == "p"
+    assert calls[-1] == ("log", {"rl/reward": 0.5, "rl/step": 1}, 6)
+
+
+def test_trackio_resumes_by_name_and_a_new_run_gets_earlier_points(tmp_path, monkeypatch):
+    calls: list[tuple] = []
+    monkeypatch.setitem(sys.modules, "trackio", _tracker(calls))
+    backend = tracking.start_trackio(_run(tmp_path))
+    backend.resume(1, POINTS)
+    backend.finish(True)
+    assert calls[0][1]["resume"] == "never"
+    assert [call[2] for call in calls if call[0] == "log"] == [100, 1]
+    calls.clear()
+    tracking.start_trackio(_run(tmp_path, run_name="renamed")).resume(1, POINTS)
+    (only,) = calls
+    assert (only[1]["resume"], only[1]["name"]) == ("allow", tmp_path.name)
+
+
+def test_a_damaged_id_is_named(tmp_path):
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends/mlflow.json").write_text("{")
+    with pytest.raises(ValueError, match=r"mlflow\.json is damaged .* delete it to begin"):
+        read_identity(Workdir(tmp_path), "mlflow")
+
+
+def test_mlflow_names_have_no_characters_that_it_refuses():
+    assert mlflow._named("evaluation/pass@2") == "evaluation/pass_2"
+    assert mlflow._named("rl/Ünits a.b:c-d") == "rl/_nits a.b:c-d"

@@ -1,0 +1,279 @@
+"""Delivery of groups: judged and inserted, at once or beside the generation of others."""
+
+import contextlib
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.pending import Await, Pending
+from rl_sync.cluster.scoring_calls import ScoredCompletion, Scores
+from rl_sync.cluster.session import RunStoppedError
+from rl_sync.ending import Ending, Fault
+from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.master.events import GroupsBuffered
+from rl_sync.scoring.score_requests import last_replies
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.weights.agreement import alone
+
+TOKENIZER = CharacterTokenizer("12=")
+TASK = types.SimpleNamespace(tokenizer=TOKENIZER, max_completion_tokens=3)
+(END,) = TOKENIZER.eos_ids
+
+
+class Group(types.SimpleNamespace):
+    """Two completions after a prompt; the second one is as long as completions may be."""
+
+    def __init__(self, lease_id):
+        super().__init__(
+            lease_id=lease_id,
+            endings=None,
+            prompt_id=lease_id + 100,
+            tokens=np.array([[4, 2, END, 0], [4, 2, 3, 2]]),
+            completion_mask=np.array([[0, 1, 1, 0], [0, 1, 1, 1]], bool),
+            rewards=np.zeros(2),
+        )
+
+    def to_columns(self):
+        return {"n": self.lease_id}
+
+
+class Session:
+    """A session whose master answers from a list of verdicts."""
+
+    leads = True
+    agree = staticmethod(alone)
+
+    def __init__(self, scores, unwanted=(), wait_secs=5.0):
+        self.scores, self.told, self.facts = list(scores), [], {}
+        self.unwanted, self.items = unwanted, {}
+        self.stopped = threading.Event()
+        self.spans = types.SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext({}))
+        self.settings = types.SimpleNamespace(
+            launch=types.SimpleNamespace(wait_secs=wait_secs),
+            reward=types.SimpleNamespace(limit_secs=0.1),
+            groups_ahead=2,
+            replay=types.SimpleNamespace(priority="reward", sampler="max_heap"),
+        )
+        self.pending = 0
+
+    def call(self, call):
+        self.told.append(call)
+        if not isinstance(call, Await):
+            return None
+        if call.call is not None:
+            self.items[call.key] = call.call.items
+        if self.pending:
+            self.pending -= 1
+            time.sleep(0.05)
+            return Pending(0)
+        items = self.items[call.key]
+        verdicts = [
+            ScoredCompletion(score, score == 1.0) for score in (self.scores.pop(0) for _ in items)
+        ]
+        leases = {item.lease_id for item in items}
+        return Scores(verdicts, [lease for lease in leases if lease not in self.unwanted])
+
+    def check(self):
+        if self.stopped.is_set():
+            raise RunStoppedError("stopped")
+
+    def deadline(self, *_):
+        return self.check
+
+    @contextlib.contextmanager
+    def alone(self):
+        yield
+
+
+class Replay:
+    def __init__(self):
+        self.inserted = []
+
+    def insert_many(self, table, items, **named):
+        self.inserted.append((table, items, named))
+
+
+def rewarded(group, rewards):
+    new = Group(group.lease_id)
+    known = ~np.isnan(rewards)
+    new.rewards, new.endings = np.where(known, rewards, 0), group.endings
+    new.completion_mask = group.completion_mask & known[:, None]
+    return new
+
+
+def delivery(session, beside=False, in_parts=False):
+    explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts)
+    return GroupDelivery(session, TASK, explorer, Replay(), table="groups", beside=beside)
+
+
+@pytest.mark.parametrize("unwanted", [(), (7,)])
+def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(unwanted):
+    session = Session([1.0, 1.0, 0.0, 1.0], unwanted)
+    one = delivery(session)
+    one.deliver([Group(7), Group(8)])
+    ((table, items, named),) = one._replay.inserted
+    wanted = [n for n in (7, 8) if n not in unwanted]
+    assert (table, items) == ("groups", [{"n": n} for n in wanted])
+    assert named["priorities"] == ([0.5] if unwanted else [1.0, 0.5])
+    judge, happened = session.told
+    assert [item.lease_id for item in judge.call.items] == [7, 7, 8, 8]
+    assert happened == Happened(GroupsBuffered(tuple(wanted)))
+    assert session.facts["reward"] == 0.75
+
+
+def test_the_ends_of_episodes_are_handed_in_with_them():
+    session = Session([1.0, None])
+    fine = Ending({"won": 1.0}, {}, "done", "", 1)
+    lost = Ending({}, {}, "time-out", "too late", 0, faults=(Fault("time-out", "too late"),))
+    group = Group(7)
+    group.endings = (fine, lost)
+    delivery(session).deliver([group])
+    ((first, second),) = session.items.values()
+    assert (first.ending, second.ending) == (fine, lost)
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean"), [([1.0, None, 0.5, None], 0.75), ([None, None, None, None], None)]
+)
+def test_the_reward_that_an_explorer_shows_is_of_what_was_judged(scores, mean):
+    session = Session(scores)
+    delivery(session).deliver([Group(7), Group(8)])
+    assert session.facts["reward"] == mean
+
+
+def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_off():
+    session = Session([1.0, 1.0])
+    delivery(session).deliver([Group(7)])
+    ((first, second),) = session.items.values()
+    assert (first.prompt_id, first.lease_id, first.held_out) == (107, 7, False)
+    assert (first.tokens, second.tokens) == ([2, END], [2, 3, 2])
+    assert (first.truncated, second.truncated) == (False, True)
+    assert (first.text, second.text) == ("1", "121")
+
+
+def test_a_completion_that_could_not_be_judged_has_no_number():
+    session, seen = Session([None, 1.0]), []
+    one = delivery(session)
+    one._explorer.rewarded = lambda group, rewards: seen.append(rewards) or group
+    one.deliver([Group(7)])
+    assert np.isnan(seen[0]).tolist() == [True, False]
+
+
+def test_a_thread_judges_while_the_caller_goes_on():
+    session = Session([1.0] * 4)
+    session.pending = 4
+    one = delivery(session, beside=True)
+    start = time.monotonic()
+    one.deliver([Group(7)])
+    one.deliver([Group(8)])
+    assert time.monotonic() - start < 0.15
+    deadline = time.monotonic() + 10
+    while len(one._replay.inserted) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [items for _, items, _ in one._replay.inserted] == [[{"n": 7}], [{"n": 8}]]
+    one.close()
+
+
+def test_rollouts_wait_once_too_many_are_to_be_judged():
+    session = Session([1.0] * 20)
+    session.pending = 40
+    one = delivery(session, beside=True)
+    start = time.monotonic()
+    for number in range(5):
+        one.deliver([Group(number)])
+    assert time.monotonic() - start > 0.3
+    one.close()
+
+
+def test_the_groups_of_several_rollouts_are_judged_at_once_and_inserted_in_their_order():
+    """The first rollout's judgements come last."""
+    session, one = Session([]), None
+    held, judged = threading.Event(), []
+
+    def score(groups):
+        if groups[0].lease_id == 0:
+            assert held.wait(10)
+        judged.append(groups[0].lease_id)
+        return groups
+
+    one = delivery(session, beside=True)
+    one._judge = score
+    for number in range(3):
+        one.deliver([Group(number)])
+    deadline = time.monotonic() + 10
+    while len(judged) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(judged) == [1, 2]
+    assert one._replay.inserted == []
+    held.set()
+    while len(one._replay.inserted) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [items[0]["n"] for _, items, _ in one._replay.inserted] == [0, 1, 2]
+    one.close()
+
+
+def test_streamed_groups_are_inserted_when_they_are_judged_whatever_their_order():
+    session = Session([])
+    held, waits = threading.Event(), []
+
+    @contextlib.contextmanager
+    def span(kind, **attributes):
+        waits.append(attributes.get("reason"))
+        yield attributes
+
+    session.spans.span = span
+    one = delivery(session, beside=True, in_parts=True)
+    one._judge = lambda groups: (groups[0].lease_id == 1 or held.wait(10)) and groups
+    one.deliver([Group(0), Group(1)])
+    await_inserted(one, 1)
+    assert one._replay.inserted[0][1] == [{"n": 1}]
+    while not one._room.acquire(timeout=1):  # It is released after the insertion.
+        pass
+    one._room.release()
+    one.deliver([Group(2)])
+    assert "judgements" not in waits
+    threading.Timer(0.1, held.set).start()
+    one.deliver([Group(3)])
+    assert "judgements" in waits, "more groups than may be ahead of the trainer are judged at once"
+    await_inserted(one, 4)
+    one.close()
+
+
+def await_inserted(one, count):
+    deadline = time.monotonic() + 10
+    while len(one._replay.inserted) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(one._replay.inserted) == count
+
+
+def test_a_fault_of_the_thread_reaches_the_caller():
+    session = Session([1.0] * 2)
+    one = delivery(session, beside=True)
+    one._replay.insert_many = lambda *_, **__: 1 / 0
+    one.deliver([Group(7)])
+    one._thread.join(timeout=10)
+    with pytest.raises(ZeroDivisionError):
+        one.check()
+
+
+def test_who_waits_for_verdicts_is_told_of_a_stop_and_of_judging_that_stands_still():
+    session = Session([1.0] * 2)
+    session.pending = 10**6
+    session.stopped.set()
+    with pytest.raises(RunStoppedError):
+        delivery(session).deliver([Group(7)])
+    session.stopped.clear()
+    session.role = "explorer1"
+    session.settings.launch.wait_secs = 0.3
+    with pytest.raises(TimeoutError, match="waits for completions to be judged"):
+        delivery(session).deliver([Group(7)])
+
+
+def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
+    mask = np.array([[0, 1, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
+    group = types.SimpleNamespace(tokens=np.arange(20).reshape(4, 5), completion_mask=mask)
+    assert [*last_replies(group)] == [[4], [6, 7], [], [17, 18]]

@@ -1,0 +1,325 @@
+"""Work of the explorer's loop between chunks of a rollout."""
+
+import contextlib
+import types
+
+import pytest
+
+from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation, LeaseGrant
+from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.records.spans import SpanKind
+from rl_sync.roles.explorer import loop as explorer
+from rl_sync.roles.explorer.actor import ExplorerState
+from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack
+from rl_sync.rollout.engine import NonFiniteLogitsError
+from rl_sync.rollout.stats import Stats
+from rl_sync.types import Lease, Prompt
+from rl_sync.weights.agreement import alone
+from rl_sync.weights.ends_interface import WeightsTimeoutError
+
+
+class Weights:
+    """A puller of versions that are only numbers."""
+
+    def __init__(self):
+        self.version, self.looks, self.withdrawn = 3, 0, False
+
+    def newest(self, at_least=-1, timeout_secs=0.0):
+        self.looks += 1
+        if timeout_secs:
+            self.version = max(self.version, at_least)
+        return self.version
+
+    def pull(self, *, at_least, timeout_secs):
+        if self.withdrawn:
+            raise WeightsTimeoutError("gone")
+        assert self.version >= at_least
+        return self.version, f"params {self.version}"
+
+
+@pytest.fixture
+def weights():
+    return Weights()
+
+
+@pytest.fixture
+def loop(weights, monkeypatch):
+    clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(explorer, "time", clock)
+    spans = types.SimpleNamespace(span=lambda kind: contextlib.nullcontext({}))
+    session = types.SimpleNamespace(spans=spans, agree=alone, showing=contextlib.nullcontext)
+    loop = ExplorerLoop(
+        session,
+        number=1,
+        explorer=None,
+        blank=lambda: None,
+        puller=weights,
+        granted_secs=lambda: 0.0,
+        sync_kind=SpanKind.SYNC_CHECKPOINT,
+        delivery=types.SimpleNamespace(check=lambda: None, close=lambda: None),
+        examination=types.SimpleNamespace(requests=["request"], written=list),
+    )
+    loop.clock = clock
+    return loop
+
+
+def test_newer_weights_are_taken_and_others_are_not(loop, weights):
+    assert loop._newer(ExplorerState(3, "params 3")) is None
+    weights.version = 5
+    loop.clock.now += 1
+    assert loop._newer(ExplorerState(3, "params 3")) == ExplorerState(5, "params 5")
+
+
+def test_between_two_looks_some_time_passes(loop, weights):
+    state = ExplorerState(3, "params 3")
+    for _ in range(10):
+        loop._newer(state)
+    assert weights.looks == 1
+    loop.clock.now += 1
+    loop._newer(state)
+    assert weights.looks == 2
+
+
+def test_weights_that_were_withdrawn_are_gone_without(loop, weights):
+    weights.version, weights.withdrawn = 4, True
+    assert loop._newer(ExplorerState(3, "params 3")) is None
+
+
+class Master:
+    """Answers requests for leases in turn, and remembers what it was told."""
+
+    def __init__(self, *answers):
+        self.answers, self.calls = list(answers), []
+
+    def __call__(self, call):
+        self.calls.append(call)
+        return self.answers.pop(0)
+
+
+def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop, weights):
+    """A group takes three rollouts; the weights of the second are newer."""
+    begin = LeaseGrant(1, 3, False, [Lease(7, 0, 0, Prompt(0, "1+1=", "2"))])
+    go_on = begin._replace(version=4, leases=[])
+    master = Master(begin, go_on, HoldBack("synchronization"), go_on, Finish("the run ended"))
+    spans, rollouts, inserted = [], [], []
+
+    @contextlib.contextmanager
+    def span(kind, **attributes):
+        yield attributes
+        spans.append((kind, attributes))
+
+    def rollout(state, leases, newer):
+        rollouts.append((state.version, state.unfinished, [lease.lease_id for lease in leases]))
+        weights.version = 4
+        whole = len(rollouts) == 3
+        return state._replace(unfinished=() if whole else ("group 7",)), ["group 7"] * whole
+
+    loop.session.call = master
+    loop.session.deadline = lambda *_: lambda: None
+    loop.session.facts = {}
+    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
+    loop.session.spans = types.SimpleNamespace(span=span, now=lambda: 0.0, record=lambda *a, **k: 0)
+    loop.explorer = types.SimpleNamespace(
+        compile=lambda params: None,
+        rollout=rollout,
+        engine=types.SimpleNamespace(stats=Stats()),
+        streams=False,
+        in_parts=False,
+    )
+    loop.delivery.deliver = inserted.append
+    loop.clock.monotonic = iter(range(100)).__next__
+    weights.pull = lambda **_: (weights.version, "params")
+    loop.run()
+    assert [call.unfinished for call in master.calls] == [0, 1, 1, 1, 0]
+    assert [call.poll_secs for call in master.calls] == [0.0, 0.0, 0.0, 1.0, 0.0]
+    assert rollouts == [(3, (), [7]), (4, ("group 7",), []), (4, ("group 7",), [])]
+    assert inserted == [["group 7"]]
+    told = [a for kind, a in spans if kind is SpanKind.ROLLOUT]
+    assert [(a["resumed"], a["carried_over"]) for a in told] == [(0, 1), (1, 1), (1, 0)]
+
+
+class Streaming:
+    """An explorer of two groups at once; those of even numbers take one chunk, others three."""
+
+    streams, groups = True, 2
+
+    def __init__(self):
+        self.engine, self.left, self.rollouts = types.SimpleNamespace(stats=Stats()), {}, []
+
+    def compile(self, params):
+        pass
+
+    def room(self, state):
+        return self.groups - len(state.unfinished)
+
+    def rollout(self, state, leases, newer):
+        assert newer is None
+        self.left |= {lease.lease_id: 3 if lease.lease_id % 2 else 1 for lease in leases}
+        self.rollouts.append((state.version, sorted(self.left)))
+        self.left = {lease_id: left - 1 for lease_id, left in self.left.items()}
+        whole = [lease_id for lease_id, left in self.left.items() if left == 0]
+        self.left = {lease_id: left for lease_id, left in self.left.items() if left}
+        return state._replace(unfinished=tuple(self.left)), whole
+
+
+@pytest.fixture
+def streaming(loop, weights):
+    """A loop that streams; `delivered` and `told` are what it delivers and records."""
+    loop.explorer, loop.delivered, loop.told = Streaming(), [], []
+
+    @contextlib.contextmanager
+    def span(kind, **attributes):
+        yield attributes
+        loop.told.append((kind, attributes))
+
+    loop.session.deadline = lambda *_: lambda: None
+    loop.session.facts = {}
+    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
+    loop.session.spans = types.SimpleNamespace(span=span, now=lambda: 0.0, record=lambda *a, **k: 0)
+    loop.delivery.deliver = loop.delivered.append
+    loop.clock.monotonic = iter(range(1000)).__next__
+    weights.pull = lambda **_: (weights.version, "params")
+    return loop
+
+
+def _granting(version, *lease_ids):
+    leases = [Lease(lease_id, 0, 0, Prompt(0, "1+1=", "2")) for lease_id in lease_ids]
+    return LeaseGrant(1, version, False, leases)
+
+
+def test_a_streaming_explorer_takes_a_lease_for_each_group_that_is_whole(streaming):
+    end = Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 1, 2), _granting(3, 4), _granting(3), end)
+    streaming.run()
+    calls = streaming.session.call.calls
+    assert [(call.unfinished, call.room) for call in calls] == [(0, None), (1, 1), (1, 1), (0, 2)]
+    assert streaming.explorer.rollouts == [(3, [1, 2]), (3, [1, 4]), (3, [1])]
+    assert streaming.delivered == [[2], [4], [1]]
+    rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
+    assert [(one["leases"], one["in_flight"]) for one in rollouts] == [([1, 2, 4], 1), ([], 0)]
+    assert all(call.poll_secs == 0 for call in calls), "it waits while groups are in flight"
+
+
+def test_a_streaming_explorer_without_room_does_not_ask(streaming):
+    streaming.session.call = Master(_granting(3, 1, 3), Finish("the run ended"))
+    streaming.run()
+    assert streaming.explorer.rollouts == [(3, [1, 3])] * 3
+    assert len(streaming.session.call.calls) == 2
+
+
+def run_while_published(streaming, weights, version):
+    """Runs, and publishes a version in the first rollout."""
+    rollout = streaming.explorer.rollout
+
+    def publishing(*arguments):
+        weights.version = version
+        return rollout(*arguments)
+
+    streaming.explorer.rollout = publishing
+    streaming.run()
+
+
+def test_a_streaming_explorer_begins_leases_of_newer_weights_with_these(streaming, weights):
+    end = Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 1, 2), _granting(5, 4), end, end)
+    run_while_published(streaming, weights, 5)
+    assert streaming.explorer.rollouts[:2] == [(3, [1, 2]), (5, [1, 4])]
+    rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
+    assert [one["version"] for one in rollouts] == [3, 5]
+
+
+def test_newer_weights_in_flight_are_taken_without_room_for_another_group(streaming, weights):
+    streaming.session.settings.rollout.swap = "in_flight"
+    go_on = _granting(5)
+    streaming.session.call = Master(_granting(3, 1, 3), go_on, Finish("the run ended"))
+    run_while_published(streaming, weights, 5)
+    assert [version for version, _ in streaming.explorer.rollouts] == [3, 5, 5]
+
+
+def test_a_streaming_explorer_is_held_back_only_once_nothing_is_in_flight(streaming):
+    wait, end = HoldBack("synchronization"), Finish("the run ended")
+    streaming.session.call = Master(_granting(3, 2), wait, wait, wait, end)
+    streaming.run()
+    assert [call.poll_secs for call in streaming.session.call.calls] == [0, 0, 0, 1, 1]
+    assert [kind for kind, _ in streaming.told].count(SpanKind.WAIT) == 1
+
+
+def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_its_own():
+    latest = LeaseGrant(1, 3, False, [])
+    exact = latest._replace(exactly=True)
+    assert [explorer._suits(latest, version) for version in (2, 3, 4)] == [False, True, True]
+    assert [explorer._suits(exact, version) for version in (2, 3, 4)] == [False, True, False]
+
+
+def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(loop):
+    def rollout(*_):
+        raise NonFiniteLogitsError("The model's logits are NaN")
+
+    engine = types.SimpleNamespace(stats=Stats(), version=4)
+    loop.explorer = types.SimpleNamespace(
+        rollout=rollout, engine=engine, streams=False, in_parts=False
+    )
+    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
+    loop.session.spans.span = lambda *_, **attributes: contextlib.nullcontext(attributes)
+    grant = LeaseGrant(1, 4, True, [])
+    with pytest.raises(RunEndedError, match="weights of version 4: The model's logits are NaN"):
+        loop._generate(grant, ExplorerState(4, "params"))
+
+
+def test_a_version_is_waited_for_and_not_asked_for_again_and_again(loop, weights):
+    loop.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
+    loop._await(7, deadline=lambda: None)
+    assert (weights.version, weights.looks) == (7, 2)
+
+
+def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights):
+    calls = []
+
+    def answered(call):
+        calls.append(call)
+        if isinstance(call, AskLease):
+            return answers.pop(0)
+        return None
+
+    answers = [GrantEvaluation(4, 4), Finish("the run ended")]
+    weights.version = 5
+    loop.session.call = answered
+    loop.session.deadline = lambda *_: lambda: None
+    loop.session.facts = {}
+    limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
+    loop.session.settings = types.SimpleNamespace(launch=limits, reward=limits)
+    loop.session.spans = types.SimpleNamespace(
+        span=lambda kind, **_: contextlib.nullcontext({}),
+        now=lambda: 0.0,
+        record=lambda *_, **__: 0,
+    )
+    loop.explorer = types.SimpleNamespace(
+        compile=lambda params: None,
+        complete=lambda state, requests: (state, requests),
+        streams=False,
+        in_parts=False,
+    )
+    loop.run()
+    (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
+    assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
+    assert calls[-1].call == AwaitEvaluations(), "the explorer leaves before it is measured"
+
+
+def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on(loop):
+    answers = [HoldBack("the first weights", step) for step in (None, 1, 1, 2, 2, 2)]
+    answers.append(Finish("the run is over"))
+    renewed = []
+
+    class Patience:
+        def __call__(self):
+            pass
+
+        def renew(self):
+            renewed.append(len(answers))
+
+    loop.session.call = lambda call: answers.pop(0)
+    loop.session.deadline = lambda *_: Patience()
+    loop.session.spans = types.SimpleNamespace(span=lambda *a, **k: contextlib.nullcontext({}))
+    assert loop._lease(None) == Finish("the run is over")
+    assert renewed == [5, 3]  # At the answers whose step is a new one.

@@ -1,0 +1,195 @@
+"""Completion and judgement of held-out problems."""
+
+import contextlib
+import dataclasses
+import json
+import types
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from rl_sync.cluster.pending import Await
+from rl_sync.cluster.scoring_calls import CompletionToScore, ScoredCompletion, Scores
+from rl_sync.configs import gsm8k
+from rl_sync.ending import Ending
+from rl_sync.rewards.judgement import Judgement
+from rl_sync.roles import evaluator as evaluation
+from rl_sync.roles import wiring
+from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
+from rl_sync.settings.config_reading import read_settings
+from tests.settings.test_run_settings import config_with
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    answer = "It is 3 x 4 = 12.\n#### 12"
+    rows = [{"question": f"3 x 4? Say it {i} times.", "answer": answer} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    fields = {
+        "task__dataset__path": str(path),
+        "tokenizer__path": "tests/data/tokenizer",  # Which ends with 2 or 7.
+        "rollout__stop_ids": "9, 11",
+        "rollout__stop_strings": ".|!",
+        "rollout__temperature": 0.7,
+    }
+    return read_settings(config_with(gsm8k.get_config(), **fields))
+
+
+@pytest.fixture(scope="module")
+def task(settings):
+    return wiring.load_task(settings)
+
+
+def test_every_end_of_the_tokenizer_and_every_one_of_the_users_ends_a_completion(settings, task):
+    for sampling in (wiring.sampling(settings, task), wiring.greedy_sampling(settings, task)):
+        assert set(sampling.stop_ids) == {2, 7, 9, 11}
+        assert sampling.stop_strings == (".", "!")
+        assert sampling.max_new_tokens == task.max_completion_tokens
+    assert not wiring.sampling(settings, task).greedy
+    assert wiring.greedy_sampling(settings, task).greedy
+
+
+class Session:
+    """Notes what is handed in, and gives verdicts."""
+
+    def __init__(self, *given):
+        limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
+        self.settings = types.SimpleNamespace(launch=limits, reward=limits)
+        self.spans = types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({}))
+        self.showing = contextlib.nullcontext
+        self.given, self.calls = list(given), []
+
+    def call(self, call):
+        self.calls.append(call)
+        return Scores(self.given, []) if isinstance(call, Await) else None
+
+
+@pytest.fixture
+def engine(task):
+    """Makes engines that complete every prompt with 12, ended in each of the two ways."""
+
+    class Scripted:
+        asked: ClassVar[list[CompletionRequest]] = []
+
+        def load(self, params, version):
+            assert params == "params"
+
+        def generate(self, requests):
+            self.asked.extend(requests)
+            ends = [(2, 7)[i % 2] for i in range(len(requests))]
+            tokens = [np.array([*task.tokenizer.encode("12"), end], np.int32) for end in ends]
+            return [
+                [FinishedCompletion(i, j, x, x, x, "stop") for j in range(request.completions)]
+                for i, (x, request) in enumerate(zip(tokens, requests, strict=True))
+            ]
+
+    return Scripted
+
+
+def evaluator(settings, task, session, engine):
+    examination = wiring.examination(settings, task)
+    greedy = wiring.greedy_sampling(settings, task)
+    return evaluation.Evaluator(session, examination, greedy, engine)
+
+
+def test_an_evaluation_ends_completions_as_rollouts_do_and_has_their_text_judged(
+    settings, task, engine
+):
+    session = Session()
+    evaluator(settings, task, session, engine).hand_in("params", "after step 3", 3)
+    assert [one.sampling for one in engine.asked] == [wiring.greedy_sampling(settings, task)] * 2
+    assert engine.asked[0].prompt.tolist() == task.tokenizer.encode_prompt(task.held_out[0].text)
+    (call,) = session.calls
+    assert (call.moment, call.step) == ("after step 3", 3)
+    asked_for = [(one.prompt_id, one.held_out, one.text, one.truncated) for one in call.items]
+    assert asked_for == [(p.prompt_id, True, "12", False) for p in task.held_out]
+
+
+def test_several_completions_of_a_problem_are_drawn_and_each_has_its_number(settings, task, engine):
+    several = dataclasses.replace(
+        settings, evaluation=dataclasses.replace(settings.evaluation, samples=3, temperature=0.5)
+    )
+    session = Session()
+    evaluator(several, task, session, engine).hand_in("params", "after step 3", 3)
+    assert {(one.sampling.greedy, one.sampling.temperature) for one in engine.asked} == {
+        (False, 0.5)
+    }
+    assert len({one.seed for one in engine.asked}) == len(engine.asked) == 2
+    (call,) = session.calls
+    assert [(one.prompt_id, one.sample) for one in call.items] == [
+        (problem, sample) for problem in (0, 1) for sample in range(3)
+    ]
+
+
+def test_without_a_temperature_of_their_own_evaluations_draw_as_rollouts_do(settings, task):
+    several = dataclasses.replace(
+        settings, evaluation=dataclasses.replace(settings.evaluation, samples=3)
+    )
+    assert wiring.examination(several, task).sampling == wiring.sampling(settings, task)
+
+
+def test_a_probe_waits_for_its_verdicts(settings, task, engine):
+    session = Session(ScoredCompletion(1.0, True), ScoredCompletion(0.5, False))
+    values = evaluator(settings, task, session, engine).accuracy("params", 8)
+    assert (values["accuracy"], values["problems"]) == (0.5, 2)
+    session = Session(ScoredCompletion(1.0, True))
+    assert evaluator(settings, task, session, engine).accuracy("params", 1)["accuracy"] == 1.0
+
+
+def judged(number, answer="", sample=0, score=1.0):
+    item = CompletionToScore(number, True, -1, answer, [], False, sample)
+    return item, Judgement(score, answer=answer or None)
+
+
+def test_a_completion_counts_once_however_often_it_comes(settings, task):
+    examination = dataclasses.replace(wiring.examination(settings, task), samples=2)
+    sheet = evaluation.EvaluationResults(examination, "category")
+    items = [judged(0)[0], judged(1)[0], judged(0)[0], judged(0, sample=1)[0]]
+    assert sheet.new(items) == [items[0], items[1], items[3]]
+    assert sheet.new(items) == []
+    for item, one in (judged(0), judged(1), judged(0, score=0.0), judged(0, sample=1)):
+        sheet.add(item, one, one.score == 1.0)
+    assert not sheet.is_complete
+    sheet.add(*judged(1, sample=1, score=None), False)
+    assert sheet.is_complete
+    assert [[one.solved for one in problem.answers] for problem in sheet.problems] == [
+        [True, True],
+        [True, None],
+    ]
+
+
+def test_votes_are_the_answers_that_the_reward_has_read(settings, task):
+    sheet = evaluation.EvaluationResults(wiring.examination(settings, task), "category")
+    sheet.add(judged(0)[0]._replace(text=" The  Sum\nis 12"), Judgement(1.0), True)
+    sheet.add(judged(1)[0]._replace(text="whatever"), Judgement(1.0, answer="12"), True)
+    assert [problem.answers[0].vote for problem in sheet.problems] == [None, "12"]
+
+
+def test_problems_have_the_category_of_their_row_and_are_seen_if_they_are_trained_on(
+    settings, task
+):
+    seen = task.train[3]._replace(prompt_id=1, row={"level": 3})
+    task = dataclasses.replace(task, held_out=[task.held_out[0], seen])
+    sheet = evaluation.EvaluationResults(wiring.examination(settings, task), "level")
+    assert [(one.category, one.is_seen) for one in sheet.problems] == [("", False), ("3", True)]
+
+
+def test_games_of_several_players_are_won_drawn_or_lost(settings, task):
+    examination = dataclasses.replace(wiring.examination(settings, task), samples=3)
+    sheet = evaluation.EvaluationResults(examination, "category")
+    results = ["won", "won", "lost", "drawn", "cut", "unjudged"]
+    for number, result in enumerate(results):
+        metrics = {name: float(name == result) for name in ("won", "drawn", "lost")}
+        ending = Ending({}, {} if result == "cut" else metrics, "done", "", 3, seat=number % 2)
+        score = None if result == "unjudged" else 0.0
+        item, one = judged(number % 2, sample=number // 2, score=score)
+        sheet.add(item._replace(ending=ending), one, result == "won")
+    values = sheet.measure()
+    found = [values[f"games_{name}"] for name in ("won", "drawn", "lost")]
+    assert found == pytest.approx([2 / 5, 1 / 5, 1 / 5])
+    assert values["accuracy"] == pytest.approx((1 / 3 + 1 / 2) / 2), "of two problems"
+    alone = evaluation.EvaluationResults(wiring.examination(settings, task), "category")
+    alone.add(*judged(0), True)
+    assert "games_won" not in alone.measure()

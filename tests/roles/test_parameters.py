@@ -1,0 +1,165 @@
+"""Transfer of a run's parameters, and their form at explorers."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from rl_sync.checkpoints.snapshots import load_part, save_snapshot
+from rl_sync.models import lora
+from rl_sync.models.config import HEAD, Lora
+from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.placement import shardings
+from rl_sync.roles.parameters import Parameters
+from rl_sync.settings.records import ConfigError
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
+from tests.models import tiny
+from tests.models.meshes import layout
+
+CHECKPOINT = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen2"
+ADAPTED = dataclasses.replace(load_config(CHECKPOINT), lora=Lora(2, 4.0, ("q", "down")))
+
+
+class Pulled:
+    """A puller that has one version."""
+
+    def __init__(self, params):
+        self.params = params
+
+    def pull(self, *, exactly=None, at_least=None, timeout_secs):
+        return 7, self.params
+
+    def newest(self, at_least=-1, timeout_secs=0.0):
+        return 7
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    return True
+
+
+@pytest.fixture(scope="module")
+def adapted():
+    return Parameters(ADAPTED, str(CHECKPOINT), 3, layout(), "float32")
+
+
+def test_without_adapters_everything_travels_as_it_is():
+    params = tiny.params()
+    parameters = Parameters(tiny.CONFIG, None, 0, layout(), "float32")
+    assert parameters.published(params) is params
+    puller = Pulled(params)
+    assert parameters.receiving(puller) is puller
+    assert jax.tree.structure(parameters.blank()) == jax.tree.structure(params)
+
+
+def test_adapters_alone_travel_and_arrive_merged_into_the_base(adapted):
+    initial = adapted.initial()
+    moved = jax.tree.map(lambda x: x + 0.1, adapted.published(initial))
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(moved)]
+    assert all("_lora" in name for name in names)
+    version, received = adapted.receiving(Pulled(moved)).pull(timeout_secs=1.0)
+    assert version == 7
+    expected = lora.merge(ADAPTED, lora.join(moved, lora.split(initial)[1]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), received, expected)
+    assert jax.tree.map(np.shape, received) == jax.tree.map(np.shape, adapted.blank())
+
+
+def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):
+    initial = adapted.initial()
+    assert same(initial, adapted.initial())
+    plain = Parameters(load_config(CHECKPOINT), str(CHECKPOINT), 9, layout(), "float32").initial()
+    assert same(lora.split(initial)[1], plain)
+    assert same(lora.merge(ADAPTED, initial), plain)
+
+
+@pytest.mark.parametrize("path", [None, str(CHECKPOINT)])
+def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted):
+    parameters = dataclasses.replace(adapted, path=path)
+    initial = parameters.initial()
+    kept = parameters.kept(jax.tree.map(lambda x: x + 0.1, initial))
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept)]
+    assert all("_lora" in name for name in names)
+    expected = lora.join(kept, lora.split(initial)[1])
+    assert same(parameters.completed(kept, parameters.base_digest(initial)), expected)
+    start = "seed=3" if path is None else "model.path="
+    with pytest.raises(ConfigError, match=rf"digest 0123, but that of config.{start}.* changed"):
+        parameters.completed(kept, "0123")
+
+
+def test_without_adapters_everything_is_kept(adapted):
+    params = tiny.params()
+    parameters = Parameters(tiny.CONFIG, None, 0, layout(), "float32")
+    assert parameters.kept(params) is params
+    assert parameters.base_digest(params) is None
+    assert parameters.completed(params, None) is params
+
+
+def laid_out(tree):
+    return jax.tree.map(lambda x: (x.dtype, x.sharding.devices_indices_map(x.shape)), tree)
+
+
+def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_path):
+    config = load_config(CHECKPOINT)
+    whole = Parameters(config, str(CHECKPOINT), 0, layout(), "float32").initial()
+    of_trainer = Parameters(config, str(CHECKPOINT), 0, layout(fsdp=2, tensor=2), "float32")
+    params = of_trainer.initial()
+    assert same(params, whole)
+    assert laid_out(params) == laid_out(of_trainer.abstract)
+    save_snapshot(tmp_path, 1, {"params": params}, {})
+    other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").abstract
+    _, restored, _ = load_part(tmp_path, None, {"params": other})
+    assert same(restored["params"], whole)
+    assert laid_out(restored["params"]) == laid_out(other)
+
+
+def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_path):
+    sent = Parameters(tiny.CONFIG, None, 0, layout(fsdp=2), "bfloat16")
+    received = Parameters(tiny.CONFIG, None, 0, layout(tensor=2), "bfloat16")
+    params = jax.device_put(tiny.params(), shardings(sent.abstract))
+    publisher = CheckpointPublisher(tmp_path)
+    publisher.publish(4, sent.published(params))
+    publisher.close()
+    puller = received.receiving(CheckpointPuller(tmp_path, received.abstract_published()))
+    version, found = puller.pull(timeout_secs=5.0)
+    assert version == 4
+    assert same(found, jax.tree.map(lambda x: x.astype("bfloat16"), params))
+    assert laid_out(found) == laid_out(received.blank())
+
+
+def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
+    to = dataclasses.replace(adapted, layout=layout(tensor=2), dtype="bfloat16")
+    moved = jax.tree.map(lambda x: x + 0.1, adapted.published(adapted.initial()))
+    assert laid_out(to.published(moved)) == laid_out(moved), "adapters travel as they are"
+    _, found = to.receiving(Pulled(jax.device_put(moved, layout(tensor=2).repeated))).pull(
+        timeout_secs=1.0
+    )
+    _, wide = adapted.receiving(Pulled(moved)).pull(timeout_secs=1.0)
+    assert laid_out(found) == laid_out(to.blank())
+    assert {x.dtype.name for x in jax.tree.leaves(found)} == {"bfloat16"}
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.float32(a), b, rtol=2**-7, atol=1e-6),
+        found,
+        wide,
+    )
+
+
+@pytest.mark.parametrize("adapters", [None, Lora(2, 4.0, ("q", "down"))])
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_score"])
+def test_a_reward_model_begins_with_the_head_of_its_checkpoint_or_else_a_drawn_one(name, adapters):
+    path = CHECKPOINT.parent / name
+    model = dataclasses.replace(load_config(path), scalar_head=True, lora=adapters)
+    parameters = Parameters(model, str(path), 3, layout(), "float32")
+    initial, other = parameters.initial(), dataclasses.replace(parameters, seed=4).initial()
+    stored = load_file(path / "model.safetensors")
+    np.testing.assert_array_equal(initial["final_norm"]["scale"], stored["model.norm.weight"])
+    kernels = [np.asarray(params[HEAD]["kernel"]) for params in (initial, other)]
+    if name == "qwen2_score":
+        np.testing.assert_array_equal(kernels, [stored["score.weight"][0]] * 2)
+    else:
+        assert np.abs(kernels[0] - kernels[1]).max() > 0.01
+    kept = parameters.kept(initial)
+    assert HEAD in kept
+    assert same(parameters.completed(kept, parameters.base_digest(initial)), initial)

@@ -1,0 +1,78 @@
+"""Batches of demonstrations."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rl_sync.algorithms.named import named
+from rl_sync.cluster.session import RunStoppedError
+from rl_sync.roles.trainer.data_reader import DataReader, drawing
+from rl_sync.types import NO_LEASE
+from tests.tasks.loading import load
+
+TASK = load(arithmetic__held_out_problems=9)
+
+
+SFT, REWARD_MODEL = (named(name, staleness_bound=0) for name in ("sft", "reward_model"))
+
+
+def reader(seed=0, check=lambda: None, algorithm=SFT):
+    trainer = SimpleNamespace(groups_per_step=3, group_size=2)
+    settings = SimpleNamespace(seed=seed, trainer=trainer)
+    return DataReader(SimpleNamespace(settings=settings, check=check), drawing(algorithm, TASK))
+
+
+def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
+    groups, left_out, kept, *_ = reader().next(5)
+    assert not left_out
+    assert not kept
+    assert [group.ordinal for group in groups] == [12, 13, 14]
+    demonstrated = {(one.text, one.answer) for one in TASK.demonstrations}
+    for group in groups:
+        assert group.lease_id == NO_LEASE
+        assert group.tokens.shape == (2, TASK.row_tokens)
+        assert group.oldest_version == 4
+        for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
+            asked = TASK.tokenizer.decode(tokens[: mask.argmax()].tolist())
+            answered = TASK.tokenizer.decode(tokens[mask].tolist())
+            assert (asked, answered) in demonstrated
+
+
+def test_the_seed_and_the_step_decide_and_no_two_steps_are_alike():
+    def tokens(reader, step):
+        return np.concatenate([group.tokens for group in reader.next(step).groups])
+
+    first = tokens(reader(), 1)
+    np.testing.assert_array_equal(first, tokens(reader(), 1))
+    assert (first != tokens(reader(), 2)).any()
+    assert (first != tokens(reader(seed=1), 1)).any()
+
+
+def test_a_run_that_is_stopped_reads_no_more():
+    def check():
+        raise RunStoppedError("interrupted")
+
+    with pytest.raises(RunStoppedError):
+        reader(check=check).next(1)
+
+
+def test_a_step_s_pairs_are_the_chosen_and_then_the_rejected_completion_of_a_problem():
+    pairs = {(pair.prompt.text, pair.chosen, pair.rejected) for pair in TASK.preferences}
+    for group in reader(algorithm=REWARD_MODEL).next(2).groups:
+        asked, answered = [], []
+        for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
+            asked.append(TASK.tokenizer.decode(tokens[: mask.argmax()].tolist()))
+            answered.append(TASK.tokenizer.decode(tokens[mask].tolist()))
+        assert asked[0] == asked[1]
+        assert (asked[0], *answered) in pairs
+        assert group.rewards.tolist() == [0.0, 0.0]
+
+
+def test_a_pair_s_margin_is_the_reward_of_the_chosen_completion():
+    wide = dataclasses.replace(
+        TASK, preferences=[pair._replace(margin=0.5) for pair in TASK.preferences]
+    )
+    _, _, rewards = drawing(REWARD_MODEL, wide)(4, [0])
+    assert rewards.tolist() == [0.5, 0.0, 0.5, 0.0]

@@ -1,0 +1,230 @@
+"""The master's judging: records, metrics, and the limit of completions that cannot be judged."""
+
+import functools
+import math
+import time
+import types
+
+import numpy as np
+import pytest
+
+from rl_sync.cluster.messages import decode, encode
+from rl_sync.cluster.scoring_calls import CompletionToScore, ScoredCompletion
+from rl_sync.records.json_lines import read_json_lines
+from rl_sync.records.spans import SpanRecorder, read_spans
+from rl_sync.rewards.judgement import Judgement
+from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.role_names import MASTER
+from rl_sync.scoring.judging import MasterScoring, is_above
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.types import NO_LEASE, Prompt
+from rl_sync.workdir import Workdir
+
+TASK = types.SimpleNamespace(
+    train=[Prompt(0, "1+1=", "2", {"size": 3}), Prompt(1, "2+2=", "4")],
+    held_out=[Prompt(0, "3+3=", "6")],
+    reward="main + extra",
+    tokenizer=CharacterTokenizer("0123456789+=?"),
+)
+
+
+class Scripted:
+    """Gives the score that the completion says; `?` cannot be judged."""
+
+    def __init__(self):
+        self.judged, self.rows = 0, []
+        self.tokens = []
+
+    def judge(self, items, timeout_secs=None):
+        self.rows += [item.row for item in items]
+        self.tokens += [item.completion.tokens for item in items]
+        self.judged += len(items)
+        return [self.one(item.completion.text) for item in items]
+
+    def one(self, text):
+        if text == "?":
+            return Judgement.unknown("too hard")
+        score = float(text.rstrip("\x00"))
+        return Judgement(score, "as told", {"main": score, "extra": 0.5})
+
+    def close(self):
+        pass
+
+
+class Desk:
+    def __init__(self, workdir, **settings):
+        self.judge, self.failures = Scripted(), []
+        self.judging = MasterScoring(
+            task=TASK,
+            judge=self.judge,
+            main="main",
+            settings=RewardSettings(**settings),
+            workdir=Workdir(workdir),
+            spans=SpanRecorder(Workdir(workdir).spans_of(MASTER), MASTER),
+            fail=self.failures.append,
+        )
+
+    def __call__(self, *texts, lease=7, held_out=False, problem=0):
+        items = [CompletionToScore(problem, held_out, lease, text, [1], False) for text in texts]
+        return self.judging.verdicts(items)
+
+
+def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "0.5", "?")
+    desk("1")
+    desk.judging.close()
+    first, second = read_spans(tmp_path)
+    assert (first.role, first.kind, first.attributes) == ("master", "score", {"completions": 3})
+    assert second.attributes == {"completions": 1}
+
+
+def test_verdicts_come_with_what_the_main_term_says(tmp_path):
+    desk = Desk(tmp_path)
+    assert desk("1", "0.5", "?") == [
+        ScoredCompletion(1.0, True),
+        ScoredCompletion(0.5, False),
+        ScoredCompletion(None, False),
+    ]
+    assert desk.judge.rows[0] == {"prompt": "1+1=", "answer": "2", "size": 3}
+    desk("1", held_out=True, lease=NO_LEASE)
+    assert desk.judge.rows[-1]["prompt"] == "3+3="
+    assert desk.judging.verdicts([]) == []
+
+
+def test_metrics_are_of_the_groups_of_a_step(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "0", lease=1)
+    desk("1", "?", lease=2)
+    desk("0", lease=3)
+    desk("0", held_out=True, lease=NO_LEASE)
+    assert desk.judging.metrics([1, 2], [1, 2], 2) == {
+        "reward_mean": pytest.approx(2 / 3),
+        "reward_std": pytest.approx(np.std([1, 0, 1])),
+        "reward_min": 0.0,
+        "reward_max": 1.0,
+        "reward/main": pytest.approx(2 / 3),
+        "reward/extra": 0.5,
+        "reward/unjudged": 1.0,
+        "unprintable_fraction": 0.0,
+    }
+    assert desk.judging.metrics([1], [], 2) == {"reward/unjudged": 0.0}
+    assert desk.judging.metrics([3], [], 2) == desk.judging.metrics([3], [3], 2)
+    desk("1", lease=4)
+    desk.judging.forget([4, 5])
+    assert desk.judging.metrics([4], [], 2) == {"reward/unjudged": 0.0}
+
+
+def test_rewards_of_a_step_leave_out_greedy_baselines_and_are_empty_where_nothing_was_judged(
+    tmp_path,
+):
+    desk = Desk(tmp_path)
+    desk("0", "0", "1", lease=1)  # The last one is the greedy completion.
+    desk("?", "?", lease=2)
+    assert desk.judging.metrics([1], [], 2)["reward_mean"] == 0.0
+    assert desk.judging.metrics([1], [], 2)["reward/main"] == 0.0
+    nothing = desk.judging.metrics([2], [], 2)
+    assert all(math.isnan(nothing[f"reward_{of}"]) for of in ("mean", "std", "min", "max"))
+    assert nothing["reward/unjudged"] == 2.0
+
+
+def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1", "?", lease=1)
+    desk("0", lease=3)
+    found = desk.judging.of_leases([3, 2, 1])
+    assert found.counts == [1, 0, 2]
+    assert found.scores == [0.0, 1.0, None]
+    assert found.whys == ["as told", "as told", "too hard"]
+    assert found.components == [{"main": 0.0, "extra": 0.5}, {"main": 1.0, "extra": 0.5}, {}]
+    assert found.answers == found.endings == [None] * 3
+    assert decode(encode(found)) == found
+    desk.judging.metrics([1], [1], 2)
+    assert desk.judging.of_leases([1, 3]).counts == [0, 1]
+
+
+def test_the_last_completions_are_examples_and_what_cannot_be_printed_is_counted(tmp_path):
+    desk = Desk(tmp_path)
+    desk("1\x00", "0", lease=1)
+    desk("5", held_out=True, lease=NO_LEASE)
+    assert desk.judging.metrics([1], [1], 2)["unprintable_fraction"] == 0.5
+    desk("2", "3", lease=2)
+    assert desk.judging.examples() == (
+        "'1+1=' → '0': as told",
+        "'1+1=' → '2': as told",
+        "'1+1=' → '3': as told",
+    )
+
+
+@pytest.mark.parametrize(("record", "count"), [("all", 3), ("unjudged", 1), ("none", 0)])
+def test_judgements_are_recorded_with_their_reasons(tmp_path, record, count):
+    desk = Desk(tmp_path, record=record)
+    desk("1", "?", "0")
+    desk.judging.close()
+    records = read_json_lines(tmp_path / "judgements.jsonl")
+    assert len(records) == count
+    if count == 3:
+        first, lost, _ = records
+        assert (first["why"], first["components"]) == ("as told", {"main": 1.0, "extra": 0.5})
+        assert (lost["score"], lost["why"], lost["completion"]) == (None, "too hard", "?")
+
+
+def test_too_many_that_cannot_be_judged_stop_the_run_with_examples(tmp_path):
+    desk = Desk(tmp_path, unjudged_limit=0.1)
+    desk(*["1"] * 17, *["?"] * 6)
+    assert desk.failures == []
+    desk("?")
+    assert "7 of the last 24 completions could not be judged" in desk.failures[0]
+    assert "reward.unjudged_limit=0.1 allows" in desk.failures[0]
+    assert "'1+1=' → '?': too hard" in desk.failures[0]
+    free = Desk(tmp_path, unjudged_limit=1.0)
+    free(*["?"] * 50)
+    assert free.failures == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "count", "stops"),
+    [
+        (3, 23, False), (16, 16, True), (8, 8, True), (7, 7, False), (2, 20, False),
+        (6, 24, False), (7, 24, True), (20, 200, False), (30, 200, False), (31, 200, True),
+    ],
+)  # fmt: skip
+def test_a_share_above_the_limit_by_chance_stops_nothing(tmp_path, lost, count, stops):
+    desk = Desk(tmp_path, unjudged_limit=0.1)
+    desk(*["1"] * (count - lost))
+    desk(*["?"] * lost)
+    assert bool(desk.failures) is stops
+
+
+def test_the_limit_holds_with_its_confidence():
+    binomial = np.random.default_rng(0).binomial
+    for limit in (0.02, 0.1, 0.5):
+        for count in (16, 50, 200):
+            alarms = [is_above(lost, count, limit) for lost in binomial(count, limit, 2000)]
+            assert np.mean(alarms) < 0.02, "in one of a hundred, by chance"
+    assert is_above(1, 200, 0.0)
+    assert not is_above(0, 200, 0.0)
+
+
+def test_one_problem_that_cannot_be_judged_stops_nothing_where_others_are(tmp_path):
+    desk = Desk(tmp_path, unjudged_limit=0.1)
+    desk(*["1"] * 16)
+    desk(*["?"] * 16, problem=1)
+    assert desk.failures == []
+    desk("?", problem=0)
+    assert "17 of the last 33 completions" in desk.failures[0]
+
+
+def test_a_reward_that_judges_none_of_the_first_problems_stops_the_run_before_it_begins(tmp_path):
+    for score, failed in (("?", True), ("0", False)):
+        desk = Desk(tmp_path)
+        desk.judge.one = functools.partial(lambda one, score, _: one(score), desk.judge.one, score)
+        desk.judging.start()
+        deadline = time.monotonic() + 10
+        while desk.judge.judged < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert bool(desk.failures) is failed
+        assert not failed or "judged none of the first problems" in desk.failures[0]
+        # Rewards of the length read tokens; an answer ends like a completion.
+        assert desk.judge.tokens == [[*TASK.tokenizer.encode(a), 1] for a in ("2", "4")]

@@ -1,0 +1,38 @@
+"""Other libraries read the character tokenizer's files and tokenize alike."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
+
+TOKENIZER = CharacterTokenizer("0123456789+-= \nä<|>end")
+TEXT = "12 + ä\n= 7 <e>"
+
+
+def test_the_same_ids_come_out_for_a_text_and_the_text_for_the_ids(tmp_path):
+    for name, text in tokenizer_files(TOKENIZER).items():
+        (tmp_path / name).write_text(text)
+    same = AutoTokenizer.from_pretrained(tmp_path)
+    ids = TOKENIZER.encode(TEXT)
+    assert same(TEXT)["input_ids"] == ids
+    assert same.decode([*ids, same.eos_token_id], skip_special_tokens=True) == TEXT
+    assert (same.eos_token_id, same.pad_token_id) == (TOKENIZER.eos_id, TOKENIZER.pad_id)
+    assert len(same) == TOKENIZER.vocab_size
+
+
+def test_an_unknown_character_is_an_error_there_too():
+    same = Tokenizer.from_str(tokenizer_files(TOKENIZER)["tokenizer.json"])
+    with pytest.raises(Exception, match=r"Missing .* token"):
+        same.encode("1?")
+
+
+def test_token_ids_are_those_that_end_and_pad():
+    assert json.loads(json.dumps(token_ids(TOKENIZER))) == {
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
