@@ -76,6 +76,11 @@ class Workdir:
         return self._at("replay")
 
     @property
+    def replay_backend(self) -> Path:
+        """The replay server that the run has, and why it has the embedded one."""
+        return self.replay / "backend.json"
+
+    @property
     def logs(self) -> Path:
         """Output of the processes."""
         return self._at("logs")

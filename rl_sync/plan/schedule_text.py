@@ -114,8 +114,13 @@ def _headline(settings: RunSettings) -> str:
     return (
         f"  interval {schedule.interval},{offset} {schedule.pull} pulls, {transfer},"
         f" {_count(settings.explorers, 'explorer')},"
-        f" {settings.trainer.groups_per_step} groups a step, {settings.replay.backend} buffer"
+        f" {settings.trainer.groups_per_step} groups a step, {_buffer(settings)} buffer"
     )
+
+
+def _buffer(settings: RunSettings) -> str:
+    backend = settings.replay.backend
+    return "reverb (or embedded)" if backend == "auto" else backend
 
 
 def _algorithm(settings: RunSettings) -> str:

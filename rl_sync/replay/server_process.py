@@ -94,6 +94,17 @@ class ServerProcess:
                     + self._log_tail()
                 )
 
+    @property
+    def backend(self) -> Backend:
+        """The kind of server."""
+        return self._backend
+
+    @property
+    def cannot_be_had(self) -> bool:
+        """True if the server has ended before it served, and its environment is the reason."""
+        refusals = (None, PORT_TAKEN, REFUSED)
+        return not self._ready.is_set() and self.popen.poll() not in refusals
+
     def poll(self) -> int | None:
         """Returns the exit status of the server, or None while it runs."""
         return self.popen.poll()

@@ -236,10 +236,10 @@ class ReplaySettings:
     """`config.replay`."""
 
     backend: str = setting(
-        "reverb",
-        "Server of the buffer: `reverb`, the real one, or `embedded`, the same semantics in"
-        " Python.",
-        choices=get_args(Backend),
+        "auto",
+        "Server of the buffer: `reverb`, the real one, `embedded`, the same semantics in Python, or"
+        " `auto`: Reverb, and the embedded one where Reverb's environment cannot be had.",
+        choices=("auto", *get_args(Backend)),
         free="always",
     )
     port: int = setting(0, "Port of the replay server; 0 for any free one.", **PORT, free="always")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.server_process import ServerProcess, start_server
 from rl_sync.replay.tables import queue
+from rl_sync.workdir import Workdir
 from tests.runs.conftest import launch
 from tests.runs.living import ended, processes_of
 
@@ -17,11 +19,24 @@ from tests.runs.living import ended, processes_of
 def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
-    process = launch(workdir=tmp_path / "run")
+    process = launch("--config.replay.backend=reverb", workdir=tmp_path / "run")
     output = ended(process)
     assert process.returncode == 1
     failure = output[output.index("The run failed:") :]
     assert "--config.replay.backend=embedded" in failure
+    assert processes_of(tmp_path / "run") == {}
+
+
+def test_where_reverb_cannot_be_had_the_embedded_buffer_takes_its_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
+    process = launch("--config.trainer.steps=2", workdir=tmp_path / "run")
+    output = ended(process)
+    assert process.returncode == 0, output
+    assert output.count("The replay buffer is the embedded one") == 1
+    record = json.loads(Workdir(tmp_path / "run").replay_backend.read_text())
+    assert record["backend"] == "embedded"
+    assert "Python 3.11" in record["why"]
     assert processes_of(tmp_path / "run") == {}
 
 

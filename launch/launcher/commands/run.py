@@ -100,12 +100,12 @@ class LocalRun:
         assert self._master is not None
         ready, shown = False, 0.0
         roles = [member.name for member in members_of(self._settings)]
-        started = time.monotonic()
         with LiveDisplay() as display, self._page() as page:
             while self._supervisor.living(roles):
                 # A server that never was ready knows why, and what to do.
-                ready = ready or self._processes.replay_ready(time.monotonic() - started)
-                deaths = self._supervisor.deaths() or self._vigil.look(self._master)
+                ready = ready or self._processes.replay_ready()
+                starting = () if ready else ("replay",)
+                deaths = self._supervisor.deaths(but_not=starting) or self._vigil.look(self._master)
                 if deaths and not self._start_again(deaths):
                     self._fail(deaths)
                 if self._signals:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -71,6 +73,8 @@ class RunProcesses:
         self._addresses: list[str] = []
         self._devices: dict[str, dict[str, str]] = {}
         self.server: ServerProcess | None = None
+        self._replay_since_secs = 0.0
+        self._why_embedded: str | None = None
 
     def start(self) -> RpcClient:
         """Starts all processes; returns a client of the master.
@@ -142,11 +146,25 @@ class RunProcesses:
 
     def _start_replay(self, free: int) -> str:
         """Starts the replay server and returns its address, before it is ready."""
-        settings, log = self._settings.replay, self._workdir.log("replay")
+        settings = self._settings.replay
         port = _port(settings.port, "replay.port", free, self._host)
         try:
+            self._serve_replay("reverb" if self._is_auto else cast(Backend, settings.backend), port)
+        except RunFailedError as error:
+            if not self._is_auto:
+                raise
+            self._serve_embedded(port, str(error))
+        return f"{self._host}:{port}"
+
+    @property
+    def _is_auto(self) -> bool:
+        return self._settings.replay.backend == "auto"
+
+    def _serve_replay(self, backend: Backend, port: int) -> None:
+        log = self._workdir.log("replay")
+        try:
             self.server = start_server(
-                cast(Backend, settings.backend),
+                backend,
                 replay_tables(self._settings),
                 port,
                 host=self._host,
@@ -155,26 +173,50 @@ class RunProcesses:
             )
         except ReplayServerError as error:
             raise RunFailedError(str(error)) from error
+        self._replay_since_secs = time.monotonic()
         self._supervisor.add(ReplayProcess("replay", log, self.server))
-        return f"{self._host}:{port}"
 
-    def replay_ready(self, waited_secs: float) -> bool:
+    def _serve_embedded(self, port: int, why: str) -> None:
+        """Starts the embedded server in place of Reverb's, and says so."""
+        self._why_embedded = why.splitlines()[0]
+        print(
+            "The replay buffer is the embedded one, as Reverb's environment cannot be had here"
+            " (replay.backend=auto). With replay.backend=reverb the run would end and say why."
+        )
+        self._serve_replay("embedded", port)
+
+    def _record_backend(self) -> None:
+        """Records which server the run has; see `Workdir.replay_backend`."""
+        assert self.server is not None
+        record = {"backend": self.server.backend, "why": self._why_embedded}
+        self._workdir.replay_backend.parent.mkdir(parents=True, exist_ok=True)
+        self._workdir.replay_backend.write_text(json.dumps(record))
+
+    def replay_ready(self) -> bool:
         """Says whether the replay server serves, after a short wait, or is not one of ours.
 
-        Args:
-          waited_secs: the time since the start.
+        With `replay.backend=auto` the embedded server takes the place of one that cannot be had.
 
         Raises:
           RunFailedError: it has ended, or takes too long.
         """
         if self.server is None:
             return True
+        server = self.server
         try:
-            self.server.wait_ready(_LOOK_SECS)
+            server.wait_ready(_LOOK_SECS)
         except ReplayServerError as error:
-            if self.server.poll() is None and waited_secs < self._settings.launch.start_secs:
+            waited_secs = time.monotonic() - self._replay_since_secs
+            is_late = waited_secs >= self._settings.launch.start_secs
+            if server.poll() is None and not is_late:
                 return False
-            raise RunFailedError(str(error)) from error
+            had = server.backend == "embedded" or not (server.cannot_be_had or is_late)
+            if had or not self._is_auto:
+                raise RunFailedError(str(error)) from error
+            self._supervisor.end(["replay"])
+            self._serve_embedded(server.port, str(error))
+            return False
+        self._record_backend()
         return True
 
     def close(self) -> None:
