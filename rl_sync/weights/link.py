@@ -29,6 +29,7 @@ _AXIS = "device"
 _WORD_BYTES = 4
 
 _Arrays = list[Shaped[Array, "*shape"]]
+_Kind = tuple[tuple[int, ...], np.dtype]
 
 
 class Link:
@@ -134,9 +135,9 @@ class Link:
         assemblies: Mapping[jax.Device, LeafAssembly],
     ) -> None:
         """Sends parts of shards on some devices, and assembles parts on others."""
+        blanks: dict[jax.Device, dict[_Kind, Array]] = {}
         for bundle, move in zip(self._plan.bundles, self._movers, strict=True):
             for turn in bundle.turns:
-                blanks: dict[jax.Device, _Arrays] = {}
                 for number, wave in enumerate(bundle.waves):
                     sent: dict[jax.Device, list[Piece]] = {}
                     arriving: dict[jax.Device, list[Piece]] = {}
@@ -150,9 +151,7 @@ class Link:
                             blanks.pop(device, None)
                             loads.append(take(sent[device], shards[device], self._held[device]))
                         else:
-                            if device not in blanks:
-                                blanks[device] = self._blank(turn, device)
-                            loads.append(blanks[device])
+                            loads.append(self._blank(turn, device, blanks))
                     moved = self._moved(move, loads, number)
                     loads.clear()
                     for device, assembly in assemblies.items():
@@ -179,11 +178,21 @@ class Link:
                 arrived[shard.device].append(shard.data.reshape(part.shape))
         return arrived
 
-    def _blank(self, turn: Sequence[CellBox], device: jax.Device) -> _Arrays:
-        """Makes what a device sends that has nothing to send: one array of each kind."""
+    def _blank(
+        self,
+        turn: Sequence[CellBox],
+        device: jax.Device,
+        blanks: dict[jax.Device, dict[_Kind, Array]],
+    ) -> _Arrays:
+        """Returns what a device sends that has nothing to send: one array of each kind.
+
+        It is kept in `blanks`, as the next turn often needs the same.
+        """
         kinds = [(box.shape, self._dtypes[box.leaf]) for box in turn]
-        made = {kind: jnp.zeros(*kind, device=device) for kind in dict.fromkeys(kinds)}
-        return [made[kind] for kind in kinds]
+        if blanks.get(device, {}).keys() != set(kinds):
+            blanks.pop(device, None)  # Freed before others are made.
+            blanks[device] = {kind: jnp.zeros(*kind, device=device) for kind in set(kinds)}
+        return [blanks[device][kind] for kind in kinds]
 
     def _shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of all devices' parts of one shape, which may be of scalars."""
