@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SAME = """
 {first}
-import configs, launcher, configs.base, launcher.compare
+import configs, launcher, configs.base, launcher.commands.compare
 from configs import arithmetic
 from configs.base import get_config
-from launcher.compare import execute
-import rl_sync.configs.arithmetic, rl_sync.configs.base, rl_sync.launcher.compare
+from launcher.commands.compare import execute
+import rl_sync.configs.arithmetic, rl_sync.configs.base, rl_sync.launcher.commands.compare
 assert configs is rl_sync.configs and configs.base is rl_sync.configs.base
 assert arithmetic is rl_sync.configs.arithmetic and get_config is rl_sync.configs.base.get_config
 assert launcher is rl_sync.launcher and execute is rl_sync.launcher.commands.compare.execute

@@ -66,7 +66,7 @@ def test_a_status_of_which_nothing_is_known_yet_renders():
         (RoleStatus("explorer3", "rollout", 1, step=7), "rollout e7"),
         (RoleStatus("trainer", "sync_checkpoint", 1, version=4), "sync v4"),
         (RoleStatus("explorer1", "sync_server", 1, version=4), "sync v4"),
-        (RoleStatus("trainer", "sft", 1, step=7), "sft"),
+        (RoleStatus("trainer", "sft", 1, step=7), "SFT"),
         (RoleStatus("trainer", "evaluation", 1, step=7, done=64, of=500), "evaluation 64/500"),
         (RoleStatus("explorer1", "compile", 1, done=3), "compile 3"),
         (

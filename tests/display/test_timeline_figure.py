@@ -163,7 +163,7 @@ def test_a_window_in_seconds_counts_from_the_first_span(tmp_path):
     origin = spans[0].start_secs
     axes = draw(spans, (origin + 2.0, origin + 9.0), "").axes[0]
     assert axes.get_xlim() == pytest.approx((2.0, 9.0))
-    assert "sft" in _texts(axes)
+    assert "SFT" in _texts(axes)
     png, _ = draw_timeline(tmp_path, start_secs=2.0, end_secs=9.0)
     assert png.exists()
 

@@ -387,8 +387,8 @@ def test_silent_connections_lock_nobody_out_where_few_files_may_be_open(tmp_path
     script = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from rl_sync.environments.endpoint.http_server import Endpoint
-print(Endpoint().base_url("unknown"), flush=True)
+from rl_sync.environments.endpoint.http_server import AgentEndpoint
+print(AgentEndpoint().base_url("unknown"), flush=True)
 sys.stdin.read()
 """
     with (

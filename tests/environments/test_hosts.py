@@ -24,11 +24,11 @@ LATEST = 60.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 HOLDER = """
 import os, signal, sys, time
-from rl_sync.environments.hosts.episode_limits import Limits
+from rl_sync.environments.hosts.episode_limits import HostLimits
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Reply
 
-host = ProcessHost("tests.environments.own:Hostile", Limits(workers=3))
+host = ProcessHost("tests.environments.own:Hostile", HostLimits(workers=3))
 texts = {0: "ok", 1: "loop", 2: "leave"}
 for episode in texts:
     host.begin(episode, {"folder": sys.argv[1]}, 0)

@@ -247,7 +247,7 @@ def test_a_kernel_executes_a_notebook(name, execute, tmp_path):
 
 def test_an_unknown_setting_is_named(execute):
     book = nbformat.read(PATHS[0], as_version=4)
-    with pytest.raises(ValueError, match="STEP is not a setting; there are CHANGES, STEPS, SFT"):
+    with pytest.raises(ValueError, match="STEP is not a setting; there are CHANGES, SFT, STEPS"):
         execute.with_settings(book, {"STEP": 1})
 
 

@@ -154,7 +154,7 @@ def test_an_unknown_backend_is_refused(tmp_path):
         start_server("redis", TABLES, 0, log_path=tmp_path / "log")
 
 
-@pytest.mark.parametrize("module", ["server", "embedded_server"])
+@pytest.mark.parametrize("module", ["reverb_server", "embedded_server"])
 @pytest.mark.parametrize(
     ("tables", "part"),
     [

@@ -268,7 +268,7 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
             elif role == "trainer":
                 assert reason in ("experiences", "the replay server")
             else:
-                assert whom in ("the trainer", "replay")
+                assert whom in ("the trainer", "replay", "the reward")
     kinds = SYNC_KINDS - {SpanKind.SYNC_COLLECTIVE}
     publishing = [s for s in run.spans(*kinds, role="trainer")]
     blocking = [s for s in publishing if not s.attributes.get("background")]

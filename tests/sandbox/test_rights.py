@@ -68,8 +68,12 @@ def in_new_process(prefix, kind, program, folder, python=sys.executable):
     folder.chmod(0o755)
     path = os.environ["PATH"]
     if shutil.which("bwrap") is None and (found := bubblewrap.binaries()):
-        # That of the package, which another interpreter does not look for.
-        path = f"{Path(found[0]).parent}{os.pathsep}{path}"
+        # That of the package: another interpreter does not look for it, and another user may not
+        # be able to reach it.
+        package = Path(found[0]).parents[1]
+        for part in package.parent.glob(f"{package.name}*"):  # Its libraries lie beside it.
+            shutil.copytree(part, folder / part.name)
+        path = f"{folder / package.name / Path(found[0]).parent.name}{os.pathsep}{path}"
     return subprocess.run(
         [*prefix, python, "-c", TRIAL, kind, program],
         env={**os.environ, "PATH": path, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},

@@ -76,7 +76,7 @@ class Counted:
 def test_judgements_come_in_the_order_of_the_completions_from_all_servers(monkeypatch):
     workers = [Counted(0.01), Counted(0.01)]
     made = iter(workers)
-    monkeypatch.setattr(reward_server, "Judges", lambda *given: next(made))
+    monkeypatch.setattr(reward_server, "LocalScorer", lambda *given: next(made))
     with server() as one, server() as two, judges(one.address, two.address) as remote:
         judged = remote.judge(items(60))
         assert [one.score for one in judged] == [float(i) for i in range(60)]
@@ -91,7 +91,7 @@ def test_judgements_come_in_the_order_of_the_completions_from_all_servers(monkey
 def test_a_faster_server_takes_more(monkeypatch):
     slow, fast = Counted(0.1), Counted(0.001)
     made = iter([slow, fast])
-    monkeypatch.setattr(reward_server, "Judges", lambda *given: next(made))
+    monkeypatch.setattr(reward_server, "LocalScorer", lambda *given: next(made))
     with server() as one, server() as two, judges(one.address, two.address) as remote:
         remote.judge(items(80))
     assert len(fast.seen) > 2 * len(slow.seen)
@@ -166,7 +166,7 @@ def test_a_server_with_another_secret_is_refused():
 
 def test_completions_of_a_key_are_judged_once_however_often_they_are_handed_in(monkeypatch):
     counted = Counted()
-    monkeypatch.setattr(reward_server, "Judges", counted)
+    monkeypatch.setattr(reward_server, "LocalScorer", counted)
     with server() as one:
         client = RpcClient(one.address, "reward server", SECRET)
         assert client.call(Await("k", None, 0.0), 5.0) == Pending(0, is_known=False)

@@ -26,22 +26,22 @@ import sys, threading, time
 from multiprocessing import resource_tracker
 from rl_sync.scoring import worker_pool as workers
 from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Judgeable, Rubric
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.rewards.reward_settings import RewardSettings
 
 if sys.argv[1] == "without signals":
     workers._PR_SET_PDEATHSIG = 0  # As where there are none.
 
 if __name__ == "__main__":
-    judges = workers.Judges("tests.rewards.own:hostile", RewardSettings(workers=2))
+    judges = workers.LocalScorer("tests.rewards.own:hostile", RewardSettings(workers=2))
     # From a thread that ends, as a server's may.
-    item = Judgeable({}, Completion("x"))
+    item = ScoringRequest({}, Completion("x"))
     ask = threading.Thread(target=judges.judge, args=[[item] * 4])
     ask.start()
     ask.join()
     if sys.argv[1] == "stuck":
         for _ in range(2):
-            judges._submit([Judgeable({}, Completion("loop"))])
+            judges._submit([ScoringRequest({}, Completion("loop"))])
     time.sleep(0.5)
     pool = judges._pool._pool_manager.worker_manager.workers
     print(*pool, resource_tracker._resource_tracker._pid, flush=True)

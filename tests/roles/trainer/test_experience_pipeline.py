@@ -228,8 +228,8 @@ def test_a_batch_has_its_groups_as_the_functions_leave_them(make):
     [
         (
             "broken",
-            r"failed: AttributeError: 'Experience' object has no attribute 'nowhere' \(.*own\.py,"
-            r" line \d+\)",
+            r"failed: AttributeError: 'GroupExperience' object has no attribute 'nowhere'"
+            r" \(.*own\.py, line \d+\)",
         ),
         ("infinite", r"set reward=inf in a sample of problem 0: it must be a finite number"),
         ("noted", r"set x='much' in a sample of problem 0"),

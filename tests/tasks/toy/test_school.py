@@ -22,7 +22,7 @@ pytest.importorskip("reasoning_gym")
 CONFIG = SchoolConfig(problems=260, held_out_problems=52)
 _PRINT = """
 import hashlib
-from rl_sync.tasks.school import SchoolConfig, load
+from rl_sync.tasks.toy.school import SchoolConfig, load
 found = load(SchoolConfig(problems=260, held_out_problems=52), 5)
 print(hashlib.sha256(repr((found.train, found.held_out)).encode()).hexdigest())
 """
