@@ -7,12 +7,13 @@ compile once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Int, Shaped
 
 from rl_sync.weights.cells import Piece, Region, overlap, shape_of, within
@@ -67,6 +68,11 @@ class LeafAssembly:
         self._device, self._dtypes, self._held = device, dtypes, held
         self._arrays: dict[int, Shaped[Array, "*shard"]] = {}
 
+    def make_room(self, leaves: Iterable[int]) -> None:
+        """Makes room for leaves of which less than the whole part arrives at once."""
+        for leaf in leaves:
+            self._arrays[leaf] = self._room(leaf)
+
     def add(self, pieces: Sequence[Piece], values: Sequence[Shaped[Array, "*piece"]]) -> None:
         """Adds pieces on the device, as far as it will have them."""
         put: dict[Piece, Shaped[Array, "*piece"]] = {}
@@ -100,7 +106,19 @@ class LeafAssembly:
         """Returns what has arrived of a leaf, or zeros."""
         if leaf in self._arrays:
             return self._arrays[leaf]
-        return jnp.zeros(shape_of(self._held[leaf]), self._dtypes[leaf], device=self._device)
+        return zeros(self._device, shape_of(self._held[leaf]), self._dtypes[leaf])
+
+
+def zeros(device: jax.Device, shape: tuple[int, ...], dtype: np.dtype) -> Shaped[Array, "*shape"]:
+    """Makes zeros on a device; `jnp.zeros` would make them on the first one, and copy them."""
+    return _zeros(shape, dtype, SingleDeviceSharding(device))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _zeros(
+    shape: tuple[int, ...], dtype: np.dtype, place: SingleDeviceSharding
+) -> Shaped[Array, "*shape"]:
+    return lax.with_sharding_constraint(jnp.zeros(shape, dtype), place)
 
 
 def _start(piece: Piece, held: Mapping[int, Region]) -> Int[np.ndarray, " axes"]:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
 from rl_sync.types import Params
-from rl_sync.weights.assembly import LeafAssembly, take
+from rl_sync.weights.assembly import LeafAssembly, take, zeros
 from rl_sync.weights.cells import Piece, mesh_regions
 from rl_sync.weights.digest import UNSIGNED, check_dtype
 from rl_sync.weights.routes import Bundle, CellBox, LinkPlan, plan_transfer
@@ -135,6 +135,8 @@ class Link:
         assemblies: Mapping[jax.Device, LeafAssembly],
     ) -> None:
         """Sends parts of shards on some devices, and assembles parts on others."""
+        for device, assembly in assemblies.items():
+            assembly.make_room(self._cut_leaves(device))
         blanks: dict[jax.Device, dict[_Kind, Array]] = {}
         for bundle, move in zip(self._plan.bundles, self._movers, strict=True):
             for turn in bundle.turns:
@@ -191,8 +193,22 @@ class Link:
         kinds = [(box.shape, self._dtypes[box.leaf]) for box in turn]
         if blanks.get(device, {}).keys() != set(kinds):
             blanks.pop(device, None)  # Freed before others are made.
-            blanks[device] = {kind: jnp.zeros(*kind, device=device) for kind in set(kinds)}
+            blanks[device] = {kind: zeros(device, *kind) for kind in set(kinds)}
         return [blanks[device][kind] for kind in kinds]
+
+    def _cut_leaves(self, device: jax.Device) -> list[int]:
+        """Returns the leaves of which a receiver gets less than its whole shard at once."""
+        number, held = self._receivers.index(device), self._held[device]
+        return sorted(
+            {
+                box.leaf
+                for bundle in self._plan.bundles
+                for turn in bundle.turns
+                for box in turn
+                for (_, target), region in zip(bundle.routes, box.regions, strict=True)
+                if target == number and region != held[box.leaf]
+            }
+        )
 
     def _shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of all devices' parts of one shape, which may be of scalars."""
