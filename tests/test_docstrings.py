@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-QUESTION = re.compile(r"(What|How|Which|Whether)\b")
+QUESTION = re.compile(r"(What|How|Which|Whether|Where|Who|When)\b")
 FILES = [
     path
     for folder in ("rl_sync", "launch/launcher", "configs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.algorithms.composition import Composition
-from rl_sync.algorithms.pieces import ADVANTAGES, CORRECTIONS, LOSSES
+from rl_sync.algorithms.pieces import ADVANTAGES, CORRECTIONS, LOSSES, PUBLISHED_CORRECTIONS
 from rl_sync.algorithms.screening import UNBOUNDED
 from rl_sync.setting import check
 from rl_sync.spelling import require_one_of
@@ -24,7 +24,7 @@ class Algorithm(Composition):
     def __post_init__(self) -> None:
         check(self, "algorithm")
         for name in self.corrections:
-            require_one_of("algorithm.correction", name, CORRECTIONS)
+            require_one_of("algorithm.correction", name, [*CORRECTIONS, *PUBLISHED_CORRECTIONS])
         self._check_numbers()
         self._check_pieces()
 

@@ -1,4 +1,4 @@
-"""Who may see the page: a check of the Host header, and of a token where one is required."""
+"""Access to the page: a check of the Host header, and of a token where one is required."""
 
 from __future__ import annotations
 

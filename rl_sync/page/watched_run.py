@@ -72,7 +72,7 @@ class WatchedRun:
 
     @property
     def workdir(self) -> Workdir:
-        """Where it lies."""
+        """The work directory that is read."""
         return Workdir(self._workdir)
 
     @property

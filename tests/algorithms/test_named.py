@@ -92,6 +92,7 @@ def test_what_is_dangerous_says_why(name, change, part):
         ),
         ({"extremes": 3}, r"extremes=3 must be even"),
         ({"group_mean_low": 0.5, "group_mean_high": 0.4}, r"no group would be left"),
+        ({"correction": "icepops"}, r"did you mean 'icepop'\?"),
         ({"correction": "token_truncation"}, r"has in it already: .*proximal=start"),
         (
             {"correction": "token_truncation,sequence_truncation", "proximal": "start"},
