@@ -41,6 +41,11 @@ class SpanKind(enum.StrEnum):
     for _name in TRANSFERS:
         _members[f"SYNC_{_name.upper()}"] = f"sync_{_name}"
 
+    @classmethod
+    def _missing_(cls, value: object) -> SpanKind | None:
+        """Reads the earlier name that SFT has in older records."""
+        return cls.SFT if value == "warm_up" else None
+
 
 def sync_kind(transfer: str) -> SpanKind:
     """The kind of the spans of a transfer of weights, by its name."""

@@ -286,3 +286,9 @@ def test_sft_that_went_on_from_its_snapshot_makes_void_what_came_after_it(tmp_pa
         ("train", 1, 116.0),
         ("train", 2, 117.0),
     ]
+
+
+def test_older_records_call_sft_by_its_earlier_name():
+    assert SpanKind("warm_up") is SpanKind.SFT
+    with pytest.raises(ValueError, match="is not a valid SpanKind"):
+        SpanKind("warm")
