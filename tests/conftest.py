@@ -26,13 +26,14 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
 QUICKLY_COMPILED = (
-    "actors",
+    "algorithms",
+    "checkpoints",
     "learning",
     "models",
     "rollout",
-    "runtime",
+    "reward_models",
+    "roles",
     "scoring",
-    "storage",
     "transfers",
     "weights",
 )
