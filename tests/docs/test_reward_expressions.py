@@ -94,7 +94,7 @@ def test_the_page_has_pairs_of_answers():
     assert len([*_pairs()]) > 115
 
 
-@pytest.mark.parametrize(("one", "other", "are_equal"), _pairs())
+@pytest.mark.parametrize(("one", "other", "are_equal"), [*_pairs()])
 def test_answers_are_equal_or_different_as_the_page_says(one, other, are_equal):
     reward = MathAnswer(extract="whole")
     for gold, given in ((one, other), (other, one)):
