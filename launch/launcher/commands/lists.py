@@ -23,8 +23,8 @@ _INTRODUCTION = """\
 # All settings
 
 Each can be changed on the command line, as in `--config.trainer.steps=50`, or in a config file. \
-`python -m launcher settings PATTERN` searches this list. What they are for, by purpose: \
-[using.md](using.md).
+`python -m launcher settings PATTERN` searches this list. [using.md](using.md) explains settings \
+by purpose.
 
 This page is made from the source by `python -m launcher.commands.lists > docs/settings.md`."""
 

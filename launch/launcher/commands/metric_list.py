@@ -12,9 +12,9 @@ _INTRODUCTION = """\
 # All metrics
 
 `metrics.jsonl` in a run's work directory has a line of JSON for each trainer step (`phase` is \
-`rl`), each evaluation (`evaluation`) and each report of SFT (`sft`). Parts \
-in capitals stand for any text. Shares are from 0 to 1. The last columns have the names that TRL's \
-GRPO trainer and verl give to the same numbers.
+`rl`), each evaluation (`evaluation`) and each report of SFT (`sft`). Parts in capitals stand for \
+any text. Shares are from 0 to 1. The last columns have the names of the same numbers in TRL's \
+GRPO trainer and in verl.
 
 TensorBoard, Weights & Biases, trackio and MLflow get the same numbers, as `rl/reward_mean` and so \
 on, and the run's settings as hyperparameters: [using.md](using.md#metrics-elsewhere).
@@ -29,10 +29,10 @@ _HEAD = (
 _ALARMS = """\
 ## Alarms
 
-A run gives an alarm when its metrics show one of these troubles; "so many steps" are \
-`observe.alarm_steps`. Rewards fall while their mean over so many steps is lower than it has been, \
-by a tenth of the distance from the least to the greatest reward of the run. \
-[rollouts.md](rollouts.md#alarms) says where alarms are shown.
+A run gives an alarm when one of these conditions holds; "so many steps" means \
+`observe.alarm_steps`. Rewards count as falling while their mean over so many steps is below an \
+earlier one by a tenth of the range of the run's rewards. [rollouts.md](rollouts.md#alarms) says \
+where alarms appear.
 
 | alarm | condition | what to do |
 |---|---|---|"""
