@@ -42,7 +42,7 @@ class Workdir:
 
     @property
     def lock(self) -> Path:
-        """Lock file that the launcher holds during the run; it contains the launcher's process id."""
+        """Lock file that the launcher holds during the run, with the launcher's process id."""
         return self._at(".lock")
 
     @property
