@@ -317,8 +317,8 @@ class Engine:
         ended = time.monotonic()
         if not np.isfinite(logprobs[:steps]).all():
             raise NonFiniteLogitsError(
-                "The model's logits are NaN or infinite: either its weights are, or values "
-                f"computed with them in {self._config.dtype} are."
+                "The model's logits are NaN or infinite: either its weights are, or values"
+                f" computed with them in {self._config.dtype} are."
             )
         done = {}
         # Converting all rows at once takes a third of the time that one row after the other takes.

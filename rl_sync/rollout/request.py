@@ -122,8 +122,8 @@ def require_servable(
         )
     if sampling.stop_strings and not reads_text:
         raise ValueError(
-            f"Stop strings {sampling.stop_strings} are searched in text: make the engine with "
-            "decode, a function from token ids to text."
+            f"Stop strings {sampling.stop_strings} are searched in text: make the engine with"
+            " decode, a function from token ids to text."
         )
 
 
