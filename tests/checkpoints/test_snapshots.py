@@ -152,7 +152,7 @@ def flip(path):
 
 
 DAMAGES = {
-    "another content": flip,
+    "other content than": flip,
     "bytes instead of": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "it lacks": lambda path: path.unlink(),
 }

@@ -194,7 +194,7 @@ def test_a_rewritten_conversation_stops_the_run_if_that_is_wanted():
     assert _say(director, "stop").ending.segments == 2
     director = _director(Rewriting(TOKENIZER), rewrites="refuse")
     _begin(director)
-    with pytest.raises(RunEndedError, match=r"use environment\.rewrites=segment"):
+    with pytest.raises(RunEndedError, match=r"with environment\.rewrites=segment"):
         _say(director, "yes")
 
 
