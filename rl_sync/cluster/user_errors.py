@@ -1,4 +1,4 @@
-"""Failures without a traceback: their message is for the user."""
+"""Failures that are reported without a traceback, because their message is for the user."""
 
 from __future__ import annotations
 

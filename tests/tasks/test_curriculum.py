@@ -162,7 +162,7 @@ def test_rows_without_the_difficulty_are_refused(rows, message):
         ({"low": float("nan")}, r"curriculum\.low=nan is above"),
         ({"explore": 1.0}, r"curriculum\.explore=1 must be at least 0 and below 1"),
         ({"newest_weight": 0.0}, r"curriculum\.newest_weight=0 must be above 0"),
-        ({"difficulty": "level"}, r"curriculum\.selection=easy_to_hard alone, not with shuffled"),
+        ({"difficulty": "level"}, r"curriculum\.selection=easy_to_hard, not with shuffled"),
     ],
 )
 def test_mistakes_are_refused(fields, message):

@@ -212,7 +212,7 @@ def test_rows_without_a_demonstration_are_counted(tmp_path):
         (
             {"prompt": "p", "options": ["a", "b"], "answer": -1},
             {"choices": "options"},
-            "'answer' is -1, which is none",
+            "'answer' is -1, which is not one",
         ),
         (
             {"prompt": "p", "options": "ab", "answer": 2},
@@ -276,7 +276,7 @@ def test_a_table_that_is_none_and_a_split_of_a_file_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"rows\.parquet is a Git LFS pointer, not a Parquet"):
         dataset(tmp_path / "rows.parquet")
     path = write_lines(tmp_path / "rows.jsonl", _rows())
-    with pytest.raises(ValueError, match="held_out_split='test' names a split, and the file"):
+    with pytest.raises(ValueError, match="held_out_split='test' names a split, but the file"):
         dataset(path, held_out_split="test")
 
 
@@ -339,4 +339,4 @@ def test_a_pair_with_a_long_completion_is_left_out_and_counted(tmp_path):
     fields = {"dataset__format": "preference", "dataset__held_out_fraction": 0.2}
     task = load(name="dataset", dataset__path=str(path), max_completion_tokens=5, **fields)
     assert len(task.preferences) + len(task.held_out_preferences) == 8
-    assert any("1 of 9 pairs of preference are left out" in note for note in task.notes)
+    assert any("1 of 9 preference pairs are left out" in note for note in task.notes)

@@ -86,7 +86,7 @@ def test_a_template_says_how_a_problem_and_its_answer_are_written():
     [
         ("{answer} {question}", "question} once, and after it {answer}"),
         ("{question}", "question} once, and after it {answer}"),
-        ("{question} {answer} {answer}", "a brace that stands for itself is doubled"),
+        ("{question} {answer} {answer}", "a literal brace is doubled"),
         ("{question:>9} {answer}", "question} once, and after it {answer}"),
         ("{question} {answer", "is not a format string: expected '}'"),
     ],

@@ -60,22 +60,22 @@ class Trainer:
     """The trainer's pure functions, for one model and one algorithm.
 
     Attributes:
-      model: the policy's shape. With `lora`, only adapters are trained.
-      algorithm: the settings of the loss.
-      optimizer: the settings of the updates.
-      group_size: trajectories of a group, G.
-      max_completion_tokens: the most tokens of a completion, at which it is cut.
-      end_ids: tokens that end a completion which was not cut.
-      temperature, repetition_penalty: of the rollouts.
-      steps: of the run.
-      sft: SFT steps of the run, and their learning rate.
-      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
-        0 for all of them.
+      model: the policy's model config. With `lora`, only adapters are trained.
+      algorithm: settings of the loss.
+      optimizer: settings of the updates.
+      group_size: number of trajectories of a group, G.
+      max_completion_tokens: maximum number of tokens of a completion, at which it is cut.
+      end_ids: tokens that end a completion that was not cut.
+      temperature, repetition_penalty: sampling settings of the rollouts.
+      steps: number of trainer steps of the run.
+      sft: number and learning rate of SFT steps.
+      microbatch_rows: number of rows whose activations are in memory at once, a divisor of an
+        update's rows; 0 for all of them.
       logits_bytes: see `token_logprobs`.
-      layout: mesh of states and batches.
-      critic: the critic's settings; None for algorithms that need no values.
+      layout: sharding of states and batches.
+      critic: settings of the critic; None for algorithms that need no values.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
-        are in the host's memory while they are not used.
+        are in host memory while they are not used.
     """
 
     model: ModelConfig
@@ -99,17 +99,17 @@ class Trainer:
         assert (self.critic is not None) == self.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
-        """Draws a random policy, ready for `sft`."""
+        """Makes a random policy, ready for `sft`."""
         return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
-        """Makes a state, ready for `sft_step`, of a policy in the trainer's layout."""
+        """Makes a state, ready for `sft_step`, from a policy in the trainer's layout."""
         trained, _ = self._forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
         return TrainState(step, params, self._sft_optimizer.init(trained), None)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
+        """Makes the policy of `state` the start and the reference of RL, with a fresh optimizer."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
         if self.algorithm.needs_reference:
@@ -126,7 +126,7 @@ class Trainer:
         )
 
     def abstract_sft_state(self) -> TrainState:
-        """Describes states of `start` and `sft_step`: shapes, dtypes and shardings."""
+        """Returns abstract states of `start` and `sft_step`: shapes, dtypes and shardings."""
         params, step = (
             abstract_params(self.model, self.layout),
             self.layout.abstract(jnp.int32(0), ()),
@@ -134,7 +134,7 @@ class Trainer:
         return TrainState(cast(Array, step), params, self._sft_optimizer.abstract_state(), None)
 
     def abstract(self) -> TrainState:
-        """Describes states of `begin` and `step`: shapes, dtypes and shardings."""
+        """Returns abstract states of `begin` and `step`: shapes, dtypes and shardings."""
         params = abstract_params(self.model, self.layout)
         trained, _ = self._forward.split(params)
         return TrainState(
@@ -151,13 +151,13 @@ class Trainer:
     def place(self, batch: TrainBatch) -> TrainBatch:
         """Puts a batch where `step` reads it: rows are sharded, rewards are replicated.
 
-        The calling process has the whole batch and places the shards of its own devices. An array
-        that lies there already stays.
+        The calling process has the whole batch, and places the shards of its own devices. An array
+        that is already in place stays.
         """
         return jax.tree.map(put, batch, self.batch_shardings(batch))
 
     def batch_shardings(self, batch: TrainBatch) -> TrainBatch:
-        """Returns the sharding of each array of a batch where `step` reads it."""
+        """Returns the shardings in which `step` reads the arrays of a batch."""
         return shardings(self._abstract_batch(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -169,9 +169,9 @@ class Trainer:
         mask: Bool[Array, "B T"],
         packing: Packing | None = None,
     ) -> tuple[TrainState, Metrics]:
-        """Takes one supervised update on demonstrations; `mask` is true at tokens to learn.
+        """Takes one supervised update on demonstrations; `mask` is true at tokens to train on.
 
-        An update that is not finite is skipped, and counted in `skipped_updates`; see `step`.
+        A non-finite update is skipped, and counted in `skipped_updates`; see `step`.
         """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
@@ -198,14 +198,14 @@ class Trainer:
     def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Takes one trainer step: `updates_per_batch` updates, each on an equal share of groups.
 
-        Advantages come from whole groups. The loss is a mean over the tokens of an update.
+        Advantages are computed over whole groups. The loss is a mean over the tokens of an update.
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
-        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. So is
-        an update of whose completions none was judged; `unjudged_updates` counts it.
-        Metrics are scalars, but for the `advantages` of trajectories, and for figures of tokens in
-        the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` where
-        tokens have advantages of their own. Those outside the completion mask mean nothing.
+        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. An
+        update without any scored completion is skipped too; `unjudged_updates` counts it. Metrics
+        are scalars, except the `advantages` of trajectories, and per-token values in the batch's
+        rows: `token_ratios` and `token_entropies`, and `token_advantages` where each token has its
+        own advantage. Values outside the completion mask are undefined.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
@@ -259,10 +259,11 @@ class Trainer:
         """Compiles `step` for batches of one shape, without taking a step.
 
         Args:
-          state, batch: of the shapes to come; may be results of `abstract` and `jax.eval_shape`.
+          state, batch: arguments of the same shapes; may be results of `abstract` and
+            `jax.eval_shape`.
 
-        Returns:
-          The step, which places its batch.
+          Returns:
+            The step, which also places its batch.
         """
         compiled = self.lower_step(state, batch).compile()
         return lambda state, batch: compiled(state, self.place(batch))
@@ -299,12 +300,12 @@ class Trainer:
 
     @property
     def _critic_steps(self) -> int:
-        """Steps at the start in which the critic alone learns."""
+        """Number of steps at the start in which only the critic is trained."""
         return self.critic.warmup_steps if self.critic else 0
 
     @property
     def _policy_updates(self) -> int:
-        """Updates of the policy at whose end its learning rate's schedule ends."""
+        """Number of policy updates after which the learning-rate schedule ends."""
         critic_alone = self._critic_steps * self.optimizer.updates_per_batch
         return max(1, self.optimizer.updates(self.steps) - critic_alone)
 
@@ -325,7 +326,7 @@ class Trainer:
 
     @functools.cached_property
     def _sft_optimizer(self) -> ShardedOptimizer:
-        """Updates of SFT."""
+        """Optimizer of SFT."""
         transformation = self.optimizer.sft(self.sft)
         return ShardedOptimizer(
             transformation, self._abstract_trained, self.layout, self.offload_optimizer
@@ -333,7 +334,7 @@ class Trainer:
 
     @functools.cached_property
     def _rl_optimizer(self) -> ShardedOptimizer:
-        """Updates of RL."""
+        """Optimizer of RL."""
         transformation = self.optimizer.reinforcement(self._policy_updates)
         return ShardedOptimizer(
             transformation, self._abstract_trained, self.layout, self.offload_optimizer
@@ -346,11 +347,11 @@ class Trainer:
     def _known(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
     ) -> tuple[Any, Metrics]:
-        """Prepares a batch for the losses of a step; returns metrics of the batch, too."""
+        """Prepares a batch for the losses of a step; also returns metrics of the batch."""
         return self._preparation.experience(state, trained, frozen, batch)
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
-        """Makes the metrics of a step from those of its updates."""
+        """Combines the metrics of a step's updates into the metrics of the step."""
         return objective.summary(of_updates)
 
     @functools.cached_property
@@ -383,5 +384,5 @@ class Trainer:
 
 
 def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
-    """Puts the rows of updates one behind the other, where they are sharded."""
+    """Concatenates the rows of updates, with their sharding."""
     return constrain(of_updates.reshape(-1, *of_updates.shape[2:]), "batch", "length")

@@ -1,4 +1,4 @@
-"""The trainer of a reward model: the trainer, with a loss of pairs in place of a policy's."""
+"""The trainer of a reward model: the trainer with a pair loss instead of a policy loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_sync.types import Packing, Params, TrainBatch
 
 @dataclasses.dataclass(frozen=True)
 class RewardTrainer(Trainer):
-    """The pure functions of a trainer whose model has a scalar head, and scores completions.
+    """Pure functions of a trainer whose model has a scalar head, which scores completions.
 
     The rewards of a batch are the margins of its pairs; see `rl_sync.learning.pairs`.
     """
