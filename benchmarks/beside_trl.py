@@ -39,8 +39,8 @@ class Curve(NamedTuple):
     """Measurements of one side.
 
     Attributes:
-      secs: of each step that counts.
-      accuracy: after so many steps.
+      secs: the seconds of each step that counts.
+      accuracy: the accuracy by number of steps.
     """
 
     secs: list[float]
@@ -48,7 +48,7 @@ class Curve(NamedTuple):
 
 
 def main() -> None:
-    """Measures in turns, and prints a line a seed."""
+    """Measures both sides in turns, and prints a line for each seed."""
     arguments = _arguments()
     ratios = []
     for seed in arguments.seeds:
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def ours(flags: dict[str, Any]) -> Curve:
-    """Does a run of ours.
+    """Makes a run of ours.
 
     Raises:
       SystemExit: it failed.
@@ -98,7 +98,7 @@ def ours(flags: dict[str, Any]) -> Curve:
 
 
 def trl(settings: RunSettings, every: int) -> Curve:
-    """Does a run of TRL's.
+    """Makes a run of TRL's.
 
     Raises:
       SystemExit: it failed.
@@ -125,7 +125,7 @@ def _settings(flags: dict[str, Any]) -> RunSettings:
 
 
 def _job(settings: RunSettings, every: int) -> dict[str, Any]:
-    """Describes a run to TRL's side."""
+    """Returns the description of a run for TRL's side."""
     task = wiring.load_task(settings)
     ends = wiring.sampling(settings, task).stop_ids
     lines = [i for i in range(task.tokenizer.vocab_size) if "\n" in task.tokenizer.decode([i])]

@@ -1,12 +1,12 @@
-"""Programs of real models, compiled for TPUs and GPUs that are not there.
+"""Programs of real models, compiled for TPUs and GPUs on a machine without them.
 
     pip install 'jax[tpu]' && python benchmarks/compiled.py --target=v5e
     pip install 'jax[cuda12]' && python benchmarks/compiled.py --target=h100
 
 Each case is compiled from shapes alone, with GRPO and its reference model, in bfloat16. A line has
 the compiler's bytes a device beside those that `plan` estimates, CPU seconds of compilation, what
-travels between the devices, and the times that rooflines allow. Nothing is run. One case takes one
-to four CPU minutes: `--only=PART` takes the cases whose names have PART.
+travels between the devices, and the least times by the roofline model. Nothing is run. One case
+takes one to four CPU minutes: `--only=PART` takes the cases whose names have PART.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Case(NamedTuple):
       model: a directory of `SHAPES`.
       target: the accelerators.
       mesh: devices along data, fsdp and tensor.
-      rows: of a microbatch, or slots.
-      tokens: of a row.
+      rows: the rows of a microbatch, or the slots.
+      tokens: the tokens of a row.
       program: `step`, or a program of the engine.
-      remat: what the backward pass recomputes.
-      settings: others, by name.
+      remat: the setting `model.remat`.
+      settings: other settings, by name.
     """
 
     model: str
@@ -99,7 +99,7 @@ CASES = (
     *(Case(LARGE, "h100:8", (2, 1, 4), 64, 2048, name) for name in ("decode", "prefill", "insert")),
     Case("mistral-7b", "h100:8", (2, 2, 2), 16, 4096),
     Case("llama-3.2-1b", "h100:8", (1, 4, 2), 8, 6000, remat="dots"),
-    # Sizes that no factor of the estimates was fitted to.
+    # The factors of the estimates were not fitted to these sizes.
     Case("llama-3.2-1b", "v5e:2x4", (1, 4, 2), 8, 2048),
     Case("mistral-7b", "v5p:2x2x2", (1, 8, 1), 16, 4096),
     Case("qwen3-4b", "h100:4", (1, 1, 4), 2, 5000),
@@ -114,7 +114,7 @@ CASES = (
 
 
 def run_of(case: Case) -> tuple[RunSettings, Task]:
-    """Returns the settings and the task of a run whose programs are of a case's sizes."""
+    """Returns the settings and the task of a run whose programs have a case's sizes."""
     config = base.get_config()
     config.model.update({"path": str(SHAPES / case.model), "dtype": "bfloat16"})
     config.model.remat = case.remat
@@ -152,7 +152,7 @@ def program_of(
 
 
 def planned(case: Case) -> dict[str, Any]:
-    """Estimates a case's bytes; returns the first part of its line."""
+    """Estimates the bytes of a case; returns the first part of its line."""
     settings, task = run_of(case)
     chip = target(case.target).chip
     if case.program == "step":

@@ -2,14 +2,14 @@
 
     python benchmarks/host.py [--slots=256] [--step_ms=10] [--seeds=3]
 
-A tiny model decodes 256 sequences of log-normal lengths (8 to 512 tokens, median 64, sigma 1) with
-others waiting, and a device of a known speed is played beside it: the tokens of a chunk are handed
-over when its steps would have taken `--step_ms` each, counted from the dispatch. A model of 7
-billion parameters in bfloat16 reads 14 GB a step, which takes 4 ms at 3.35 TB/s, and its caches
-besides. What is above the device's time is the host's: it starts sequences, reads tokens, looks
-for stop strings, and also computes the tiny model, which counts against it. The share is
-(wall time - device's time) / device's time, without the steps that compile, and a second column
-counts the CPU seconds of the host's thread alone.
+A tiny model decodes 256 sequences of log-normal lengths (8 to 512 tokens, median 64, sigma 1) while
+others wait. A device of a known speed is simulated: the tokens of a chunk arrive once its steps
+would have taken `--step_ms` each, counted from the dispatch. A model of 7 billion parameters in
+bfloat16 reads 14 GB a step, which takes 4 ms at 3.35 TB/s, and its caches besides. The time beyond
+the device's is the host's: it starts sequences, reads tokens, looks for stop strings, and also
+computes the tiny model, which counts against it. The share is (wall time - device's time) /
+device's time, without the steps that compile, and a second column counts the CPU seconds of the
+host's thread alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _get = jax.device_get
 
 
 class Device:
-    """A device of a known speed: chunks are ready when their steps have taken their time."""
+    """A simulated device: a chunk is ready once its steps would have taken their time."""
 
     def __init__(self, decode: Callable[..., Any], step_secs: float) -> None:
         self._decode, self._step_secs, self._began = decode, step_secs, 0.0
@@ -60,7 +60,7 @@ class Device:
         return self._decode(*arguments, **options)
 
     def get(self, chunk: Any) -> Any:
-        """Hands over a chunk, at the earliest when its steps are over."""
+        """Returns a chunk, at the earliest when its steps are over."""
         found = _get(chunk)
         secs = int(found.steps) * self._step_secs
         self.secs += secs

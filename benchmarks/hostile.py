@@ -41,7 +41,7 @@ SANDBOXES = {
     "wasm": ("wasm", ()),
     "none": ("none", ()),
 }
-"""Columns of the table: a layer, and the options of `setpriv` for who judges."""
+"""Columns of the table: a layer, and the options of `setpriv` for the user that judges."""
 LIMITS: dict[str, Any] = {
     "test_secs": 4.0,
     "total_secs": 16.0,
@@ -59,7 +59,7 @@ def judge(program: Hostile, layer: str, values: Mapping[str, str]) -> Judgement:
 
 
 def outcome(program: Hostile, layer: str, values: Mapping[str, str]) -> str:
-    """Says how a sandbox stood against a program."""
+    """Returns the table's word for a program in a sandbox."""
     if layer == "none" and (program.kind == "greed" or "kills" in program.name):
         return "–"
     started = time.monotonic()
@@ -82,11 +82,11 @@ def column(layer: str, programs: list[Hostile]) -> dict[str, str]:
 
 
 def elsewhere(name: str, options: argparse.Namespace) -> dict[str, str] | str:
-    """Judges in a process with fewer rights; the reason if that cannot be made."""
+    """Judges in a process with fewer rights; returns the reason if that is not possible."""
     layer, rights = SANDBOXES[name]
     python = options.public_python if rights else sys.executable
     if rights and os.geteuid() != 0:
-        return "it takes root to judge as another"
+        return "only root can judge as another user"
     command = [*(["setpriv", *rights] if rights else []), python, __file__, "--only", layer]
     done = subprocess.run(
         [*command, "--programs", options.programs],

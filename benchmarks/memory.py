@@ -1,4 +1,4 @@
-"""Resident memory of a run's processes, from start to end, beside what `plan` says of it.
+"""Resident memory of a run's processes from start to end, beside the estimate of `plan`.
 
     python benchmarks/memory.py --config=configs/arithmetic.py [--config.…=…]
 

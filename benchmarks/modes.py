@@ -1,4 +1,4 @@
-"""The same work in the four modes, side by side: seconds to the same accuracy, and their use.
+"""The same work in the four modes, side by side: seconds to the same accuracy, and idle time.
 
     python benchmarks/modes.py [--config=configs/long_tail.py] [--seeds=0] [--steps=30]
         [--target=0.9] [--every=2] [--results=runs/modes-long_tail.jsonl] [--timelines=docs]
@@ -115,13 +115,13 @@ class Point(NamedTuple):
 
 
 def main() -> None:
-    """Does the runs that have no result yet, prints the table, and draws the timelines."""
+    """Makes the runs that have no result yet, prints the table, and draws the timelines."""
     arguments = _arguments()
     cases = [
         Case(arguments.config, mode, seed, arguments.steps, arguments.every)
         for seed, mode in itertools.product(arguments.seeds, NAMES)
     ]
-    writer = JsonLinesWriter(arguments.results)  # This makes the file if there is none.
+    writer = JsonLinesWriter(arguments.results)  # Creates the file if it is missing.
     done = {_key(line) for line in read_json_lines(arguments.results)}
     for case in cases:
         if case not in done and not arguments.report:
@@ -261,7 +261,7 @@ def _settings(workdir: Path) -> RunSettings:
 
 
 def _measured_run(case: Case) -> dict[str, Any]:
-    """Does a run, and returns its line of the results."""
+    """Makes a run, and returns its line of the results."""
     with tempfile.TemporaryDirectory() as directory:
         workdir = Path(directory, case.mode)
         values = {"whole run, s": run(case, workdir), **measured(workdir)}
@@ -282,7 +282,7 @@ def _draw(case: Case, arguments: argparse.Namespace) -> None:
 
 
 def drawn_steps(steps: int) -> tuple[int, int]:
-    """Returns the first and the last trainer step of a picture, so late that nothing compiles."""
+    """Returns the first and the last trainer step of a picture, after all compilation."""
     first = max(1, min(steps * 2 // 3, steps - DRAWN_STEPS + 1))
     return first, min(steps, first + DRAWN_STEPS - 1)
 
@@ -328,7 +328,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--results", type=Path, help="default: runs/modes-<config>.jsonl")
     parser.add_argument("--timelines", type=Path, help="where to draw timelines; none by default")
-    parser.add_argument("--report", action="store_true", help="only report what there is")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
     arguments = parser.parse_args()
     if arguments.results is None:
         arguments.results = ROOT / "runs" / f"modes-{Path(arguments.config).stem}.jsonl"

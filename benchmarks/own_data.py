@@ -1,4 +1,4 @@
-"""Training on small data of one's own: ten tasks with `configs/jsonl.py`, over seeds.
+"""Training on small data sets: twelve tasks with `configs/jsonl.py`, over seeds.
 
     python benchmarks/own_data.py [--config=configs/jsonl.py] [--tasks=roman,...]
         [--seeds=100,101,102] [--results=runs/own_data.jsonl] [--set=SETTING=VALUE ...]
@@ -171,7 +171,7 @@ TASKS = {
     "reverse_long": Task(_reverse_long, 3000, 64),
     "weekday": Task(_weekday, 400, 16),
 }
-"""By name: strings, numbers, dates and lookups. The last two are too hard for SFT."""
+"""Tasks by name: strings, numbers, dates and lookups. SFT learns nothing of the last two."""
 
 
 class Case(NamedTuple):
@@ -184,7 +184,7 @@ class Case(NamedTuple):
 
 
 def rows_of(name: str, seed: int) -> tuple[list[Row], list[Row]]:
-    """Draws different rows, those to train on and at most 400 to hold out."""
+    """Draws different rows: those to train on, and at most 400 held-out ones."""
     task, draw, found = TASKS[name], random.Random(f"{name}/{seed}"), dict[str, str]()
     for _ in range(100 * task.rows):
         found.setdefault(*task.draw(draw))
@@ -195,7 +195,7 @@ def rows_of(name: str, seed: int) -> tuple[list[Row], list[Row]]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Does one run; returns its line of the results.
+    """Makes one run; returns its line of the results.
 
     Raises:
       SystemExit: the run failed.
@@ -266,9 +266,9 @@ def _spread(numbers: Sequence[float], sign: str = "") -> str:
 
 
 def main() -> None:
-    """Does the runs that have no result yet, then reports."""
+    """Makes the runs that have no result yet, then reports."""
     arguments = _arguments()
-    writer = JsonLinesWriter(arguments.results)  # This makes the file if there is none.
+    writer = JsonLinesWriter(arguments.results)  # Creates the file if it is missing.
     settings = tuple(arguments.set)
     cases = [
         Case(task, seed, settings, arguments.config)
@@ -300,7 +300,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "own_data.jsonl")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE")
-    parser.add_argument("--report", action="store_true", help="only report what there is")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
     return parser.parse_args()
 
 

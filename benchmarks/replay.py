@@ -2,7 +2,7 @@
 # requires-python = "==3.11.*"
 # dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
 # ///
-"""Items and bytes a second through a Reverb server, by our client and by the official one.
+"""Items and bytes a second through a Reverb server, with our client and the official one.
 
     python benchmarks/replay.py
 

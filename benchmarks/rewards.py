@@ -4,10 +4,11 @@
 
 **Throughput.** A loop does what an explorer does: it generates a rollout (which here only takes its
 time, `--rollout_secs`, drawn within ±20 % with the seed) and hands the groups to the explorer's own
-`GroupDelivery`. That has them judged by the master's own `MasterScoring`, in worker processes, and
-inserts them into a buffer. The reward takes nothing, as long as a rollout, or twice as long; there
-are as many workers as completions in flight. The cases run in turns, seed by seed. Each figure is
-groups a second, and its ratio to that of the reward that takes nothing, with the same seed.
+`GroupDelivery`. The delivery has them judged by the master's own `MasterScoring`, in worker
+processes, and inserts them into a buffer. The reward takes nothing, as long as a rollout, or twice
+as long; there are as many workers as completions in flight. The cases run in turns, seed by seed.
+Each figure is groups a second, and its ratio to that of the reward that takes nothing, with the
+same seed.
 
 **Judging.** Completions a second through the workers, for `exact` and for a reward of 1 ms, beside
 the same rubric called in a loop in this process.
@@ -56,7 +57,7 @@ TASK: Any = types.SimpleNamespace(
 
 
 class Session:
-    """The part of a session that a delivery needs; calls go to a judging in this process."""
+    """The part of a session that a delivery needs; calls go to the scoring in this process."""
 
     leads = True
     agree = staticmethod(alone)
@@ -156,7 +157,7 @@ class Case:
         with buffer.changed:
             assert buffer.changed.wait_for(lambda: buffer.groups == rollouts * GROUPS, 120)
         delivery.close()
-        # The last rollouts are judged after the end, which a longer run would not notice.
+        # The last rollouts are judged after the end; in a longer run this would not matter.
         return rollouts * GROUPS / generated
 
     def close(self) -> None:
@@ -219,7 +220,7 @@ def spread(values: list[float], digits: int = 3) -> str:
 
 
 def main() -> None:
-    """Measures what the command line asks for."""
+    """Makes the measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="repetitions of each case")
     parser.add_argument("--rollouts", type=int, default=30, help="rollouts of each repetition")

@@ -35,7 +35,7 @@ LIMITS = ProgramLimits(wall_secs=60.0)
 
 
 def bare(folder: str) -> None:
-    """Runs the program as a subprocess of no sandbox."""
+    """Runs the program as a subprocess without a sandbox."""
     command = [interpreter(), "-I", "-S", f"{folder}/main.py"]
     result = subprocess.run(command, input=LINE, capture_output=True, check=True)
     assert result.stdout == LINE

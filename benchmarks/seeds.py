@@ -67,9 +67,9 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """Does the runs that have no result yet, then reports."""
+    """Makes the runs that have no result yet, then reports."""
     arguments = _arguments()
-    writer = JsonLinesWriter(arguments.results)  # This makes the file if there is none.
+    writer = JsonLinesWriter(arguments.results)  # Creates the file if it is missing.
     cases = [
         Case(arguments.config, mode, seed, tuple(arguments.set))
         for seed, mode in itertools.product(arguments.seeds, arguments.modes)
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def run(case: Case, every_steps: int) -> dict[str, Any]:
-    """Does one run; returns its line of the results.
+    """Makes one run; returns its line of the results.
 
     Raises:
       SystemExit: the run failed.
@@ -99,7 +99,7 @@ def run(case: Case, every_steps: int) -> dict[str, Any]:
         command = [sys.executable, "-m", "launcher", *case.flags()]
         command += [f"--config.workdir={workdir}", "--config.checkpoint.every_steps=0"]
         command += [f"--config.evaluation.every_steps={every_steps}"]
-        command += ["--config.evaluation.by=trainer"]  # Of these very steps, in every mode.
+        command += ["--config.evaluation.by=trainer"]  # At exactly these steps, in every mode.
         started = time.monotonic()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         total_secs = time.monotonic() - started
@@ -195,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=10, help="trainer steps between evaluations")
     parser.add_argument("--results", type=Path, help="default: runs/seeds-CONFIG.jsonl")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE")
-    parser.add_argument("--report", action="store_true", help="only report what there is")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
     arguments = parser.parse_args()
     if arguments.results is None:
         arguments.results = ROOT / "runs" / f"seeds-{Path(arguments.config).stem}.jsonl"

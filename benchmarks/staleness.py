@@ -1,4 +1,4 @@
-"""Accuracy after a fixed number of trainer steps, by algorithm and by how stale its data are.
+"""Accuracy after a fixed number of trainer steps, by algorithm and by staleness of the data.
 
     python benchmarks/staleness.py [--bounds=0,1,2,4,8,16] [--seeds=300,...,307] [--algorithms=...]
         [--steps=60] [--results=docs/staleness.jsonl]
@@ -6,15 +6,15 @@
 
 Runs the arithmetic task with the real explorer and trainer in one process, one after the other: the
 batch of trainer step t is generated with the parameters of version max(0, t - 1 - bound), so that
-staleness is exactly the bound from then on. Prompts, the seeds of draws, SFT (once a
-seed, kept in `--warm-starts`) and the optimizer are the same for all. So are group-relative
-advantages and the mean over tokens, but for TOPR, which is as its name in a config makes it.
+staleness is exactly the bound from then on. Prompts, the seeds of draws, SFT (once a seed, kept in
+`--warm-starts`) and the optimizer are the same for all. So are group-relative advantages and the
+mean over tokens, except for TOPR, which has the settings of its name.
 
 Each run adds a line to the results; runs that have one are not done again, so the study can be
-stopped at any time and goes on where it was. At the end, or with `--report` from what there is, it
-draws the figure and puts the tables into the document beside the results, `docs/staleness.md`. A
-run takes about 10 s on two CPU cores, SFT of a seed 20 s, and an algorithm 5 s to
-compile.
+stopped at any time and goes on where it was. At the end, or with `--report` from the results so
+far, it draws the figure and puts the tables into the document beside the results,
+`docs/staleness.md`. A run takes about 10 s on two CPU cores, SFT of a seed 20 s, and an algorithm 5
+s to compile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "TOPR": {"name": "topr"},
 }  # fmt: skip
-"""What is compared, as settings of `config.algorithm`."""
+"""The algorithms to compare, as settings of `config.algorithm`."""
 
 
 class Case(NamedTuple):
@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
 
 def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
-    """The settings of a run; staleness is the study's own, so the mode is one that has none."""
+    """The settings of a run. The study makes the staleness itself, so the mode has none."""
     config = base.get_config()
     config.workdir, config.seed = "none", seed
     config.sync.mode = "synchronous"
@@ -91,16 +91,16 @@ def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
 
 @functools.cache
 def task_of(seed: int) -> Task:
-    """The problems, of which other ones are held out with each seed."""
+    """The problems; each seed holds out other ones."""
     return wiring.load_task(settings_of(next(iter(ALGORITHMS)), seed, steps=1))
 
 
 class Study:
-    """Runs cases, and keeps what they share: SFT states and compiled programs.
+    """Runs cases, and keeps their shared SFT states and compiled programs.
 
     Args:
       steps: trainer steps of a run.
-      warm_starts: where the policy that RL begins with is kept, one snapshot a seed.
+      warm_starts: the directory of the policies after SFT, one snapshot for each seed.
     """
 
     def __init__(self, steps: int, warm_starts: Path):
@@ -123,7 +123,7 @@ class Study:
         return self._compiled[algorithm]
 
     def run(self, case: Case) -> dict[str, Any]:
-        """One run: what it was, and what it came to."""
+        """Makes one run; returns its line of the results."""
         settings, task = settings_of(case.algorithm, case.seed, self._steps), task_of(case.seed)
         step, state = self._step(case.algorithm), self._warm(case)
         batching = wiring.batching_of(settings, task)
@@ -138,7 +138,7 @@ class Study:
         )
         started = time.monotonic()
         curve = [self._accuracy(task, settings, state.params)]
-        # The oldest is what the next batch is generated with.
+        # The oldest one generates the next batch.
         versions = collections.deque([(0, _copy(state.params))], maxlen=case.bound + 1)
         metrics: list[Metrics] = []
         for t in range(1, self._steps + 1):
@@ -191,7 +191,7 @@ class Study:
             for prompt, tokens in zip(prompts, completions, strict=True)
         ]
         scores = [one.score for one in Rubric(task.reward).judge(items)]
-        assert None not in scores, "the task's reward judges every text"
+        assert None not in scores, "the task's reward can judge every text"
         return [score for score in scores if score is not None]
 
     def _accuracy(self, task: Task, settings: RunSettings, params: Params) -> float:
@@ -232,7 +232,7 @@ def _copy(params: Params) -> Params:
 
 
 def main() -> None:
-    """Does the runs that have no result yet, then reports."""
+    """Makes the runs that have no result yet, then reports."""
     arguments = _arguments()
     if not arguments.report:
         writer, study = JsonLinesWriter(arguments.results), None
@@ -277,7 +277,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "staleness.jsonl")
     parser.add_argument("--warm-starts", type=Path, default=ROOT / "runs" / "staleness")
-    parser.add_argument("--report", action="store_true", help="only report what there is")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
     return parser.parse_args()
 
 

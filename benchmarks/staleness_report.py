@@ -1,8 +1,8 @@
 """Tables and figure of the staleness study, from its results.
 
-Seeds differ in their SFT, and therefore in their results, by more than algorithms do. So
-runs are compared seed by seed: with the first algorithm on fresh data, and with the best algorithm
-of a bound.
+Results differ more between seeds, because of their SFT, than between algorithms. So runs are
+compared seed by seed: with the first algorithm on fresh data, and with the best algorithm at a
+bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 BEGIN, END = "<!-- measured: benchmarks/staleness.py -->", "<!-- measured: end -->"
 COLOURS = ("#3F5F7F", "#57A773", "#D9383A", "#8E4EC6", "#E0A526")
-_MARGIN = 2.0  # Points: an algorithm so close to the best of a bound is as good.
+_MARGIN = 2.0  # Points within which an algorithm counts as good as the best.
 
 Results = list[dict[str, Any]]
 

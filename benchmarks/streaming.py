@@ -1,4 +1,4 @@
-"""Explorers that stream beside explorers that take leases: occupancy, and time a trained group.
+"""Streaming explorers compared with leasing explorers: occupancy, and time per trained group.
 
     python benchmarks/streaming.py [--seeds=0,1,2] [--steps=16] [--slots=16]
         [--max_staleness=24]

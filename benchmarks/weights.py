@@ -121,7 +121,7 @@ class Process:
 
     def ask(self, version: int) -> None:
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # Its answer will tell why.
+        with contextlib.suppress(BrokenPipeError):  # Its answer gives the reason.
             print(version, file=self._popen.stdin, flush=True)
 
     def answer(self) -> dict[str, float]:

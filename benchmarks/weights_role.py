@@ -61,13 +61,13 @@ class Session:
         return thunk()
 
     def check(self) -> None:
-        """The benchmark goes on."""
+        """Does nothing: the benchmark is never stopped."""
 
 
 def like_of(case: Case, number: int) -> Any:
     """Returns the parameters' shapes and shardings in process `number`, 0 for the trainer.
 
-    Without a cluster, a process knows only its own devices, which stand for those of the others.
+    Without a cluster, a process knows only its own devices, which stand for the others' devices.
     """
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -146,7 +146,7 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
 
 
 def _asked(at_least: int, _timeout_secs: float) -> int:
-    """Returns the wanted version as the newest: pulls are asked for after publication."""
+    """Returns the wanted version as the newest: pulls are requested after publication."""
     return at_least
 
 

@@ -16,19 +16,19 @@ from rl_sync.configs import base
 
 
 def get_config() -> ConfigDict:
-    """Returns the defaults, with what makes the run learn from any seed."""
+    """Returns the defaults with this run's task, batches and pace, which learn with every seed."""
     config = base.get_config()
     config.name = "arithmetic"
     config.sft.steps = base.from_scratch(config, 400)
     config.sync.mode = "one_step_off_policy"
-    # A rollout costs a third of a train step, and half of the groups teach nothing: three times as
-    # many are generated as are trained on.
+    # A rollout costs a third of a train step, and half of the groups teach nothing. So the run
+    # generates three times as many groups as it trains on.
     config.algorithm.name = "topr"
     config.algorithm.over_sampling = 3.0
     config.algorithm.keep = "best"
     config.trainer.groups_per_step = 192
     config.trainer.group_size = 4
-    # Updates are large, and TOPR bears the distance: one step moves logprobs by up to 0.6 nats.
+    # One step moves logprobs by up to 0.6 nats, which TOPR tolerates.
     config.algorithm.logprob_gap_alarm = 2.0
     config.optimizer.learning_rate = 1.4e-3
     config.optimizer.schedule = "cosine"

@@ -8,12 +8,12 @@
         return config
 
 `python -m launcher settings` lists all settings with their defaults, bounds and meanings, and
-`python -m launcher settings PATTERN` those that a word fits; docs/settings.md is the same as a
-page. Each setting is described once, where its section is: start from `RunSettings` in
+`python -m launcher settings PATTERN` those that match a pattern; docs/settings.md is the same list.
+Each setting is described once, in the record of its section: start from `RunSettings` in
 `rl_sync/settings/run_settings.py`.
 
-None (a placeholder) stands for what the mode, or another setting, implies: the algorithm is one
-that bears data as stale as the mode lets them get, and all its numbers are those of its name.
+None (a placeholder) stands for a default that follows from the mode or another setting. For
+example, the algorithm is one that suits the mode's staleness, and its numbers follow from its name.
 """
 
 from ml_collections import ConfigDict

@@ -2,11 +2,11 @@
 
     python -m launcher --config=configs/game.py
 
-A number from 1 to 20 is hidden. The policy has five guesses, and hears after each whether the
-hidden number is smaller or larger: halving the range always wins. In SFT the policy
-imitates a pupil who heeds half of what it hears, and wins 10 to 14 of the 20 games. 120 trainer
-steps take it to 19 or 20 (50, 60, 65 and 70 -> 95, 100, 100 and 100 % on seeds 310 to 313, on which
-nothing was tuned), in two minutes on two cores.
+A number from 1 to 20 is hidden. The policy has five guesses, and learns after each whether the
+hidden number is smaller or larger: halving the range always wins. In SFT the policy imitates a
+pupil who uses half of these answers, and then wins 10 to 14 of the 20 games. 120 trainer steps take
+it to 19 or 20 (50, 60, 65 and 70 -> 95, 100, 100 and 100 % on seeds 310 to 313, on which nothing
+was tuned), in two minutes on two cores.
 """
 
 import random
@@ -23,7 +23,7 @@ DEMONSTRATIONS = 20_000
 
 
 def games(seed: int) -> Problems:
-    """Hides each number once to train on, and once held out; a game is the same for all."""
+    """Makes a game for each number, to train on and held out; they are the same for every seed."""
     draw = random.Random(seed)
     train = [Prompt(i, f"{MOST}:", f"{i + 1}") for i in range(MOST)]
     shown = [draw.randrange(MOST) for _ in range(DEMONSTRATIONS)]
@@ -36,7 +36,7 @@ def games(seed: int) -> Problems:
 
 
 def _pupil(hidden: int, draw: random.Random) -> str:
-    """Plays a game; each guess heeds what was said with a probability of one half."""
+    """Plays a game; each guess uses the answers so far with a probability of one half."""
     low, high, said = 1, MOST, ""
     for _ in range(GUESSES):
         heeds = draw.random() < HEEDS

@@ -8,8 +8,8 @@ set, such as openai/gsm8k, with --config.task.dataset.subset=main and .held_out_
 
 Rows are {"question": …, "answer": "… #### 72"}. The question goes through the checkpoint's chat
 template, if it has one. The reward is 1 for a completion that is the number after the hashes, so
-the policy is asked for that alone. There is no SFT: the checkpoint can write. A small model
-may solve nothing this way: docs/tasks.md says what to change (Small models).
+the policy is asked for the number alone. There is no SFT, since the checkpoint can write already. A
+small model may solve nothing this way: docs/tasks.md says what to change (Small models).
 
 Another data set takes another `format`, or the names of its fields:
 --config.task.dataset.format=math, or .prompt=problem and .answer=solution.final.
@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config.task.name = "dataset"
     config.task.dataset.format = "gsm8k"
     config.task.dataset.template = "{question}\n\nAnswer with the number alone."
-    config.task.dataset.demonstration = ""  # The answer, should there be SFT after all.
+    config.task.dataset.demonstration = ""  # If there is SFT, it imitates the answer.
     config.task.max_prompt_tokens = 256
     config.task.max_completion_tokens = 16
     config.optimizer.learning_rate = 1e-6

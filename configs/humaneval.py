@@ -3,10 +3,10 @@ r"""A language model learns to write Python functions that pass their tests: Hum
     pip install "rl_sync[tasks,sandbox]"
     python -m launcher --config=configs/humaneval.py --config.model.path=DIRECTORY
 
-DIRECTORY is a checkpoint with its tokenizer. Half of the 164 problems are trained on, the others
-measure accuracy. A prompt is the head of a function with its docstring, and the completion goes on
-from there, so there is no chat template. The reward runs the problem's tests in a sandbox
-(docs/code.md). A problem has one score for all of its tests.
+DIRECTORY is a checkpoint with its tokenizer. The run trains on half of the 164 problems and
+measures accuracy on the others. A prompt is the head of a function with its docstring, and the
+completion continues it, so there is no chat template. The reward runs the problem's tests in a
+sandbox (docs/code.md). A problem has one score for all of its tests.
 
 Models may have seen HumanEval before: use it to try the reward, not to compare models.
 """
@@ -24,7 +24,8 @@ def get_config() -> ConfigDict:
     config.task.max_prompt_tokens = 512
     config.task.max_completion_tokens = 384
     config.tokenizer.chat = "no"
-    # Ends of a function that are whole lines: the text of a stop is part of the program.
+    # A function ends at one of these. They are whole lines, as the stop text is part of the
+    # program.
     config.rollout.stop_strings = "\n\n\n|\n#"
     config.trainer.groups_per_step = 16
     config.optimizer.learning_rate = 1e-6

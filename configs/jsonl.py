@@ -7,15 +7,16 @@ out, each with all its lines, unless --config.task.jsonl.held_out_path names a f
 rewarded when it is the answer.
 
 A model from scratch of 0.4 million parameters has a token for each character. It first learns 100
-batches of the rows' own answers, and goes on to learn 128 of them beside the rollouts of each of 60
-trainer steps, which hold it near what is known while rewards improve it: held-out accuracy on 1,500
+batches of the rows' own answers. Each of the 60 trainer steps then learns from rewards and, beside
+the rollouts, from 128 of the answers, which keep the policy near them: held-out accuracy on 1,500
 Roman numerals went from 75 to 82 % (median of four seeds), in a minute or two on two cores.
-docs/tasks.md (Your own rows) has more tasks. Rows that this start solves none of stay unsolved:
-give harder tasks more SFT steps (--config.sft.steps=400), or a checkpoint
-(--config.model.path=DIRECTORY), which imitates nothing unless that is asked for.
+docs/tasks.md (Your own rows) has more tasks. A task that SFT solves nothing of stays unsolved: give
+it more SFT steps (--config.sft.steps=400), or a checkpoint (--config.model.path=DIRECTORY), which
+has no SFT by default.
 
-The learning rate grows with the square root of the completions of a step, so that
---config.trainer.groups_per_step may be 16 or 192; for a checkpoint it is 1e-6, with adapters 1e-5.
+The learning rate grows with the square root of the completions of a step, so it suits a
+--config.trainer.groups_per_step of 16 as well as 192; for a checkpoint it is 1e-6, with adapters
+1e-5.
 """
 
 import math
@@ -26,7 +27,7 @@ from rl_sync.configs import base
 
 RATE = 2e-4
 COMPLETIONS = 32 * 8
-"""Completions of a trainer step that the learning rate of a model from scratch was chosen with."""
+"""Completions of a trainer step for which `RATE` was chosen."""
 
 
 def get_config() -> ConfigDict:
@@ -46,13 +47,14 @@ def get_config() -> ConfigDict:
 
 
 def _demonstration_rows(config: ConfigDict) -> int:
-    """Returns the answers beside a step's rollouts, where a model from scratch began with some."""
+    """Returns the number of answers in each step; 0 without SFT or with a checkpoint."""
     is_shown = config.sft.steps and not config.model.path
     return 32 * config.optimizer.updates_per_batch if is_shown else 0
 
 
 def _learning_rate(config: ConfigDict) -> float:
-    """A rate for the model, larger for larger batches, whose gradients are less noisy."""
+    """Returns a learning rate, which is higher for large batches: their gradients have less
+    noise."""
     if config.model.path:
         return 1e-5 if config.model.lora.rank else 1e-6
     completions = config.trainer.groups_per_step * config.trainer.group_size

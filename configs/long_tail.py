@@ -6,8 +6,8 @@
 additions are left, numbers from the units up: `11:560`, `01:270`, …, `00:241`, and the answer,
 `#241`. Most problems have a few additions and some have 34, so completions are 11 to 209 tokens
 long, 41 in the median. 0.4 million random parameters first learn 300 batches of demonstrations,
-whose pupil leaves out the last addition in three of four workings of more than six, and in one of
-four others. RL looks at the answer alone, which is the only thing that is rewarded.
+whose pupil leaves out the last addition in three of four workings of more than six additions, and
+in one of four shorter ones. RL rewards the answer alone.
 
 A trainer step generates 72 groups of 8 completions and trains on the 12 whose rewards have the
 greatest variance, so rollouts take two to three times as long as training, and the modes differ in
@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.name = "long_tail"
     config.task.name = "worked"
-    config.task.max_completion_tokens = 212  # Of 34 additions, and a little room to be wrong in.
+    config.task.max_completion_tokens = 212  # 34 additions, and a little more.
     config.sft.steps = base.from_scratch(config, 300)
     config.sft.batch_size = 64
     config.algorithm.update({"over_sampling": 6.0, "keep": "best", "kl_coefficient": 0.0})

@@ -2,8 +2,8 @@
 
     python -m launcher --config=configs/reward_model.py
 
-A pair is a problem of the arithmetic run with its right answer and a wrong one: the pupil's, who
-forgets carries, or one with a slip.
+A pair is a problem of the arithmetic run with its right answer and a wrong one: that of the pupil
+who forgets carries, or one with a wrong digit.
 """
 
 from ml_collections import ConfigDict

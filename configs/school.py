@@ -4,13 +4,13 @@ r"""A language model practises school questions: 26 kinds, generated, marked by 
     python -m launcher --config=configs/school.py --config.model.path=DIRECTORY
 
 DIRECTORY is a checkpoint with its tokenizer. The questions are sums, word problems, dates, logic
-and geometry; docs/tasks.md names them. The policy may reason first: the last number, letter or
-word that follows "the answer is" or stands in the last line counts. A harder set is
---config.task.school.difficulty=2, a narrower one --config.task.school.generators=lcm,gcd.
+and geometry; docs/tasks.md names them. The policy may reason first: its answer is what follows "the
+answer is", or the last line. --config.task.school.difficulty=2 makes the questions harder, and
+--config.task.school.generators=lcm,gcd takes only some kinds.
 
-Nothing is imitated first. A model that starts at random does not learn these questions
-(docs/tasks.md): configs/arithmetic.py is for those. A small checkpoint needs solved examples in its
-prompt, which this task does not give: write its rows as a data set with a template of your own.
+There is no SFT. A model that starts at random does not learn these questions (docs/tasks.md): train
+it with configs/arithmetic.py. A small checkpoint needs solved examples in its prompt, which this
+task does not give: write its rows as a data set with a template of your own.
 """
 
 from ml_collections import ConfigDict

@@ -2,13 +2,13 @@
 
     python -m launcher --config=configs/selfplay.py
 
-In Nim two players take stones from piles by turns, any number from one pile, and who takes the last
-stone wins. In SFT the policy imitates games of random moves. Then it plays both sides, and
-is paid for a win and charged for a loss. Evaluations are games against a perfect player, each from
-a position that a perfect policy wins: a single wrong move loses. On eight seeds that nothing was
-tuned on (500 to 507) the share of such games that it wins went from 33.3 / 42.7 / 51.0 % after the
-SFT to 62.5 / 75.5 / 80.2 % (the least, the median and the greatest), in three to five minutes
-on two cores that other work shared.
+In Nim two players take turns. Each takes any number of stones from one pile, and the player who
+takes the last stone wins. In SFT the policy imitates games of random moves. Then it plays both
+sides, and gets a positive reward for a win and a negative one for a loss. Evaluations are games
+against a perfect player, each from a position that a perfect policy wins: a single wrong move
+loses. On eight seeds that nothing was tuned on (500 to 507) the share of such games that it wins
+went from 33.3 / 42.7 / 51.0 % after the SFT to 62.5 / 75.5 / 80.2 % (the least, the median and the
+greatest), in three to five minutes on two cores that other work shared.
 """
 
 import itertools
@@ -27,10 +27,10 @@ DEMONSTRATIONS = 20_000
 
 
 def games(seed: int) -> Problems:
-    """Begins with any piles of at most 2, 3 and 4 stones; held out are games that can be won.
+    """Makes games with piles of at most 2, 3 and 4 stones; the policy can win all held-out games.
 
-    Seats go round, so the policy begins each other game: with piles from which who begins can
-    always win. The games between begin with piles from which the other one can.
+    Seats alternate, so the policy begins every other held-out game, with piles from which the first
+    player can always win. The games between begin with piles from which the second player can.
     """
     draw = random.Random(seed)
     piles = [list(part) for part in itertools.product(*(range(most + 1) for most in PILES))][1:]
@@ -51,7 +51,7 @@ def games(seed: int) -> Problems:
 
 
 def perfect(view: View) -> str:
-    """Plays perfectly: leaves piles whose exclusive or is 0, and any if it cannot."""
+    """Plays perfectly: leaves piles whose exclusive or is 0, or plays any move if there is none."""
     piles = [int(digit) for digit in view.text.strip().removesuffix(":")]
     good = [move for move in view.moves if not _nim_sum(_after(piles, move))]
     return view.random.choice(good or view.moves)
@@ -102,8 +102,9 @@ def get_config() -> ConfigDict:
     config.environment.max_tokens = 40
     config.sync.mode = "one_step_off_policy"
     config.sft.steps = base.from_scratch(config, 200)
-    # Who always plays the same against itself sees no other games, so the entropy is paid for; and
-    # advantages are not divided by a group's spread, as a game lost by chance would count for most.
+    # A policy that always plays the same against itself sees no other games, so entropy is
+    # rewarded. Advantages are not divided by a group's spread, or a game lost by chance would count
+    # most.
     config.algorithm.update({"advantage": "dr_grpo", "entropy_coefficient": 0.05})
     config.trainer.update({"steps": 120, "groups_per_step": 64, "group_size": 8})
     config.evaluation.update({"problems": 96, "every_steps": 30})

@@ -2,12 +2,12 @@
 
     python -m launcher --config=configs/tools.py
 
-The questions are products of two numbers of two digits. In SFT the policy imitates a pupil
-who estimates three answers of four, which is nearly always wrong, and works out the fourth with the
+The questions are products of two numbers of two digits. In SFT the policy imitates a pupil who
+estimates three answers of four, which is nearly always wrong, and works out the fourth with the
 calculator: `<47*86>`, whose answer `4042=` it copies. The likeliest first token is then that of an
-estimate. Rewards alone say that calling pays. Held-out accuracy goes from 3.2 / 6.6 / 8.0 to
-98.2 / 99.2 / 100 % (least, median, greatest of the seeds 300 to 307, on which nothing was tuned).
-A whole command takes 60 to 82 seconds on two cores.
+estimate. Rewards alone teach the policy to call the calculator. Held-out accuracy goes from 3.2 /
+6.6 / 8.0 to 98.2 / 99.2 / 100 % (least, median, greatest of the seeds 300 to 307, on which nothing
+was tuned). A whole command takes 60 to 82 seconds on two cores.
 """
 
 import itertools

@@ -41,7 +41,7 @@ class Peer:
             )
 
     def await_imports(self) -> None:
-        """Waits until it has started, or ended: a start disturbs the measurements of others."""
+        """Waits until it has started, or ended, as a start disturbs other measurements."""
         assert self._process.stdout is not None
         self._process.stdout.readline()
 
@@ -70,7 +70,7 @@ class Peer:
 
 
 class PeerGoneError(RuntimeError):
-    """A peer that does not answer."""
+    """Raised if a peer does not answer."""
 
 
 def timed(request: PeerRequest, work: Callable[[], object]) -> float:
@@ -87,8 +87,8 @@ def in_turns(
     """Measures all sides in turns, each on its own request, with another seed every time.
 
     Returns:
-      For each side that answers the seconds of its first call, compilation included, and the least
-      seconds of the later calls. For any other side a line is printed.
+      For each side that answers: the seconds of its first call, compilation included, and the least
+        seconds of the later calls. For other sides a line is printed.
     """
     secs: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 1):

@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 
 SHAPE = Shape()
 LEARNING_RATE, CLIP = 1e-5, 0.2
-# The clocks that a request may name; the second counts the CPU time of all threads of the process.
+# The clocks that a request may name; the second counts the CPU time of all threads.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 PeerRequest = Mapping[str, Any]

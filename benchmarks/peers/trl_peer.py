@@ -44,7 +44,7 @@ def say(**values: float) -> None:
 
 
 class Clock(TrainerCallback):
-    """Says how long each step took, and how many problems the model solves every few steps."""
+    """Prints the seconds of each step, and the accuracy every few steps."""
 
     def __init__(self, examine: Callable[[], float], every: int) -> None:
         self.examine, self.every = examine, every

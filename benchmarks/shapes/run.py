@@ -1,4 +1,4 @@
-"""A run of a real model's sizes, to plan it and to compile it where the checkpoint is not at hand.
+"""A run with the sizes of a real model, to plan and to compile it without the checkpoint.
 
     python -m launcher plan --config=benchmarks/shapes/run.py \\
         --config.model.path=benchmarks/shapes/qwen2.5-7b --find=v5e:4x4

@@ -18,16 +18,16 @@ INTERRUPTED = 130
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs one command, without the program's name; returns the exit status."""
+    """Runs the command of a command line without the program's name; returns the exit status."""
     if words[:1] == ["complete"]:  # A shell asks at each Tab: nothing else is loaded.
         from rl_sync.launcher.command_table import PROGRAM
         from rl_sync.launcher.completing import Tab
 
         print(Tab(PROGRAM, words[1:]).complete())
         return 0
-    sys.path.insert(0, os.getcwd())  # So that config files may import each other.
+    sys.path.insert(0, os.getcwd())  # Config files may import each other.
 
-    # What each command needs loads only once the command line is known to make sense.
+    # Each command's own modules load only after the command line was found valid.
     from absl import logging
     from click.exceptions import Exit
 
@@ -55,7 +55,7 @@ def main(words: Sequence[str]) -> int:
 
 def run_from_command_line() -> None:
     """Runs the command of this process's command line, and ends the process with its status."""
-    # A terminal or a file of another encoding shows unknown characters as escapes.
+    # Characters that the output's encoding lacks are printed as escapes.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:

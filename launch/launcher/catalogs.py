@@ -1,7 +1,7 @@
-"""Lists of what there is to choose, such as algorithms, on a terminal or as JSON.
+"""Lists of the choices for a config, such as algorithms, for a terminal or as JSON.
 
-Names and descriptions stand where the things are; nothing here repeats them. A new list is a
-function that reads one, and an entry of `CATALOGS`.
+Names and descriptions are read from the modules that define the choices. A new list needs a
+function that yields its entries, and an entry in `CATALOGS`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _EXAMPLE = "plan --config=base"
 
 
 class CatalogEntry(NamedTuple):
-    """A thing to choose.
+    """A choice.
 
     Attributes:
       name: the name that a config uses.
-      meaning: one sentence.
-      facts: what else a table says of it; empty facts are not shown.
-      settings: makes its settings with their meanings, which may take a while.
-      choose: the flags that choose it; empty for one that is not chosen.
-      of: the heading that it stands under; empty for none.
+      meaning: its description, one sentence.
+      facts: further facts by name; empty ones are not shown.
+      settings: returns its settings with their meanings, which may take a while.
+      choose: the flag that chooses it; empty if it cannot be chosen.
+      of: the heading above it; empty for none.
     """
 
     name: str
@@ -43,15 +43,15 @@ class CatalogEntry(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """A list.
+    """A list of choices.
 
     Attributes:
-      noun: one thing of it.
-      summary: for the help.
-      choose: how one is chosen, in words.
-      page: of the documentation.
-      example: a pattern.
-      read: yields its entries.
+      noun: the name of one choice.
+      summary: the line in the help.
+      choose: a sentence on choosing one.
+      page: the page of the documentation.
+      example: an example of a pattern.
+      read: yields the entries.
     """
 
     noun: str
@@ -200,14 +200,14 @@ CATALOGS = {
     "algorithms": Catalog(
         "algorithm",
         "Lists the named algorithms, from GRPO to supervised learning.",
-        "--config.algorithm.name=NAME; `settings algorithm` has what can be changed beside it.",
+        "--config.algorithm.name=NAME; `settings algorithm` lists what else can be changed.",
         "docs/algorithms.md",
         "ppo",
         _algorithms,
     ),
     "tasks": Catalog(
         "task",
-        "Lists the tasks of the package, and those that read your data.",
+        "Lists the tasks of the package, and the tasks that read your data.",
         "--config.task.name=NAME, or a function of your own, as path/to/file.py:function.",
         "docs/tasks.md",
         "arithmetic",
@@ -224,7 +224,7 @@ CATALOGS = {
     ),
     "environments": Catalog(
         "environment",
-        "Lists the environments of episodes of several turns: tools and games.",
+        "Lists the environments for episodes of several turns: tools and games.",
         "--config.environment.name=NAME, or a class of your own, as path/to/file.py:Class.",
         "docs/environments.md",
         "python",
@@ -232,7 +232,7 @@ CATALOGS = {
     ),
     "models": Catalog(
         "model family",
-        "Lists the families of checkpoints that are read and written.",
+        "Lists the model families whose checkpoints are read and written.",
         "--config.model.path=DIRECTORY, or a name in the local cache of the model hub; the family"
         " is the model_type of the checkpoint's config.json.",
         "docs/how-to/model.md",
@@ -242,14 +242,14 @@ CATALOGS = {
     "modes": Catalog(
         "mode",
         "Lists the modes of synchronization: who waits for whom.",
-        "--config.sync.mode=NAME; `settings sync` has what can be changed beside it.",
+        "--config.sync.mode=NAME; `settings sync` lists what else can be changed.",
         "docs/concepts.md",
         "asynchronous",
         _modes,
     ),
     "metrics": Catalog(
         "metric",
-        "Lists the metrics of a run with their units and what is normal.",
+        "Lists the metrics of a run with their units and normal values.",
         "Every run writes them, to metrics.jsonl and for TensorBoard.",
         "docs/metrics.md",
         "staleness",
@@ -264,14 +264,14 @@ CATALOGS = {
         _configs,
     ),
 }
-"""By the name of the command that prints one."""
+"""Catalogs by the name of the command that prints them."""
 
 
 def execute(arguments: Arguments) -> int:
-    """Prints the entries of a list that a pattern fits, the only one with all that is known of it.
+    """Prints the entries that match a pattern; if it is one entry, prints all about it.
 
     Raises:
-      ConfigError: there are none; names the nearest.
+      ConfigError: no entry matches; the message names the nearest.
     """
     catalog = CATALOGS[arguments.command]
     found, only = find(arguments.command, catalog, arguments.text)
@@ -287,12 +287,12 @@ def execute(arguments: Arguments) -> int:
 def find(
     command: str, catalog: Catalog, pattern: str
 ) -> tuple[list[CatalogEntry], CatalogEntry | None]:
-    """Returns the entries that have all words of a pattern, and the one that alone is meant.
+    """Returns the entries that match a pattern, and the only match; None if there are several.
 
-    That is one whose name the pattern is, or the only one that it fits.
+    An entry whose name equals the pattern is the only match.
 
     Raises:
-      ConfigError: there are none; names the nearest.
+      ConfigError: no entry matches; the message names the nearest.
     """
     entries = list(catalog.read())
     named = [one for one in entries if one.name == pattern]
@@ -321,7 +321,7 @@ def _page_of_all(catalog: Catalog, entries: Sequence[CatalogEntry]) -> TerminalP
             page.write_dl((one.name, one.meaning) for one in group)
     page.write_paragraph()
     page.write_text(f"To choose one: {catalog.choose}" if entries[0].choose else catalog.choose)
-    page.write_text(f"More: {catalog.page}, or the same command with the name of one.")
+    page.write_text(f"More: {catalog.page}, or this command with one of the names.")
     return page
 
 

@@ -1,4 +1,4 @@
-"""A command of the launcher as click has it, and what it is given."""
+"""A command of the launcher, as a command of click, and its arguments."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STATUSES = {0: "Done.", 2: "A mistake in the command line or the config; one li
 
 
 class Arguments(NamedTuple):
-    """A command line that makes sense.
+    """A valid command line.
 
     Attributes:
-      command: its name.
-      config: the config with the settings that were given; None where there is none.
-      flags: the values of the other flags that were given, as their types read them: text, whole
-        numbers, paths with their home directory, `True`, or a tuple for a flag of several values.
-      words: those after the command.
+      command: the name of the command.
+      config: the config with the changed settings; None without one.
+      flags: the values of the other flags that were given, converted by the flags' types: text,
+        whole numbers, paths with `~` expanded, `True`, or a tuple for a repeated flag.
+      words: the words after the command.
     """
 
     command: str
@@ -50,18 +50,19 @@ class _Context(click.Context):
 
 
 class Command(click.Command):
-    """One thing that the launcher does.
+    """A command of the launcher.
 
     Attributes:
-      group: the heading that it stands under in the help.
-      module: it has the function `execute`, from `Arguments` to an exit status; it is imported when
-        the command is given.
-      short_help: one line; `about` has two to five sentences.
-      flags: those that it takes, by name; with `config` also all settings.
-      examples: its arguments, and what they do.
-      page: of the documentation.
-      takes: what may stand after it, such as a pattern; empty for nothing.
-      own_config: whether it can do without `--config`, since it knows where to find one.
+      group: the heading above it in the help.
+      module: the module of its function `execute`, from `Arguments` to an exit status. It is
+        imported when the command runs.
+      short_help: its description in one line.
+      about: its description in two to five sentences.
+      flags: its flags by name; with the flag `config` it also takes all settings.
+      examples: its example arguments, with what they do.
+      page: its page of the documentation.
+      takes: the words that may follow it, such as a pattern; empty for none.
+      own_config: whether it finds a config itself if `--config` is missing.
       statuses: the meanings of its exit statuses.
     """
 
@@ -105,7 +106,7 @@ class Command(click.Command):
         self.statuses = dict(sorted({**_STATUSES, **(statuses or {})}.items()))
 
     def invoke(self, ctx: click.Context) -> Arguments:
-        """Returns what the command is given, or refuses a word that it does not take."""
+        """Returns the command's arguments, or refuses a word that it does not take."""
         words = ctx.params["words"]
         if words and not self.takes:
             raise click.NoSuchCommand(words[0], ctx=ctx)
@@ -144,12 +145,10 @@ def _settings() -> tuple[str, str]:
 
 
 class LauncherProgram(click.Group):
-    """All commands; the first one is meant where none is named.
-
-    A command may stand after flags, and `--help` or `--version` anywhere.
+    """All commands. Flags may stand before the command, and `--help` or `--version` anywhere.
 
     Attributes:
-      default: the name of that one.
+      default: the name of the command that runs if none is named, which is the first.
     """
 
     context_class = _Context
@@ -165,10 +164,10 @@ class LauncherProgram(click.Group):
         self.default = next(iter(self.commands))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts the command first, or asks for its help or the version.
+        """Moves the command to the front, or `--help` or `--version` if one is asked for.
 
         Raises:
-          click.NoSuchCommand: the first word is none.
+          click.NoSuchCommand: the first word is not a command.
         """
         if args[:1] == ["help"] and not asked(args) and not ctx.resilient_parsing:
             args = [*args[1:], "--help"]
@@ -186,7 +185,7 @@ class LauncherProgram(click.Group):
         return super().parse_args(ctx, [*(named or [self.default]), *args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands in groups, and what else there is."""
+        """Writes the commands in groups, and the flags that all of them take."""
         for group, commands in itertools.groupby(self.commands.values(), lambda one: one.group):
             with formatter.section(group):
                 formatter.write_dl((one.name, one.short_help or "") for one in commands)
@@ -209,7 +208,7 @@ def asked(words: Iterable[str]) -> bool:
 
 
 def program() -> str:
-    """Returns the words that start this program: those of this process, or the console script."""
+    """Returns the words that start this program, as this process was started."""
     started = getattr(sys.modules["__main__"], "__spec__", None)  # Only by `python -m`.
     module = "" if started is None else started.name.removesuffix(".__main__")
     return f"python -m {module}" if module in MODULES else SCRIPT

@@ -1,4 +1,4 @@
-"""The parser of the command line: click reads commands and flags, ml_collections settings."""
+"""The parser of the command line: click reads commands and flags, ml_collections reads settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse(words: Sequence[str]) -> Arguments:
     """Reads a command line, without the program's name.
 
     Raises:
-      ConfigError: it is not valid; one line says why, and what was probably meant.
+      ConfigError: it is not valid; a message of one line says why, and suggests a correction.
       click.exceptions.Exit: it asked for help or the version, which is printed.
     """
     path, rest = _split_config(words)
@@ -44,10 +44,10 @@ def parse(words: Sequence[str]) -> Arguments:
 
 
 def changed(config: ConfigDict, words: Sequence[str]) -> ConfigDict:
-    """Returns a copy of a config with settings as the command line writes them.
+    """Returns a copy of a config with settings changed as on the command line.
 
     Args:
-      words: such as `--config.seed=1`.
+      words: the changes, such as `--config.seed=1`.
 
     Raises:
       ConfigError: there is no such setting, or it does not take the value.
@@ -59,7 +59,7 @@ def changed(config: ConfigDict, words: Sequence[str]) -> ConfigDict:
 
 
 def _changed(config: ConfigDict | None, words: Sequence[str]) -> list[str]:
-    """Changes the settings of a config as a command line says; returns its other words."""
+    """Applies the settings of a command line to a config; returns the other words."""
     given = [match for match in map(_SETTING.fullmatch, words) if match]
     if config is None:
         if given:
@@ -80,7 +80,7 @@ def _changed(config: ConfigDict | None, words: Sequence[str]) -> list[str]:
 
 
 def _of_run(words: Sequence[str]) -> ConfigDict | None:
-    """Returns the config of the run in `--workdir`, where a command takes it if none is given."""
+    """Returns the config of the run in `--workdir`, if a command uses it in place of `--config`."""
     named = re.findall(r"(?:^|\0)--workdir[=\0]([^\0]+)", "\0".join(words))
     users = {name for name, command in PROGRAM.commands.items() if command.own_config}
     if not named or users.isdisjoint(words):

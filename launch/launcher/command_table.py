@@ -1,7 +1,7 @@
 """The table of the commands.
 
-A new command is a module with the function `execute`, and an entry here, from which click makes the
-parser, the help and the completion of shells. A command line that names none means the first one.
+A new command needs a module with a function `execute`, and an entry here. click derives the parser,
+the help and shell completion from it. The first command runs if none is named.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from rl_sync.launcher.command import CONFIG, Command, LauncherProgram
 from rl_sync.launcher.completing import Item, PathOf
 
 _TRAIN, _LOOK, _USE = "Train", "Look at runs", "Use a policy or a reward"
-_LIST, _LEARN = "List what there is", "Get on with the command line"
+_LIST, _LEARN = "List the choices", "Learn the command line"
 
 
 def _flag(name: str, value: str, meaning: str, default: str = "", **more: Any) -> click.Option:
     """Makes a flag of a command.
 
     Args:
-      value: the name of its value in the help; empty for choices, and a flag that takes none.
-      meaning: one sentence or two.
-      default: what holds without it, in words.
+      value: the name of its value in the help; empty for choices, and for a flag without a value.
+      meaning: its description, one or two sentences.
+      default: the default, in words.
       more: arguments of `click.Option`.
     """
     return click.Option(
@@ -38,7 +38,7 @@ def _flag(name: str, value: str, meaning: str, default: str = "", **more: Any) -
 
 
 def _offer(*values: str) -> Callable[..., list[Item]]:
-    """Completes a flag that takes some values besides others."""
+    """Returns a function that suggests some of a flag's values at the Tab key."""
     return lambda *_: [*map(Item, values)]
 
 
@@ -75,31 +75,31 @@ _COMMANDS = [
         "rl_sync.launcher.commands.run",
         "Trains; the word may be left out.",
         "Starts the trainer, the explorers, the master and the replay server of a config, shows"
-        " their state, and ends when the run has made its steps. Everything is written to the work"
+        " their state, and ends after the last trainer step. Everything is written to the work"
         " directory. Ctrl-C saves a snapshot and ends the run. With the work directory of an"
-        " earlier run it goes on where that one was.",
+        " earlier run it resumes that run.",
         [_config()],
         {
             "--config=arithmetic --config.workdir=runs/first": "Train a small policy; two minutes.",
             "--config=arithmetic --config.sync.mode=asynchronous --config.trainer.steps=50": (
-                "Explorers at their own pace, and half as many steps."
+                "Explorers run at their own pace; half as many steps."
             ),
         },
         "docs/using.md",
         statuses={
             1: "The run failed; the message names the role and its log.",
-            143: "It was asked to end (SIGTERM), and has saved.",
+            143: "SIGTERM ended it; it has saved a snapshot.",
         },
     ),
     Command(
         "plan",
         _TRAIN,
         "rl_sync.launcher.commands.plan",
-        "Prints what a run would do and the memory that it takes; starts nothing.",
-        "Says who waits for whom, how stale data may get, and what memory each role needs, and"
+        "Prints the schedule and the memory of a run without starting it.",
+        "Says who waits for whom, how stale data may get, and how much memory each role needs, and"
         " draws the first steps. It checks the config and loads the task's data, so that mistakes"
-        " are found before a run. With a target it compiles the programs for accelerators that need"
-        " not be there, or proposes settings for them.",
+        " are found before a run. With a target it compiles the programs for accelerators, or"
+        " proposes settings for them; this machine need not have them.",
         [
             _config(),
             _flag(
@@ -117,7 +117,7 @@ _COMMANDS = [
             _flag(
                 "workdir",
                 "DIRECTORY",
-                "Work directory of a run, from whose times the pace of this one is forecast.",
+                "Work directory of an earlier run, from whose times the speed is predicted.",
                 "no forecast",
                 type=PathOf("run"),
             ),
@@ -133,21 +133,23 @@ _COMMANDS = [
         _TRAIN,
         "rl_sync.launcher.commands.sweep",
         "Trains with several seeds or values, one run after another, and compares the runs.",
-        "Makes a run of each combination of seeds and values, in directories that are named by"
-        " them. The same command again skips those that are finished and goes on with the others."
-        " At the end it prints what `compare` prints. --index makes one run alone, for array jobs.",
+        "Makes a run for each combination of seeds and values, in a directory named after it. The"
+        " same command again skips finished runs and resumes the others. At the end it prints the"
+        " table of `compare`. --index makes only one of the runs, for array jobs.",
         [
             _config(),
-            _flag("seeds", "SEEDS", "Seeds: 0:4 for 0 to 3, or 0,5,7.", "that of the config"),
+            _flag("seeds", "SEEDS", "Seeds: 0:4 for 0 to 3, or 0,5,7.", "the config's"),
             _flag(
                 "set",
                 "SETTING=VALUES",
-                "Values of a setting, with commas; may be given for several settings. A value that"
-                " has a comma stands in quotation marks.",
+                "Values of a setting, separated by commas; repeat the flag for more settings. Put a"
+                " value that contains a comma in quotation marks.",
                 multiple=True,
             ),
             _flag("parallel", "N", "Number of runs at the same time.", "1", type=_FROM_1),
-            _flag("index", "NUMBER", "Makes this run alone; --list has the numbers.", type=_FROM_0),
+            _flag(
+                "index", "NUMBER", "Makes only this run; --list shows the numbers.", type=_FROM_0
+            ),
             _flag("list", "", "Lists the runs with their numbers and states, and starts none."),
             _flag("into", "DIRECTORY", "Directory of the runs.", "runs/sweep-NAME", type=_FOLDER),
             _CURVES,
@@ -161,14 +163,14 @@ _COMMANDS = [
         "docs/how-to/sweeps.md",
         statuses={
             1: "A run failed; the others have been made.",
-            143: "It was asked to end (SIGTERM); the runs that went on have saved.",
+            143: "SIGTERM ended it; its runs have saved snapshots.",
         },
     ),
     Command(
         "timeline",
         _LOOK,
         "rl_sync.launcher.commands.timeline",
-        "Draws who did what when in a run, also while it runs.",
+        "Draws the activity of each role over time, also while the run goes on.",
         "Reads the spans that each role of a run has recorded. It writes timeline.png and"
         " timeline.svg, and trace.json for https://ui.perfetto.dev, and prints their paths.",
         [
@@ -194,10 +196,10 @@ _COMMANDS = [
         "rollouts",
         _LOOK,
         "rl_sync.launcher.commands.rollouts",
-        "Shows what the policy wrote, and how it was judged, also while it runs.",
-        "Prints a line for each of the last steps and the alarms of the run. With a step it prints"
-        " that step's groups, and with other flags the completions that fit, with their rewards and"
-        " advantages.",
+        "Shows completions and their rewards, also while the run goes on.",
+        "Prints a line for each of the last steps, and the run's alarms. With --step it prints the"
+        " groups of that step. With other flags it prints the completions that match them, with"
+        " rewards and advantages.",
         [
             _run(),
             _flag("step", "STEP", "Trainer step, or FIRST:LAST.", "all"),
@@ -215,24 +217,27 @@ _COMMANDS = [
                 "reward", "LEAST:GREATEST", "Bounds of the reward, such as 0:0.5, 1: or :0.", "all"
             ),
             _flag(
-                "grep", "PATTERN", "Regular expression, found in a prompt or a completion.", "all"
+                "grep",
+                "PATTERN",
+                "Regular expression that a prompt or a completion contains.",
+                "all",
             ),
             _flag(
                 "sort",
                 "FIELD",
-                "Order: step, reward, advantage, tokens, staleness or logprob; with a - in front"
-                " from the greatest on.",
-                "as trained on",
+                "Order: step, reward, advantage, tokens, staleness or logprob; a - in front puts"
+                " the greatest first.",
+                "the order of training",
                 type=click.Choice([*_ORDERS, *(f"-{key}" for key in _ORDERS)]),
             ),
             _flag(
                 "limit",
                 "N",
-                "The most lines of a table, or completions.",
-                "20, 40 or 10",
+                "Maximum number of steps, groups or completions.",
+                "20 steps, 40 groups or 10 completions",
                 type=_FROM_1,
             ),
-            _flag("json", "", "Prints all records that fit as JSON lines."),
+            _flag("json", "", "Prints all matching records as JSON lines."),
         ],
         {
             "--workdir=runs/first": "The last steps.",
@@ -240,17 +245,17 @@ _COMMANDS = [
             "--workdir=runs/first --reward=:0 --json": "All failures, for a script.",
         },
         "docs/rollouts.md",
-        statuses={1: "No record fits."},
+        statuses={1: "No record matches."},
     ),
     Command(
         "page",
         _LOOK,
         "rl_sync.launcher.commands.page",
-        "Serves a page on runs: curves, rollouts, the timeline, live or later. It only reads.",
+        "Serves a page about runs: curves, rollouts, the timeline, live or later.",
         "Prints the address of a page for the browser, and serves it until Ctrl-C. The page shows"
         " curves of one run or several, the roles and whom they wait for, completions, and the"
-        " timeline. Runs do not notice it.",
-        [_run("Work directory of the run, or several with commas between them."), _HOST, _PORT],
+        " timeline. It only reads files, so it does not disturb a run.",
+        [_run("Work directory of the run, or several, separated by commas."), _HOST, _PORT],
         {
             "--workdir=runs/first": "Watch a run in the browser.",
             "--workdir=runs/first,runs/second --port=8080": "Compare two, at a known port.",
@@ -261,10 +266,10 @@ _COMMANDS = [
         "report",
         _LOOK,
         "rl_sync.launcher.commands.report",
-        "Writes a page on a run to send or print: results, curves, timeline, completions.",
-        "Writes one page of HTML that has all of its parts in itself, and prints its path. It needs"
-        " neither a server nor a network. The run may still go on, may have failed, or be a copy"
-        " from elsewhere.",
+        "Writes a page about a run to send or print: results, curves, timeline, completions.",
+        "Writes a self-contained HTML page, and prints its path. The page needs neither a server"
+        " nor a network. The run may still go on, may have failed, or may be a copy from another"
+        " machine.",
         [
             _run(),
             _flag(
@@ -283,14 +288,14 @@ _COMMANDS = [
         "rl_sync.launcher.commands.compare",
         "Compares runs: settings, results, curves; seeds of one config are one group.",
         "Prints a table: the settings that differ, accuracies with their 95 % intervals, reward,"
-        " staleness beside its bound, speed, and which runs ended with the same parameters. Of runs"
-        " that differ in the seed alone it gives the least, the median and the greatest. Runs of"
-        " different length are compared as far as all of them have come.",
+        " staleness beside its bound, speed, and which runs ended with the same parameters. For"
+        " runs that differ only in their seeds, it gives the least, the median and the greatest"
+        " value. Runs of different lengths are compared up to the end of the shortest.",
         [
             _flag(
                 "at",
                 "",
-                "Measure of how far runs have come; end is the end of each.",
+                "Unit in which runs are cut to the same length; end compares the ends of all.",
                 "steps",
                 type=click.Choice(["steps", "tokens", "seconds", "end"]),
             ),
@@ -300,7 +305,7 @@ _COMMANDS = [
         {
             "runs/first runs/second": "Compare two runs.",
             "runs/first runs/second --out=compared.html": "With curves, as a page.",
-            "runs/first runs/second --at=tokens": "After equally many tokens.",
+            "runs/first runs/second --at=tokens": "After the same number of tokens.",
         },
         "docs/report.md",
         takes="RUN RUN …",
@@ -310,16 +315,16 @@ _COMMANDS = [
         _USE,
         "rl_sync.launcher.commands.evaluate",
         "Measures a policy on held-out problems: a run's snapshot, or a checkpoint.",
-        "Generates completions of held-out problems, has them judged, and prints accuracies with"
-        " their 95 % intervals. The problems are those of the run's config, or of the config that"
-        " is given. All completions and judgements are written to a file.",
+        "Generates completions of held-out problems, judges them, and prints accuracies with"
+        " their 95 % intervals. The problems come from --config, or else from the run's config."
+        " All completions and judgements are written to a file.",
         [
-            _config("that of the run"),
+            _config("the run's"),
             _run("Work directory of the run whose snapshot is measured.", required=False),
             _flag(
                 "model",
                 "DIRECTORY",
-                "Checkpoint to measure in place of a run's, as model.path takes it.",
+                "Checkpoint to measure in place of a run's snapshot, as for model.path.",
                 type=_FOLDER,
             ),
             _SNAPSHOT,
@@ -351,7 +356,7 @@ _COMMANDS = [
                 "dtype",
                 "",
                 "Type of the stored parameters.",
-                "as imported, or float32",
+                "the type of the imported checkpoint, or float32",
                 type=click.Choice(["float32", "bfloat16", "float16"]),
             ),
             _SNAPSHOT,
@@ -368,8 +373,8 @@ _COMMANDS = [
         "rl_sync.launcher.commands.reward",
         "Serves the config's reward to runs, here or elsewhere.",
         "Judges completions for runs that give its address as reward.addresses, with workers and"
-        " limits of its own. Runs and server share a secret, which is made if there is none."
-        " Ctrl-C ends it.",
+        " limits of its own. Runs and the server share a secret, whose file is created if it is"
+        " missing. Ctrl-C ends the server.",
         [
             _config(),
             _HOST,
@@ -389,13 +394,16 @@ _COMMANDS = [
             ),
         },
         "docs/reward-servers.md",
-        statuses={0: "Ctrl-C or SIGTERM ended it while it served.", 130: "Ctrl-C ended it before."},
+        statuses={
+            0: "Ctrl-C or SIGTERM ended it while it served.",
+            130: "Ctrl-C ended it before it served.",
+        },
     ),
     Command(
         "settings",
         _LIST,
         "rl_sync.launcher.commands.lists",
-        "Lists all settings and their meanings, or those that a PATTERN fits.",
+        "Lists all settings and their meanings, or those that match a PATTERN.",
         "Prints each setting with its values, its default and its meaning. A pattern is one word or"
         " several, each of which begins a word of the name, the meaning or the choices. Any setting"
         " is changed by --config.NAME=VALUE, or in a config file.",
@@ -411,9 +419,13 @@ _COMMANDS = [
             "rl_sync.launcher.catalogs",
             one.summary,
             "Prints a line for each. A pattern is one word or several, each of which begins a word"
-            f" of the name or the text. Where it fits one {one.noun} alone, there is more.",
+            f" of the name or the text. If only one {one.noun} matches, all about it is printed.",
             [_JSON],
-            {"": "All.", one.example: "Those with a word.", f"{one.example} --json": "The same."},
+            {
+                "": "All.",
+                one.example: "Those with a word.",
+                f"{one.example} --json": "The same, for a script.",
+            },
             one.page,
             takes="a PATTERN",
         )
@@ -423,7 +435,7 @@ _COMMANDS = [
         "help",
         _LEARN,
         "",
-        "Explains a command, or names all of them.",
+        "Explains a command, or lists all of them.",
         "Prints what a command does, its flags with their defaults, examples, and its exit"
         " statuses. `COMMAND --help` prints the same.",
         [],
@@ -439,7 +451,7 @@ _COMMANDS = [
         "Prints the script of a shell: bash, zsh or fish. Its first lines say how to install it. It"
         " completes `rl-sync`, `python -m rl_sync`, and `python -m launcher` in the clone.",
         [],
-        {"bash": "The script of bash.", "zsh": "That of zsh.", "fish": "That of fish."},
+        {"bash": "For bash.", "zsh": "For zsh.", "fish": "For fish."},
         "docs/using.md",
         takes="a SHELL",
     ),

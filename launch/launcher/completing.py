@@ -1,8 +1,8 @@
-"""Answers to the Tab key: what may stand at the end of an unfinished command line.
+"""Shell completion: the ways to complete an unfinished command line at the Tab key.
 
-The scripts of the shells in `launcher/shells` ask this module in a process of its own at each Tab.
-click finds the flag or the word that is unfinished, and asks its type. All of this loads little:
-the names of settings come from a file (`known`).
+The shells' scripts in `launcher/shells` start this module in a new process at each Tab. click finds
+the unfinished flag or word, and asks its type for values. To be quick, this imports little: the
+names of settings come from a file (`known`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCRIPT = "rl-sync"
 """The console script of an installed package."""
 
 MODULES = ("launcher", "rl_sync", "rl_sync.launcher")
-"""Modules that are the same program by `python -m`; the first is there in the clone alone."""
+"""Modules that `python -m` runs as this program; the first exists only in the clone."""
 
 NAMED = "rl_sync.named"
 """Key of a context's `meta`: whether the command line names its command."""
@@ -40,14 +40,14 @@ _CURSOR = "\0"
 
 
 def execute(arguments: Arguments) -> int:
-    """Prints the script by which a shell completes command lines.
+    """Prints the script that makes a shell complete command lines.
 
     Raises:
-      ConfigError: there is none for the shell that is named.
+      ConfigError: no shell is named, or there is no script for it.
     """
     shell = arguments.text
     if shell not in SHELLS:
-        named = f"{shell!r} is not a shell that there is a script for" if shell else "Name a shell"
+        named = f"There is no script for the shell {shell!r}" if shell else "Name a shell"
         end = hint(shell, SHELLS) if shell else "."
         raise ConfigError(f"{named}: completion takes {', '.join(SHELLS)}{end}")
     print(Path(__file__).with_name("shells").joinpath(f"rl_sync.{shell}").read_text(), end="")
@@ -55,9 +55,9 @@ def execute(arguments: Arguments) -> int:
 
 
 class Tab(ShellComplete):
-    """Completes the command line that a shell gives.
+    """Completes the command line that a shell passes on.
 
-    A completion is the whole last word; one that ends with `=`, `/`, `.` or `,` is not finished.
+    A completion is the whole last word. After `=`, `/`, `.` or `,` at its end, the word goes on.
     """
 
     def __init__(self, cli: click.Command, words: Sequence[str]) -> None:
@@ -65,9 +65,9 @@ class Tab(ShellComplete):
         self._words = words
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Returns the words before the unfinished one, and that one, which may be empty.
+        """Returns the words before the unfinished one, and the unfinished one, which may be empty.
 
-        Given are `--line` and the command line up to the cursor, or `--words` and its words.
+        A shell passes `--line` and the command line up to the cursor, or `--words` and its words.
         """
         kind, *given = self._words or [""]
         if kind == "--line" and given:
@@ -77,7 +77,7 @@ class Tab(ShellComplete):
         return before, last
 
     def get_completions(self, args: list[str], incomplete: str) -> list[Item]:
-        """Returns the ways to go on after some words from an unfinished one."""
+        """Returns the completions of an unfinished word that follows others."""
         match = re.fullmatch(r"(-[^=]*=)(.*)", incomplete, re.DOTALL)
         head, value = match.groups() if match else ("", incomplete)
         flag = head[:-1] if head else args[-1] if args and incomplete[:1] != "-" else ""
@@ -89,12 +89,12 @@ class Tab(ShellComplete):
         return [*{one.value: one for one in items if one.value.startswith(incomplete)}.values()]
 
     def format_completion(self, item: Item) -> str:
-        """Returns a line, with a tab before the meaning."""
+        """Returns the completion and, after a tab, its meaning."""
         return f"{item.value}\t{item.help}" if item.help else item.value
 
 
 def _without_program(words: Sequence[str]) -> list[str]:
-    """Returns the words after `rl-sync`, or `python -m` and a name of the program."""
+    """Returns the words after the program: `rl-sync`, or `python -m` and one of `MODULES`."""
     for at, word in enumerate(words):
         if os.path.basename(word) == SCRIPT:
             return [*words[at + 1 :]]
@@ -104,7 +104,7 @@ def _without_program(words: Sequence[str]) -> list[str]:
 
 
 def flags_after(options: Mapping[str, click.Option], typed: str) -> Iterator[Item]:
-    """Yields the flags of a command, and where it takes a config the settings, a section a step."""
+    """Yields the flags of a command and, if it takes a config, settings up to the next dot."""
     for name, option in options.items():
         yield Item(f"--{name}{'' if option.is_flag else '='}", help=option.help)
     yield Item("--help", help="Explains the command.")
@@ -122,7 +122,7 @@ def flags_after(options: Mapping[str, click.Option], typed: str) -> Iterator[Ite
 
 
 def words_after(ctx: click.Context, _: click.Parameter, typed: str) -> list[Item]:
-    """Returns the words that a command takes, or the commands before one is named."""
+    """Returns the words that a command takes; all commands if none is named yet."""
     name, root = ctx.command.name, ctx.find_root().command
     assert isinstance(root, click.Group)
     if name == "help" or not ctx.meta[NAMED]:
@@ -146,11 +146,11 @@ def _values_of(setting: str, typed: str) -> Iterator[Item]:
 
 
 Kind = Literal["config", "directory", "file", "run"]
-"""Paths that a flag takes: a config, a directory, a file, or a run's work directory."""
+"""Kinds of paths that a flag takes: a config, a directory, a file, or a run's work directory."""
 
 
 class PathOf(click.ParamType[str]):
-    """The path of a thing of some kind, or several with commas between them."""
+    """A path of some kind, or several that commas separate."""
 
     name = "path"
 
@@ -172,7 +172,7 @@ class PathOf(click.ParamType[str]):
 
 
 def _paths(kind: Kind, typed: str) -> Iterator[Item]:
-    """Yields the paths that begin with some text: directories, and files if they may be meant."""
+    """Yields the paths that begin with a text: directories and, if the kind has them, files."""
     shown, slash, begin = typed.rpartition("/")
     folder = Path(os.path.expanduser(shown + slash) or ".")
     if kind == "run" and not slash and (Path(_RUNS)).is_dir():

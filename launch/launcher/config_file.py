@@ -21,12 +21,12 @@ def load(given: str) -> ConfigDict:
     """Loads a config.
 
     Args:
-      given: the file's path, or the name of a config of the package, with an optional colon and the
-        argument of `get_config`.
+      given: the file's path, or the name of a config of the package. A colon and an argument of
+        `get_config` may follow.
 
     Raises:
-      ConfigError: there is no such file, or it does not return a config; the message says where and
-        why.
+      ConfigError: there is no such file, or it does not return a config; the message gives the line
+        and the reason.
     """
     path, colon, argument = os.path.expanduser(given).partition(":")
     if not path:
@@ -54,10 +54,10 @@ def load(given: str) -> ConfigDict:
 
 
 def of_run(workdir: Path) -> ConfigDict:
-    """Loads the config that a run has left in its work directory.
+    """Loads the config in a run's work directory.
 
     Raises:
-      ConfigError: there is none, or it is of another version of the code.
+      ConfigError: there is none, or it does not fit this version of the code.
     """
     from rl_sync.configs import base
 
@@ -74,28 +74,28 @@ def of_run(workdir: Path) -> ConfigDict:
 
 
 def names() -> list[str]:
-    """Returns the names of the package's configs, in the order of the alphabet."""
+    """Returns the names of the package's configs, sorted."""
     return sorted(file.stem for file in _folder().glob("*.py") if file.stem != "__init__")
 
 
 def path_of(name: str) -> Path | None:
-    """Returns the file of a config of the package; None if it has none of that name."""
+    """Returns the file of a config of the package; None if there is no such config."""
     return _folder() / f"{name}.py" if name in names() else None
 
 
 def description(name: str) -> str:
-    """Returns the docstring of a config of the package, which is not executed."""
+    """Returns the docstring of a config of the package without executing it."""
     path = path_of(name)
     return "" if path is None else ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def _folder() -> Path:
     assert configs.__file__ is not None
-    return Path(configs.__file__).resolve().parent  # In the clone a link leads there.
+    return Path(configs.__file__).resolve().parent  # In the clone it is a link.
 
 
 def _nearest_file(path: str) -> str:
-    """Returns the end of a message: a file of similar name, or a config of the package."""
+    """Returns the end of a message, which suggests a file or a config with a similar name."""
     folder, name = os.path.split(path)
     for directory in (folder or ".", "configs"):
         files = Path(directory).glob("*.py")
@@ -111,7 +111,7 @@ def _nearest_file(path: str) -> str:
 
 
 def _of_package(error: BaseException) -> str:
-    """Returns a sentence for who wanted a config of the package, and named another `configs`."""
+    """Returns advice if a config file imported `configs` in place of `rl_sync.configs`."""
     wanted = error.name or "" if isinstance(error, ImportError) else ""
     if wanted.partition(".")[0] != "configs":
         return ""
@@ -140,7 +140,7 @@ def _call(path: str, arguments: list[str]) -> object:
 
 
 def _location(path: str, error: BaseException) -> str:
-    """Returns the file, and its last line in the error's traceback."""
+    """Returns the file, and the line of it that the error's traceback shows last."""
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         return f"{path}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,7 @@
-"""Names of all settings, and of what there is to choose, from a file that is quick to read.
+"""A cache of the names of all settings and choices, for shell completion.
 
-To read them from the source takes seconds, for it imports JAX. The file lies in the user's cache
-directory, and is made anew when any file of the source is another than it was.
+Reading them from the source takes seconds, because it imports JAX. The cache is a file in the
+user's cache directory, which is rewritten when a source file has changed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def settings() -> dict[str, Known]:
 
 
 def names(command: str) -> list[tuple[str, str]]:
-    """Returns the names and meanings in the list that a command prints; none for others."""
+    """Returns the names and meanings in a command's list; nothing for commands without a list."""
     return [(name, meaning) for name, meaning, _ in _contents()["lists"].get(command, [])]
 
 
 def chosen_by(flag: str) -> list[tuple[str, str]]:
-    """Returns the values that a flag takes by what the lists say, with their meanings.
+    """Returns the values of a flag that the lists offer, with their meanings.
 
     Args:
-      flag: such as `--config.task.name=`.
+      flag: the flag, such as `--config.task.name=`.
     """
     lists = _contents()["lists"].values()
     return [
@@ -56,7 +56,7 @@ def _contents() -> dict[str, Any]:
         if kept["stamp"] == stamp:
             return kept
     made = {"stamp": stamp, **_read()}
-    with contextlib.suppress(OSError):  # Without it the next question takes as long as this one.
+    with contextlib.suppress(OSError):  # Without the file, the next Tab is slow, too.
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(made))
     return made
@@ -87,7 +87,7 @@ def _read() -> dict[str, Any]:
 
 
 def _stamp() -> str:
-    """Returns a text that is another one when a file of the source is."""
+    """Returns a fingerprint of the source files."""
     folders = os.walk(os.path.dirname(rl_sync.__file__), followlinks=True)
     files = [f"{at}/{name}" for at, _, names in folders for name in names if name.endswith(".py")]
     told = [f"{path} {(of := os.stat(path)).st_size} {of.st_mtime_ns}" for path in sorted(files)]
@@ -95,7 +95,7 @@ def _stamp() -> str:
 
 
 def _path() -> Path:
-    """Returns the file of this installation; there may be several."""
+    """Returns the file of this installation; each installation has its own."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     here = hashlib.sha256(f"{__file__} {sys.version}".encode()).hexdigest()[:12]
     return Path(cache, "rl_sync", f"names-{here}.json")

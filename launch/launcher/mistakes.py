@@ -1,4 +1,4 @@
-"""Messages about mistakes on the command line: one line, with what was probably meant."""
+"""Messages about mistakes on the command line: one line, with a suggestion."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _ALIASES = {
     "logdir": "workdir",
     "random_seed": "seed",
 }
-_ALIAS = 1.05  # Above the same name elsewhere, and above a similar name in the given section.
-_SURE = 0.9  # A name of this likeness is meant even if another section was given.
+_ALIAS = 1.05  # More than the same name elsewhere, or a similar name in the given section.
+_SURE = 0.9  # A name this similar is suggested even from another section.
 _SAME_SECTION = 0.7
 _OF_SECTION = 0.35  # The weight of the section, beside that of the field.
 _MOST = 3
@@ -72,7 +72,7 @@ def setting_names(config: Mapping[str, object], prefix: str = "") -> Iterator[st
 
 
 def settings_meant(wrong: str, known: Sequence[str]) -> list[str]:
-    """Returns the settings that a wrong dotted name fits best: none, one, or a few."""
+    """Returns the settings that are most similar to a wrong dotted name: none, one, or a few."""
     fits = {name: _fit(wrong, name) for name in known}
     best = max(fits.values(), default=0.0)
     if best < LIKELY:
@@ -81,7 +81,7 @@ def settings_meant(wrong: str, known: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | None:
-    """Names the flags that were probably meant, with the given value; None without any.
+    """Suggests the flags that were probably meant, with the given value; None if there are none.
 
     Args:
       value: the given value, with its equals sign.
@@ -93,7 +93,7 @@ def did_you_mean(wrong: str, known: Sequence[str], value: str = "") -> str | Non
 
 
 def _fit(wrong: str, name: str) -> float:
-    """Rates how well a setting's field and section fit; 0 if it cannot be meant."""
+    """Rates the similarity of a setting's field and section to a wrong name; 0 if unlikely."""
     (section, _, word), (of, _, field) = wrong.rpartition("."), name.rpartition(".")
     near = likeness(word, field)
     if _ALIASES.get(word.lower().replace("-", "_")) == name:
@@ -107,7 +107,7 @@ def _fit(wrong: str, name: str) -> float:
 
 
 def explained(error: click.UsageError, words: Sequence[str]) -> str:
-    """Returns the message about a command line that click refuses."""
+    """Returns a message about a command line that click refused."""
     match error:
         case click.NoSuchCommand(command_name=word, ctx=click.Context(command=Command(name=name))):
             if word in COMMANDS:
@@ -162,7 +162,7 @@ def _all_flags() -> Iterator[click.Option]:
 
 
 def without_config(word: str) -> str:
-    """Returns the message about a setting that is given without a config."""
+    """Returns a message about a setting that is given without a config."""
     return f"{word} changes a setting of a config: {_GIVE_CONFIG}"
 
 
@@ -184,7 +184,7 @@ def _no_command(word: str) -> str:
 
 
 def _wrong_flag(word: str, command: Command, *, has_config: bool) -> str:
-    """Returns the message about a flag that is another command's, or none."""
+    """Returns a message about a flag that this command, or every command, lacks."""
     name, equals, value = word.lstrip("-").partition("=")
     users = [one.name for one in COMMANDS.values() if name in one.flags]
     meant = did_you_mean(name, [*known.settings()], equals + value)
@@ -210,10 +210,10 @@ def check_names(given: Iterable[re.Match[str]], config: Mapping[str, object]) ->
     """Refuses settings that a config does not have.
 
     Args:
-      given: their names, and their values with an equals sign.
+      given: the settings' names, and their values with an equals sign.
 
     Raises:
-      ConfigError: says which were probably meant.
+      ConfigError: there is no such setting; the message suggests others.
     """
     all_names = list(setting_names(config))
     for match in given:

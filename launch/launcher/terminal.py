@@ -1,4 +1,4 @@
-"""Pages of text for a terminal: click's formatter, with colors and commands to paste."""
+"""Pages of text for a terminal: click's formatter, with colors and commands to copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import click
 
 MOST_COLUMNS = 100
-"""The greatest width of a page, and its width where the output is no terminal."""
+"""The maximum width of a page, and its width if the output is not a terminal."""
 
 
 class TerminalPage(click.HelpFormatter):
@@ -24,13 +24,13 @@ class TerminalPage(click.HelpFormatter):
         self.write(f"{click.style(heading, bold=True)}\n")
 
     def write_dl(self, rows: Iterable[tuple[str, str]], *_: object, **__: object) -> None:
-        """Writes names in color, each with a text beside it, or below it where it is long."""
+        """Writes names in color, each with a text beside it, or below a long name."""
         styled = [(click.style(name, fg="cyan"), text) for name, text in rows]
         if styled:
             super().write_dl(styled, MOST_COLUMNS // 3, 2)
 
     def write_command(self, command: str) -> None:
-        """Writes a command in one line, so that it can be pasted."""
+        """Writes a command in one line, so that it can be copied."""
         self.write(click.style(f"  {command}", fg="green") + "\n")
 
     def show(self) -> None:
@@ -39,5 +39,5 @@ class TerminalPage(click.HelpFormatter):
 
 
 def in_color() -> bool | None:
-    """Returns False where `NO_COLOR` is set, else None: colors are for terminals alone."""
+    """Returns False if `NO_COLOR` is set, else None: click colors the output of terminals only."""
     return False if os.environ.get("NO_COLOR") else None

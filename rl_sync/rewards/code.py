@@ -1,4 +1,4 @@
-"""A reward that runs the program of a completion against the tests of its row, in a sandbox."""
+"""A reward that runs the program in a completion against its row's tests, in a sandbox."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _SHOWN = 200
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Runs the program of a completion and compares its results with those of the row's tests.
+    """Runs the program in a completion and scores it by its row's tests.
 
     The program never sees the expected results: it gets inputs, and its outputs are compared
     outside. A test that was not run has failed. `docs/code.md` has the fields of a row.
 
     Attributes:
-      language: the language of programs, where a row has no field `language`.
+      language: the language of programs, for rows without a field `language`.
       fraction: whether the score is the fraction of tests that passed; else all must pass.
-      whole_text: whether a completion without code blocks is a program as a whole.
+      whole_text: whether a completion without code blocks counts as a program.
       test_secs: the time limit of each test.
       total_secs: the time limit of all tests of a completion.
       memory_mib: the memory limit, in MiB.
       output_kib: the limit of a test's output, in KiB.
       processes: the limit of processes and threads.
-      tolerance: the relative and absolute difference at which floats still count as equal.
+      tolerance: the relative and absolute tolerance for comparing floats.
       packages: whether Python programs can import the packages of this environment.
       layer: the sandbox: `auto`, or a name of `rl_sync.sandbox.sandbox_choice.LAYERS`.
       unsandboxed: whether to run programs without a sandbox if none works. Dangerous.
@@ -74,7 +74,7 @@ class Code:
         """Refuses a row whose tests cannot be run.
 
         Raises:
-          ValueError: its tests, or its language, are missing or malformed.
+          ValueError: the tests are missing or malformed, or the language is unknown.
         """
         tests = code_tests(row, self.tolerance)
         _require_language(str(row.get("language") or self.language), tests)
@@ -105,7 +105,7 @@ class Code:
           A sentence on each language that does not run here.
 
         Raises:
-          ValueError: none does, so that no completion could be judged.
+          ValueError: no language runs here, so no completion could be judged.
         """
         counts = collections.Counter(str(row.get("language") or self.language) for row in rows)
         faults = []
@@ -189,10 +189,10 @@ class Code:
 
 
 def _check_option(name: str, value: object, default: object) -> None:
-    """Checks that an option has the type of its default; numbers are positive, and finite.
+    """Checks that an option has the type of its default, and that numbers are positive and finite.
 
     Raises:
-      ValueError: it has not.
+      ValueError: the option has another type, or is out of range.
     """
     if isinstance(default, bool):
         if not isinstance(value, bool):
@@ -213,7 +213,7 @@ def _require_language(name: str, tests: CodeTests) -> ProgramLanguage:
     """Returns the language of a row's programs.
 
     Raises:
-      ValueError: there is no such language, or its programs cannot be tested so.
+      ValueError: the language is unknown, or the tests call functions and it is not Python.
     """
     written_in = language(name)
     if tests.examination and name != "python":
@@ -225,9 +225,9 @@ def _require_language(name: str, tests: CodeTests) -> ProgramLanguage:
 
 
 def same_output(got: str, expected: str, tolerance: float) -> bool:
-    """Compares outputs, without white space at the ends of lines and blank lines at the end.
+    """Compares outputs, regardless of white space at the ends of lines and blank lines at the end.
 
-    A word with a decimal point in the expected output is a number, and may differ a little.
+    A number that has a decimal point in the expected output may differ by the tolerance.
     """
     lines, wanted = _lines(got), _lines(expected)
     return len(lines) == len(wanted) and all(

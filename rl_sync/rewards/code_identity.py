@@ -1,4 +1,4 @@
-"""Identity of a reward: its expression, and the files of the user's that it is made from."""
+"""Identity of a reward: its expression, and the user's files that it names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rl_sync.references import is_reference
 
 
 class RewardIdentity(NamedTuple):
-    """A reward as two machines can compare it.
+    """A reward in a form that two machines can compare.
 
     Attributes:
       reward: the expression.
-      files: a digest of each file that the expression names, by the file's name.
+      files: digests of the files that the expression names, by file name.
     """
 
     reward: str

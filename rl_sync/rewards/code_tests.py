@@ -1,4 +1,4 @@
-"""Tests of programs as rows of data hold them.
+"""Tests of programs in rows of data.
 
 `docs/code.md` has the schema and examples.
 """
@@ -26,7 +26,7 @@ class InputOutput:
 
 @dataclasses.dataclass(frozen=True)
 class CodeTests:
-    """The tests of a row: of one of the two kinds.
+    """The tests of a row, either cases or an examination.
 
     Attributes:
       cases: tests on standard input.
@@ -46,18 +46,18 @@ def code_tests(row: Row, tolerance: float) -> CodeTests:
     Args:
       row: the row. Its fields `tests`, `entry_point`, `functions`, `classes`, `in_place`,
         `setup` and `continues_prompt` matter here.
-      tolerance: the relative and absolute difference at which floats still count as equal.
+      tolerance: the relative and absolute tolerance for comparing floats.
 
     Raises:
       ValueError: the tests are missing or malformed.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
-        # Tables with typed columns hold tests of several types as a JSON text.
+        # A typed column cannot mix types, so such tables hold tests as JSON text.
         tests = json.loads(tests) if tests.lstrip().startswith("[") else [tests]
     if not isinstance(tests, Sequence) or not tests:
         raise ValueError(
-            "A row for the code reward needs `tests`, a list of tests or a text of asserts, and "
+            "A row for the code reward needs `tests`, a list of tests or a text of asserts, but "
             f"has {_short(tests)}. docs/code.md shows the kinds of tests."
         )
     if all(isinstance(test, Mapping) and set(test) == {"input", "output"} for test in tests):
@@ -67,7 +67,7 @@ def code_tests(row: Row, tolerance: float) -> CodeTests:
     items = [_test(test, entry_point, tolerance) for test in tests]
     setup = str(row.get("setup") or "")
     if row.get("continues_prompt") and _compiles(prompt := str(row["prompt"])):
-        # Helpers that stand in the prompt are the tests' too, and not the program's to change.
+        # Tests use the prompt's own helpers, whatever the program makes of them.
         setup = f"{prompt}\n{setup}"
     return CodeTests(
         [],
@@ -94,8 +94,8 @@ def _test(test: Any, entry_point: str, tolerance: float) -> dict[str, Any]:
         return {**test, "tolerance": tolerance}
     raise ValueError(
         "A test is a text of asserts, or has the fields `call`, `expected` and perhaps `args` and "
-        "`kwargs`, or the fields `input` and `output`; all tests of a row are of one of these "
-        f"kinds or of the first two. This one is {_short(test)}."
+        "`kwargs`, or the fields `input` and `output`. A row may mix the first two kinds, but "
+        f"not the third with them. This test is {_short(test)}."
     )
 
 
@@ -113,7 +113,7 @@ def _text(test: Mapping[str, Any], field: str) -> str:
 
 
 def _compiles(text: str) -> bool:
-    """Tells whether a prompt is Python by itself: it is a row's, so that it can be trusted."""
+    """Says whether a prompt is Python by itself. It comes from the data, so it can be trusted."""
     try:
         compile(text, "prompt", "exec")
     except (SyntaxError, ValueError):

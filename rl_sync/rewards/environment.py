@@ -1,4 +1,4 @@
-"""A reward that an environment gave itself."""
+"""The reward that an environment gave."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rl_sync.rewards.judgement import Completion, Judgement, Row
 class EnvironmentReward:
     """Sums the rewards that the environment of an episode gave, or takes one of them.
 
-    An episode whose environment failed is not judged. One that was cut has the rewards of its turns
-    so far.
+    An episode whose environment failed is not judged. A truncated episode keeps the rewards of its
+    turns so far.
 
     Attributes:
-      name: of one reward, which is 0 in episodes that were cut before it was given; None for the
-        sum of all.
+      name: the name of the reward to take, which is 0 in episodes that ended before it was given;
+        None takes the sum of all.
     """
 
     name: str | None = None

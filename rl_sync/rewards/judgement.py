@@ -13,7 +13,7 @@ from typing import Any
 from rl_sync.ending import Ending
 
 _GREATEST = 3.4e38
-"""Rewards become numbers of float32."""
+"""The largest reward: rewards are stored as float32."""
 
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
@@ -26,8 +26,8 @@ class Completion:
     Attributes:
       text: the text, without the end of sequence.
       tokens: the token ids, the end of sequence included.
-      truncated: whether the completion ends because it reached the largest number of tokens.
-      ending: the end of the episode whose last reply this is; None without an environment.
+      truncated: whether the completion was cut at its maximum number of tokens.
+      ending: the end of the episode that this completion closes; None without an environment.
     """
 
     text: str
@@ -43,12 +43,12 @@ class Judgement:
     Attributes:
       score: the reward, usually from 0 to 1; None if the completion could not be judged.
       why: a short reason, such as the extracted answer, the failing test or the time limit.
-      components: scores by name that the score is made of. Each is logged as `reward/NAME`.
-      answer: the answer that was read from the completion, in a form in which equal answers are
-        equal texts; None if the reward reads none. Evaluations vote on it: `majority@k`.
+      components: numbers by name, such as the parts of the score. Each is logged as `reward/NAME`.
+      answer: the answer in the completion, in canonical form: equal answers are equal texts. None
+        if the reward reads no answer. Evaluations vote on it: `majority@k`.
 
     Raises:
-      ValueError: the score or a component is not a finite number of float32.
+      ValueError: the score or a component is not finite in float32.
     """
 
     score: float | None
@@ -64,7 +64,7 @@ class Judgement:
 
     @classmethod
     def unknown(cls, why: str) -> Judgement:
-        """Makes the judgement of a completion that could not be judged, which is never a score."""
+        """Makes the judgement of a completion that could not be judged: it has no score."""
         return cls(score=None, why=why)
 
     @property
@@ -87,6 +87,6 @@ def _is_finite(value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     if type(value) is int:
-        return "beyond float32"  # Python writes no integers of thousands of digits.
+        return "beyond float32"  # Python refuses to print integers of thousands of digits.
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -1,4 +1,4 @@
-"""A reward for school questions of several kinds. docs/rewards-k12.md has each with examples."""
+"""A reward for school questions of several kinds. docs/rewards-k12.md describes each kind."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ KINDS: dict[str, type[Question]] = {
 }
 _LISTS = {"blanks", "order", "match"}
 _FOR_LISTS = {"answer_is": "answer_block", "last_line": "last_block"}
-"""Strategies that read an answer of several lines, instead of those that read one."""
+"""The strategy that reads several lines, by the strategy that it replaces."""
 
 _MOST_CHARACTERS = 2000
 
 
 def kind_of(row: Row) -> str:
-    """Returns the kind of a row's question: its field `kind`, or what its fields look like.
+    """Returns the kind of a row's question: its field `kind`, or a guess from its other fields.
 
     Raises:
       ValueError: the field names no kind.
@@ -56,13 +56,13 @@ def kind_of(row: Row) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SchoolAnswer:
-    """Marks the final answer of a completion: 1 or 0, or a share with part marks.
+    """Marks the final answer of a completion: 1 or 0, or between with `partial`.
 
     Attributes:
-      extract: strategies that find the answer in the completion, in their order, separated by
+      extract: strategies that find the answer in the completion, tried in order and separated by
         commas; see `rl_sync.rewards.answers.extraction`.
-      partial: answers that are right in part get a share of the marks. A row's field `partial`
-        overrides it.
+      partial: whether partly right answers get part of the marks. A row's field `partial` overrides
+        it.
 
     Raises:
       ValueError: an unknown strategy.
@@ -103,7 +103,7 @@ class SchoolAnswer:
         except UnjudgeableError as error:
             return Judgement.unknown(str(error))
         share = marks.share if partial else float(marks.share == 1)
-        # All right answers are one, however they are written; a wrong one may not look like it.
+        # All right answers are one vote, and no wrong answer has the same text.
         vote = "right" if marks.share == 1 else marks.answer and f"{marks.answer} (not right)"
         why = f"{shown(found.text)} ({found.strategy}): {marks.why}"
         return Judgement(share, why, answer=vote or None)

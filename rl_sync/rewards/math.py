@@ -26,11 +26,11 @@ from rl_sync.rewards.judgement import Completion, Judgement, Row
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 80
 _SPENT, _BUSY = "limit_spent", "machine_busy"
-"""Components of comparisons of formulas: whether they ended at a limit, of CPU time or memory, or
-because the machine was busy."""
+"""Components of formula comparisons: 1 if the limit of CPU time or memory was reached, and 1 if the
+machine was too busy."""
 _checked = {"secs": 0.0}
 _CHECK_SECS = 10.0
-"""CPU time of a process for reading the formulas of rows before the run."""
+"""CPU seconds that a process spends on checking the formulas of rows before the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,17 @@ class MathAnswer:
     """Compares the final answer of a completion with the row's answer: 1 or 0.
 
     Attributes:
-      field: the row's field with the right answer: a number or a text, which may be a worked
-        solution that marks its answer with a box, #### or <answer>.
-      extract: strategies that find the answer in the completion, in their order, separated by
+      field: the row's field with the right answer: a number, a text, or a worked solution that
+        marks its answer with a box, #### or <answer>.
+      extract: strategies that find the answer in the completion, tried in order and separated by
         commas; see `rl_sync.rewards.answers.extraction`.
-      tolerance: the greatest difference of two numbers, as a share of the larger one's magnitude;
-        with 0 numbers are compared exactly.
-      symbolic: math-verify decides about formulas. Without it, formulas are equal only if they are
-        written alike.
-      limit_secs: the CPU time that math-verify may take for the row's answer, and for the
-        comparison with it.
-      memory_mb: the most memory that it may take for that, in megabytes.
+      tolerance: the greatest difference of equal numbers, relative to the larger one; 0 compares
+        them exactly.
+      symbolic: whether math-verify compares formulas. Without it, formulas are equal only if they
+        are written alike.
+      limit_secs: the CPU seconds that math-verify may take to read the row's answer, and again to
+        compare with it.
+      memory_mb: the memory limit of math-verify, in megabytes.
 
     Raises:
       ValueError: an unknown strategy, or a number outside its range.
@@ -73,7 +73,7 @@ class MathAnswer:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be above 0.")
 
     def check(self, row: Row) -> None:
-        """Refuses a row whose answer cannot be compared with.
+        """Refuses a row whose answer cannot be used.
 
         Raises:
           ValueError: the answer is missing, empty, too long or not a text or a number, or it is a
@@ -92,7 +92,7 @@ class MathAnswer:
             )
 
     def _check_formula(self, gold: str, right: Value) -> None:
-        """Refuses a formula that cannot be read; those of many rows are left to the run."""
+        """Refuses a formula that cannot be read. Checks none after `_CHECK_SECS`: the run will."""
         began = time.process_time()
         if _checked["secs"] > _CHECK_SECS:
             return
@@ -101,11 +101,11 @@ class MathAnswer:
                 algebra.read(written(part), self.limit_secs, int(self.memory_mb * 1e6))
         except (algebra.UnreadableFormulaError, algebra.LimitError) as error:
             raise ValueError(
-                f"row[{self.field!r}]={_short(gold)} cannot be compared with: {error}. Correct the"
-                " row, or leave it out."
+                f"row[{self.field!r}]={_short(gold)} cannot be used: {error}. Correct the row, or"
+                " leave it out."
             ) from error
         except (algebra.BusyError, NoLimitsError):
-            return  # Here it cannot be tried; a worker will.
+            return  # This process cannot check it; a worker will.
         finally:
             _checked["secs"] += time.process_time() - began
 
@@ -141,7 +141,7 @@ class MathAnswer:
         """Returns the right answer of a row.
 
         Raises:
-          ValueError: there is none that can be compared with.
+          ValueError: the answer is missing, empty, too long, or neither a text nor a number.
         """
         given = row.get(self.field)
         if isinstance(given, bool) or not isinstance(given, str | int | float):
@@ -188,7 +188,7 @@ class MathAnswer:
         return Judgement(float(equal), why, {_SPENT: 0.0, _BUSY: 0.0})
 
     def _vote(self, gold: str, answer: str, judged: Judgement) -> str:
-        """Returns the answer in a form in which equal ones are the same: all right ones are."""
+        """Returns the answer in canonical form; all right answers are the same text."""
         right = canonical(value(gold))
         if judged.score == 1:
             return right
@@ -201,16 +201,16 @@ class MathAnswer:
             return algebra.canonical(
                 latex(formula.text), self.limit_secs / 5, int(self.memory_mb * 1e6)
             )
-        except (RuntimeError, ValueError):  # It is no formula, or a costly one.
+        except (RuntimeError, ValueError):  # Not a formula, or too costly.
             return compact(formula.text)
 
     def _undecided(self, right: Value, error: Exception) -> Judgement:
-        """Judges where algebra failed: wrong, unless the right answer itself is at fault."""
+        """Judges an answer on which algebra failed: wrong, unless the row's answer is at fault."""
         if needs_algebra(right):
             try:
                 algebra.read(written(right), self.limit_secs, int(self.memory_mb * 1e6))
             except (algebra.UnreadableFormulaError, algebra.LimitError, algebra.BusyError) as fault:
-                return Judgement.unknown(f"row[{self.field!r}] cannot be compared with: {fault}")
+                return Judgement.unknown(f"row[{self.field!r}] cannot be used: {fault}")
         spent = float(isinstance(error, algebra.LimitError))
         why = f"not shown to be equal: {error}"
         return Judgement(0.0, why, {_SPENT: spent, _BUSY: 0.0})

@@ -8,14 +8,14 @@ _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILIN
 
 
 def program_text(text: str, names: tuple[str, ...], whole: bool) -> str | None:
-    """Returns the last code block of a language, else the last block that names none.
+    """Returns the last code block of a language, else the last block without a language.
 
-    A block that is cut off by the end of the text counts.
+    An unclosed block at the end of the text counts.
 
     Args:
       text: the completion.
       names: names of the language, in lower case.
-      whole: whether a text without any block is a program as a whole.
+      whole: whether a text without code blocks counts as a program.
 
     Returns:
       The program; None if there is none.
@@ -29,7 +29,7 @@ def program_text(text: str, names: tuple[str, ...], whole: bool) -> str | None:
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """Returns the code blocks of a text, each with the name in front of it."""
+    """Returns the code blocks of a text, as pairs of the language's name and the content."""
     blocks, opened = [], None
     for match in _FENCE.finditer(text):
         marker, name = match.groups()

@@ -15,12 +15,12 @@ class RewardKind(NamedTuple):
     """A named reward.
 
     Attributes:
-      where: a reference to its class; it is imported when it is used.
-      meaning: one sentence.
-      has_answers: whether its judgements have the answer that it read, in a form in which equal
-        answers are the same text: evaluations vote on it.
-      is_quick: whether it takes microseconds and little memory for any completion, so that it needs
-        no worker with limits.
+      where: a reference to its class, which is imported on first use.
+      meaning: its description, one sentence.
+      has_answers: whether its judgements have an `answer`, on which evaluations vote; see
+        `Judgement`.
+      is_quick: whether it takes microseconds and little memory for any completion, so it needs no
+        worker with limits.
       reads_answer: whether it reads the row's answer.
     """
 
@@ -33,7 +33,7 @@ class RewardKind(NamedTuple):
 
 BY_SET = "by_set"
 SET = "task_set"
-"""The field of a row that says which set of a mixture of tasks it is of."""
+"""The field of a row that names its set in a mixture of tasks."""
 
 REWARDS = {
     "exact": RewardKind(
@@ -83,7 +83,7 @@ REWARDS = {
     ),
     "length_band": RewardKind(
         "rl_sync.rewards.text_shaping:LengthBand",
-        "Prefers completions of a range of lengths.",
+        "Prefers completions within a range of lengths.",
         has_answers=False,
         is_quick=True,
         reads_answer=False,
@@ -173,13 +173,13 @@ def is_quick(expression: str) -> bool:
 
 
 def reads_answer(expression: str) -> bool:
-    """Says whether a term of an expression may read the row's answer, as a user's own may."""
+    """Says whether a term of an expression may read the row's answer; a user's own reward may."""
     kinds = [REWARDS.get(term.name) for term in _terms(expression)]
     return any(kind is None or kind.reads_answer for kind in kinds)
 
 
 def may_vote(expression: str) -> bool:
-    """Says whether evaluations may vote on what the first term reads, as on a user's own."""
+    """Says whether the first term may read answers to vote on; a user's own reward may."""
     first = parse_sum(expression)[0]
     if first.name == BY_SET:
         return all(may_vote(str(of_set)) for of_set in first.options.values())
@@ -188,12 +188,12 @@ def may_vote(expression: str) -> bool:
 
 
 def by_set(rewards: Mapping[str, str]) -> str:
-    """Returns the expression of a reward by sets, of the expression of each set's."""
+    """Returns the `by_set` expression of the expressions of each set."""
     return f"{BY_SET}({', '.join(f'{name}={reward!r}' for name, reward in rewards.items())})"
 
 
 def _terms(expression: str) -> list[Term]:
-    """Reads the terms of an expression, and of those in a reward by sets."""
+    """Reads the terms of an expression, and the terms inside `by_set`."""
     terms = parse_sum(expression)
     inner = [str(one) for term in terms if term.name == BY_SET for one in term.options.values()]
     return [term for term in terms if term.name != BY_SET] + [
@@ -202,9 +202,10 @@ def _terms(expression: str) -> list[Term]:
 
 
 def make(term: Term) -> Callable[..., Any]:
-    """Makes the reward of a term: a reward of the table, or what a reference names.
+    """Makes the reward of a term: a reward of the table, or the object that a reference names.
 
-    A class is called with the options. A function keeps them as arguments by name.
+    A class gets the options when it is made, a function gets them as keyword arguments of each
+    call.
 
     Raises:
       ValueError: there is no such reward (the message names the nearest) or no such option, or the
@@ -233,7 +234,7 @@ def make(term: Term) -> Callable[..., Any]:
         raise ValueError(f"The reward {term.name} cannot be made: {error}") from error
     if not callable(made):
         raise ValueError(
-            f"The reward {term.name} must have __call__(self, row, completion), and has not."
+            f"The reward {term.name} must have a method __call__(self, row, completion)."
         )
     return made
 

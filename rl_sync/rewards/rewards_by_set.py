@@ -19,11 +19,11 @@ class RewardBySet:
       rewards: the expression of each set's reward.
 
     Raises:
-      ValueError: there is none, or an expression is none.
+      ValueError: no reward is given, or an expression is malformed.
     """
 
     def __init__(self, **rewards: str) -> None:
-        from rl_sync.rewards.rubric import Rubric  # Which makes this reward.
+        from rl_sync.rewards.rubric import Rubric  # Imported late: it makes this reward.
 
         if not rewards:
             raise ValueError("by_set needs a reward for each set, as in by_set(sums='exact').")

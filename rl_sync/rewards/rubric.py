@@ -29,7 +29,7 @@ _BATCH_ARGUMENTS = ["rows", "completions"]
 
 
 class _EndError(Exception):
-    """A reward that wants to end its process, as by `sys.exit`."""
+    """Raised for a reward that tries to end its process, as by `sys.exit`."""
 
 
 class ScoringRequest(NamedTuple):
@@ -43,7 +43,7 @@ class _Part(NamedTuple):
     """A term of the sum.
 
     Attributes:
-      label: its name in metrics, unlike that of any other term.
+      label: its unique name in metrics.
     """
 
     label: str
@@ -56,9 +56,8 @@ class _Part(NamedTuple):
 class Rubric:
     """Judges completions by a weighted sum of rewards.
 
-    A reward that raises, returns something else than a number or a `Judgement`, or takes too long
-    leaves its completions unjudged. A sum of which one term is not judged is not judged. Whatever
-    a reward says is clean text in judgements: surrogates and control characters are escaped.
+    A completion stays unjudged if one of the rewards raises, takes too long, or returns neither a
+    number nor a `Judgement`. Surrogates and control characters in a reward's texts are escaped.
 
     Args:
       reward: an expression (see `rl_sync.expression`), or a reward itself: a callable
@@ -66,10 +65,10 @@ class Rubric:
 
     Attributes:
       in_batches: whether a term gains from judging many completions at once.
-      is_quick: whether every term is, see `rl_sync.rewards.reward_catalog.is_quick`.
+      is_quick: whether every term is quick; see `rl_sync.rewards.reward_catalog.is_quick`.
 
     Raises:
-      ValueError: the expression names no rewards, or gives options that they do not have.
+      ValueError: the expression names an unknown reward, or an option that a reward lacks.
     """
 
     def __init__(self, reward: str | Callable[..., Any]) -> None:
@@ -95,7 +94,8 @@ class Rubric:
         """Checks rows of the data with every term that has `check(row)`.
 
         Raises:
-          ValueError: a row lacks what a term needs; names the term, the row and the fault.
+          ValueError: a row lacks something that a term needs; the message names the term, the row
+            and the fault.
         """
         checks = [
             (part.label, part.reward.check) for part in self._parts if hasattr(part.reward, "check")
@@ -111,13 +111,13 @@ class Rubric:
                     ) from error
 
     def try_out(self, rows: Iterable[Row]) -> list[str]:
-        """Tries on this machine what terms with `try_out(rows)` need of it, such as a compiler.
+        """Checks that this machine has what terms with `try_out(rows)` need, such as a compiler.
 
         Returns:
           Sentences on problems that could not be judged here.
 
         Raises:
-          ValueError: a term could judge none; names it, and the cause.
+          ValueError: a term could judge no problem; the message names the term and the cause.
         """
         kept, notes = list(rows), []
         for part in self._parts:
@@ -130,7 +130,7 @@ class Rubric:
         return notes
 
     def warm_up(self) -> None:
-        """Prepares this process with every term that has `warm_up()`, before the clock starts."""
+        """Calls `warm_up()` of every term that has it, before time limits apply."""
         for part in self._parts:
             if hasattr(part.reward, "warm_up"):
                 part.reward.warm_up()
@@ -141,8 +141,8 @@ class Rubric:
         """Judges completions, in their order. Episodes whose environment failed are not judged.
 
         Args:
-          limit_secs: the longest that an asynchronous reward may take for one completion. Others
-            are limited from outside; see `rl_sync.scoring.worker_pool`.
+          limit_secs: the time limit of an asynchronous reward for one completion. Workers limit
+            other rewards; see `rl_sync.scoring.worker_pool`.
         """
         whole = [item for item in items if not _has_failed(item)]
         with _one_process():
@@ -172,7 +172,7 @@ class Rubric:
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    """Ends a process that a reward has forked, and which would go on as the one that judges."""
+    """Ends a child process that a reward has forked, which would otherwise go on judging."""
     here = os.getpid()
     try:
         yield
@@ -249,10 +249,10 @@ async def _gathered(
 
 
 async def _lasting(judging: Awaitable[Any]) -> Any:
-    """Waits for a reward, which may not end the loop that others are judged in.
+    """Waits for a reward, and keeps it from ending the event loop of the others.
 
     Raises:
-      Exception: whatever it raises.
+      Exception: the reward raises it.
     """
     try:
         return await judging
@@ -294,7 +294,7 @@ def _of_batch(
 
 
 def _judgement(found: Any) -> Judgement:
-    """Makes a judgement of what a reward returned.
+    """Converts the value that a reward returned into a judgement.
 
     Raises:
       ValueError: it is neither a finite number nor a judgement.
@@ -320,7 +320,7 @@ def _number(value: Any) -> float:
     """Returns a finite number as a float.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the value is not a finite number.
     """
     if type(value) is not float or not abs(value) < _SURELY_FINITE:
         Judgement(value)
@@ -351,7 +351,7 @@ def _message(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """Escapes what cannot be encoded, or would command a terminal; cuts what is very long."""
+    """Escapes surrogates and control characters, and cuts a very long text."""
     if len(text) <= _MOST_CHARACTERS and text.isprintable():
         return text
     text = _short(text, _MOST_CHARACTERS)
@@ -369,10 +369,10 @@ def example_rows(
 ) -> list[ScoringRequest]:
     """Returns the first rows with their own answers as completions, to try a rubric with.
 
-    Each is as if it were the end of an episode without rewards.
+    Each completion is the end of an episode without rewards.
 
     Args:
-      encode: from an answer to the tokens of such a completion, the end of sequence included.
+      encode: returns the tokens of an answer, the end of sequence included.
     """
     ending = Ending({}, {}, "done", "", turns=1)
     answers = [str(row.get("answer", "")) for row in rows[:count]]

@@ -1,7 +1,6 @@
 """Rewards for the form of a completion: its format, length, repetition and language.
 
-Each is a score with a reason, in the range that it states, to be added to a reward for the content.
-They need nothing of the row.
+Each gives a score in its stated range, to be added to a reward for the content. None reads the row.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from rl_sync.spelling import require_one_of
 
 @dataclasses.dataclass(frozen=True)
 class FormatMatch:
-    """Gives 1 to a completion that has the form asked for, else 0.
+    """Gives 1 to a completion of the required form, else 0.
 
     Attributes:
-      pattern: a regular expression that must match the whole completion, white space around it
-        left aside; `.` matches line breaks too. Avoid nested repetition such as `(a+)+`, which can
-        take exponential time.
+      pattern: a regular expression that must match the whole completion without surrounding white
+        space; `.` matches line breaks too. Avoid nested repetition such as `(a+)+`, which can take
+        exponential time.
       tags: names of tags, separated by commas. Each must open and close exactly once, one after the
         other in this order, with text inside.
-      only_tags: there is nothing but white space outside of the tags.
+      only_tags: whether only white space may stand outside of the tags.
 
     Raises:
       ValueError: neither a pattern nor tags, or one of them is malformed.
@@ -174,7 +173,7 @@ class SoftOverlong:
             return Judgement.unknown("the completion came without tokens")
         free = self.max_tokens - self.cache_tokens
         score = min(0.0, max(-1.0, (free - length) / self.cache_tokens))
-        return Judgement(score, f"{length} tokens, of which {free} are free")
+        return Judgement(score, f"{length} tokens, and the first {free} are free")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,11 +251,11 @@ _LEAST_STOP_WORDS = 0.15
 class LanguageShare:
     """Gives the share of a completion that is in a language or a script, from 0 to 1.
 
-    For a script it is the share of letters. For a language it is the share of letters of its
-    script, times a factor for its stop words: among texts of at least ten words, the share of words
-    that are stop words of the language, over 0.15 and at most 1, or 0 if those of another
-    language are more frequent. Formulas and code count little: words of LaTeX commands, text
-    between dollar signs and text in backquotes are left aside.
+    For a script: the share of letters that are in the script. For a language: the share of letters
+    in its script, times min(1, s / 0.15), where s is the share of words that are stop words of the
+    language. The factor is 0 if another language's stop words are more frequent, and 1 for texts of
+    fewer than ten words. LaTeX, text between dollar signs or in backquotes, tags and web addresses
+    do not count.
 
     Attributes:
       name: a script (latin, cyrillic, han, …) or a language (english, german, …).

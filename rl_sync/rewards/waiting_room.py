@@ -1,4 +1,4 @@
-"""Room among the completions that are judged or wait for it."""
+"""A bound on the completions that are being judged or wait for it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 
 class QueueTimeoutError(TimeoutError):
-    """No room in the queue of completions to judge within the time."""
+    """Raised where the queue of completions to judge stayed full for too long."""
 
 
 class Room:
-    """Room for a number of completions, which several threads share.
+    """A queue's room for completions, which several threads share.
 
     Args:
-      most: the number; more completions at once wait until there are no others.
+      most: the maximum number of completions; a larger batch waits until the queue is empty.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,10 +27,10 @@ class Room:
         """Takes room for completions, and gives it back at the end.
 
         Args:
-          timeout_secs: the longest wait for it; None for any.
+          timeout_secs: the longest wait for room; None waits forever.
 
         Raises:
-          QueueTimeoutError: there was no room.
+          QueueTimeoutError: there was no room in time.
         """
         with self._changed:
             if not self._changed.wait_for(

@@ -1,39 +1,24 @@
-"""The commands and examples of docs/how-to."""
+"""The examples of docs/how-to; `test_examples` has their commands."""
 
 import re
-import shlex
 from pathlib import Path
 
-import pytest
-
 from rl_sync.configs import base
-from rl_sync.launcher import command_line, config_file
+from rl_sync.launcher import config_file
 from rl_sync.launcher.mistakes import setting_names
 from rl_sync.launcher.processes import run_directory
 from rl_sync.references import resolve
 from rl_sync.rewards.judgement import Completion
+from tests.docs.pages import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/how-to").glob("*.md"))
-COMMAND = re.compile(r"^    python -m launcher ((?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE)
-COMMANDS = [
-    (page.stem, command.replace("\\\n", ""))
-    for page in PAGES
-    for command in COMMAND.findall(page.read_text())
-]
 
 
 def test_each_page_is_found_with_its_commands():
-    assert {page for page, _ in COMMANDS} == {page.stem for page in PAGES}
+    found = {Path(one.page).stem for one in commands() if "/how-to/" in one.page}
+    assert found == {page.stem for page in PAGES}
     assert len(PAGES) == 11
-
-
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=lambda text: text[:40])
-def test_a_command_is_valid(page, command, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    arguments = command_line.parse(shlex.split(command, comments=True))
-    if arguments.config is not None and "Qwen/" not in command:
-        run_directory.settings_of(arguments.config.to_dict())
 
 
 def _code(page):

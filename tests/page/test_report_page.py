@@ -240,7 +240,7 @@ def test_a_run_without_a_config_is_a_group_of_its_own(workdir, tmp_path, capsys)
     Workdir(second).outcome.unlink()
     assert compare.show({}, [str(first), str(second)]) == 0
     said = capsys.readouterr().out
-    assert "No digest was recorded of: b." in said
+    assert "No digest was recorded for: b." in said
 
 
 @pytest.mark.parametrize(

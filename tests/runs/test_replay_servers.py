@@ -33,7 +33,7 @@ def test_where_reverb_cannot_be_had_the_embedded_buffer_takes_its_place(tmp_path
     process = launch("--config.trainer.steps=2", workdir=tmp_path / "run")
     output = ended(process)
     assert process.returncode == 0, output
-    assert output.count("The replay buffer is the embedded one") == 1
+    assert output.count("The run uses the embedded replay buffer") == 1
     record = json.loads(Workdir(tmp_path / "run").replay_backend.read_text())
     assert record["backend"] == "embedded"
     assert "Python 3.11" in record["why"]

@@ -1,4 +1,4 @@
-"""`compare`: runs beside each other, as a table, as JSON, and as curves."""
+"""`compare`: compares runs in a table, as JSON, and as curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rl_sync.page.run_comparison import VALUES, SeedGroup, Spread, Value
 from rl_sync.page.run_facts import RunFacts, read_all
 from rl_sync.settings.records import ConfigError
 
-_PLAIN_COLUMNS = 200  # Of an output that is no terminal.
+_PLAIN_COLUMNS = 200  # Width of an output that is not a terminal.
 _KINDS = (".html", ".png")
 
 
@@ -34,7 +34,7 @@ def show(flags: Mapping[str, Any], words: Sequence[str]) -> int:
     """Compares the runs in some directories; returns the exit status.
 
     Raises:
-      ConfigError: these are no runs, or the picture cannot be written.
+      ConfigError: there are fewer than two runs with records, or the file cannot be written.
     """
     named = [os.path.expanduser(word) for word in words]
     if len(named) < 2:
@@ -72,7 +72,7 @@ def _print(groups: Sequence[SeedGroup], notes: Sequence[str]) -> None:
 
 
 def _table(groups: Sequence[SeedGroup]) -> Table:
-    """The table: a column a group, a row a setting that differs or a figure."""
+    """The table: a column for each group, and a row for each differing setting and each result."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for of in groups:
@@ -90,7 +90,7 @@ def _table(groups: Sequence[SeedGroup]) -> Table:
 
 
 def _cell(of: SeedGroup, value: Value) -> str:
-    """A figure of a group: least / median / greatest, of one run with its interval."""
+    """A group's result: least / median / greatest; a single run's accuracy has its interval."""
     if len(of.runs) == 1 and value.name.startswith("accuracy"):
         one = of.runs[0]
         measured = one.accuracy_before if value.name.endswith("before") else one.accuracy_after
@@ -106,11 +106,11 @@ def written(spread: Spread, value: Value) -> str:
 
 
 def _digests(groups: Sequence[SeedGroup]) -> list[str]:
-    """Says what spreads are, and which runs ended with the same parameters."""
+    """Explains the spreads, and says which runs ended with the same parameters."""
     every = [one for of in groups for one in of.runs]
     lines = []
     if any(len(of.runs) > 1 for of in groups):
-        lines.append("Of several seeds: least / median / greatest.")
+        lines.append("Results of several seeds: least / median / greatest.")
     by_digest: dict[str, list[RunFacts]] = {}
     for one in every:
         if one.outcome and one.outcome.digest:
@@ -123,7 +123,7 @@ def _digests(groups: Sequence[SeedGroup]) -> list[str]:
         lines.append("The parameters of no two runs are equal: all digests differ.")
     unknown = [one.run.name for one in every if not (one.outcome and one.outcome.digest)]
     if unknown:
-        lines.append(f"No digest was recorded of: {', '.join(unknown)}.")
+        lines.append(f"No digest was recorded for: {', '.join(unknown)}.")
     return lines
 
 

@@ -35,8 +35,8 @@ def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
     """Evaluates a policy, prints a table and writes a file; returns the exit status.
 
     Args:
-      config: of the problems; None if none was given.
-      flags: `model`, `workdir`, `step` and `out` of the command line.
+      config: the config of the problems; None without one.
+      flags: the flags `model`, `workdir`, `step` and `out`.
 
     Raises:
       ConfigError: there is no such policy, or the file cannot be written.
@@ -115,9 +115,7 @@ def table(done: Evaluation, samples: int) -> str:
                 f"{f'accuracy, {part} prompts':<{_WIDTH}} {share:>8}   {count:.0f} problems"
             )
     if "unjudged" in values:
-        lines.append(
-            f"{values['unjudged']:.0f} completions could not be judged, and count nowhere."
-        )
+        lines.append(f"{values['unjudged']:.0f} completions could not be judged, and are left out.")
     return "\n".join(lines)
 
 

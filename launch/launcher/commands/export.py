@@ -8,10 +8,10 @@ from rl_sync.launcher.command import Arguments
 
 
 def execute(arguments: Arguments) -> int:
-    """Writes the policy and says where.
+    """Writes the policy, and prints the directory.
 
     Raises:
-      ConfigError: a flag makes no sense, or the run has no such snapshot.
+      ConfigError: a flag is invalid, or the run has no such snapshot.
     """
     flags = arguments.flags
     workdir, target = flags["workdir"], flags["to"]

@@ -30,13 +30,13 @@ This page is made from the source by `python -m launcher.commands.lists > docs/s
 
 
 def execute(arguments: Arguments) -> int:
-    """Prints the settings that a pattern fits.
+    """Prints the settings that match a pattern.
 
     Raises:
-      ConfigError: there are none; names the nearest.
+      ConfigError: no setting matches; the message names the nearest.
     """
     if "json" in arguments.flags:
-        text(arguments.text)  # Or its error comes.
+        text(arguments.text)  # Raises an error if nothing matches.
         print(json.dumps(records(arguments.text), indent=1))
     else:
         print(text(arguments.text))
@@ -46,10 +46,10 @@ def execute(arguments: Arguments) -> int:
 def text(pattern: str = "") -> str:
     """Lists the settings whose name, meaning or choices have all words of a pattern.
 
-    A word may be the beginning of a longer one. Capitals are as good as small letters.
+    A word matches the beginning of a longer one. Case does not matter.
 
     Raises:
-      ConfigError: there are none; names the nearest.
+      ConfigError: no setting matches; the message names the nearest.
     """
     words = pattern.lower().split()
     parts = [_in_terminal(section) for section in _matching(words)]
@@ -85,7 +85,7 @@ def page() -> str:
 
 
 def _matching(words: list[str]) -> Iterator[Section]:
-    """Yields the sections that have settings with all these words, with these settings alone."""
+    """Yields the sections with settings that have all these words, reduced to these settings."""
     for section in sections(RunSettings):
         entries = [entry for entry in section.entries if _has(entry, words)]
         if entries:

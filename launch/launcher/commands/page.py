@@ -1,4 +1,4 @@
-"""`page`: serves a page on runs, from their files."""
+"""`page`: serves a page about runs, from their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def execute(arguments: Arguments) -> int:
     """Serves the page until it is interrupted.
 
     Raises:
-      ConfigError: a flag makes no sense, or nothing can be served there.
+      ConfigError: a flag is invalid, or the address cannot be used.
     """
     flags = arguments.flags
     workdirs = [os.path.expanduser(one) for one in flags["workdir"].split(",")]

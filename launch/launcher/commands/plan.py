@@ -1,4 +1,4 @@
-"""`plan`: what a run would do and take, told part by part as it is known."""
+"""`plan`: the schedule, memory and programs of a run, each printed once it is computed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def execute(arguments: Arguments) -> int:
     """Prints the plan of a run, which is not started.
 
     Raises:
-      ConfigError: the config makes no run, or a target does not exist.
+      ConfigError: the config is invalid, or a target does not exist.
     """
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
     from rl_sync.launcher.processes import run_directory
     from rl_sync.plan.memory_text import describe_memory
     from rl_sync.plan.program_counts import describe_programs
@@ -45,7 +45,7 @@ def execute(arguments: Arguments) -> int:
     if "workdir" in flags:
         from rl_sync.plan.pace_text import describe_predicted
 
-        predicted = describe_predicted(settings, flags["workdir"])  # Or its error comes first.
+        predicted = describe_predicted(settings, flags["workdir"])  # Errors come before output.
         more.append(lambda: predicted)
     if "find" in flags:
         from rl_sync.plan.mesh_search import describe_found
@@ -63,7 +63,7 @@ def execute(arguments: Arguments) -> int:
 
 
 def _judging(settings: RunSettings, task: Task) -> str:
-    """Says which problems could not be judged on this machine; a run may have another one."""
+    """Says which problems could not be judged on this machine; the run may use another one."""
     from rl_sync.roles import wiring
     from rl_sync.settings.records import ConfigError
 

@@ -1,4 +1,4 @@
-"""`report`: writes one page of HTML on a run, which has all of its parts in itself."""
+"""`report`: writes a self-contained HTML page about a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(flags: Mapping[str, Any]) -> int:
     """Writes the page, prints its path, and returns the exit status.
 
     Raises:
-      ConfigError: a flag makes no sense, the run has no records, or the page cannot be written.
+      ConfigError: a flag is invalid, the run has no records, or the page cannot be written.
     """
     workdir = flags["workdir"]
     check_run(workdir, f"--workdir={workdir}")
@@ -44,10 +44,13 @@ def write(flags: Mapping[str, Any]) -> int:
 
 
 def check_run(workdir: str, named: str) -> None:
-    """Refuses what is no work directory of a run.
+    """Refuses a directory that is not the work directory of a run.
+
+    Args:
+      named: the directory's name in the message.
 
     Raises:
-      ConfigError: says so.
+      ConfigError: the directory is refused.
     """
     at = Workdir(workdir)
     if not os.path.isdir(workdir):
@@ -82,7 +85,7 @@ def write_page(path: Path, page: str | bytes, quiet: bool = False) -> None:
 
 
 def _config(workdir: str) -> dict[str, Any]:
-    """The config of a run; empty if there is none that can be read."""
+    """The config of a run; empty if it cannot be read."""
     try:
         return read_config(Workdir(workdir).config)
     except (FileNotFoundError, ConfigError):

@@ -1,4 +1,4 @@
-"""A reward server on this machine."""
+"""`reward`: a reward server on this machine."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def serve(
     """Serves the reward of a config until SIGTERM or Ctrl-C; returns the exit status.
 
     Args:
-      host, port: the address, as given on the command line.
-      secret_path: the file of the secret; None for that of the config.
+      host, port: the address on the command line.
+      secret_path: the file of the secret; None takes the config's.
 
     Raises:
-      ConfigError: the reward cannot be made, a worker cannot prepare it, the address is not free,
-        or there is no secret.
+      ConfigError: the reward cannot be made, a worker cannot prepare it, the address cannot be
+        used, or there is no secret.
     """
-    # The server has workers of its own, whatever judges for the run.
+    # The server judges with its own workers, even if the config names reward servers.
     settings = read_settings({**config, "workdir": config.get("workdir") or ""})
     path = _secret_path(secret_path or settings.reward.secret_path)
     try:
@@ -102,13 +102,13 @@ def _secret_path(given: str | None) -> Path:
     if given is None:
         raise ConfigError(
             "A reward server needs a secret that its runs share: give --secret-path=FILE, which is"
-            " made if it is not there, or --config.reward.secret_path=FILE."
+            " created if it is missing, or --config.reward.secret_path=FILE."
         )
     return Path(given).absolute()
 
 
 def _reward(settings: RunSettings) -> str:
-    """The expression of the run's reward; loads the task only if that has to say it."""
+    """The expression of the run's reward; loads the task only if the config names no reward."""
     reward = settings.task.reward
     if reward is None:
         task = wiring.load_task(settings)

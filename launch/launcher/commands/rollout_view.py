@@ -1,4 +1,4 @@
-"""Looks of records of rollouts in a terminal: tables, whole completions, a group side by side."""
+"""Rollouts in a terminal: tables, whole completions, or a group side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_sync.display.unprintable import escaped
 from rl_sync.records.rollout_records import POLICY, Rollout, digest
 
 _COLUMN = 36
-"""The least width of a completion beside others."""
+"""The minimum width of a column of completions."""
 
 _MOST_REWARDS = 16
 
@@ -46,7 +46,7 @@ def steps(by_step: Mapping[int, Sequence[Rollout]]) -> RenderableType:
 
 
 def groups(found: Sequence[Sequence[Rollout]]) -> RenderableType:
-    """A table of groups, of one step or of several."""
+    """A table of groups."""
     table = _table("step", "lease", "problem", "reward", "tokens")
     table.add_column("rewards", overflow="fold", max_width=40)
     table.add_column("prompt", no_wrap=True, overflow="ellipsis", ratio=1)
@@ -67,7 +67,7 @@ def groups(found: Sequence[Sequence[Rollout]]) -> RenderableType:
 
 
 def sample(one: Rollout) -> RenderableType:
-    """A whole record: what it belongs to, its judgement, the prompt and what was said."""
+    """A whole record: its step and group, its judgement, the prompt and the completion."""
     heading = Text(f"step {one.step} · lease {one.lease} · problem {one.prompt_id} · sample ")
     heading.append(f"{one.sample}")
     return Group(
@@ -80,7 +80,7 @@ def sample(one: Rollout) -> RenderableType:
 
 
 def side_by_side(rollouts: Sequence[Rollout], width: int) -> RenderableType:
-    """The completions of one group, in as many columns as there is room for."""
+    """The completions of one group, in as many columns as fit."""
     first = rollouts[0]
     heading = f"step {first.step} · lease {first.lease} · problem {first.prompt_id}"
     parts: list[RenderableType] = [
@@ -104,7 +104,7 @@ def side_by_side(rollouts: Sequence[Rollout], width: int) -> RenderableType:
 
 
 def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:
-    """Everything about a record that is no text of the policy or the environment."""
+    """Everything about a record except the texts of the policy and the environment."""
     style = "" if one.reward is None else "green" if one.reward > 0 else "red"
     line = Text(f"reward {_reward(one.reward)}", style=style)
     parts = [f"{escaped(name)} {value:.3g}" for name, value in one.components.items()]
@@ -127,7 +127,7 @@ def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:
 
 
 def _said(one: Rollout) -> Text:
-    """The completion, or the turns, of which those of the environment are dim."""
+    """The completion, or the turns of an episode, with the environment's turns dim."""
     if one.turns is None:
         return Text(escaped(one.completion), style="bold")
     text = Text()

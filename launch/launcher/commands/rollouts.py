@@ -1,4 +1,4 @@
-"""`rollouts`: what the policy of a run wrote, for a terminal or as JSON lines."""
+"""`rollouts`: the completions of a run, for a terminal or as JSON lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rl_sync.workdir import Workdir
 
 FOUND_NOTHING = 1
 _STEPS, _GROUPS, _SAMPLES = 20, 40, 10
-_PLAIN_COLUMNS = 120  # Of an output that is no terminal.
+_PLAIN_COLUMNS = 120  # Width of an output that is not a terminal.
 _INT, _FLOAT = r"\d+", r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
 KEYS: Mapping[str, Callable[[Rollout], float | None]] = {
@@ -40,7 +40,7 @@ KEYS: Mapping[str, Callable[[Rollout], float | None]] = {
     "staleness": lambda one: one.staleness,
     "logprob": lambda one: view.mean_logprob(one),
 }
-"""From the name of an order to a function of a record; None comes last."""
+"""Sort keys of records, by the order's name; records whose key is None come last."""
 
 
 class Order(NamedTuple):
@@ -50,7 +50,7 @@ class Order(NamedTuple):
     descends: bool
 
     def sort(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Returns records in this order; those that are equal stay as they are."""
+        """Returns records in this order; the sort is stable."""
         value = KEYS[self.key]
         known = [one for one in rollouts if value(one) is not None]
         unknown = [one for one in rollouts if value(one) is None]
@@ -71,10 +71,10 @@ def execute(arguments: Arguments) -> int:
 
 
 def show(flags: Mapping[str, Any]) -> int:
-    """Prints records of a run; returns the exit status, 1 if none fits.
+    """Prints records of a run; returns the exit status, 1 if none matches.
 
     Raises:
-      ConfigError: a flag makes no sense, or the run has no records.
+      ConfigError: a flag is invalid, or the run has no records.
     """
     workdir, selection = _workdir(flags), _selection(flags)
     order, limit = _order(flags.get("sort")), flags.get("limit")
@@ -97,7 +97,7 @@ def show(flags: Mapping[str, Any]) -> int:
 
 
 def _overview(console: Console, workdir: Workdir, limit: int) -> int:
-    """Prints a line for each of the last steps, the alarms, and how to look closer."""
+    """Prints a line for each of the last steps, the alarms, and flags for a closer look."""
     by_step: dict[int, list[Rollout]] = {}
     for one in read_rollouts(workdir):
         by_step.setdefault(one.step, []).append(one)
@@ -118,7 +118,7 @@ def _overview(console: Console, workdir: Workdir, limit: int) -> int:
 
 
 def _groups(console: Console, rollouts: list[Rollout], limit: int) -> None:
-    """Prints a line for each group, and the first group whole."""
+    """Prints a line for each group, and the flag that prints one whole."""
     groups = groups_of(rollouts)
     shown = [*groups][:limit]
     console.print(view.groups([groups[name] for name in shown]))
@@ -160,7 +160,7 @@ def _nothing(workdir: Workdir) -> int:
 
 
 def _alarms(workdir: Workdir) -> list[str]:
-    """Returns the alarms of a run; none where it has no metrics yet."""
+    """Returns the alarms of a run; nothing if it has no metrics yet."""
     try:
         lines = read_metrics(workdir)
         config: dict[str, Any] = json.loads(workdir.config.read_text())
@@ -195,8 +195,8 @@ def _selection(flags: Mapping[str, Any]) -> RolloutFilter:
             pattern = regex.compile(flags["grep"])
         except regex.error as error:
             raise ConfigError(
-                f"--grep={flags['grep']} is no regular expression ({error}): put a \\ before a sign"
-                " that stands for itself."
+                f"--grep={flags['grep']} is not a regular expression ({error}): put a \\ before a"
+                " literal sign."
             ) from error
     return RolloutFilter(
         first_step=int(first or 0),
@@ -221,7 +221,7 @@ def _range(name: str, text: str | None, number: str) -> tuple[float | None, floa
         return low, low
     high = None if match[3] is None else float(match[3])
     if low is not None and high is not None and low > high:
-        raise ConfigError(f"--{name}={text} begins behind its end: write {match[3]}:{match[1]}.")
+        raise ConfigError(f"--{name}={text} begins after its end: write {match[3]}:{match[1]}.")
     return low, high
 
 

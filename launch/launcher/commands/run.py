@@ -1,4 +1,4 @@
-"""A run from this machine: starts every role, shows their status, and ends them all."""
+"""`run`: starts all roles of a run from this machine, shows their status, and ends them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _ANSWER_SECS = 10.0
 
 
 class LocalRun:
-    """One run; all of its processes are children of this one.
+    """A run, whose processes are children of this one.
 
     Args:
-      settings: the run; its work directory is held and ready.
+      settings: the run's settings; its work directory is locked and prepared.
     """
 
     def __init__(self, settings: RunSettings):
@@ -102,7 +102,7 @@ class LocalRun:
         roles = [member.name for member in members_of(self._settings)]
         with LiveDisplay() as display, self._page() as page:
             while self._supervisor.living(roles):
-                # A server that never was ready knows why, and what to do.
+                # Until it is ready, the replay server reports its own failures.
                 ready = ready or self._processes.replay_ready()
                 starting = () if ready else ("replay",)
                 deaths = self._supervisor.deaths(but_not=starting) or self._vigil.look(self._master)
@@ -128,10 +128,9 @@ class LocalRun:
         return PageBeside(self._workdir, launch.page_port)
 
     def _start_again(self, deaths: Sequence[Death]) -> bool:
-        """Restarts dead explorers; returns False if the run cannot go on without the dead.
+        """Restarts dead explorers; returns False if the run cannot go on.
 
-        An explorer that dies before there is anything to generate would die again, so it is not
-        restarted.
+        An explorer that dies before RL begins would die again, so it is not restarted.
         """
         status, most = self._status(), self._settings.launch.explorer_restarts
         programs = {role_of(death.name) for death in deaths}
@@ -156,7 +155,7 @@ class LocalRun:
         return True
 
     def _record_restart(self, role: str, why: str) -> None:
-        with contextlib.suppress(OSError):  # Nothing relies on it.
+        with contextlib.suppress(OSError):  # Nothing depends on this record.
             lines = JsonLinesWriter(self._workdir.restarts, vital=False)
             lines.write({"time": time.time(), "role": role, "why": why})
             lines.close()
@@ -170,10 +169,10 @@ class LocalRun:
             self._last = dataclasses.replace(status, alarms=(*status.alarms, *more))
             return self._last
         except (PeerLostError, RemoteError):
-            return None  # Not up yet; if it had died, the supervisor would know.
+            return None  # Not up yet; the supervisor notices a death.
 
     def _give_up(self) -> None:
-        """Ends the run for the user: immediately if there is nothing new to save."""
+        """Ends the run at the user's request, immediately if there is nothing new to save."""
         reason = _REASONS[signal.Signals(self._signals[0])]
         if stopping.is_nothing_new(self._status()):
             print(f"\nStopping: {reason}.")
@@ -181,10 +180,10 @@ class LocalRun:
             self._stop(reason, math.inf)
 
     def _stop(self, reason: str, most_secs: float) -> None:
-        """Asks every role to save and leave, and waits for them; a second Ctrl-C ends the wait.
+        """Asks every role to save and end, and waits for them; a second Ctrl-C ends the wait.
 
         Args:
-          most_secs: the longest time of one piece of the trainer's work before it saves.
+          most_secs: see `StopProgress`.
         """
         assert self._master is not None
         try:
@@ -209,21 +208,21 @@ class LocalRun:
             print(f"Not waiting any more: {why_not}.", flush=True)
 
     def _fail(self, deaths: Sequence[Death]) -> None:
-        """Handles the death of a role: lets the others save, then raises a report."""
+        """Handles the death of a role: lets the others save, then raises `RunFailedError`."""
         assert self._master is not None
         deaths = [*self._vigil.suspects(self._master, self._processes.server), *deaths]
         before = ""
         if all(death.name != "master" for death in deaths):
-            # A trainer that has lost a process cannot save.
+            # A trainer that lost a process cannot save.
             savers = stopping.SAVERS
             whole = all(role_of(death.name) not in savers for death in deaths)
             wait_secs = self._settings.launch.wait_secs if whole else 0.0
             self._stop(f"{deaths[0].name} {'hangs' if deaths[0].hung else 'died'}", wait_secs)
-            with contextlib.suppress(PeerLostError, RemoteError):  # Its end is not the failure.
+            with contextlib.suppress(PeerLostError, RemoteError):  # Not the failure to report.
                 reason = self._close().result.failed
                 before = f"{reason}\nThen " if reason else ""
-        # A killed process may be seen as dead after others that died because of it. The master and
-        # the replay server, if they lived until here, were asked to end.
+        # The cause may be noticed only after the deaths that it caused. The master and the replay
+        # server, if they lived until now, were asked to end.
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
         raise RunFailedError(f"{before}{first.report(others)}\n{self._how_to_go_on()}")
@@ -268,7 +267,7 @@ _REASONS = {
 
 
 def _check_replay(settings: RunSettings, address: str) -> None:
-    """Raises ConfigError unless the user's replay server can serve the run."""
+    """Raises ConfigError if the user's replay server cannot serve the run."""
     with ReplayClient(address) as replay:
         try:
             check_replay(settings, replay)
@@ -282,7 +281,7 @@ def execute(arguments: Arguments) -> int:
     """Runs a config; returns the exit status.
 
     Raises:
-      ConfigError: the config makes no run.
+      ConfigError: the config is invalid.
     """
     assert arguments.config is not None
     try:
@@ -293,7 +292,7 @@ def execute(arguments: Arguments) -> int:
 
 
 def check_backends(settings: RunSettings) -> None:
-    """Raises ConfigError unless the packages of all `observe.backends` are installed."""
+    """Raises ConfigError if the package of one of `observe.backends` is not installed."""
     try:
         check_installed(settings.observe.chosen_backends)
     except ValueError as error:
@@ -304,7 +303,7 @@ def start(config: Mapping[str, Any]) -> int:
     """Validates a resolved config and runs it on this machine; returns the exit status."""
     settings = work.settings_of(config)
     check_backends(settings)
-    task = wiring.load_task(settings)  # Fails here, not in the logs of five processes.
+    task = wiring.load_task(settings)  # Errors show here, not in the logs of five processes.
     check_environment(settings, task)
     wiring.check_reward(task)
     wiring.check_reward_servers(settings, task)

@@ -1,4 +1,4 @@
-"""`sweep`: the runs of all combinations of some values, one after another or side by side."""
+"""`sweep`: runs all combinations of some values, one after another or at the same time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class _Kept:
-    """A screen that is a file: the output of one of several runs."""
+    """A screen that writes the output of one of several runs to a file."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def execute(arguments: Arguments) -> int:
     """Runs a sweep, or one of its runs; returns the exit status.
 
     Raises:
-      ConfigError: a combination makes no run; nothing is started then.
+      ConfigError: a combination is invalid; then nothing is started.
     """
     assert arguments.config is not None
     flags = arguments.flags
@@ -82,7 +82,7 @@ def _indexed(combinations: list[Combination], index: int) -> Combination:
 
 
 def _compare(combinations: list[Combination], flags: Mapping[str, Any]) -> None:
-    """Prints the table of all runs that have recorded something."""
+    """Prints the table of all runs with records."""
     begun = [str(one.workdir) for one in combinations if Workdir(one.workdir).metrics.is_file()]
     if len(begun) < 2:
         return
@@ -93,12 +93,12 @@ def _compare(combinations: list[Combination], flags: Mapping[str, Any]) -> None:
 
 
 class _Sweep:
-    """Runs that are to be made, are being made, or have failed.
+    """The runs of a sweep: waiting, in progress, or failed.
 
     Args:
-      combinations: the runs; those that have finished are left out.
-      parallel: how many go on at the same time.
-      alone: whether there is one, which shows its own output.
+      combinations: the runs; finished ones are skipped.
+      parallel: the number of runs at the same time.
+      alone: whether there is only one run, which prints its output itself.
     """
 
     def __init__(self, combinations: list[Combination], parallel: int, *, alone: bool):
@@ -110,7 +110,7 @@ class _Sweep:
         self._failed: list[str] = []
 
     def run(self) -> list[str]:
-        """Makes all runs; returns the names of those that failed."""
+        """Makes all runs; returns the names of the failed ones."""
         for one in [one for one in self.waiting if sweep_grid.state(one) == sweep_grid.FINISHED]:
             self._tell(one, f"is finished: {_accuracy(one)}")
             self.waiting.remove(one)
@@ -130,7 +130,7 @@ class _Sweep:
         return self._failed
 
     def _fill(self) -> None:
-        """Starts as many runs as there is room for."""
+        """Starts a run in each free slot."""
         for slot, held in enumerate(self._slots):
             if held is None and self.waiting:
                 one = self.waiting[0]
@@ -150,7 +150,7 @@ class _Sweep:
                 self.waiting.remove(one)
 
     def _reap(self) -> None:
-        """Takes note of runs that have ended."""
+        """Frees the slots of runs that have ended."""
         for slot, held in enumerate(self._slots):
             if held is None or held[1].is_running:
                 continue
@@ -169,7 +169,7 @@ class _Sweep:
         self._tell(one, f"FAILED: {error}")
 
     def _stop(self) -> None:
-        """Lets the runs that go on save and end; a second Ctrl-C does not wait for that."""
+        """Lets the runs in progress save and end; a second Ctrl-C ends the wait."""
         going = [held for held in self._slots if held is not None]
         for one, run, _ in going:
             self._tell(one, "is asked to save and end")
@@ -184,7 +184,7 @@ class _Sweep:
 
 
 def _accuracy(one: Combination) -> str:
-    """Says the held-out accuracy of a run, first and last."""
+    """Describes the first and the last held-out accuracy of a run."""
     lines = [line for line in _lines(one) if line.get("phase") == "evaluation"]
     values = [line["accuracy"] for line in lines if line.get("accuracy") is not None]
     if not values:
@@ -193,7 +193,7 @@ def _accuracy(one: Combination) -> str:
 
 
 def _progress(one: Combination) -> str:
-    """Says the phase and the step of a run, and its reward."""
+    """Describes the phase, the step and the reward of a run."""
     lines = [line for line in _lines(one) if line.get("phase") != "evaluation"]
     if not lines:
         return "is starting"
@@ -210,14 +210,14 @@ def _lines(one: Combination) -> list[dict[str, object]]:
 
 
 def _devices(slot: int, slots: int) -> dict[str, str]:
-    """Returns the GPUs of one of several runs side by side: an equal share of the visible ones."""
+    """Returns the GPUs of one of several simultaneous runs: an equal share of the visible ones."""
     ids = [one for one in os.environ.get(_DEVICES, "").split(",") if one]
     share = len(ids) // slots
     return {_DEVICES: ",".join(ids[slot * share : (slot + 1) * share])} if share else {}
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, as a job's scheduler sends it before the end of its time."""
+    """Raised for SIGTERM, which a job's scheduler sends before its time limit."""
 
     number = signal.SIGTERM
 

@@ -1,4 +1,4 @@
-"""`timeline`: pictures and a trace of a run, from its spans."""
+"""`timeline`: writes pictures and a trace of a run, from its spans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def execute(arguments: Arguments) -> int:
     """Draws a run and prints the paths of the files.
 
     Raises:
-      ConfigError: a flag makes no sense, or the run has no spans.
+      ConfigError: a flag is invalid, or the run has no spans.
     """
     flags = arguments.flags
     workdir = flags["workdir"]

@@ -1,4 +1,4 @@
-"""The launcher as the child of a Python program: it ends when its standard input does.
+"""The launcher as a child of a Python program: it ends when its standard input closes.
 
 python -m rl_sync.launcher.processes.child --config=…
 """
@@ -13,7 +13,7 @@ from rl_sync.launcher.__main__ import run_from_command_line
 
 
 def _follow_parent() -> None:
-    while os.read(0, 1024):  # Not through sys.stdin, whose lock would outlast the program.
+    while os.read(0, 1024):  # Not sys.stdin, whose lock would block the interpreter's exit.
         pass
     os.kill(os.getpid(), signal.SIGTERM)  # The run saves, and ends.
 

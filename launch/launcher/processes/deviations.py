@@ -1,4 +1,4 @@
-"""Settings of a run that are not the defaults of its mode and algorithm."""
+"""Settings of a run that differ from the defaults of its mode and algorithm."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rl_sync.setting import flat
 from rl_sync.settings.config_reading import read_settings
 
 _PLACE = ("name", "workdir")
-"""Settings that say where a run is, not how it runs."""
+"""Settings that do not influence a run."""
 
 _LEADING = ("sync.mode", "algorithm.name")
-"""Settings from which the defaults of others follow."""
+"""Settings that determine the defaults of others."""
 
 
 def deviations(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a resolved config that are not the defaults, by name.
+    """Returns the settings of a resolved config that differ from the defaults, by name.
 
     Raises:
-      ConfigError: the defaults with this mode and this algorithm make no run.
+      ConfigError: the defaults with this mode and this algorithm are not valid.
     """
     given, default = dict(flat(config)), base.get_config()
     led = {name: given[name] for name in _LEADING if given.get(name) is not None}

@@ -10,20 +10,20 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def role_environment(settings: RunSettings, visible: str | None) -> dict[str, dict[str, str]]:
-    """Returns the additional environment of each process on this machine, by its name.
+    """Returns additional environment variables of each process on this machine, by its name.
 
-    On other machines processes see all GPUs.
+    Processes on other machines see all GPUs.
 
     Args:
-      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Several GPUs are distributed: each process
-        gets as many as its part of the mesh has. One GPU is shared by all. Without the variable JAX
-        finds the GPUs itself.
+      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Each process gets as many GPUs as its part of
+        the mesh has. A single GPU is shared by all. Without the variable, JAX finds the GPUs
+        itself.
 
     Raises:
       ConfigError: there are several GPUs, but too few.
     """
     if settings.launch.colocate:
-        return {}  # One process has all of them, and distributes them itself.
+        return {}  # One process has all GPUs, and distributes them itself.
     ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
     roles = {
         member.name: device_share(settings, member.program)

@@ -1,4 +1,4 @@
-"""Watch for processes of a run that hang: they are found by their silence, named, and ended."""
+"""Detection of hung processes, which have been silent for too long, and are killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.settings.run_settings import RunSettings
 
 _EVERY_SECS = 2.0
 _ANSWER_SECS = 5.0
-# After another failure, a shorter silence suffices to suspect its cause.
+# After a failure, a process with this shorter silence is suspected to be the cause.
 _SUSPECT_SECS = 10.0
 
 
@@ -34,7 +34,7 @@ class HangWatch:
         self._answered_secs: float | None = None
 
     def look(self, master: RpcClient) -> list[Death]:
-        """Ends processes that are silent for `launch.wait_secs`; checks from time to time only."""
+        """Kills processes that are silent for `launch.wait_secs`; most calls check nothing."""
         if time.monotonic() < self._next_secs:
             return []
         hung = self._silent(master, self._wait_secs)
@@ -42,7 +42,7 @@ class HangWatch:
         return hung
 
     def suspects(self, master: RpcClient, replay: ServerProcess | None) -> list[Death]:
-        """Ends processes whose silence may be the cause of other deaths."""
+        """Kills silent processes that may have caused other deaths."""
         hung = self._silent(master, min(_SUSPECT_SECS, self._wait_secs / 2))
         return hung if replay is None else [*hung, *self._replay(replay)]
 

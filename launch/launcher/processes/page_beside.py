@@ -1,4 +1,4 @@
-"""The page beside a run: a process of its own that ends with the run, and cannot end it."""
+"""The page beside a run, in a process that ends with the run, but cannot end the run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PageBeside:
     """Serves the page of a run while it goes on; a context manager that ends the page.
 
     Args:
-      workdir: the run's.
-      port: to serve at, on this machine's own address; 0 for any free one.
+      workdir: the run's work directory.
+      port: the port on the loopback address; 0 for any free one.
     """
 
     def __init__(self, workdir: Workdir, port: int):
@@ -36,7 +36,7 @@ class PageBeside:
         self._is_over = self._is_up = False
 
     def news(self) -> str | None:
-        """Returns a line for the user when the page is up, and when it has ended; else None."""
+        """Returns a line for the user once when the page is up or has ended; else None."""
         status = self._process.poll()
         if self._is_over or (status is None and self._is_up):
             return None

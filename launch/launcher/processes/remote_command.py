@@ -1,4 +1,4 @@
-"""Roles on other machines: the command that starts one there, and ends it with this process."""
+"""The command for a role on another machine, which ends when this process ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XL
 
 
 def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
-    """Returns the command that starts another on a remote machine, in the same directory.
+    """Returns the command that starts a command on a remote machine, in the same directory.
 
-    It passes some of this environment on. The remote command reads the shell's standard input, so
-    that a role there ends when the shell here ends.
+    It passes on some environment variables. The role reads the shell's standard input, so it ends
+    when the shell here ends.
 
     Args:
       shell: `launch.remote_shell`.
-      command: a program by its path, which is the same there, and its arguments.
+      command: the path of a program, which is the same there, and its arguments.
     """
     environment = malloc.environment(os.environ)
     carried = [

@@ -1,4 +1,4 @@
-"""The work directory of a run: one run at a time holds it, and a run resumes from it."""
+"""The work directory of a run, which locks it and can resume from it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ class Resumption(NamedTuple):
 
     Attributes:
       sft_step: the SFT step; None if SFT is over.
-      step: the trainer step; None in SFT.
+      step: the trainer step; None during SFT.
       changes: the changed settings.
-      jump: a line about a learning rate that is not the one that the run would have gone on with;
-        empty where it is.
+      jump: a warning if the changes make the learning rate jump; else empty.
     """
 
     sft_step: int | None
@@ -59,16 +58,16 @@ class Resumption(NamedTuple):
 def saved(workdir: Workdir) -> tuple[int | None, int | None]:
     """Returns the SFT step and the trainer step of a run's newest snapshots.
 
-    Each is None if there is no such snapshot. A run resumes from the trainer step, if there is one.
+    Each is None if there is no such snapshot. If there is a trainer step, the run resumes from it.
     """
     return latest_snapshot(workdir.sft_snapshots), latest_snapshot(workdir.snapshots)
 
 
 def settings_of(config: Mapping[str, Any]) -> RunSettings:
-    """The settings of a resolved config, with a new directory under `runs/` if it names none.
+    """The settings of a config, with a new directory under `runs/` if it names none.
 
     Raises:
-      ConfigError: what `read_settings` raises.
+      ConfigError: the settings are not valid; see `read_settings`.
     """
     named = config.get("workdir") is not None
     settings = read_settings(config if named else {**config, "workdir": ""})
@@ -82,10 +81,10 @@ def settings_of(config: Mapping[str, Any]) -> RunSettings:
 
 @contextlib.contextmanager
 def held(workdir: Workdir) -> Iterator[None]:
-    """Makes the directory and locks it; the lock ends with the process.
+    """Creates the directory and locks it; the lock ends with the process.
 
     Raises:
-      ConfigError: another run has locked it, or it cannot be made.
+      ConfigError: another run has locked it, or it cannot be created.
     """
     lock = filelock.FileLock(workdir.lock, timeout=0)
     try:
@@ -100,8 +99,8 @@ def held(workdir: Workdir) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"The work directory {workdir} cannot be made: {error.strerror or error}. Give another"
-            " --config.workdir, where you may write."
+            f"The work directory {workdir} cannot be created: {error.strerror or error}. Give"
+            " another --config.workdir, where you may write."
         ) from error
     try:
         yield
@@ -110,17 +109,17 @@ def held(workdir: Workdir) -> Iterator[None]:
 
 
 def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption | None:
-    """Prepares a held directory for a new run, or to resume from the newest snapshot.
+    """Prepares a locked directory for a new run, or to resume from the newest snapshot.
 
-    Records of an earlier attempt that left no snapshot are moved to `earlier/`. So is the config of
-    a run that resumes with another one.
+    It moves the records of an earlier attempt without snapshots to `earlier/`. If a run resumes
+    with another config, the old config is copied there.
 
     Returns:
       The point from which the run resumes; None for a new run.
 
     Raises:
-      ConfigError: the directory holds another run, none of its snapshots is whole, or weights
-        cannot be written to their directory. The work directory is then unchanged.
+      ConfigError: the directory holds a run that these settings cannot resume, all of its snapshots
+        are damaged, or weights cannot be written to their directory.
     """
     config, path = json.loads(json.dumps(settings.resolved())), workdir.config
     resumption = None
@@ -136,7 +135,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
             shutil.copy2(path, _earlier(workdir))
     else:
         _set_aside(workdir)
-    # Weights and groups in transit belong to processes that have ended.
+    # Published weights and buffered groups belong to processes that have ended.
     for folder in (workdir.weights, workdir.replay):
         shutil.rmtree(folder, ignore_errors=True)
     if settings.sync.directory is not None:
@@ -150,7 +149,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
 
 
 def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
-    """Returns `saved` for whole snapshots, and whether newer ones are damaged."""
+    """Returns the steps of `saved` for undamaged snapshots, and whether newer ones are damaged."""
     sft_step, step = saved(workdir)
     newest = Resumption(sft_step if step is None else None, step)
     damaged: list[str] = []
@@ -171,7 +170,7 @@ def _warn(line: str) -> None:
 
 
 def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resumption) -> None:
-    """Raises ConfigError unless the settings can resume the run in a directory."""
+    """Raises ConfigError if the settings cannot resume the run in a directory."""
     steps, step = settings.trainer.steps, resumption.step
     if step is not None and steps < step:
         raise ConfigError(
@@ -198,7 +197,7 @@ def _check(workdir: Workdir, settings: RunSettings, task: Task, resumption: Resu
 
 
 def _jump(settings: RunSettings, step: int | None, changes: Sequence[Change]) -> str:
-    """Says how the number of trainer steps changes the learning rate of the next one."""
+    """Warns if a changed number of steps makes the learning rate of the next step jump."""
     names = "trainer.steps", "optimizer.schedule_steps"
     before = {change.setting: change.before for change in changes if change.setting in names}
     optimizer, steps = settings.optimizer, settings.trainer.steps
@@ -234,7 +233,7 @@ def _clear_weights(directory: str) -> None:
     except Exception as error:  # Object stores raise errors of their own.
         raise ConfigError(
             f"Weights cannot be written to {directory} ({type(error).__name__}: {error}). Give"
-            " another --config.sync.directory, or what it takes to write there."
+            " another --config.sync.directory, or make this one writable."
         ) from error
 
 
@@ -242,7 +241,7 @@ def _earlier(workdir: Workdir) -> Path:
     """Makes a new directory for earlier files."""
     now = time.strftime("%Y%m%d-%H%M%S")
     for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
-        with contextlib.suppress(FileExistsError):  # From another start in the same second.
+        with contextlib.suppress(FileExistsError):  # Made by another start in the same second.
             target = workdir.earlier / f"{now}{suffix}"
             target.mkdir(parents=True)
             return target

@@ -1,4 +1,4 @@
-"""The processes of a run: the replay server, the master, and the programs of the others."""
+"""The processes of a run: the replay server, the master, and the other roles' programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class RunFailedError(RuntimeError):
-    """A run failed; the message is for the user."""
+    """Raised if a run failed; the message is for the user."""
 
 
 @dataclasses.dataclass
@@ -55,14 +55,14 @@ class ReplayProcess:
 
 
 class RunProcesses:
-    """Starts the processes of a run, each at ports of its own.
+    """Starts the processes of a run, each with its own ports.
 
     Args:
-      settings: the run.
-      supervisor: watches what is started.
+      settings: the run's settings.
+      supervisor: the supervisor of the processes.
 
     Attributes:
-      server: the replay server; None before it is started, and where it is not one of ours.
+      server: the replay server; None before it is started, and if the user started it.
     """
 
     def __init__(self, settings: RunSettings, supervisor: Supervisor):
@@ -94,9 +94,9 @@ class RunProcesses:
         master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
         replay = settings.replay.address
         if not replay and settings.explorers:
-            # The replay server takes longest to start, so it is started first.
+            # The replay server starts slowest, so it starts first.
             replay = self._start_replay(free[1])
-        # If nothing is generated, there is no replay server, and nobody connects to this address.
+        # Without explorers there is no replay server, and nobody uses this address.
         replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
@@ -110,13 +110,13 @@ class RunProcesses:
         secret = secret_of(self._workdir)
         if is_open(self._workdir):
             print(
-                f"Others on this machine can read {self._workdir.secret}, with which they"
-                " can call the run's processes: its file system keeps no modes."
+                f"Others on this machine can read {self._workdir.secret}, and so call the run's"
+                " processes: its file system does not support file modes."
             )
         return secret
 
     def start_programs(self, programs: Sequence[str]) -> None:
-        """Starts all processes of programs, at new ports: dead ones may leave theirs in use."""
+        """Starts all processes of programs, with new ports: old ones may still be in use."""
         free = self._ports.take(2 * len(programs))
         elsewhere = self._settings.launch.elsewhere
         # The host of each program's first process, at which its other processes find it.
@@ -180,25 +180,25 @@ class RunProcesses:
         """Starts the embedded server in place of Reverb's, and says so."""
         self._why_embedded = why.splitlines()[0]
         print(
-            "The replay buffer is the embedded one, as Reverb's environment cannot be had here"
-            " (replay.backend=auto). With replay.backend=reverb the run would end and say why."
+            "The run uses the embedded replay buffer, as Reverb's environment cannot be installed"
+            " here (replay.backend=auto). With replay.backend=reverb the run would end and say why."
         )
         self._serve_replay("embedded", port)
 
     def _record_backend(self) -> None:
-        """Records which server the run has; see `Workdir.replay_backend`."""
+        """Records the kind of server that the run uses; see `Workdir.replay_backend`."""
         assert self.server is not None
         record = {"backend": self.server.backend, "why": self._why_embedded}
         self._workdir.replay_backend.parent.mkdir(parents=True, exist_ok=True)
         self._workdir.replay_backend.write_text(json.dumps(record))
 
     def replay_ready(self) -> bool:
-        """Says whether the replay server serves, after a short wait, or is not one of ours.
+        """Says, after a short wait, whether the replay server is ready, or started by the user.
 
-        With `replay.backend=auto` the embedded server takes the place of one that cannot be had.
+        With `replay.backend=auto` the embedded server replaces a Reverb server that does not start.
 
         Raises:
-          RunFailedError: it has ended, or takes too long.
+          RunFailedError: the server has ended, or takes too long to start.
         """
         if self.server is None:
             return True
@@ -220,13 +220,13 @@ class RunProcesses:
         return True
 
     def close(self) -> None:
-        """Gives ports back, and forgets the secret; the processes have ended."""
+        """Releases the ports and deletes the secret, after the processes have ended."""
         self._ports.close()
         forget(self._workdir)
 
 
 def _port(wanted: int, setting: str, free: int, host: str) -> int:
-    """Returns the wanted port if it is free; the free one if the wanted port is 0."""
+    """Returns the wanted port if it is free, or the free port if the wanted port is 0."""
     if wanted == 0:
         return free
     with socket.socket() as probe:

@@ -26,7 +26,7 @@ from rl_sync.workdir import Workdir
 
 
 def opening(settings: RunSettings, resumed: work.Resumption | None) -> str:
-    """Returns the plan, and the directories of the run's files and of its compiled programs."""
+    """Returns the plan, the work directory, and the directory of compiled programs."""
     goes_on = f"{resumed}\n" if resumed is not None else ""
     cache = compilation_cache.directory(settings.launch.compilation_cache, os.environ)
     return (
@@ -47,7 +47,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
         lines.append(_account(balance))
         lines += _failures(balance)
     workdir = Workdir(settings.workdir)
-    quoted = shlex.quote(settings.workdir)  # Commands can be pasted.
+    quoted = shlex.quote(settings.workdir)  # The user can copy the commands.
     sft_step, step = work.saved(workdir)
     none = "none was saved" if sft_step is None else "of SFT alone"
     entries: dict[str, object] = {"snapshots": none if step is None else str(workdir.snapshots)}
@@ -69,7 +69,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
 
 
 def _metrics(settings: RunSettings) -> str:
-    """Says where the metrics are."""
+    """Names the places of the metrics."""
     workdir, others = Workdir(settings.workdir), settings.observe.chosen_backends
     places = [str(workdir.metrics)]
     if TENSORBOARD in others:

@@ -28,11 +28,11 @@ class Change(NamedTuple):
         return f"{self.setting}: {_said(self.before)} there, {_said(self.now)} here"
 
     def is_one_of(self, settings: Sequence[str]) -> bool:
-        """Says whether it is one of some settings, or in a section of them."""
+        """Says whether the setting is one of these, or in a section that is one of these."""
         return any(self.setting == one or self.setting.startswith(f"{one}.") for one in settings)
 
     def is_free(self, after_sft: bool) -> bool:
-        """Says whether the run stays the same in spite of it.
+        """Says whether a run may resume with this change.
 
         Args:
           after_sft: whether SFT is over.
@@ -47,9 +47,9 @@ class Change(NamedTuple):
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Lists the settings that differ; those on which others depend come first.
+    """Lists the settings that differ; settings that determine others' defaults come first.
 
-    A setting that only one of the configs has was added or removed by a version of the code.
+    A setting that only one of the configs has is ignored: another version of the code wrote it.
     """
     old, new = dict(flat(before)), dict(flat(now))
     found = [
@@ -62,7 +62,7 @@ def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
 
 
 def describe(changes: Sequence[Change]) -> str:
-    """Describes the first change with both its values, and names some others."""
+    """Describes the first change with both values, and names some others."""
     first, *others = changes
     if not others:
         return str(first)

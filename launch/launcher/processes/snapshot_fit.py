@@ -1,4 +1,4 @@
-"""Check that the parameters of a snapshot fit a model, by their shapes."""
+"""Check that the parameters of a snapshot have the shapes of a model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def check_fit(found: Shapes, settings: RunSettings, task: Task) -> None:
     """Raises ValueError if a snapshot has other parameters than the settings' model.
 
     Args:
-      found: the arrays of the snapshot; with adapters it may lack the frozen parameters.
+      found: the shapes of the snapshot's arrays; with adapters it may lack frozen parameters.
     """
-    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator: leave it to others.
+    jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
     stored = {name: kept for name, kept in found.items() if name.startswith(f"{_FIELD}/")}
     abstract = abstract_params(wiring.trainer_model(settings, task), settings.trainer_layout)
     wanted = {name: (x.shape, x.dtype) for name, x in flatten_named({_FIELD: abstract}).items()}

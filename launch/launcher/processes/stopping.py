@@ -1,4 +1,4 @@
-"""The end of a run that is stopped: the wait for the trainer, and the report of lost steps."""
+"""Stopping of a run: the wait for the trainer, and the report of lost steps."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
 SAVERS = (TRAINER, TOGETHER)
-"""The programs that hold the trainer's state."""
+"""The programs that save the trainer's state."""
 
-_SFT, _START = "sft", "start"  # Phases, as the trainer calls them.
+_SFT, _START = "sft", "start"  # The trainer's names of phases.
 _TELL_SECS = 10.0
 _LOOK_SECS = 0.1
 _QUIET_SECS, _END_SECS = 2.0, 2.0
@@ -32,16 +32,16 @@ def await_end(
     stop_secs: float,
     most_secs: float,
 ) -> str:
-    """Waits for roles that were asked to save and leave, and reports the trainer's activity.
+    """Waits for roles that were asked to save and end, and reports the trainer's activity.
 
     Args:
       roles: the processes' names.
-      is_interrupted: says whether the user wants to end the wait.
-      stop_secs: the longest time without progress.
+      is_interrupted: returns whether the user wants to end the wait.
+      stop_secs: the longest wait without progress.
       most_secs: see `StopProgress`.
 
     Returns:
-      The reason why the wait ended too early; empty if all have left.
+      The reason why the wait ended early; empty if all roles have ended.
     """
     movement, told = StopProgress(most_secs), time.monotonic()
     while living := supervisor.wait(roles, _LOOK_SECS):
@@ -61,16 +61,16 @@ def await_end(
 
 
 def await_backends(settings: RunSettings, supervisor: Supervisor, signals: Sequence[int]) -> None:
-    """Waits until the master, whose account is closed, has given the last metrics to all backends.
+    """Waits until the master has sent the last metrics to all backends.
 
     Args:
-      signals: those that the user has sent; a new one ends the wait.
+      signals: the signals that the user has sent; a new one ends the wait.
     """
     names, most_secs = settings.observe.chosen_backends, settings.observe.finish_secs
     before, started, is_told = len(signals), time.monotonic(), False
     if not names:
         return
-    # The master leaves its backends alone after this time, and then takes a moment to end.
+    # The master gives up on its backends after this time, and then takes a moment to end.
     while (waited := time.monotonic() - started) < most_secs + _END_SECS:
         if len(signals) > before or not supervisor.wait(["master"], _LOOK_SECS):
             return
@@ -91,10 +91,10 @@ def is_nothing_new(status: RunStatus | None) -> bool:
 
 
 def under_way(status: RunStatus | None) -> str:
-    """Describes the trainer's activity before it has saved, as a line."""
+    """Describes what the trainer does before its last snapshot is saved, in a line."""
     trainer = trainer_of(status)
     if trainer is None:
-        return "trainer: gives no sign of life"
+        return "trainer: no status"
     doing = f"trainer: {describe_activity(trainer)}"
     if trainer.waits_for is not None:
         return f"{doing}; then it saves a snapshot"

@@ -1,7 +1,7 @@
-"""The launcher's children: they are started in groups of their own, watched, and always ended.
+"""The launcher's child processes: each is started in its own process group, watched and ended.
 
-A child's standard input is the reading end of a pipe. When the launcher dies, in whatever way, the
-pipe closes, and the child ends itself.
+A child's standard input is a pipe from the launcher. However the launcher dies, the pipe closes,
+and the child ends itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAST_LINES = 15
 
 
 class Process(Protocol):
-    """A child that is watched: a role, or the replay server."""
+    """A watched child: a role, or the replay server."""
 
     name: str
     log: Path
@@ -96,10 +96,14 @@ class RoleProcess:
 
 @dataclasses.dataclass(frozen=True)
 class Death:
-    """Death of a child: it ended when it should not have, or was ended because it hung.
+    """The death of a child: it ended too early, or was killed because it hung.
 
     Attributes:
-      hung: the evidence that it hung, as a sentence that begins with its name; None if it did not.
+      name: the child's name.
+      status: its exit status, negative for a signal.
+      log: its log.
+      hung: a sentence with the evidence that it hung, which begins with its name; None if it did
+        not hang.
     """
 
     name: str
@@ -117,7 +121,7 @@ class Death:
         return f"{self.name} {how}"
 
     def report(self, others: Sequence[Death]) -> str:
-        """Describes the death, the last lines of the child's log, and the file of the rest."""
+        """Describes the death, with the end of the child's log and the log's path."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         knock_on = "; after it " + ", ".join(map(str, others)) if others else ""
         quoted = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
@@ -126,9 +130,9 @@ class Death:
 
 
 def likeliest_first(deaths: Sequence[Death]) -> list[Death]:
-    """Sorts deaths: those that look like a cause come first, others in the order of discovery.
+    """Sorts deaths: likely causes come first, the others keep their order.
 
-    A signal from outside is a cause; an error after the loss of a peer is not.
+    A child killed from outside is a likely cause; an error may follow from the loss of a peer.
     """
     return sorted(deaths, key=lambda death: death.status != -signal.SIGKILL)
 
@@ -144,7 +148,7 @@ class Supervisor:
         self._processes[process.name] = process
 
     def deaths(self, but_not: Sequence[str] = ()) -> list[Death]:
-        """Returns the children that died although they should run, the likeliest cause first.
+        """Returns the children that should still run but have died, the likeliest cause first.
 
         A child may end with status 0, except the master and the replay server, which serve the
         others.
@@ -162,13 +166,13 @@ class Supervisor:
         return likeliest_first(deaths)
 
     def end(self, names: Sequence[str]) -> None:
-        """Kills children, and watches them no more."""
+        """Kills children, and stops watching them."""
         for name in names:
             if name in self._processes:
                 self._processes.pop(name).kill()
 
     def end_hung(self, name: str, why: str) -> Death | None:
-        """Kills a child that hangs; returns None if there is no such child.
+        """Kills a hung child and returns its death; returns None if it does not run.
 
         Args:
           why: see `Death.hung`.
@@ -184,14 +188,14 @@ class Supervisor:
         return [n for n in names if n in self._processes and self._processes[n].poll() is None]
 
     def wait(self, names: Sequence[str], timeout_secs: float) -> list[str]:
-        """Waits for children to end; returns those that did not in time."""
+        """Waits for children to end; returns those that still run."""
         deadline = time.monotonic() + timeout_secs
         while (living := self.living(names)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return living
 
     def end_all(self, grace_secs: float = 3.0) -> None:
-        """Ends every child: asks it, waits for `grace_secs`, then kills it."""
+        """Ends every child: terminates it, waits up to `grace_secs`, then kills it."""
         names = list(self._processes)
         for name in self.living(names):
             self._processes[name].terminate()

@@ -31,9 +31,9 @@ class Combination(NamedTuple):
     """A run of a sweep.
 
     Attributes:
-      name: its values.
-      config: the config with them.
-      workdir: its work directory.
+      name: the values of the varied settings, as text.
+      config: the config with these values.
+      workdir: the work directory.
     """
 
     name: str
@@ -42,19 +42,19 @@ class Combination(NamedTuple):
 
     @property
     def output(self) -> Path:
-        """The file of what the run prints."""
+        """The file of the run's output."""
         return self.workdir.with_name(f"{self.workdir.name}.log")
 
 
 def combinations(config: ConfigDict, flags: Mapping[str, Any]) -> list[Combination]:
-    """Makes the runs of a sweep; seeds change from run to run, and the first setting last.
+    """Makes the runs of a sweep; seeds vary fastest, the first setting varies slowest.
 
     Args:
-      config: with what all runs share.
-      flags: `set`, a text for each setting, `seeds` and `into`.
+      config: the config that all runs share.
+      flags: the flags `set` (a text for each setting), `seeds` and `into`.
 
     Raises:
-      ConfigError: there is nothing to vary, or a combination makes no run.
+      ConfigError: there is nothing to vary, or a combination is not valid.
     """
     if config.workdir is not None:
         raise ConfigError(
@@ -65,7 +65,9 @@ def combinations(config: ConfigDict, flags: Mapping[str, Any]) -> list[Combinati
     if "seeds" in flags:
         axes.append((_SEED, _seeds(flags["seeds"])))
     if not axes:
-        raise ConfigError("sweep needs what to vary: --seeds=0:4, or --set=SETTING=VALUE,VALUE.")
+        raise ConfigError(
+            "sweep needs something to vary: --seeds=0:4, or --set=SETTING=VALUE,VALUE."
+        )
     names = [name for name, _ in axes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{', '.join(twice)} is given twice: give all of its values at once.")
@@ -86,7 +88,7 @@ def combinations(config: ConfigDict, flags: Mapping[str, Any]) -> list[Combinati
 
 
 def state(one: Combination) -> str:
-    """Says whether a run is finished with these settings, has begun, or is new."""
+    """Returns the state of a run: finished with these settings, begun, or new."""
     path = Workdir(one.workdir).config
     if not path.exists():
         return _NEW
@@ -99,7 +101,7 @@ def state(one: Combination) -> str:
 
 
 def _axis(line: str) -> tuple[str, Sequence[str]]:
-    """Reads `name=value,value`; a value with a comma stands in quotation marks."""
+    """Reads `name=value,value`; a value that contains a comma is in quotation marks."""
     name, equals, given = line.partition("=")
     name = name.removeprefix("--").removeprefix("config.")
     values = next(csv.reader([given], skipinitialspace=True), [])
@@ -120,13 +122,13 @@ def _seeds(given: str) -> Sequence[str]:
     if not found or not all(one.isdecimal() for one in found) or len(set(found)) < len(found):
         raise ConfigError(
             f"--seeds={given} must be the first seed and the one after the last, as in --seeds=0:4,"
-            " or seeds with commas, each once."
+            " or different seeds separated by commas."
         )
     return found
 
 
 def _file_name(text: str) -> str:
-    """Makes the name of a directory; one that had to be changed ends with a digest."""
+    """Makes the name of a directory; a digest is added if characters had to be replaced."""
     safe = re.sub(r"[^\w.=+,@-]", "_", text)[:_MOST_LETTERS]
     if safe == text:
         return safe

@@ -24,7 +24,7 @@ _POINTS = ((17, 13), (-31, 11), (101, 37), (-7, 29), (211, 19))
 
 
 class UnreadableFormulaError(ValueError):
-    """Raised for a text that is no formula.
+    """Raised for a text that is not a formula.
 
     Attributes:
       text: the text.
@@ -36,11 +36,11 @@ class UnreadableFormulaError(ValueError):
 
 
 class LimitError(RuntimeError):
-    """Raised where algebra needs more CPU time or memory than it may."""
+    """Raised where algebra exceeds its limit of CPU time or memory."""
 
 
 class BusyError(RuntimeError):
-    """Raised where algebra came to no end, and did not get the CPU time that it may take."""
+    """Raised where algebra did not finish because the machine was too busy."""
 
 
 class MissingError(RuntimeError):
@@ -56,10 +56,10 @@ def is_installed() -> bool:
 
 
 def read(text: str, limit_secs: float, memory_bytes: int) -> None:
-    """Reads a formula, to see that it can be read.
+    """Checks that a formula can be read.
 
     Raises:
-      UnreadableError: it cannot be read.
+      UnreadableFormulaError: it cannot be read.
       LimitError: reading takes too much time or memory.
       BusyError: the machine was too busy for it.
       MissingError: math-verify is not installed.
@@ -72,7 +72,7 @@ def equal(one: str, other: str, *, tolerance: float, limit_secs: float, memory_b
     """Says whether two formulas in LaTeX are equal; the order of the two does not matter.
 
     Raises:
-      UnreadableError: one of them cannot be read.
+      UnreadableFormulaError: one of them cannot be read.
       LimitError: comparing takes too much time or memory.
       BusyError: the machine was too busy for it.
       MissingError: math-verify is not installed.
@@ -87,10 +87,10 @@ def equal(one: str, other: str, *, tolerance: float, limit_secs: float, memory_b
 
 
 def canonical(text: str, limit_secs: float, memory_bytes: int) -> str:
-    """Writes a formula in one way: a constant in digits, another one expanded.
+    """Writes a formula in canonical form: a constant in digits, any other formula expanded.
 
     Raises:
-      UnreadableError, LimitError, MissingError, NoLimitsError: as `read`.
+      UnreadableFormulaError, LimitError, MissingError, NoLimitsError: as `read`.
     """
 
     def write() -> str:
@@ -107,7 +107,7 @@ def canonical(text: str, limit_secs: float, memory_bytes: int) -> str:
 
 
 def _limited(limit_secs: float, memory_bytes: int, compute: Any) -> Any:
-    _load()  # Importing takes seconds, which are not the answer's.
+    _load()  # Importing takes seconds, which do not count against the limit.
     try:
         return within(limit_secs, memory_bytes, compute)
     except OutOfTime as error:
@@ -166,7 +166,7 @@ def _parsed(text: str, is_complex: bool) -> Any:
 
 
 def _with_exponentials(text: str) -> str:
-    """Lets `e` be the number where it is raised to a power; the parser may call it a variable."""
+    """Makes `e` with an exponent Euler's number; the parser may take it for a variable."""
     return re.sub(r"(?<![A-Za-z\\])e(?=\s*\^)", r"\\exp(1)", text)
 
 
@@ -174,7 +174,7 @@ def _solutions(found: Any, text: str) -> Any:
     """Returns the set of solutions of an inequality of one variable.
 
     Raises:
-      UnreadableError: it is none, or it cannot be solved.
+      UnreadableFormulaError: it is not such an inequality, or it cannot be solved.
     """
     import sympy
 

@@ -28,7 +28,7 @@ Algebra = Callable[[str, str], bool]
 """Says whether two formulas in LaTeX are equal. It may raise, which ends the comparison."""
 
 JOINTS = {"or": r" \lor ", "and": r" \land "}
-"""Signs between conditions, as they are written for algebra."""
+"""LaTeX signs between conditions, by joint."""
 
 _Same = Callable[[Value, Value], bool]
 _RELATIONS = ("<", ">", r"\le", r"\ge", r"\ne", r"\in", "=")
@@ -38,7 +38,7 @@ def same_value(one: Value, other: Value, tolerance: float, algebra: Algebra | No
     """Says whether two values are equal.
 
     Args:
-      tolerance: the greatest difference of two numbers, as a share of the larger one's magnitude.
+      tolerance: the greatest difference of equal numbers, relative to the larger one.
       algebra: compares formulas; without it formulas are equal if they are written alike.
     """
 
@@ -49,7 +49,7 @@ def same_value(one: Value, other: Value, tolerance: float, algebra: Algebra | No
         texts = sorted([written(a), written(b)])  # The order of the arguments must not matter.
         return texts[0] == texts[1] or (algebra is not None and algebra(*texts))
 
-    # The kind that stands first in this order decides how the two are compared.
+    # The value whose kind comes first in `_ORDER` decides how the two are compared.
     first, second = sorted((one, other), key=lambda each: _ORDER.index(type(each)))
     match first:
         case Labelled():
@@ -116,7 +116,7 @@ def _same_colon(one: Colon, other: Colon, tolerance: float) -> bool:
     halves = {one.half, other.half} - {""}
     a, b = ([term.value for term in colon.terms] for colon in (one, other))
     if len(halves) == 1 and len(a) == len(b) and a[1:] == b[1:]:
-        # A time with am or pm fits one with the same digits, and one of 24 hours.
+        # A time with am or pm equals the same digits without it, and its 24-hour form.
         hours = {a[0], b[0]}
         return len(hours) == 1 or (
             one.half != other.half
@@ -202,17 +202,17 @@ def _same_unordered(
     algebra: Algebra | None,
     repeated: bool,
 ) -> bool:
-    """Compares without order: each value has its equal on the other side.
+    """Says whether each value has its equal on the other side, in any order.
 
     Args:
-      repeated: repeated values count, as in a list of roots.
+      repeated: whether repeated values count, as in a list of roots.
     """
     if not repeated:
         one, other = (_distinct(items) for items in (one, other))
     if len(one) != len(other):
         return False
     left, right = list(one), list(other)
-    # Values that are plainly equal leave first, so that algebra is asked about few.
+    # Plainly equal values are matched first, so that algebra compares few.
     for method in (None, algebra) if algebra is not None else (None,):
         for a in list(left):
             match = next((b for b in right if same_value(a, b, tolerance, method)), None)
@@ -266,7 +266,7 @@ def written(one: Value) -> str:
 
 
 def parts_of(one: Value) -> list[Value]:
-    """Returns the parts of a value that algebra may be asked about, each by itself."""
+    """Returns the parts of a value that algebra may have to compare."""
     match one:
         case Labelled() | FormulaWithUnit():
             return parts_of(one.value)
@@ -279,7 +279,7 @@ def parts_of(one: Value) -> list[Value]:
 
 
 def needs_algebra(one: Value) -> bool:
-    """Says whether an answer equal to this value may be written so that only algebra shows it."""
+    """Says whether only algebra may show that an answer equals this value."""
     match one:
         case Formula():
             return one.text not in {r"\infty", r"-\infty"} and len(compact(one.text)) > 1

@@ -12,7 +12,7 @@ from rl_sync.rewards.answers.numbers import Number, number
 from rl_sync.rewards.answers.units import KNOWN, UnitError, unit
 
 _DEEPEST = 6
-"""Levels of brackets that are read; what is deeper is a formula."""
+"""Maximum depth of brackets; anything deeper is read as a formula."""
 
 
 class LetteredAnswer(NamedTuple):
@@ -23,7 +23,7 @@ class LetteredAnswer(NamedTuple):
 
 
 class Colon(NamedTuple):
-    """Numbers with colons between: a ratio or a time; `half` is `am`, `pm` or ""."""
+    """Numbers separated by colons, a ratio or a time; `half` is `am`, `pm` or ""."""
 
     terms: tuple[Number, ...]
     half: str = ""
@@ -150,7 +150,7 @@ _SEPARATOR = re.compile(
 
 
 def value(text: str) -> Value:
-    """Reads an answer, as it was written."""
+    """Reads an answer as a value."""
     return _read(unified(text), 0)
 
 
@@ -323,7 +323,7 @@ def _bracketed(text: str, depth: int) -> Value | None:
         return None  # `(1, 2), (3, 4)` and `(x+1)(x-2)`.
     brackets = _OPENINGS[opening] + _CLOSINGS[closing]
     if brackets == "{}" and (match := _BUILDER.fullmatch(inside)):
-        return _read(match[1], depth + 1)  # The set of solutions is told by its condition.
+        return _read(match[1], depth + 1)  # A condition describes the set.
     if brackets == "{}":
         is_condition = r"\mid" in inside or "|" in inside or r"\colon" in inside
         pieces = split_outside(inside, ",")

@@ -6,7 +6,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """Splits at separators that stand outside of brackets; pieces have no white space around."""
+    """Splits at separators that stand outside of brackets, and strips the pieces."""
     pieces, start, depth = [], 0, 0
     for index, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -22,7 +22,7 @@ def open_brackets(text: str) -> int:
 
 
 def are_balanced(text: str) -> bool:
-    """Says whether no bracket closes that the text has not opened, and all are closed."""
+    """Says whether every bracket is closed, and none closes before it opens."""
     depth = 0
     for character in text:
         depth += (character in _OPENING) - (character in _CLOSING)

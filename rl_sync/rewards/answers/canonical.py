@@ -23,10 +23,10 @@ from rl_sync.rewards.answers.notation import compact
 
 
 def canonical(one: Value, of_formula: Callable[[Formula], str] | None = None) -> str:
-    """Writes a value in one of the many ways to write it.
+    """Writes a value in canonical form.
 
     Args:
-      of_formula: writes formulas; without it those that are written alike are the same.
+      of_formula: writes formulas. Without it, formulas have equal texts if they are written alike.
     """
 
     def write(value: Value) -> str:

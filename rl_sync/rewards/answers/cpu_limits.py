@@ -15,14 +15,14 @@ _Result = TypeVar("_Result")
 _REPEAT_SECS = 0.1
 """Code that swallows every exception is interrupted again after this time."""
 _WALL_FACTOR = 20
-"""Wall time over CPU time, from which on a computation gets too little of the machine."""
+"""The limit of wall time over the limit of CPU time: beyond it, the machine is too busy."""
 
 
 class OutOfTime(BaseException):
     """Raised inside a computation whose time is over; libraries catch `Exception`, not this.
 
     Attributes:
-      is_spent: whether it had its time of the processor; if not, it waited for the machine.
+      is_spent: whether it used up its CPU time; if not, the machine was too busy.
     """
 
     def __init__(self, is_spent: bool = True) -> None:
@@ -37,8 +37,8 @@ class NoLimitsError(RuntimeError):
 def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result]) -> _Result:
     """Computes with a limit of CPU time, and of memory beyond what the process has now.
 
-    A busy machine takes no time away, but for a limit of wall time that is far greater. The timers
-    and the memory limit of before hold again afterwards.
+    Waiting for a busy machine does not count, up to `_WALL_FACTOR` times as much wall time. The
+    previous timers and memory limit are restored afterwards.
 
     Raises:
       OutOfTime: it takes longer.
@@ -48,7 +48,7 @@ def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result])
     if threading.current_thread() is not threading.main_thread():
         raise NoLimitsError("Algebra is limited by a signal, which only the main thread receives.")
     if not hasattr(signal, "setitimer"):
-        raise NoLimitsError("Algebra is limited by an interval timer, which this platform has not.")
+        raise NoLimitsError("Algebra is limited by an interval timer, which this platform lacks.")
     armed = True
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
@@ -64,7 +64,7 @@ def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result])
     try:
         return compute()
     finally:
-        # First of all, and no call, so that no alarm comes between: the rest must be done.
+        # First, and without a call, so that no alarm interrupts the clean-up.
         armed = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -77,7 +77,7 @@ def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result])
 
 
 def _limit_memory(extra_bytes: int) -> Callable[[], None]:
-    """Limits the address space, and returns a function that takes the limit back."""
+    """Limits the address space, and returns a function that restores the old limit."""
     if sys.platform != "linux":
         return lambda: None  # Elsewhere address space is not limited reliably.
     import resource

@@ -1,4 +1,4 @@
-"""Extraction of the final answer from a completion, by strategies in an order."""
+"""Extraction of the final answer from a completion, by strategies that are tried in order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Returns the index of the closing brace by that of the opening one, of those that close."""
+    """Maps the index of each opening brace that is closed to the index of its closing brace."""
     closing, opened, escaped = {}, [], False
     for index, character in enumerate(text):
         if escaped:
@@ -135,7 +135,7 @@ def strategies_of(names: str) -> tuple[str, ...]:
     """Reads names of strategies, separated by commas.
 
     Raises:
-      ValueError: there is no name, or one that is unknown.
+      ValueError: there is no name, or a name is unknown.
     """
     listed = tuple(name.strip() for name in names.split(",") if name.strip())
     if not listed:
@@ -149,7 +149,7 @@ def extract(text: str, strategies: Sequence[str], truncated: bool = False) -> Ex
     """Returns the answer that the first successful strategy finds; None if none finds one.
 
     Args:
-      truncated: the completion was cut; only strategies that see the end of the answer are tried.
+      truncated: whether the completion was cut. Then only strategies with `is_closed` are tried.
     """
     for name in strategies:
         strategy = STRATEGIES[name]

@@ -1,4 +1,4 @@
-"""One notation for the many in which an answer can be written: Unicode, LaTeX and plain text."""
+"""Conversion of answers in Unicode, LaTeX or plain text into one notation."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def unified(text: str) -> str:
 
 
 def _inside_delimiters(text: str) -> str:
-    """Removes one pair of delimiters around the whole text: of mathematics, or a box."""
+    """Removes one pair of math delimiters, or one box, around the whole text."""
     for pattern in (_DELIMITERS, _BOX):
         if match := pattern.match(text):
             inner = next(group for group in match.groups() if group is not None).strip()
@@ -112,7 +112,7 @@ _COMPACT: _Rules = [
 
 
 def compact(text: str) -> str:
-    """Returns a text that is the same for two ways to write the same formula, symbol by symbol."""
+    """Removes differences of spacing and spelling between formulas of the same symbols."""
     for pattern, to in _COMPACT:
         text = pattern.sub(to, text)
     return text

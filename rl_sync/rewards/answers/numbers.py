@@ -16,7 +16,7 @@ class Number(NamedTuple):
     """A rational number, exactly.
 
     Attributes:
-      value: the number; of a percentage its hundredth part.
+      value: the number; 0.05 for 5 %.
       unit: the canonical unit, or "".
     """
 
@@ -46,7 +46,7 @@ CURRENCY_RATIO = dict.fromkeys(
     (("$", "¢"), ("$", "pence"), ("€", "¢"), ("£", "pence")),
     100,  # Cents are called pennies, too.
 )
-"""By a currency and its hundredth: how many of these are one of that."""
+"""Number of the small units in a large one, by (large, small)."""
 
 
 def number(text: str) -> Number | None:
@@ -65,7 +65,7 @@ def number(text: str) -> Number | None:
 
 
 def _value(parts: dict[str, str]) -> Fraction | None:
-    """Computes the number of the notation that matched; None if there is none, as of 1/0."""
+    """Computes the number in the notation that matched; None if it has no value, such as 1/0."""
     for whole, top, bottom in [
         ("whole", "mixed_top", "mixed_bottom"),
         ("plain_whole", "plain_top", "plain_bottom"),
@@ -100,7 +100,7 @@ def _ratio(top: str, bottom: str) -> Fraction | None:
 
 
 def _with_unit(value: Fraction, money: str, rest: str) -> Number | None:
-    """Reads what follows a number; None if it is not a percent sign, a scale word or a unit."""
+    """Reads the text after a number; None if it is not a percent sign, a scale word or a unit."""
     plain = without_text_commands(rest).strip()
     lowered = plain.lower()
     if lowered in {"%", "percent", "per cent", "percents"}:
@@ -125,7 +125,7 @@ def _with_unit(value: Fraction, money: str, rest: str) -> Number | None:
 
 
 def same_number(one: Number, other: Number, tolerance: float) -> bool:
-    """Compares numbers: exactly, or within a share of the larger one's magnitude."""
+    """Compares numbers, with a tolerance relative to the larger one."""
     a, b = one.value, other.value
     if not agree(one.unit, other.unit):
         if ratio := CURRENCY_RATIO.get((one.unit, other.unit)):

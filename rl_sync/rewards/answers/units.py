@@ -45,12 +45,12 @@ _NOT_UNITS = {
 }  # fmt: skip
 _WORD = re.compile(r"[A-Za-z]+$")
 _CASED = re.compile("M[smgl]|[mkMGTµ](?:W|Wh|Pa|Hz|V|J|N|A|L)")
-"""Units of which a letter of another case is another unit."""
+"""Units whose meaning depends on upper and lower case."""
 _POWER = re.compile(r"\^\{?([23])\}?$")
 
 
 KNOWN = frozenset(_NAMES) - {"in"} | {"square", "sq", "cubic"}
-"""Words that are units behind a formula, also where the notation does not mark them."""
+"""Words that are units after a formula, even without a mark such as `\\text`."""
 
 
 class UnitError(ValueError):
@@ -66,7 +66,7 @@ def unit(text: str, is_marked: bool) -> str:
     """Returns the canonical name of a unit; "" for a word that counts things, such as `apples`.
 
     Args:
-      is_marked: the notation says that the text is not a formula, as `\\text{…}` does.
+      is_marked: whether the notation marks the text as words, as `\\text{…}` does.
 
     Raises:
       UnitError: the text is not a unit.
@@ -91,7 +91,7 @@ def _product(text: str, is_marked: bool) -> str:
         raise UnitError(f"{text!r} is not a unit")
     first = text.split()[-1] if len(words) == 1 else ""
     if is_marked and power == 1 and _CASED.fullmatch(first):
-        return first  # MW are not mW, nor is either a word for counted things.
+        return first  # MW is not mW, and neither is a word for counted things.
     name = _NAMES.get(words[0]) if len(words) == 1 else None
     if name is None:
         plain = len(words) <= 3 and all(len(word) >= 4 for word in words[:1])

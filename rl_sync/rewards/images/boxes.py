@@ -26,14 +26,14 @@ _POINT_TAG = re.compile(rf"""\bx\s*=\s*["']?({_NUMBER})["']?\s*,?\s*y\s*=\s*["']
 
 
 class UnreadableBoxesError(ValueError):
-    """A text or a value that holds no boxes or points; the message says why."""
+    """Raised for a text or value without boxes or points; the message says why."""
 
 
 class Box(NamedTuple):
     """A box by its corners, x to the right and y downwards.
 
     Attributes:
-      label: the name of what is in it; None if it was not said.
+      label: the name of its content; None if none was given.
     """
 
     x1: float
@@ -58,25 +58,25 @@ FORMATS: dict[str, Callable[[float, float, float, float], tuple[float, float, fl
     "cxcywh": lambda x, y, w, h: (x - w / 2, y - h / 2, x + w / 2, y + h / 2),
     "yxyx": lambda y1, x1, y2, x2: (x1, y1, x2, y2),
 }
-"""The corners of a box by the order of its four numbers."""
+"""Conversions of a box's four numbers into its corners, by their order."""
 
 SCALES: dict[str, Callable[[Size], tuple[float, float]]] = {
     "pixels": lambda size: (1.0, 1.0),
     "unit": lambda size: (float(size.width), float(size.height)),
     "thousand": lambda size: (size.width / 1000, size.height / 1000),
 }
-"""The pixels of one step of a coordinate to the right, and downwards: `pixels`, from 0 to 1
-(`unit`), or from 0 to 1000 (`thousand`)."""
+"""Pixels per unit of a coordinate, to the right and downwards, by scale: `pixels`, `unit` (0 to 1)
+or `thousand` (0 to 1000)."""
 
 
 def read_boxes(text: str, order: str) -> list[Box]:
     """Reads the boxes of an answer: JSON, or groups of four numbers in brackets.
 
     Args:
-      order: of the four numbers, one of `FORMATS`.
+      order: the order of the four numbers, one of `FORMATS`.
 
     Raises:
-      UnreadableError: there are none; `[]` is an answer with no boxes.
+      UnreadableBoxesError: there are no boxes; but `[]` is an answer without boxes.
     """
     return [_box(numbers, order, label) for numbers, label in _groups(text, 4, _BOX_FIELDS)]
 
@@ -85,7 +85,7 @@ def read_points(text: str) -> list[tuple[float, float]]:
     """Reads the points of an answer: JSON, pairs of numbers in brackets, or x="…" y="…".
 
     Raises:
-      UnreadableError: there are none.
+      UnreadableBoxesError: there are no points.
     """
     if tags := _POINT_TAG.findall(text[:_MOST_CHARACTERS]):
         return [(float(x), float(y)) for x, y in tags[:_MOST_BOXES]]
@@ -96,7 +96,7 @@ def boxes_of(value: Any, order: str) -> list[Box]:
     """Reads the boxes of a row's field: one box or a list of them, as JSON text or as values.
 
     Raises:
-      UnreadableError: the value is none, or a box has no area.
+      UnreadableBoxesError: the value is malformed, or a box has no area.
     """
     if isinstance(value, str):
         try:
@@ -116,7 +116,7 @@ def boxes_of(value: Any, order: str) -> list[Box]:
 
 
 def scaled(boxes: Sequence[Box], scale: str, size: Size | None) -> list[Box]:
-    """Returns boxes in pixels; without a size, as they are."""
+    """Returns boxes in pixels; without a size, returns them unchanged."""
     if size is None:
         return list(boxes)
     right, down = SCALES[scale](size)
@@ -163,7 +163,7 @@ def matched(values: Float[np.ndarray, "rows columns"], by: str) -> list[tuple[in
 
 
 def clustered(boxes: Sequence[Box], right: Sequence[Box]) -> str:
-    """Writes boxes so that those that are nearly the same are mostly the same text.
+    """Writes boxes as a text that is mostly the same for nearly equal boxes.
 
     Corners are rounded to a tenth of the mean side of the right boxes.
     """
@@ -214,7 +214,10 @@ def _groups(text: str, count: int, fields: Sequence[str]) -> list[_Group]:
 
 
 def _json_parts(text: str) -> Iterator[str]:
-    """Yields the parts of a text that may be JSON: the last block of code, all, and the middle."""
+    """Yields the parts of a text that may be JSON.
+
+    These are the last code block, the whole text, and the text from the first bracket to the last.
+    """
     if blocks := _FENCE.findall(text):
         yield blocks[-1]
     yield text
@@ -227,7 +230,7 @@ def _json_parts(text: str) -> Iterator[str]:
 def _walk(
     value: Any, count: int, fields: Sequence[str], label: str | None = None, depth: int = 0
 ) -> Iterator[_Group]:
-    """Yields the groups of numbers of a value, at whatever depth."""
+    """Yields the groups of numbers in a value, at any depth."""
     if depth > _DEEPEST:
         raise UnreadableBoxesError("it is nested too deeply")
     if isinstance(value, Mapping):

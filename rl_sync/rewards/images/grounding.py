@@ -36,14 +36,14 @@ _ROUNDING = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """Reads a row's boxes in the coordinates in which they are compared: options of rewards.
+    """The right boxes of a row and their coordinates: the options that box and point rewards share.
 
     Attributes:
       field: the row's field with the right boxes: [x1, y1, x2, y2], a list of these, or of
         {"box": […], "label": "…"}.
-      order: order of a box's four numbers, in the row: xyxy, xywh, cxcywh or yxyx.
+      order: order of a box's four numbers in the row: xyxy, xywh, cxcywh or yxyx.
       scale: coordinates of the row: `pixels`, `unit` (0 to 1) or `thousand` (0 to 1000).
-      answer_scale: coordinates of answers; empty for those of the row. If they differ, the row
+      answer_scale: coordinates of answers; empty if they are the row's. If they differ, the row
         needs its image in `images`, or `image_size`, [width, height].
       extract: strategies that find the answer in the completion; see
         `rl_sync.rewards.answers.extraction`.
@@ -69,7 +69,7 @@ class Truth:
         """Refuses a row without right boxes, or whose image cannot be read.
 
         Raises:
-          ValueError: names the field, the value and the way out.
+          ValueError: the row is refused; the message names the field, the value and the way out.
         """
         check_images(row)
         self._right(row)
@@ -123,7 +123,7 @@ class Truth:
         """Returns the part of a completion that is the answer.
 
         Raises:
-          UnreadableError: there is none.
+          UnreadableBoxesError: there is no answer.
         """
         found = extract(completion.text, strategies_of(self.extract), completion.truncated)
         if found is None:
@@ -189,13 +189,13 @@ class BoxOverlap(Truth):
 
 @dataclasses.dataclass(frozen=True)
 class PointInBox(Truth):
-    """Says how many of the row's boxes a completion points into, from 0 to 1.
+    """Scores the share of the row's boxes that a completion points into, from 0 to 1.
 
     Each point counts for one box at most. The score is the number of boxes with a point over the
     number of boxes or of points, the larger of the two.
 
     Attributes:
-      boxes: `all` boxes want a point of their own; with `any` one point, in any of them, is right.
+      boxes: `all` needs a point in each box; `any` needs one point, in any box.
 
     Raises:
       ValueError: an unknown choice.
@@ -237,6 +237,6 @@ class PointInBox(Truth):
 
 
 def _place(point: Box, right: Sequence[Box]) -> str:
-    """Names the box that a point is in; a point in none by its place."""
+    """Names the boxes that a point is in, or else its rounded coordinates."""
     inside = [i for i, box in enumerate(right) if box.holds(point.x1, point.y1)]
     return f"in {inside}" if inside else clustered([point], right)

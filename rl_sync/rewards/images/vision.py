@@ -1,4 +1,4 @@
-"""A reward for questions about images of several kinds, each judged as its row says."""
+"""A reward for several kinds of questions about images; each row names its kind."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ KINDS: dict[str, type] = {
     "number": RelaxedNumber,
     "choice": OptionMatch,
 }
-"""The reward of each kind of question, with its own defaults unless options of `Vision` say
-more."""
+"""The reward of each kind of question. Options of `Vision` replace its defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Vision:
     """Judges a completion by the reward of its row's kind, from 0 to 1.
 
     Attributes:
-      kind: the kind of rows that do not say it in `row["kind"]`: box, point, count, words, text,
-        number or choice; empty if all say it.
-      order, scale, answer_scale: those of `BoxOverlap` and `PointInBox`.
-      threshold: that of `BoxOverlap`.
+      kind: the kind of rows without `row["kind"]`: box, point, count, words, text, number or
+        choice; empty if all rows have it.
+      order, scale, answer_scale: options of `BoxOverlap` and `PointInBox`.
+      threshold: option of `BoxOverlap`.
 
     Raises:
       ValueError: an unknown kind, or an option that its reward refuses.
@@ -57,10 +56,10 @@ class Vision:
         _ = self._rewards
 
     def check(self, row: Row) -> None:
-        """Refuses a row of an unknown kind, or that its kind's reward refuses.
+        """Refuses a row of an unknown kind, or one that the reward of its kind refuses.
 
         Raises:
-          ValueError: names the field, the value and the way out.
+          ValueError: the row is refused; the message names the field, the value and the way out.
         """
         self._rewards[self._kind(row)].check(row)
 

@@ -27,7 +27,7 @@ _LETTER = re.compile(r"\(?([A-Za-z])(?:[).:]|\s*$)")
 
 @dataclasses.dataclass(frozen=True)
 class ShortAnswer:
-    """Finds the answer of a completion, and the row's right ones: options of rewards.
+    """A reward for short answers, without its comparison.
 
     Right answers are the texts in `row["answers"]` or, without that field, `row["answer"]`.
 
@@ -48,7 +48,7 @@ class ShortAnswer:
         """Refuses a row without a right answer, or whose image cannot be read.
 
         Raises:
-          ValueError: names the field, the value and the way out.
+          ValueError: the row is refused; the message names the field, the value and the way out.
         """
         check_images(row)
         self._right(row)
@@ -99,10 +99,10 @@ class ShortAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class Count(ShortAnswer):
-    """Compares a number of things, in digits or as a word up to twenty: 1 or 0.
+    """Compares a count, in digits or as a word up to twenty: 1 or 0.
 
     Attributes:
-      partial: gives `1 − |given − right| / right` to a wrong number, but no less than 0.
+      partial: whether a wrong number gets `max(0, 1 − |given − right| / right)`.
     """
 
     partial: bool = False
@@ -128,15 +128,15 @@ class Count(ShortAnswer):
 
 @dataclasses.dataclass(frozen=True)
 class VqaAccuracy(ShortAnswer):
-    """Computes the accuracy of the VQA challenge: `min(1, n / 3)`, where n people said the same.
+    """Computes the accuracy of the VQA challenge: `min(1, n / 3)`, if n people gave that answer.
 
-    `row["answers"]` has the answers of people, usually ten; of fewer than three, all must have said
-    it. Answers are compared in the challenge's normalization. Source: Antol et
+    `row["answers"]` has the answers of people, usually ten; with fewer than three people, n is
+    divided by their number. Answers are compared in the challenge's normalization. Source: Antol et
     al. 2015, "VQA: Visual Question Answering", section 3.
 
     Attributes:
-      leave_one_out: computes the mean of that over the subsets without one person, as the official
-        evaluation does: one match gives 0.3, two give 0.6, three 0.9.
+      leave_one_out: whether to average the accuracy over all subsets without one person, as the
+        official evaluation does. Of ten people, one match gives 0.3, two give 0.6, three 0.9.
     """
 
     leave_one_out: bool = False
@@ -163,7 +163,7 @@ class Anls(ShortAnswer):
     Answering", equation 1.
 
     Attributes:
-      threshold: distances from which on an answer is wrong, not misread.
+      threshold: the distance from which on an answer scores 0.
 
     Raises:
       ValueError: a threshold outside 0 to 1.
@@ -196,12 +196,12 @@ class Anls(ShortAnswer):
 class RelaxedNumber(ShortAnswer):
     """Compares numbers read from charts with a tolerance, and other answers as texts: 1 or 0.
 
-    `|given − right| ≤ tolerance · |right|`; a right answer of 0 is exact, and so is text, without
+    A number is right if `|given − right| ≤ tolerance · |right|`. Texts must be equal, without
     regard to case. `5%` is read as 0.05. Source: Masry et al. 2022, "ChartQA", section 5.1, after
     Methani et al. 2020, "PlotQA".
 
     Attributes:
-      tolerance: the greatest difference, as a share of the right number.
+      tolerance: the greatest difference, relative to the right number.
 
     Raises:
       ValueError: a tolerance outside 0 to 1.
@@ -233,8 +233,7 @@ class RelaxedNumber(ShortAnswer):
 class OptionMatch(ShortAnswer):
     """Compares the chosen option, by its letter or its text, with the right one: 1 or 0.
 
-    `row["choices"]` has the options' texts, of which the first is A; without them only letters
-    count.
+    `row["choices"]` lists the texts of the options A, B, and so on; without it only letters count.
     """
 
     def _right(self, row: Row) -> list[str]:
@@ -287,7 +286,7 @@ def number_of(text: str) -> float | None:
 
 
 def levenshtein(a: str, b: str) -> int:
-    """Counts the least insertions, deletions and substitutions that make one text of another."""
+    """Counts the fewest insertions, deletions and substitutions between two texts."""
     row = list(range(len(b) + 1))
     for i, one in enumerate(a, start=1):
         before, row[0] = row[0], i
@@ -297,7 +296,7 @@ def levenshtein(a: str, b: str) -> int:
 
 
 def _lowered(text: str) -> str:
-    # Not `casefold`: it makes two letters of ß, which would be two edits.
+    # Not `casefold`, which turns ß into two letters, and so into two edits.
     return " ".join(text.lower().split())
 
 

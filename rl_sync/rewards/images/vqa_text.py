@@ -1,7 +1,7 @@
-"""The normalization of short answers of the VQA challenge.
+"""The VQA challenge's normalization of short answers.
 
-As in the official evaluation of VQA v2 (github.com/GT-Vision-Lab/VQA, vqaEval.py): punctuation,
-number words, articles, and contractions without their apostrophe.
+As in the official evaluation of VQA v2 (github.com/GT-Vision-Lab/VQA, vqaEval.py), it handles
+punctuation, number words, articles, and contractions that lack an apostrophe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONTRACTIONS = """
 
 @functools.cache
 def contractions() -> dict[str, str]:
-    """Returns contractions by each form that lacks one of their apostrophes."""
+    """Maps each form of a contraction that lacks one apostrophe to the contraction."""
     return {
         word[:at] + word[at + 1 :]: word
         for word in _CONTRACTIONS.split()
@@ -48,8 +48,10 @@ def normalized(answer: str) -> str:
 
 
 def _without_punctuation(text: str) -> str:
-    """Removes punctuation next to a space, and all of it around a comma in a number; other
-    punctuation becomes a space."""
+    """Removes each mark that stands next to a space anywhere; other marks become spaces.
+
+    If a comma stands between digits, all marks are removed.
+    """
     removes_all = _DIGIT_COMMA.search(text) is not None
     found = text
     for mark in _PUNCTUATION:

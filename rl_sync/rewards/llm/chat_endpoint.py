@@ -1,7 +1,7 @@
 """An OpenAI-compatible endpoint: requests with limits, retries and a cache.
 
 All requests of a process run on one event loop in a thread of its own, so that connections, limits
-and replies on their way outlive the call that needs them.
+and requests in flight outlive the call that needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN_CHARACTERS = 300
 
 
 class EndpointError(RuntimeError):
-    """A request that got no reply."""
+    """Raised for a request that got no reply."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +39,14 @@ class ChatEndpoint:
     """An endpoint with `/chat/completions`.
 
     Attributes:
-      base_url: such as `https://api.openai.com/v1`.
+      base_url: its address, such as `https://api.openai.com/v1`.
       key_variable: the environment variable with the API key; None for no key.
       timeout_secs: the longest wait for a reply to one request.
-      attempts: requests until a reply counts as missing.
-      concurrency: requests on their way at once, from this process.
-      requests_per_minute, tokens_per_minute: 0 for any number. All processes that share `cache`
-        keep to them together.
-      cache: the directory of replies; None for none.
+      attempts: the number of attempts before a request fails.
+      concurrency: the maximum number of requests in flight from this process.
+      requests_per_minute, tokens_per_minute: limits of all processes that share `cache`, together;
+        0 for no limit.
+      cache: the directory of replies; None keeps them in this process's memory.
     """
 
     base_url: str
@@ -59,7 +59,7 @@ class ChatEndpoint:
     cache: str | None
 
     async def ask(self, body: Mapping[str, Any]) -> ModelReply:
-        """Sends a request, unless its reply is known; can be awaited on any loop.
+        """Sends a request, unless its reply is cached. It can be awaited on any event loop.
 
         Raises:
           EndpointError: the last attempt got no reply, or the endpoint refuses the request.
@@ -69,7 +69,7 @@ class ChatEndpoint:
 
 
 class _RequestThreads:
-    """The part of an endpoint that lives on the loop."""
+    """The state of an endpoint, which belongs to the thread of the event loop."""
 
     def __init__(self, endpoint: ChatEndpoint) -> None:
         import httpx2
@@ -83,7 +83,7 @@ class _RequestThreads:
         self._failures = httpx2.TransportError
         self._room = asyncio.Semaphore(endpoint.concurrency)
         self._flying: dict[str, asyncio.Task[ModelReply]] = {}
-        self._plain = False  # Whether the endpoint has refused a schema.
+        self._plain = False  # True once the endpoint has refused a schema.
 
     @functools.cached_property
     def _replies(self) -> Replies:
@@ -91,7 +91,7 @@ class _RequestThreads:
         return Replies(None if cache is None else Path(cache).expanduser())
 
     async def ask(self, body: Mapping[str, Any]) -> ModelReply:
-        """Returns a known reply, or that of a request; the same requests become one."""
+        """Returns a cached reply, or sends a request; equal requests in flight share one reply."""
         key = _key(self._endpoint.base_url, body)
         known = self._replies.find(key)
         if known is not None:
@@ -101,13 +101,13 @@ class _RequestThreads:
             return (await asyncio.shield(task))._replace(cached=True)
         task = self._flying[key] = asyncio.ensure_future(self._fetched(key, body))
         task.add_done_callback(lambda done: self._landed(key, done))
-        # Who asked may give up. The reply is kept, and found when it is asked for again.
+        # The caller may give up. The reply is cached all the same, for the next request.
         return await asyncio.shield(task)
 
     def _landed(self, key: str, task: asyncio.Task[ModelReply]) -> None:
         self._flying.pop(key, None)
         if not task.cancelled():
-            task.exception()  # It may be that nobody waits for it any more.
+            task.exception()  # Marks it as seen: perhaps nobody waits for it any more.
 
     async def _fetched(self, key: str, body: Mapping[str, Any]) -> ModelReply:
         reply = await self._tried(body)
@@ -161,7 +161,7 @@ class _RequestThreads:
         return response
 
     async def _admitted(self, model: str, tokens: float) -> int | None:
-        """Waits for a model's limits of a minute; returns the request's number, if it has any."""
+        """Waits until the limits allow a request; returns its number, or None without limits."""
         endpoint = self._endpoint
         limits = endpoint.requests_per_minute, endpoint.tokens_per_minute
         if not any(limits):
@@ -227,7 +227,7 @@ def _used(response: Any) -> float:
 
 
 def _refuses_schema(response: Any, body: Mapping[str, Any]) -> bool:
-    """Says whether an endpoint does not know the format that replies are asked in."""
+    """Says whether an endpoint refused the schema that a request asks replies to follow."""
     if "response_format" not in body or response.status_code not in (400, 404, 415, 422, 501):
         return False
     return any(word in response.text for word in ("response_format", "json_schema", "schema"))

@@ -17,15 +17,15 @@ _SHOWN_CHARACTERS = 120
 
 
 class UngradedReplyError(ValueError):
-    """A reply in which there is no verdict."""
+    """Raised for a reply without a verdict."""
 
 
 class GradedReply(NamedTuple):
     """A verdict.
 
     Attributes:
-      score: from 0 to 1.
-      reason: of the judge; may be empty.
+      score: the score, from 0 to 1.
+      reason: the judge's reason, which may be empty.
     """
 
     score: float
@@ -57,7 +57,7 @@ class Scale:
         """Reads a reply: an object with `score`, else its last line `Score: N`.
 
         Raises:
-          VerdictError: there is no score, or it is not on the scale.
+          UngradedReplyError: there is no score, or it is not on the scale.
         """
         for found in _objects(text):
             if "score" in found:
@@ -101,7 +101,7 @@ SCHEMA = {
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Returns the JSON objects in a text that stand by themselves, the last one first."""
+    """Returns the outermost JSON objects in a text, the last one first."""
     decoder, found, at = json.JSONDecoder(), [], text.find("{")
     while at >= 0:
         try:

@@ -1,4 +1,4 @@
-"""A reward by a language model that is asked about each completion."""
+"""A reward that asks a language model about each completion."""
 
 from __future__ import annotations
 
@@ -44,23 +44,24 @@ class LlmJudge:
     """Asks a language model behind an OpenAI-compatible endpoint; 0 is its worst score, 1 its best.
 
     Attributes:
-      model: the name that the endpoint has for the model.
-      base_url: the endpoint, up to and without `/chat/completions`.
-      rubric: the question, see `Template`; or the path of a file with it.
+      model: the endpoint's name for the model.
+      base_url: the endpoint's address, without `/chat/completions`.
+      rubric: the question (see `Template`), or the path of a file with it.
       low, high: the scale of the model's scores.
       key_variable: the environment variable with the API key; None sends none.
-      structured: asks for JSON by a schema. An endpoint that has no schemas is then asked without.
+      structured: whether to request JSON by a schema. An endpoint that refuses schemas is asked
+        again without one.
       temperature: None leaves it to the endpoint.
-      max_tokens: the most tokens of a reply; None leaves it to the endpoint.
+      max_tokens: the maximum tokens of a reply; None leaves it to the endpoint.
       more: other fields of the request.
       timeout_secs, attempts, concurrency, requests_per_minute, tokens_per_minute: see
         `ChatEndpoint`.
       cache: the directory of replies, which workers share; `default` for one in the user's cache
-        directory, empty for none.
-      price_in, price_out: of a million tokens, in any currency, for `reward/llm_judge/cost`.
+        directory, empty to keep replies in memory only.
+      price_in, price_out: prices of a million tokens, in any currency, for `reward/llm_judge/cost`.
 
     Raises:
-      ValueError: an option that cannot be, or the variable has no key in it.
+      ValueError: an option is out of range, or the environment variable holds no key.
     """
 
     model: str
@@ -142,7 +143,7 @@ class LlmJudge:
         return {name: value for name, value in body.items() if value is not None}
 
     def _costs(self, reply: ModelReply) -> dict[str, float]:
-        """Returns the components that say what a judgement cost; they are no part of the score."""
+        """Returns components with the cost of a judgement; they are not part of the score."""
         if reply.cached:
             return {"tokens_in": 0.0, "tokens_out": 0.0, "cost": 0.0, "cached": 1.0}
         if reply.tokens_in is None or reply.tokens_out is None:

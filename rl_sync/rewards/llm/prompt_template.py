@@ -21,10 +21,10 @@ _DIGITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A text with fields in braces, such as `{prompt}`; braces that stand for themselves double.
+    """A text with fields in braces, such as `{prompt}`; literal braces are doubled.
 
-    Fields are `{completion}`, which must be there, and those of the row: `{prompt}`, `{answer}` and
-    every other. Texts are filled in once, so braces in them stay as they are.
+    Fields are `{completion}`, which is required, and the row's fields, such as `{prompt}` and
+    `{answer}`. Texts are filled in once, so braces in them stay as they are.
 
     Attributes:
       text: the template, or the path of a file with it (.txt, .md).
@@ -64,8 +64,8 @@ class Template:
         """Fills in a row and a completion.
 
         Returns:
-          (text, delimiter): the completion stands between `<delimiter>` and `</delimiter>`, which
-          is a name that no completion can hold.
+          (text, delimiter): the completion stands between `<delimiter>` and `</delimiter>`, and
+          does not contain the delimiter.
         """
         delimiter = delimiter_of(completion.text)
         values: dict[str, Any] = {
@@ -80,7 +80,7 @@ class Template:
 
     @functools.cached_property
     def _parts(self) -> list[tuple[str, str | None]]:
-        """Literal texts, each with the field behind it."""
+        """Literal texts, each with the field that follows it."""
         text = self._read()
         try:
             parsed = list(string.Formatter().parse(text))
@@ -107,9 +107,9 @@ class Template:
 
 
 def delimiter_of(text: str) -> str:
-    """Makes a name that a text does not hold; the same text has the same one.
+    """Makes a name that a text does not contain; equal texts have equal names.
 
-    Whoever writes the text cannot foresee it, since every change of the text changes it.
+    The author of the text cannot foresee the name: every change of the text changes it.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     while digest[:_DIGITS] in text:

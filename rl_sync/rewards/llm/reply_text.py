@@ -1,4 +1,4 @@
-"""Replies of an endpoint on disk, and the count of its requests, shared by processes."""
+"""An endpoint's replies and recent requests, on a disk that processes share."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ModelReply(NamedTuple):
 
     Attributes:
       text: what it wrote; None if it refused.
-      refusal: the reason that it gave for a refusal, and for a reply that was cut.
-      tokens_in, tokens_out: as the endpoint counts them; None where it does not.
-      cached: whether it was read from disk, or another request of this process got it.
+      refusal: the reason why there is no text: a refusal, or a reply that was cut.
+      tokens_in, tokens_out: the endpoint's counts of tokens; None if it gives none.
+      cached: whether the reply came from the cache, or from another request of this process.
     """
 
     text: str | None
@@ -41,10 +41,10 @@ class ModelReply(NamedTuple):
 class Replies:
     """Replies by key, and the requests of the last minute.
 
-    Several processes may use one directory of a local disk. A thread each has its own object.
+    Several processes may use one directory of a local disk. Each thread needs its own object.
 
     Args:
-      directory: None keeps everything in this process's memory.
+      directory: the directory of the file; None keeps everything in this process's memory.
     """
 
     def __init__(self, directory: Path | None, clock: Callable[[], float] = time.time) -> None:
@@ -71,11 +71,11 @@ class Replies:
     def enter(
         self, endpoint: str, tokens: float, most_requests: float, most_tokens: float
     ) -> int | float:
-        """Counts a request, if the limits of a minute allow it now.
+        """Counts a request, if the limits per minute allow it now.
 
         Args:
-          tokens: an estimate; see `correct`.
-          most_requests, most_tokens: of a minute; 0 for any number.
+          tokens: the estimated tokens; see `correct`.
+          most_requests, most_tokens: the limits per minute; 0 for no limit.
 
         Returns:
           The request's number, an int; or the seconds after which to try again, a float.

@@ -32,7 +32,7 @@ class BlanksQuestion:
         return cls(tuple(one for one in accepted if one))
 
     def mark(self, answer: str) -> Marks:
-        """Marks the blanks in their order; too many answers have no marks."""
+        """Marks the blanks in their order; too many answers get no marks."""
         given = items(answer, len(self.accepted))
         vote = plain(*given)
         if len(given) > len(self.accepted):

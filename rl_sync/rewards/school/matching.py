@@ -23,7 +23,7 @@ class MatchQuestion:
 
     @classmethod
     def of(cls, row: Row) -> MatchQuestion:
-        """Reads `answer`: by item, the item that fits it, or a list of accepted ones.
+        """Reads `answer`, a mapping from each item to its match or a list of accepted matches.
 
         Raises:
           ValueError: it is something else.
@@ -35,11 +35,11 @@ class MatchQuestion:
             else {}
         )
         if not pairs or not all(pairs.values()):
-            raise refuse(row, "answer", "must say, by item, which item fits it.")
+            raise refuse(row, "answer", "must map each item to the item that fits it.")
         return cls({left: right for left, right in pairs.items() if right})
 
     def mark(self, answer: str) -> Marks:
-        """Marks the pairs of an answer; an item that is named twice has no marks."""
+        """Marks the pairs of an answer; an item that is named twice gets no marks."""
         given = _pairs(answer, list(self.right))
         wrong = []
         for left, accepted in self.right.items():

@@ -24,7 +24,7 @@ class OrderQuestion:
         """Reads `answer`: the items in order.
 
         Raises:
-          ValueError: it is not a list of at least two different texts.
+          ValueError: the answer is not a list of at least two different texts.
         """
         answer = row.get("answer")
         texts = accepted_texts(answer) if isinstance(answer, list | tuple) else None

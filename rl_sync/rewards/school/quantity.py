@@ -32,7 +32,7 @@ _NUMBER = re.compile(
 _FACTOR = r"\(?[A-Za-zµμΩ°$%€£¢¥₹]+\.?(?:\^?\{?-?[1-9]\}?(?![\d^]))?\)?"
 _SIGNS = "$€£¥₹ "
 _JOINED = re.compile(r"\b([kmM]?[NVWA])(m|s)\b")
-"""Products that are written without a sign, such as `Nm`; pint has other units of these names."""
+"""Products of units without a sign, such as `Nm`, which pint would read as other units."""
 _UNIT = re.compile(rf"{_FACTOR}(?:(?: ?[*·/] ?| ){_FACTOR}){{0,6}}$")
 
 
@@ -45,12 +45,12 @@ class Quantity(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NumberQuestion:
-    """A quantity, and how near an answer must be.
+    """A quantity, and the tolerance of answers.
 
     Attributes:
-      tolerance: the greatest difference, as a share of the right number's magnitude.
+      tolerance: the greatest difference, relative to the right number.
       absolute_tolerance: the greatest difference, in the right answer's unit.
-      unit_required: an answer without a unit is wrong.
+      unit_required: whether an answer without a unit is wrong.
     """
 
     right: Quantity
@@ -181,7 +181,7 @@ def _parsed(name: str) -> Any:
     spelled = _JOINED.sub(r"\1*\2", re.sub(r"\bkmh\b", "km/h", spelled))
     spellings = [spelled.strip(), spelled.strip().lower()]
     if _TITLE.fullmatch(spellings[0]):
-        spellings.reverse()  # `Min` at the start of a line is no megainch.
+        spellings.reverse()  # `Min` at the start of a line is not a megainch.
     return next((found for one in spellings if (found := _known(one)) is not None), None)
 
 
@@ -197,7 +197,8 @@ def _known(spelled: str) -> Any:
 def _in_unit(given: Quantity, to: str) -> Fraction | None:
     """Returns a number in another unit; None if the units measure different things.
 
-    Units that pint knows are what pint says, with case: mW are not MW. Others are compared by name.
+    Pint converts the units that it knows, with case: mW is not MW. Other units are compared by
+    name.
 
     Raises:
       UnjudgeableError: pint is not installed, and the names differ.
@@ -219,7 +220,7 @@ def _in_unit(given: Quantity, to: str) -> Fraction | None:
 
 
 def _differ_by_case(one: str, other: str) -> bool:
-    """Says whether two spellings differ in case alone, and pint knows both as they are."""
+    """Says whether two units that pint knows are spelled alike but for case."""
     return (
         is_installed()
         and one != other

@@ -14,9 +14,9 @@ class Marks(NamedTuple):
     """The marks for an answer.
 
     Attributes:
-      share: from 0 to 1.
+      share: the share of full marks, from 0 to 1.
       why: the reason.
-      answer: the answer in a form in which equal ones are the same; "" if it makes no sense.
+      answer: the answer in canonical form: equal answers are equal texts; "" if it cannot be read.
     """
 
     share: float
@@ -36,7 +36,8 @@ class Question(Protocol):
         """Reads the question of a row.
 
         Raises:
-          ValueError: a field is missing or malformed; names it, its value and the way out.
+          ValueError: a field is missing or malformed; the message names it, its value and the way
+            out.
         """
         ...
 
@@ -56,7 +57,7 @@ def shown(value: object) -> str:
 
 
 def refuse(row: Row, field: str, rule: str) -> ValueError:
-    """Makes the error of a field: its name, its value, and what it must be."""
+    """Makes the error of a row's field, with its name, its value and the rule that it breaks."""
     return ValueError(f"row[{field!r}]={shown(row.get(field))} {rule}")
 
 

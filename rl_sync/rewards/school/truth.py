@@ -18,7 +18,7 @@ _LEAD = re.compile(
     r"(?:statement|claim|sentence|assertion|proposition)(?: (?:given|above))?)"
     r" (?:is|was|must be)) "
 )
-"""`The statement is`, in front of a verdict; articles are gone."""
+"""The words before a verdict, such as `The statement is`, without articles."""
 _MEANINGS = {
     **dict.fromkeys(("true", "t", "yes", "y", "right", "correct", "not false"), True),
     **dict.fromkeys(
@@ -67,7 +67,7 @@ class TruthQuestion:
 
 
 def truth(text: str) -> bool | None:
-    """Reads true or false, which may be followed by a reason behind a comma or a full stop."""
+    """Reads true or false, which a reason may follow after a comma or a full stop."""
     head = _END.split(_ADVERB.sub("", _unquoted(text)), maxsplit=1)[0]
     words = " ".join(tokens(head))
     return _MEANINGS.get(_LEAD.sub("", words) if words not in _MEANINGS else words)

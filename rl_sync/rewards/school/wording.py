@@ -1,4 +1,4 @@
-"""Texts that are the same but for case, punctuation, accents and articles; lists in texts."""
+"""Comparison of texts without case, punctuation, accents and articles; lists in texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens(text: str) -> list[str]:
 
 
 def plain(*texts: str) -> str:
-    """Writes texts so that the same words, or the same number, are the same."""
+    """Writes texts in canonical form: equal words or numbers give equal texts."""
     numbers = [value(text) for text in texts]
     return "; ".join(
         canonical(number) if isinstance(number, Number) else " ".join(tokens(text))
@@ -59,8 +59,8 @@ def items(text: str, count: int | None = None) -> list[str]:
     arrows, or commas.
 
     Args:
-      count: the number of items that is expected; an answer to one item is not split, and `and`
-        only separates where there are too few items without it.
+      count: the expected number of items. With 1, the answer is not split. `and` separates items
+        only where commas alone do not give this number.
     """
     text = text.strip()
     if text.startswith("[") and (listed := _json_list(text)) is not None:

@@ -159,7 +159,7 @@ def test_where_nothing_fits_the_status_says_so(shown, more):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--grep=(", "no regular expression"),
+        ("--grep=(", "not a regular expression"),
         ("--sort=rewards", "did you mean 'reward'"),
         ("--step=2:1", "write 1:2"),
         ("--step=:", "a number or a range"),

@@ -124,9 +124,9 @@ def test_a_value_may_have_commas_and_slashes():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "needs what to vary"),
+        ([], "needs something to vary"),
         (["--seeds=4:4"], "--seeds=4:4 must be"),
-        (["--seeds=1,1"], "each once"),
+        (["--seeds=1,1"], "or different seeds"),
         (["--seeds=-1"], "--seeds=-1 must be"),
         (["--set=trainer.steps"], "must be written as --set=SETTING=VALUE,VALUE"),
         (["--set=trainer.steps=1,,2"], "must be written as"),

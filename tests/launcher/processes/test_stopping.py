@@ -150,7 +150,7 @@ def test_what_the_trainer_is_at_is_said():
     assert stopping.under_way(status_of("wait", 2.0, waits_for="experiences")) == (
         "trainer: waits for experiences 2.0 s; then it saves a snapshot"
     )
-    assert stopping.under_way(None) == "trainer: gives no sign of life"
+    assert stopping.under_way(None) == "trainer: no status"
 
 
 @pytest.fixture

@@ -120,5 +120,5 @@ def test_rows_whose_formula_cannot_be_read_are_refused_before_the_run():
         r"\{x \mid x > 3\}",
     ):
         reward.check({"answer": answer})
-    with pytest.raises(ValueError, match=r"cannot be compared with: .* is not a formula"):
+    with pytest.raises(ValueError, match=r"cannot be used: .* is not a formula"):
         reward.check({"answer": r"\frac{1}{"})
