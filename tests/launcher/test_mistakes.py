@@ -203,7 +203,10 @@ VALUES = [
     ("launch.hosts=trainer=10.0.0.2 launch.host=", "needs launch.host"),
     ("launch.host=203.0.113.1", "launch.host=203.0.113.1 must be an address of this machine"),
     (f"launch.host={'a' * 70}", "cannot be looked up", "Give an address"),
-    ("workdir=README.md", "README.md cannot be created: File exists. Give another --config.workdir"),
+    (
+        "workdir=README.md",
+        "README.md cannot be created: File exists. Give another --config.workdir",
+    ),
     ("workdir=README.md/x", "cannot be created: Not a directory"),
     (f"workdir=TMP/{'a' * 300}", "cannot be created: File name too long"),
     ("sync.transfer=checkpoint sync.directory=", "must be an absolute path"),
