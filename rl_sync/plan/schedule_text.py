@@ -8,11 +8,11 @@ from rl_sync.plan.forecast import Durations, ForecastSpan, forecast
 from rl_sync.schedule import MODES, SyncSchedule
 from rl_sync.settings.run_settings import RunSettings
 
-_BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
+_BLOCK = 9  # Width in characters of a rollout and of a train step in the drawing.
 _SYNC = 4
 _DRAWN_STEPS = 6
 _COLUMNS = 220
-_HIGH_RATE = 1e-4  # Of SFT steps on all weights of a checkpoint.
+_HIGH_RATE = 1e-4  # Learning rate of SFT steps on all weights of a checkpoint.
 _HIGH_ADAPTER_RATE = 1e-3
 
 
@@ -51,7 +51,7 @@ def describe(settings: RunSettings) -> str:
 
 
 def _supervised(settings: RunSettings) -> str:
-    """Describes a run in which nothing is generated."""
+    """Describes a run without generation."""
     trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
     rows = trainer.groups_per_step * trainer.group_size
     data = rows_are = "demonstrations"
@@ -93,7 +93,7 @@ def _warnings(settings: RunSettings) -> list[str]:
 
 
 def _high_rate(settings: RunSettings) -> list[str]:
-    """Warns of SFT steps that overwrite what a checkpoint has learned."""
+    """Warns of SFT steps that overwrite a checkpoint's knowledge."""
     steps, rate = settings.sft.steps, settings.sft.learning_rate
     limit = _HIGH_ADAPTER_RATE if settings.model.lora.rank else _HIGH_RATE
     if settings.model.path is None or not steps or rate <= limit:
@@ -226,7 +226,7 @@ def draw(schedule: SyncSchedule, explorers: int, meets: bool) -> str:
 
 
 def _lane(spans: Sequence[ForecastSpan]) -> str:
-    """Draws a role's row; times are columns."""
+    """Draws a role's row; columns are times."""
     text = ""
     for span in spans:
         text += "·" * (round(span.begin) - len(text))
