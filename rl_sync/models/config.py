@@ -61,7 +61,7 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters W + (alpha / rank) · A·B beside frozen kernels (LoRA, arXiv:2106.09685).
+    """Low-rank adapters of frozen kernels, W + (alpha / rank) · A·B (LoRA, arXiv:2106.09685).
 
     Attributes:
       rank: number of columns of A, r.

@@ -142,7 +142,7 @@ def _shaping(settings: RunSettings) -> list[str]:
     one, lines = settings.algorithm, []
     if one.screening.replaces:
         lines.append(
-            "  a group that teaches nothing is replaced by one of another prompt, until"
+            "  a group without a gradient is replaced by one of another prompt, until"
             f" {one.max_attempts} were tried"
         )
     if settings.groups_generated > settings.trainer.groups_per_step:
@@ -181,16 +181,16 @@ def _who_waits(settings: RunSettings) -> list[str]:
         ]
     if settings.rollout.budget_tokens:
         lines.append(
-            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were drawn."
+            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were sampled."
             " Unfinished groups continue in the next rollout, with its weights; explorers wait for"
             " them before they become too stale."
         )
     if settings.rollout.streaming:
         lines.append(
             f"- Explorers stream: each keeps its {_count(settings.slots, 'slot')} full, takes"
-            " prompts and newer weights between two chunks of tokens, and has each group judged"
-            " when it is whole. Beside an unfinished group it begins no more than can be trained"
-            " before that one becomes too stale."
+            " prompts and newer weights between two chunks of tokens, and has each group scored"
+            " when it is complete. While a group is unfinished, it begins only as many others as can"
+            " be trained before that group becomes too stale."
         )
     ahead = schedule.batches_ahead
     lines.append(

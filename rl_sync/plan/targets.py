@@ -111,12 +111,12 @@ def target(text: str) -> Target:
     """
     match = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", text)
     if match is None:
-        raise TargetError(f"{text!r} is no target: give a chip and a shape, such as {_EXAMPLES}.")
+        raise TargetError(
+            f"{text!r} is not a target: give a chip and a shape, such as {_EXAMPLES}."
+        )
     name, shape = match[1], tuple(map(int, match[2].split("x")))
     if name not in CHIPS:
-        raise TargetError(
-            f"{name!r} is no kind of chip, which is one of {', '.join(CHIPS)}{hint(name, CHIPS)}"
-        )
+        raise TargetError(f"{name!r} is not one of the chips {', '.join(CHIPS)}{hint(name, CHIPS)}")
     gpu = CHIPS[name].platform == "gpu"
     if min(shape) < 1 or (gpu and len(shape) > 1):
         what = "a number of GPUs" if gpu else "chips along each axis"
