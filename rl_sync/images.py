@@ -63,7 +63,7 @@ class Image:
             return cls.of_array(value)
         if hasattr(value, "save") and hasattr(value, "convert"):
             return cls(data=_png(value))
-        raise ValueError(f"{reprlib.repr(value)} is no image: it must be {_WAYS}.")
+        raise ValueError(f"{reprlib.repr(value)} is not an image: it must be {_WAYS}.")
 
     @classmethod
     def of_array(cls, pixels: np.ndarray) -> Image:
@@ -78,8 +78,8 @@ class Image:
         shape = pixels.shape
         if pixels.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
             raise ValueError(
-                f"An array of {pixels.dtype}{list(shape)} is no image: it must be uint8 [H, W] or"
-                " [H, W, 3]."
+                f"An array of {pixels.dtype}{list(shape)} is not an image: it must be uint8 [H, W]"
+                " or [H, W, 3]."
             )
         import PIL.Image
 
@@ -116,7 +116,7 @@ class Image:
         """Returns width and height; only the header is read.
 
         Raises:
-          ValueError: the file cannot be read, or is no image.
+          ValueError: the file cannot be read, or is not an image.
         """
         return _sizes.get(self, _read_size)
 
@@ -124,7 +124,7 @@ class Image:
         """Returns the pixels in red, green and blue. Each process decodes an image only once.
 
         Raises:
-          ValueError: the file cannot be read, or is no image.
+          ValueError: the file cannot be read, or is not an image.
         """
         return _pixels.get(self, _read_pixels)
 
@@ -140,7 +140,7 @@ def images_of(row: Mapping[str, Any]) -> list[Image]:
     """Returns references to the images of a data row; none if it has no images.
 
     Raises:
-      ValueError: names the field and the value that is no image.
+      ValueError: names the field and the value that is not an image.
     """
     given = row.get(FIELD)
     if given is None:

@@ -261,7 +261,7 @@ def newest_whole(
         )
         raise SnapshotError(
             f"No snapshot in {directory} is whole ({reasons}). Put a copy of one there, or give"
-            " another --config.workdir to begin anew."
+            " another --config.workdir to start again."
         )
     return None
 

@@ -90,7 +90,7 @@ def use(configured: str | None, environment: Mapping[str, str]) -> CompilationCo
         _drop_unfinished(Path(path))
     except OSError as error:
         _log.warning(
-            "Compiled programs cannot be kept in %s, so all are compiled anew: %s. Set another"
+            "Compiled programs cannot be kept in %s, so all are compiled again: %s. Set another"
             " directory with launch.compilation_cache, or an empty one for no cache.",
             path,
             error,

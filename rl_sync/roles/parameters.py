@@ -95,8 +95,8 @@ class Parameters:
             start = f"seed={self.seed}" if self.path is None else f"model.path={self.path!r}"
             raise ConfigError(
                 f"The snapshot's adapters were trained on a base model with digest {base_digest},"
-                f" but that of config.{start} has {found}: it has changed since. Restore it, or"
-                " begin anew with another --config.workdir."
+                f" but the one of config.{start} now has {found}, so it has changed. Restore it, or"
+                " start again with another --config.workdir."
             )
         return lora.join(kept, base)
 

@@ -51,7 +51,7 @@ class Sizes:
         return tuple(sizes)
 
     def row_bucket(self, rows: int) -> int:
-        """Returns the batch size for so many rows; all slots if there are too few of them."""
+        """Returns the smallest batch size with room for `rows` rows, or else all slots."""
         return min((size for size in self.rows if size >= rows), default=self.slots)
 
     def next_smaller(self, rows: int) -> int:

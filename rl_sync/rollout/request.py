@@ -117,7 +117,7 @@ def require_servable(
         )
     if any(stop > known for stop in sampling.stop_ids):
         raise ValueError(
-            f"The stop id {max(sampling.stop_ids)} could never be drawn: the model knows 0 to"
+            f"The stop id {max(sampling.stop_ids)} could never be sampled: the model has ids 0 to"
             f" {known}."
         )
     if sampling.stop_strings and not reads_text:

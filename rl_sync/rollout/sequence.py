@@ -138,7 +138,7 @@ class GrowingSequence:
         )
 
     def finished(self) -> FinishedCompletion:
-        """Returns the completion as it is."""
+        """Returns the completion in its present state."""
         tokens, logprobs, versions = self.progress()
         return FinishedCompletion(
             ticket=self.ticket,

@@ -131,7 +131,7 @@ def mixed(
         notes += [f"{one.name}: {note}" for note in part.notes]
         notes.append(
             f"{one.name}: {len(part.train):,} problems to train on, {len(part.held_out):,} held"
-            f" out, weight {one.weight:g}, judged by {part.reward}."
+            f" out, weight {one.weight:g}, scored by {part.reward}."
         )
     spread = [prompt for _, prompt in sorted(held_out, key=lambda one: one[0])]
     charsets = [part.charset for part in parts]

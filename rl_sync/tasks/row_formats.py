@@ -89,8 +89,8 @@ class RowFormat:
         named = [_FIELD.fullmatch(name or "") and not spec for _, name, spec, _ in parts]
         if not named or not all(named):
             raise ValueError(
-                f"template={template!r} must name fields in braces, such as {{question}}; a brace"
-                " that stands for itself is doubled."
+                f"template={template!r} must name fields in braces, such as {{question}}; a"
+                " literal brace is doubled."
             )
 
     def override(self, **fields: str | None) -> RowFormat:

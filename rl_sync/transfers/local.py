@@ -189,14 +189,14 @@ class LocalTrainerEnd(Offering):
 
     Args:
       site: the trainer's site.
-      schedule: decides who waits.
+      schedule: decides which side waits.
     """
 
     def __init__(self, site: EndSite, schedule: SyncSchedule):
         super().__init__(site, schedule, _shared(site))
 
     def publish(self, version: int, params: Params) -> None:
-        """See `TrainerEnd`; waits for nobody."""
+        """See `TrainerEnd`; returns without waiting."""
         super().publish(version, params)
         self._session.call(Happened(VersionPublished(version)))
 

@@ -125,7 +125,7 @@ class ServerPuller:
         """Waits for a version and fetches it; see `ends_interface.Puller`.
 
         The deadline applies to the offer; a transfer that makes progress may take longer. After an
-        error the next pull connects anew.
+        error the next pull connects again.
 
         Raises:
           WeightsTimeoutError: no such version was offered in time.

@@ -26,7 +26,7 @@ def take(
     arrays: Mapping[int, Shaped[Array, "*shard"]],
     held: Mapping[int, Region],
 ) -> list[Shaped[Array, "*piece"]]:
-    """Cuts pieces out of the arrays of a device; a whole array is returned as it is.
+    """Cuts pieces out of the arrays of a device; a whole array is returned unchanged.
 
     Args:
       pieces: the pieces.

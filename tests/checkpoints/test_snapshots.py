@@ -211,7 +211,7 @@ def test_without_a_whole_snapshot_nothing_is_moved_and_each_is_named(tmp_path):
         (tmp_path / f"snapshot_0000000{step}" / name).unlink()
     with pytest.raises(SnapshotError, match=r"0002: it lacks metadata.json; .*1: it lacks files"):
         newest_whole(tmp_path, aside=True)
-    with pytest.raises(SnapshotError, match=r"No snapshot in .* --config.workdir to begin anew"):
+    with pytest.raises(SnapshotError, match=r"No snapshot in .* --config.workdir to start again"):
         load_snapshot(tmp_path, None, LIKE)
     assert sorted(os.listdir(tmp_path)) == ["snapshot_00000001", "snapshot_00000002"]
 

@@ -227,7 +227,7 @@ class TrainerLoop:
 
         state, anew = load_adapted(self.snapshots, step, kept, begin)
         what = ", ".join(anew).replace("_", " ")
-        self.session.call(EnterPhase("start", f"begun anew, since it has changed: {what}"))
+        self.session.call(EnterPhase("start", f"started anew, because it has changed: {what}"))
         return step, state, metadata
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:

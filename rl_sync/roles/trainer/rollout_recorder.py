@@ -134,7 +134,7 @@ class RolloutRecorder:
 
     def _fail(self, what: str, error: Exception | None = None) -> None:
         if not self._has_failed:
-            _log.warning("%s. The run goes on without them.", what, exc_info=error)
+            _log.warning("%s. The run continues without them.", what, exc_info=error)
         self._has_failed = True
 
 

@@ -202,8 +202,8 @@ def _shards(directory, weight_map):
     ("damage", "message"),
     [
         (lambda d: (d / WEIGHTS).write_text(POINTER), rf"{WEIGHTS} is a Git LFS .*`git lfs pull`"),
-        (_cut, rf"{WEIGHTS} is no whole safetensors file .*: fetch the file again"),
-        (lambda d: (d / WEIGHTS).write_bytes(b""), rf"{WEIGHTS} is no whole safetensors file"),
+        (_cut, rf"{WEIGHTS} is not a whole safetensors file .*: fetch the file again"),
+        (lambda d: (d / WEIGHTS).write_bytes(b""), rf"{WEIGHTS} is not a whole safetensors file"),
         (lambda d: _shards(d, None), rf"{INDEX} has no weight_map"),
         (lambda d: _shards(d, ["x"]), rf"{INDEX} has no weight_map"),
         (lambda d: _shards(d, {"x": 3}), rf"{INDEX} has no weight_map"),
