@@ -1,6 +1,7 @@
 """The reward expressions of the documentation: each is parsed, made, and judges an example."""
 
 import html
+import itertools
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
 from rl_sync.references import is_reference
 from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.math import MathAnswer
 from rl_sync.rewards.reward_catalog import REWARDS
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 
@@ -75,3 +77,26 @@ def test_an_expression_of_the_documentation_judges_an_example(expression):
         return
     (judged,) = rubric.judge([ScoringRequest(ROW, completion)])
     assert judged.is_known, judged.why
+
+
+def _pairs():
+    table = (ROOT / "docs/rewards-math.md").read_text().partition("## Equal and different")[2]
+    for line in table.partition("\n\nThe rules")[0].split("\n"):
+        if line.startswith("| ") and not line.startswith("| |"):
+            topic, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            for are_equal, cell in zip((True, False), cells, strict=True):
+                for group in re.findall(r"(?:`[^`]*`|[^`;])+", cell):
+                    for pair in itertools.combinations(re.findall("`([^`]+)`", group), 2):
+                        yield pytest.param(*pair, are_equal, id=f"{topic}: {' '.join(pair)}")
+
+
+def test_the_page_has_pairs_of_answers():
+    assert len([*_pairs()]) > 115
+
+
+@pytest.mark.parametrize(("one", "other", "are_equal"), [*_pairs()])
+def test_answers_are_equal_or_different_as_the_page_says(one, other, are_equal):
+    reward = MathAnswer(extract="whole")
+    for gold, given in ((one, other), (other, one)):
+        judged = reward({"answer": gold}, Completion(given))
+        assert (judged.score == 1.0) is are_equal, judged
