@@ -189,8 +189,8 @@ def _who_waits(settings: RunSettings) -> list[str]:
         lines.append(
             f"- Explorers stream: each keeps its {_count(settings.slots, 'slot')} full, takes"
             " prompts and newer weights between two chunks of tokens, and has each group scored"
-            " when it is complete. While a group is unfinished, it begins only as many others as can"
-            " be trained before that group becomes too stale."
+            " when it is complete. While a group is unfinished, it begins only as many others as"
+            " can be trained before that group becomes too stale."
         )
     ahead = schedule.batches_ahead
     lines.append(

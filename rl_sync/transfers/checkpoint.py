@@ -326,7 +326,7 @@ class CheckpointPuller:
             time.sleep(self._directory.poll_secs)
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `interface.Puller`."""
+        """See `ends_interface.Puller`."""
         return self._agree("newest", lambda: self._await(at_least, timeout_secs))
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class LocalPuller:
         return offer.version, params
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `interface.Puller`."""
+        """See `ends_interface.Puller`."""
         return self._publisher.newest(at_least, timeout_secs)
 
     def close(self) -> None:

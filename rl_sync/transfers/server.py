@@ -159,7 +159,7 @@ class ServerPuller:
         return offers[0].version, params
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `interface.Puller`."""
+        """See `ends_interface.Puller`."""
         return self._newest(at_least, timeout_secs)
 
     def close(self) -> None:
