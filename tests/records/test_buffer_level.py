@@ -1,5 +1,7 @@
 """The buffer's fill level and the path of groups, derived from spans."""
 
+import itertools
+
 import pytest
 
 from rl_sync.records import buffer_level
@@ -28,9 +30,21 @@ def test_a_group_leaves_with_its_last_use_and_a_dropped_one_leaves_too():
     assert buffer_level.fill_level(spans) == [(1, 3), (2, 2), (4, 0)]
 
 
-def test_a_batch_that_starts_before_its_insert_returns_leaves_no_debt():
-    levels = buffer_level.fill_level([_insert(2.0, [0]), _train(1.9, 1, [0])])
-    assert [level.groups for level in levels] == [0]
+def test_groups_that_are_taken_before_their_insert_returns_pass_through_the_buffer():
+    """An insert from 1.5 to 2.0, of which a train step takes a group at 1.9."""
+    spans = [_insert(2.0, [0, 1]), _train(1.9, 1, [0]), _train(3.5, 2, [1])]
+    for order in itertools.permutations(spans):
+        assert buffer_level.fill_level(order) == [(1.5, 1), (1.9, 0), (2.0, 1), (3.5, 0)]
+        (entry,) = buffer_level.entries(order)
+        assert (entry.end_secs, sorted(entry.leases)) == (2.0, [0, 1])
+        assert [sorted(one.leases) for one in buffer_level.passages(order)] == [[0], [1]]
+
+
+def test_the_level_never_falls_below_nothing_whatever_clocks_say():
+    spans = [_insert(2.0, [0]), _train(1.2, 1, [0]), _train(1.4, 2, [0])]
+    for order in itertools.permutations(spans):
+        assert buffer_level.fill_level(order) == [(1.2, 1), (1.4, 0)]
+    assert buffer_level.fill_level([_train(1.0, 1, [0])]) == [], "its insert has not ended yet"
 
 
 def test_a_failed_insert_brings_nothing():
