@@ -13,7 +13,7 @@ from rl_sync.api.loaded_policy import Policy, load
 from rl_sync.display import timeline_figure
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollout_records import Rollout, RolloutFilter, read_rollouts
-from rl_sync.records.spans import read_spans
+from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import settings_of_run

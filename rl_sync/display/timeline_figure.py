@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from rl_sync.display.figure import draw
-from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind, read_spans
+from rl_sync.display.figure import draw, encoded
+from rl_sync.records.json_lines import read_object
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind
 from rl_sync.role_names import TRAINER
 from rl_sync.workdir import Workdir
@@ -145,11 +145,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
 
 def run_title(workdir: str | os.PathLike[str]) -> str:
     """Writes the mode and the schedule in `workdir/config.json`; without it the folder's name."""
-    try:
-        config = json.loads(Workdir(workdir).config.read_text())
-    except (OSError, ValueError):  # The title is optional.
-        config = None
-    sync = config.get("sync") if isinstance(config, dict) else None
+    sync = read_object(Workdir(workdir).config).get("sync")
     if not isinstance(sync, dict):
         return Path(workdir).resolve().name
     mode = str(sync.get("mode", Path(workdir).resolve().name))
@@ -168,10 +164,8 @@ def _save(figure: Figure, folder: Path) -> tuple[Path, Path]:
     """Writes both pictures, each first under a temporary name."""
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = Workdir(folder).timeline
-    with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):
-        for path, kind in ((png, "png"), (svg, "svg")):
-            temporary = path.with_name(path.name + ".tmp")
-            metadata = {"Date": None} if kind == "svg" else {}
-            figure.savefig(temporary, format=kind, dpi=160, metadata=metadata)
-            temporary.replace(path)
+    for path, kind in ((png, "png"), (svg, "svg")):
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(encoded(figure, kind))
+        temporary.replace(path)
     return png, svg

@@ -32,7 +32,7 @@ def band(of: SeedGroup, phase: str, name: str) -> list[Band]:
     """Returns a metric of a group, step by step."""
     values: dict[int, list[float]] = {}
     for one in of.runs:
-        for line in one.run.progress.of_phase(phase):
+        for line in one.run.metrics.of_phase(phase):
             value = line.get(name)
             if isinstance(value, int | float):
                 values.setdefault(int(line["step"]), []).append(float(value))

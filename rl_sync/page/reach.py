@@ -61,7 +61,7 @@ def _reached(one: RunFacts, by: By) -> list[tuple[int, float]]:
     amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "steps": lambda line: float(line["step"]),
         "tokens": lambda line: line.get(NUM_TOKENS),
-        "seconds": lambda line: line["time"] - one.start if line.get("time") else None,
+        "seconds": lambda line: line["time"] - one.run.start_secs if line.get("time") else None,
         "end": lambda line: None,
     }
     found = [(int(line["step"]), amounts[by](line)) for line in one.lines]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import base64
 import collections
-import io
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.figure import Figure as FigureOfMatplotlib
-
 import rl_sync
-from rl_sync.display.figure import draw
+from rl_sync.display.figure import draw, encoded
 from rl_sync.display.timeline_figure import default_steps, run_title, steps_window
 from rl_sync.page import text, views
 from rl_sync.page.run_facts import MeasuredAccuracy, RunFacts
-from rl_sync.page.samples import Query
 from rl_sync.page.templating import environment, style
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.rollout_records import Rollout
@@ -33,7 +28,6 @@ _CURVES = (
     "truncated_fraction",
     "logprob_gap",
 )
-_MOST_SVG_BYTES = 1_000_000
 _EXAMPLE_STEPS = 4
 
 
@@ -68,17 +62,17 @@ def render(
     context: dict[str, Any] = {
         "name": run.name,
         "path": str(workdir),
-        "mode": run.progress.setting("sync", "mode"),
+        "mode": run.setting("sync", "mode"),
         "ending": _ending(facts),
         "failed": facts.outcome.failed if facts.outcome else None,
-        "start": facts.start,
+        "start": run.start_secs,
         "last": run.last_secs,
         "tiles": list(_tiles(facts)),
-        "alarms": run.progress.periods,
+        "alarms": run.periods,
         "plan": plan.rsplit("\n\n", 1) if plan else [],  # Lines of the drawing must not wrap.
         "changes": changes,
         "figures": _figures(facts, _CURVES, accuracy=True),
-        "bound": run.progress.staleness_bound,
+        "bound": run.staleness_bound,
         "staleness": _figures(facts, ("staleness_max", "staleness_mean")),
         "ages": sorted(ages.items()),
         "most": max(ages.values(), default=1),
@@ -108,9 +102,9 @@ def _tiles(facts: RunFacts) -> Iterator[Tile]:
     yield _accuracy("accuracy before RL", facts.accuracy_before)
     yield _accuracy("accuracy last", facts.accuracy_after)
     yield Tile("reward, last step", text.number(facts.last("reward_mean")))
-    steps = facts.run.progress.setting("trainer", "steps")
+    steps = facts.run.setting("trainer", "steps")
     yield Tile("trainer steps", str(facts.steps), f"of {steps}" if steps else "")
-    bound, most = facts.run.progress.staleness_bound, facts.staleness_max
+    bound, most = facts.run.staleness_bound, facts.staleness_max
     is_bad = most is not None and bound is not None and most > bound
     allowed = f"trainer steps, of at most {text.number(bound)}"
     yield Tile("greatest staleness", text.number(most), allowed, is_bad)
@@ -133,48 +127,38 @@ def _accuracy(name: str, measured: MeasuredAccuracy | None) -> Tile:
 
 def _figures(facts: RunFacts, names: Sequence[str], accuracy: bool = False) -> list[views.Figure]:
     """Draws the metrics that the run has."""
-    runs, progress = [facts.run], facts.run.progress
+    runs, metrics = [facts.run], facts.run.metrics
     there = {name for line in facts.lines for name in line}
     found = [views.figure(runs, RL, name) for name in names if name in there]
-    if accuracy and any("accuracy" in line for line in progress.of_phase(EVALUATION)):
+    if accuracy and any("accuracy" in line for line in metrics.of_phase(EVALUATION)):
         found.insert(1, views.figure(runs, EVALUATION, "accuracy"))
     return found
 
 
 def _timeline(facts: RunFacts, workdir: Path) -> Picture | None:
     """Draws the timeline of a few steps; None if there is nothing to draw."""
-    if not facts.spans:
+    spans = facts.run.spans.joined
+    if not spans:
         return None
-    first, last = default_steps(facts.spans)
+    first, last = default_steps(spans)
     try:
-        figure = draw(facts.spans, steps_window(facts.spans, (first, last)), run_title(workdir))
+        figure = draw(spans, steps_window(spans, (first, last)), run_title(workdir))
     except ValueError:
         return None
     words = f"Timeline of trainer steps {first} to {min(last or facts.steps, facts.steps)}"
-    picture = _saved(figure, "svg")
-    media = "svg+xml"
-    if len(picture) > _MOST_SVG_BYTES:
-        picture, media = _saved(figure, "png"), "png"
-    return Picture(words, f"data:image/{media};base64,{base64.b64encode(picture).decode()}")
-
-
-def _saved(figure: FigureOfMatplotlib, kind: str) -> bytes:
-    file = io.BytesIO()
-    with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(file, format=kind, dpi=130, metadata=metadata)
-    return file.getvalue()
+    source = base64.b64encode(encoded(figure, "svg")).decode()
+    return Picture(words, f"data:image/svg+xml;base64,{source}")
 
 
 def _examples(facts: RunFacts) -> Iterator[tuple[int, list[tuple[str, Rollout]]]]:
     """Yields the best, a middling and the worst completion of a few steps."""
-    samples = facts.run.samples
-    rows = samples.find(Query(sort="step")).rows
+    recorded = facts.run.rollouts
+    rows = recorded.find().rows
     steps = sorted({row.step for row in rows if row.reward is not None})
     places = {round(i * (len(steps) - 1) / (_EXAMPLE_STEPS - 1)) for i in range(_EXAMPLE_STEPS)}
     for step in [steps[place] for place in sorted(places)] if steps else []:
         judged = [row for row in rows if row.step == step and row.reward is not None]
-        ranked = sorted(judged, key=lambda row: (row.reward, -row.tokens))
+        ranked = sorted(judged, key=lambda row: (row.reward, -row.drawn_tokens))
         picked = {"least": ranked[0], "middle": ranked[len(ranked) // 2], "greatest": ranked[-1]}
-        wholes = [(words, samples.whole(row)) for words, row in picked.items()]
+        wholes = [(words, recorded.whole(row)) for words, row in picked.items()]
         yield step, [(words, one) for words, one in wholes if one is not None]

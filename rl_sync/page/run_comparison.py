@@ -51,7 +51,7 @@ VALUES: tuple[Value, ...] = (
     Value("reward", lambda one: one.last("reward_mean"), _short),
     Value("entropy", lambda one: one.last("entropy"), _short),
     Value("staleness max", lambda one: one.staleness_max, _short),
-    Value("staleness bound", lambda one: one.run.progress.staleness_bound, _short),
+    Value("staleness bound", lambda one: one.run.staleness_bound, _short),
     Value(
         "tokens/s generated",
         lambda one: one.summary.rollout_tokens_per_sec if one.summary else None,
@@ -59,7 +59,7 @@ VALUES: tuple[Value, ...] = (
     ),
     Value("seconds", lambda one: one.secs, _count),
     Value("trainer steps", lambda one: one.steps, _count),
-    Value("alarms", lambda one: len(one.run.progress.periods), _count),
+    Value("alarms", lambda one: len(one.run.periods), _count),
 )
 """The figures that are compared; each is one line."""
 
@@ -94,12 +94,12 @@ class SeedGroup:
     @property
     def seeds(self) -> list[Any]:
         """The seeds of its runs."""
-        return [one.run.progress.config.get(SEED) for one in self.runs]
+        return [one.run.config.get(SEED) for one in self.runs]
 
 
 def group(runs: Sequence[RunFacts]) -> list[SeedGroup]:
     """Groups runs whose settings differ in the seed alone; a run without a config is one alone."""
-    settings = [dict(flat(one.run.progress.config)) for one in runs]
+    settings = [dict(flat(one.run.config)) for one in runs]
     # A setting that some runs do not have is one of another version; it tells nothing.
     known = [one.keys() for one in settings if one]
     shared = set.intersection(*map(set, known)) if known else set()
@@ -114,7 +114,7 @@ def group(runs: Sequence[RunFacts]) -> list[SeedGroup]:
         members.setdefault(key, []).append(run)
     found = []
     for key, of in members.items():
-        has_config = bool(of[0].run.progress.config)
+        has_config = bool(of[0].run.config)
         values = dict(zip(differ, key, strict=True)) if has_config else {}
         found.append(SeedGroup(_named(values, of), tuple(of), values))
     return found
@@ -162,11 +162,11 @@ def _run_record(one: RunFacts) -> dict[str, Any]:
     }
     return {
         "name": one.run.name,
-        "seed": one.run.progress.config.get(SEED),
+        "seed": one.run.config.get(SEED),
         "until_step": one.steps if one.until is None else one.until,
         "values": {value.name: value.of(one) for value in VALUES},
         "intervals": intervals,
-        "alarms": [period.alarm.name for period in one.run.progress.periods],
+        "alarms": [period.alarm.name for period in one.run.periods],
         "digest": one.outcome.digest if one.outcome else None,
         "failed": one.outcome.failed if one.outcome else None,
         "stopped": one.outcome.stopped if one.outcome else None,

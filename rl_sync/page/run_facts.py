@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
-from rl_sync.page.watched_run import WatchedRun, open_runs
 from rl_sync.records.metric_catalog import EVALUATION, RL
-from rl_sync.records.run_outcome import RunOutcome, read_outcome
-from rl_sync.records.spans import Span, read_spans
-from rl_sync.records.summary import RunSummary, summarize
+from rl_sync.records.run_outcome import RunOutcome
+from rl_sync.records.run_records import RunRecords, open_runs
+from rl_sync.records.summary import RunSummary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,18 +32,22 @@ class RunFacts:
     """The main figures of a run; None stands for what it has not recorded.
 
     Attributes:
-      run: the run, read.
-      spans: its spans, with the gaps of resumptions closed.
-      summary: of the spans.
-      outcome: None while it goes on, and if it was killed.
+      run: the records of the run.
       until: the last trainer step whose metrics and accuracy count; None for the last of all.
     """
 
-    run: WatchedRun
-    spans: list[Span]
-    summary: RunSummary | None
-    outcome: RunOutcome | None
+    run: RunRecords
     until: int | None = None
+
+    @functools.cached_property
+    def summary(self) -> RunSummary | None:
+        """The summary of the run's time; None without an RL phase."""
+        return self.run.summary
+
+    @functools.cached_property
+    def outcome(self) -> RunOutcome | None:
+        """The end of the run; None while it goes on, and if it was killed."""
+        return self.run.outcome
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -53,11 +57,11 @@ class RunFacts:
     @property
     def steps(self) -> int:
         """The number of the run's last trainer step."""
-        lines = self.run.progress.of_phase(RL)
+        lines = self.run.metrics.of_phase(RL)
         return int(lines[-1]["step"]) if lines else 0
 
     def _counted(self, phase: str) -> list[dict[str, Any]]:
-        lines = self.run.progress.of_phase(phase)
+        lines = self.run.metrics.of_phase(phase)
         return [line for line in lines if self.until is None or line["step"] <= self.until]
 
     def last(self, name: str) -> float | None:
@@ -93,57 +97,29 @@ class RunFacts:
         return max((one for one in found if one is not None), default=None)
 
     @property
-    def start(self) -> float:
-        """The time of the first record, in Unix seconds; 0 without any."""
-        return self.run.start_secs
-
-    @property
     def secs(self) -> float | None:
         """The seconds between the first and the last record."""
-        return self.run.last_secs - self.start if self.start else None
-
-    @property
-    def is_empty(self) -> bool:
-        """True where the run has recorded nothing yet."""
-        return not (self.run.progress.lines or self.spans or self.run.flow.leased)
+        start = self.run.start_secs
+        return self.run.last_secs - start if start else None
 
 
-def read_facts(workdir: Path, *, samples: bool) -> RunFacts:
+def read_facts(workdir: Path, *, rollouts: bool) -> RunFacts:
     """Reads a run.
 
     Args:
-      samples: whether to read the records of rollouts too.
+      rollouts: whether to read the records of rollouts too.
     """
-    return _facts(workdir, open_runs([workdir])[0], samples)
+    run = RunRecords(workdir)
+    run.read(rollouts=rollouts)
+    return RunFacts(run)
 
 
 def read_all(workdirs: list[Path]) -> list[RunFacts]:
     """Reads runs, without their records of rollouts; names of runs differ."""
     runs = open_runs(workdirs)
-    return [_facts(workdir, run, False) for workdir, run in zip(workdirs, runs, strict=True)]
-
-
-def _facts(workdir: Path, run: WatchedRun, samples: bool) -> RunFacts:
-    before: tuple[int, ...] = ()
-    # A refresh reads so many bytes at most, so that a page answers.
-    while (now := _size(run)) != before:
-        before = now
-        run.refresh(samples=samples)
-    try:
-        spans = read_spans(workdir)
-    except (OSError, ValueError):
-        spans = []
-    try:
-        summary = summarize(spans)
-    except ValueError:
-        summary = None
-    return RunFacts(run, spans, summary, read_outcome(workdir))
-
-
-def _size(run: WatchedRun) -> tuple[int, ...]:
-    spans = sum(map(len, run.activity.spans.values()))
-    flow = len(run.flow.moments) + len(run.flow.staleness)
-    return len(run.progress.lines), spans, flow, run.samples.count
+    for run in runs:
+        run.read(rollouts=False)
+    return [RunFacts(run) for run in runs]
 
 
 def _measured(line: dict[str, Any]) -> MeasuredAccuracy:

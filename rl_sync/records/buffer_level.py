@@ -29,14 +29,6 @@ class BufferEntry(NamedTuple):
     leases: tuple[int, ...]
 
 
-class Passage(NamedTuple):
-    """Groups that went from one explorer step, through the buffer, to one trainer step."""
-
-    entry: BufferEntry
-    train: Span
-    leases: tuple[int, ...]
-
-
 class Level(NamedTuple):
     """Fill level: from `secs` (Unix seconds) on, the buffer holds `groups` groups."""
 
@@ -108,22 +100,6 @@ def entries(spans: Iterable[Span]) -> list[BufferEntry]:
         for (role, key), groups in by_step.items()
     ]
     return sorted(found, key=lambda entry: entry.end_secs)
-
-
-def passages(spans: Iterable[Span]) -> list[Passage]:
-    """Lists the groups of each explorer step in each trainer step, ordered by trainer step."""
-    spans = list(spans)
-    found = []
-    source = {lease: entry for entry in entries(spans) for lease in entry.leases}
-    for train in spans:
-        if train.kind is not SpanKind.TRAIN:
-            continue
-        taken: dict[BufferEntry, list[int]] = {}
-        for lease in train.leases:
-            if lease in source:
-                taken.setdefault(source[lease], []).append(lease)
-        found += [Passage(entry, train, tuple(leases)) for entry, leases in taken.items()]
-    return sorted(found, key=lambda passage: passage.train.start_secs)
 
 
 def fill_level(spans: Iterable[Span]) -> list[Level]:

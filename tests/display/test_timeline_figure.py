@@ -1,11 +1,13 @@
 """Pictures of simulated runs: their contents, and their windows."""
 
 import json
+import re
 
 import matplotlib.image
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import PathPatch, Rectangle
 
 from rl_sync.display.figure import draw
 from rl_sync.display.span_styles import SPAN_STYLES
@@ -16,7 +18,8 @@ from rl_sync.display.timeline_figure import (
     run_title,
     steps_window,
 )
-from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.workdir import Workdir
 from tests.records.simulated_runs import MODES, simulate, write_spans
 
@@ -89,8 +92,8 @@ def test_lanes_are_named_from_the_explorers_down_to_the_trainer():
 
 def test_one_arrow_for_each_explorer_step_and_each_batch():
     axes = _drawn(simulate("synchronous"))
-    arrows = [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]
-    assert len(arrows) == 6 + 6
+    (shafts,) = [one for one in axes.collections if isinstance(one, LineCollection)]
+    assert len(shafts.get_segments()) == 6 + 6
 
 
 def test_a_sync_of_a_millisecond_is_still_seen():
@@ -128,6 +131,26 @@ def test_a_wait_for_the_next_batch_does_not_cover_the_step_that_is_computed():
     axes = _drawn(spans)
     (wait,) = _boxes(axes, SpanKind.WAIT)
     assert (wait.get_x(), wait.get_width()) == (5.0, 3.0)
+
+
+def test_a_window_has_few_blocks_however_many_spans_there_are():
+    spans = [Span("trainer", SpanKind.TRAIN, t / 10, t / 10 + 0.09, {}) for t in range(20_000)]
+    axes = draw(spans, (0.0, 2000.0)).axes[0]
+    (narrow,) = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
+    assert 800 <= len(narrow.get_path().vertices) / 5 <= 1000
+    assert not _boxes(axes, SpanKind.TRAIN)
+    assert len(_boxes(draw(spans, (500.0, 501.0)).axes[0], SpanKind.TRAIN)) == 10
+
+
+def test_a_block_says_what_it_is():
+    boxes = _boxes(_drawn(simulate("synchronous")), SpanKind.ROLLOUT)
+    assert re.fullmatch(r"rollout e3 · v2: [\d.]+ to [\d.]+ s, [\d.]+ s long", boxes[0].get_gid())
+
+
+def test_roles_that_are_named_have_lanes_also_where_nothing_happened():
+    axes = draw(simulate("synchronous"), (0.0, 1.0), roles=["explorer1", "trainer", "master"])
+    names = [label.get_text() for label in axes.axes[0].get_yticklabels()]
+    assert names == ["Explorer", "Buffer", "Trainer", "Master"]
 
 
 def test_the_default_window_skips_the_slow_first_steps():

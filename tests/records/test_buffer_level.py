@@ -37,7 +37,6 @@ def test_groups_that_are_taken_before_their_insert_returns_pass_through_the_buff
         assert buffer_level.fill_level(order) == [(1.5, 1), (1.9, 0), (2.0, 1), (3.5, 0)]
         (entry,) = buffer_level.entries(order)
         assert (entry.end_secs, sorted(entry.leases)) == (2.0, [0, 1])
-        assert [sorted(one.leases) for one in buffer_level.passages(order)] == [[0], [1]]
 
 
 def test_the_level_never_falls_below_nothing_whatever_clocks_say():
@@ -62,18 +61,12 @@ def test_streamed_inserts_of_one_step_are_one_entry():
     ]
 
 
-def test_passages_split_a_step_over_the_batches_that_took_it():
-    spans = [_insert(1, [0, 1, 2, 3], step=1), _train(2, 1, [0, 3]), _train(4, 2, [1, 2])]
-    taken = [(passage.train.step, passage.leases) for passage in buffer_level.passages(spans)]
-    assert taken == [(1, (0, 3)), (2, (1, 2))]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_no_run_takes_more_than_was_put_in(mode):
     spans = simulate(mode)
     levels = buffer_level.fill_level(spans)
     assert min(level.groups for level in levels) >= 0
     inserted = sum(len(span.leases) for span in spans if span.kind is SpanKind.INSERT)
-    trained = sum(len(passage.leases) for passage in buffer_level.passages(spans))
+    trained = sum(len(span.leases) for span in spans if span.kind is SpanKind.TRAIN)
     assert trained == 12 * GROUPS
     assert levels[-1].groups == inserted - trained

@@ -48,7 +48,7 @@ def show(flags: Mapping[str, Any], words: Sequence[str]) -> int:
     if len(paths) < 2:
         raise ConfigError(f"All of these are the same run, {paths[0]}: give another one.")
     runs = read_all(paths)
-    empty = [str(path) for path, one in zip(paths, runs, strict=True) if one.is_empty]
+    empty = [str(path) for path, one in zip(paths, runs, strict=True) if one.run.is_empty]
     if empty:
         raise ConfigError(f"These runs have recorded nothing yet: {', '.join(empty)}.")
     point = cut(runs, flags.get("at", "steps"))

@@ -33,8 +33,8 @@ def write(flags: Mapping[str, Any]) -> int:
     from rl_sync.page.report_page import render
     from rl_sync.page.run_facts import read_facts
 
-    facts = read_facts(Path(workdir), samples=True)
-    if facts.is_empty:
+    facts = read_facts(Path(workdir), rollouts=True)
+    if facts.run.is_empty:
         raise ConfigError(f"The run in {workdir} has recorded nothing yet. Wait a little.")
     config = _config(workdir)
     page = render(facts, Path(workdir).absolute(), _changes(config), _plan(config))
