@@ -22,7 +22,7 @@ from rl_sync.records.summary import clipped
 from rl_sync.role_names import TRAINER, is_explorer, role_order, split
 
 _BELOW_INCHES, _TITLE_INCHES, _ROW_INCHES = 0.98, 0.42, 0.2
-_LEGEND_INCHES = 1.15  # Width of a legend's entry.
+_LEGEND_INCHES = 1.25  # Width of a legend's entry.
 
 
 def draw(
@@ -58,8 +58,9 @@ def draw(
                 f" {last_secs:.1f} s."
             )
     lanes, handles = _lanes(roles), _legend({span.kind for span in visible}, style)
-    columns = max(1, min(len(handles), int((style.lanes_inches + 0.6) / _LEGEND_INCHES)))
-    below = _BELOW_INCHES + _ROW_INCHES * (-(-len(handles) // columns) - 1)
+    columns = min(len(handles), int(style.width_inches / _LEGEND_INCHES))
+    rows = -(-len(handles) // columns)
+    below = _BELOW_INCHES + _ROW_INCHES * (rows - 1)
     above = _TITLE_INCHES if title else 0.06
     high = style.lane_inches * len(lanes)
     height, width = below + high + above, style.width_inches
@@ -78,7 +79,8 @@ def draw(
         left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", color=style.ink, va="top"
     )
     figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(left - 0.005, 0.0), ncols=columns,
+        handles=handles, loc="lower left", ncols=columns,
+        bbox_to_anchor=(left - 0.005 if rows == 1 else 0.0, 0.0),
         fontsize=8.5, frameon=False, handlelength=1.5, columnspacing=1.4, labelcolor=style.ink,
     )  # fmt: skip
     return figure

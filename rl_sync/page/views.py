@@ -90,29 +90,25 @@ def overview(runs: Sequence[RunRecords]) -> dict[str, Any]:
 
 
 def _head(number: int, run: RunRecords) -> dict[str, Any]:
-    rl = run.metrics.of_phase(RL)
-    evaluations = [line for line in run.metrics.of_phase(EVALUATION) if "accuracy" in line]
-    last = rl[-1] if rl else {}
-    step = last.get("step", 0)
-    periods = run.periods
+    periods, accuracies = run.periods, run.accuracies
     now = [one for one in periods if one.last_step == run.last_step]
     return {
         "number": number,
         "name": run.name,
         "mode": run.setting("sync", "mode"),
-        "step": step,
+        "step": run.steps,
         "steps": run.setting("trainer", "steps"),
-        "sft": None if rl else len(run.metrics.of_phase(SFT)),
+        "sft": None if run.steps else len(run.metrics.of_phase(SFT)),
         "last_secs": run.last_secs,
         "state": text.state(run),
         "outcome": run.outcome,
         "left_secs": run.left_secs,
         "machine": run.usage.now,
-        "reward": last.get("reward_mean"),
-        "accuracy": evaluations[-1]["accuracy"] if evaluations else None,
-        "staleness": last.get("staleness_max"),
+        "reward": run.last("reward_mean"),
+        "accuracy": accuracies[-1][1].value if accuracies else None,
+        "staleness": run.last("staleness_max"),
         "bound": run.staleness_bound,
-        "tokens_per_sec": last.get("tokens_per_sec"),
+        "tokens_per_sec": run.last("tokens_per_sec"),
         "buffered": run.flow.now.buffered,
         "alarms": now,
         "examples": _examples(run) if are_of_completions(one.alarm for one in now) else [],

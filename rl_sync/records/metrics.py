@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_sync.records.json_lines import JsonLinesReader, NewLines, warn_of_broken
+from rl_sync.records.json_lines import JsonLinesReader, warn_of_broken
 from rl_sync.records.metric_catalog import LINE_FIELDS
 from rl_sync.records.resumption import RESUMED_AT, SFT, StandingRecords
 from rl_sync.workdir import Workdir
@@ -31,20 +31,9 @@ class MetricLines:
         self._standing = StandingRecords(is_void)
 
     def refresh(self) -> int:
-        """Reads what is new; returns the number of bytes."""
-        return self._take(self._reader.read())
-
-    def read_all(self) -> None:
-        """Reads all, and warns of broken lines.
-
-        Raises:
-          FileNotFoundError: the work directory has no metrics.
-        """
-        news = self._reader.read_all()
+        """Reads what is new, warns of broken lines, and returns the number of bytes."""
+        news = self._reader.read()
         warn_of_broken(self._path, news.broken)
-        self._take(news)
-
-    def _take(self, news: NewLines) -> int:
         if news.is_anew:
             self._standing = StandingRecords(is_void)
         for line in news.lines:
@@ -70,8 +59,11 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
     Raises:
       FileNotFoundError: the work directory has no metrics.
     """
-    metrics = MetricLines(workdir)
-    metrics.read_all()
+    metrics, path = MetricLines(workdir), Workdir(workdir).metrics
+    if not path.exists():
+        raise FileNotFoundError(path)
+    while metrics.refresh():
+        pass
     return metrics.lines if phase is None else metrics.of_phase(phase)
 
 

@@ -14,7 +14,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import regex
 
@@ -125,19 +125,6 @@ class Rollout:
         return cls(**{name: record[name] for name in record.keys() & cls.__dataclass_fields__})
 
 
-class RolloutFigures(Protocol):
-    """The figures of a record, by which records are filtered and sorted; see `Rollout`."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def lease(self) -> int: ...
-    @property
-    def prompt_id(self) -> int: ...
-    @property
-    def reward(self) -> float | None: ...
-
-
 ORDERS: Mapping[str, str] = {
     "step": "step",
     "reward": "reward",
@@ -148,18 +135,20 @@ ORDERS: Mapping[str, str] = {
 }
 """From the name of an order to the figure of a record by which it sorts."""
 
-Figures = TypeVar("Figures", bound=RolloutFigures)
+Recorded = TypeVar("Recorded")
 
 
-def ordered(found: Iterable[Figures], order: str) -> list[Figures]:
-    """Sorts records; those that are equal stay in their order, and those without the figure last.
+def ordered(found: Iterable[Recorded], order: str) -> list[Recorded]:
+    """Sorts records, or rows with their figures; equal ones stay in their order.
+
+    Those without the figure come last.
 
     Args:
       order: a key of `ORDERS`, with a - in front if the greatest come first.
     """
     name, sign = ORDERS[order.removeprefix("-")], -1 if order.startswith("-") else 1
 
-    def rank(one: Figures) -> tuple[bool, float]:
+    def rank(one: Recorded) -> tuple[bool, float]:
         value = getattr(one, name)
         return value is None, sign * (value or 0.0)
 
@@ -199,8 +188,8 @@ class RolloutFilter(NamedTuple):
         """Says whether a record fulfils all conditions; raises what `finds` raises."""
         return self.fits(one) and self.finds(one)
 
-    def fits(self, one: RolloutFigures) -> bool:
-        """Says whether the figures of a record fulfil the conditions."""
+    def fits(self, one: Any) -> bool:
+        """Says whether the figures of a record, or of a row of them, fulfil the conditions."""
         if one.step < self.first_step or (self.last_step is not None and one.step > self.last_step):
             return False
         if self.prompt_id not in (None, one.prompt_id) or self.lease not in (None, one.lease):

@@ -6,6 +6,7 @@ Whole reads of single files, such as `read_metrics` and `read_spans`, use the sa
 from __future__ import annotations
 
 import collections
+import copy
 import os
 import threading
 import time
@@ -15,15 +16,17 @@ from typing import Any
 
 from rl_sync import schedule as schedules
 from rl_sync.records import alarms
+from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.flow import Flow
 from rl_sync.records.json_lines import JsonLinesReader, read_object
-from rl_sync.records.metric_catalog import RL
+from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.metrics import MetricLines
 from rl_sync.records.rollout_index import RolloutIndex
 from rl_sync.records.rollout_records import parts
 from rl_sync.records.run_outcome import RunOutcome, read_outcome
 from rl_sync.records.run_totals import Pace
 from rl_sync.records.span_reader import SpanLines
+from rl_sync.records.spans import Span
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.records.usage import MachineUse
 from rl_sync.workdir import Workdir
@@ -46,6 +49,7 @@ class RunRecords:
     Attributes:
       metrics, spans, flow, usage, rollouts: the records that were read so far.
       restarts: the number of restarts of each role.
+      until: the last trainer step whose metrics and accuracy count; None for the last of all.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], name: str | None = None):
@@ -58,8 +62,10 @@ class RunRecords:
         self.usage = MachineUse(root, root)
         self.rollouts = RolloutIndex(root, root)
         self.restarts: collections.Counter[str] = collections.Counter()
+        self.until: int | None = None
         self._restart_lines = JsonLinesReader(self.workdir.restarts, root)
         self._config: tuple[int, dict[str, Any]] = (0, {})
+        self._summed: tuple[list[Span], RunSummary | None] = ([], None)
         self._history: tuple[list[dict[str, Any]], int, list[alarms.Period]] = ([], 0, [])
 
     def refresh(self, *, rollouts: bool = True) -> int:
@@ -122,6 +128,65 @@ class RunRecords:
         except (ValueError, TypeError):
             return None
 
+    # Results.
+
+    def up_to(self, step: int) -> RunRecords:
+        """Returns the same records, of which metrics and accuracy count up to a trainer step."""
+        run = copy.copy(self)
+        run.until = step
+        return run
+
+    def counted(self, phase: str) -> list[dict[str, Any]]:
+        """Returns the metrics of a phase that count; see `until`."""
+        lines = self.metrics.of_phase(phase)
+        return [line for line in lines if self.until is None or line["step"] <= self.until]
+
+    @property
+    def steps(self) -> int:
+        """The number of the run's last trainer step."""
+        lines = self.metrics.of_phase(RL)
+        return int(lines[-1]["step"]) if lines else 0
+
+    def last(self, name: str) -> float | None:
+        """Returns a metric of the last trainer step that counts; None if it has none."""
+        lines = self.counted(RL)
+        return _number(lines[-1].get(name)) if lines else None
+
+    @property
+    def staleness_max(self) -> float | None:
+        """The greatest staleness of the steps that count, in trainer steps."""
+        found = [_number(line.get("staleness_max")) for line in self.counted(RL)]
+        return max((one for one in found if one is not None), default=None)
+
+    @property
+    def accuracies(self) -> list[tuple[int, MeasuredAccuracy]]:
+        """Held-out accuracy as far as it counts, with the step before it; 0 is before RL."""
+        names = ("accuracy", "accuracy_low", "accuracy_high")
+        found = [
+            (int(line["step"]), [_number(line.get(name)) for name in names])
+            for line in self.counted(EVALUATION)
+        ]
+        return [
+            (step, MeasuredAccuracy(value, low, high))
+            for step, (value, low, high) in found
+            if value is not None
+        ]
+
+    @property
+    def accuracy_before(self) -> MeasuredAccuracy | None:
+        """Held-out accuracy before the first trainer step."""
+        return next((one for step, one in self.accuracies if not step), None)
+
+    @property
+    def accuracy_after(self) -> MeasuredAccuracy | None:
+        """Held-out accuracy as it was measured last, after a trainer step."""
+        return next((one for step, one in reversed(self.accuracies) if step), None)
+
+    @property
+    def accuracy_step(self) -> int | None:
+        """The trainer step of `accuracy_after`."""
+        return next((step for step, _ in reversed(self.accuracies) if step), None)
+
     # Alarms.
 
     @property
@@ -173,6 +238,11 @@ class RunRecords:
         return max(told, self.period[1], self.flow.now.secs)
 
     @property
+    def secs(self) -> float | None:
+        """The seconds between the first and the last record; None without any."""
+        return self.last_secs - self.start_secs if self.start_secs else None
+
+    @property
     def silent_secs(self) -> float:
         """The time since the newest record, those of the machine's use among them."""
         return time.time() - max(self.last_secs, self.usage.last_secs)
@@ -206,10 +276,13 @@ class RunRecords:
     @property
     def summary(self) -> RunSummary | None:
         """The summary of the run's time; None without an RL phase."""
-        try:
-            return summarize(self.spans.joined)
-        except ValueError:
-            return None
+        spans = self.spans.joined
+        if spans is not self._summed[0]:
+            try:
+                self._summed = (spans, summarize(spans))
+            except ValueError:
+                self._summed = (spans, None)
+        return self._summed[1]
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Returns sizes and times of the files: they change with what is read."""
@@ -235,3 +308,7 @@ def open_runs(workdirs: Sequence[str | os.PathLike[str]]) -> list[RunRecords]:
         RunRecords(path, name if names.count(name) == 1 else f"{path.parent.name}/{name}")
         for path, name in zip(paths, names, strict=True)
     ]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
