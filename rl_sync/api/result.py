@@ -10,10 +10,10 @@ import regex
 from matplotlib.figure import Figure
 
 from rl_sync.api.loaded_policy import Policy, load
-from rl_sync.display import timeline_figure
+from rl_sync.display.timeline_figure import figure_of
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollout_records import Rollout, RolloutFilter, read_rollouts
-from rl_sync.records.spans import read_spans
+from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import settings_of_run
@@ -116,16 +116,9 @@ class Result:
         Raises:
           ConfigError: the run has no such steps; the message says which it has.
         """
-        asked = None if first_step is last_step is None else (first_step or 1, last_step)
+        steps = None if first_step is last_step is None else (first_step or 1, last_step)
         try:
-            spans = read_spans(self.workdir)
-            if secs is None or not spans:
-                return timeline_figure.figure_of(self.workdir, steps=asked, title=title)
-            start, _ = timeline_figure.steps_window(
-                spans, asked or timeline_figure.default_steps(spans)
-            )
-            since = start - spans[0].start_secs
-            return timeline_figure.figure_of(self.workdir, since, since + secs, title=title)
+            return figure_of(self.workdir, steps=steps, secs=secs, title=title)
         except (FileNotFoundError, ValueError) as error:
             raise ConfigError(str(error)) from error
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rl_sync.plan.compile_text import format_secs
 from rl_sync.plan.forecast import Durations, forecast
-from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind, rl_phase, union_secs
 from rl_sync.role_names import TRAINER, is_explorer
 from rl_sync.settings.records import ConfigError
