@@ -5,6 +5,7 @@ Letters in shapes: B rows, T positions.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,26 @@ policy before the update that learns from the token."""
 STALENESS_KINDS = 5
 QUANTILES = (5, 50, 95)
 _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Settings of the loss, for a task's completions: what `Trainer` and its parts share.
+
+    Attributes:
+      algorithm: the settings of the loss.
+      group_size: trajectories of a group, G.
+      max_completion_tokens: the most tokens of a completion, at which it is cut.
+      end_ids: tokens that end a completion which was not cut.
+      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
+        0 for all of them.
+    """
+
+    algorithm: Algorithm
+    group_size: int
+    max_completion_tokens: int
+    end_ids: tuple[int, ...]
+    microbatch_rows: int
 
 
 class BatchExperience(NamedTuple):

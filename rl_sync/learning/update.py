@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import optax
 from jaxtyping import Array, Bool, Float
 
-from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import demonstration_loss, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Metrics, OfTokens, of_tokens, policy_loss
+from rl_sync.learning.objective import LossConfig, Metrics, OfTokens, of_tokens, policy_loss
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite
 from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params
@@ -38,19 +37,16 @@ class Update:
     """Updates of the policy, and of the critic if there is one.
 
     Attributes:
-      algorithm, group_size, max_completion_tokens, microbatch_rows: see `Trainer`.
+      loss: the settings of the loss.
       forward: the models' passes.
       policy: the policy's optimizer.
       critic: None where the algorithm needs no values.
     """
 
-    algorithm: Algorithm
+    loss: LossConfig
     forward: Forward
     policy: ShardedOptimizer
     critic: Critic | None
-    group_size: int
-    max_completion_tokens: int
-    microbatch_rows: int
 
     def take(
         self,
@@ -87,7 +83,7 @@ class Update:
             return self._loss(*params, frozen, some, totals)
 
         params = learned.trained, learned.critic.params if learned.critic else None
-        gradients, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
+        gradients, (metrics, tokens) = gradient(loss, params, share, self.loss.microbatch_rows)
         if demonstrations is not None:
             plain = self.forward.plain
             mixed, more = demonstration_loss.mix_in(
@@ -95,8 +91,8 @@ class Update:
                 lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
                 learned.trained,
                 demonstrations,
-                share=self.algorithm.demonstration_coefficient,
-                microbatch_rows=self.microbatch_rows,
+                share=self.loss.algorithm.demonstration_coefficient,
+                microbatch_rows=self.loss.microbatch_rows,
             )
             gradients, metrics = (mixed, gradients[1]), metrics | more
         metrics["gradient_norm"] = optax.tree.norm(gradients[0])
@@ -136,11 +132,11 @@ class Update:
     ) -> Any:
         """Computes the figures that all rows of an update have in common."""
         return objective.totals(
-            self.algorithm,
+            self.loss.algorithm,
             share,
             sequence_count,
-            self.max_completion_tokens,
-            self.group_size,
+            self.loss.max_completion_tokens,
+            self.loss.group_size,
             kl_coefficient=kl_coefficient,
         )
 
@@ -158,7 +154,8 @@ class Update:
         found = self.forward.outputs(
             trained, critic, frozen, rows.tokens, rows.packing, rows.sampling_masks
         )
-        loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
+        algorithm = self.loss.algorithm
+        loss, metrics = policy_loss(algorithm, found.logprobs, found.entropy, known, totals)
         tokens = of_tokens(found.logprobs, found.entropy, rows)
         if self.critic is None or found.values is None:
             return loss, (metrics, tokens)

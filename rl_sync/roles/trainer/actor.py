@@ -13,11 +13,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, losses
-from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
-from rl_sync.learning.objective import BatchExperience, Metrics, OfTokens
+from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
@@ -61,16 +60,11 @@ class Trainer:
 
     Attributes:
       model: the policy's shape. With `lora`, only adapters are trained.
-      algorithm: the settings of the loss.
+      loss: the settings of the loss.
       optimizer: the settings of the updates.
-      group_size: trajectories of a group, G.
-      max_completion_tokens: the most tokens of a completion, at which it is cut.
-      end_ids: tokens that end a completion which was not cut.
       temperature, repetition_penalty: of the rollouts.
       steps: of the run.
       sft: SFT steps of the run, and their learning rate.
-      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
-        0 for all of them.
       logits_bytes: see `token_logprobs`.
       layout: mesh of states and batches.
       critic: the critic's settings; None for algorithms that need no values.
@@ -79,15 +73,11 @@ class Trainer:
     """
 
     model: ModelConfig
-    algorithm: Algorithm
+    loss: LossConfig
     optimizer: OptimizerConfig
-    group_size: int
-    max_completion_tokens: int
-    end_ids: tuple[int, ...]
     temperature: float
     steps: int
     sft: SftConfig
-    microbatch_rows: int
     logits_bytes: int
     layout: Layout
     critic: CriticConfig | None = None
@@ -96,7 +86,7 @@ class Trainer:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        assert (self.critic is not None) == self.algorithm.needs_values
+        assert (self.critic is not None) == self.loss.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
         """Draws a random policy, ready for `sft`."""
@@ -112,7 +102,7 @@ class Trainer:
         """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
-        if self.algorithm.needs_reference:
+        if self.loss.algorithm.needs_reference:
             ref_params = jax.tree.map(jnp.copy, trained)
             if self.offload_reference:
                 ref_params = move(ref_params, self._abstract_reference)
@@ -122,7 +112,7 @@ class Trainer:
             opt_state=self._rl_optimizer.init(trained),
             ref_params=ref_params,
             critic=self._critic.begin(trained) if self.critic else None,
-            kl_coefficient=reference.first_coefficient(self.algorithm, self.layout),
+            kl_coefficient=reference.first_coefficient(self.loss.algorithm, self.layout),
         )
 
     def abstract_sft_state(self) -> TrainState:
@@ -141,10 +131,10 @@ class Trainer:
             step=cast(Array, self.layout.abstract(jnp.int32(0), ())),
             params=params,
             opt_state=self._rl_optimizer.abstract_state(),
-            ref_params=self._abstract_reference if self.algorithm.needs_reference else None,
+            ref_params=self._abstract_reference if self.loss.algorithm.needs_reference else None,
             critic=self._critic.abstract(trained) if self.critic else None,
             kl_coefficient=cast(Array, self.layout.abstract(jnp.float32(0), ()))
-            if self.algorithm.adapts_kl
+            if self.loss.algorithm.adapts_kl
             else None,
         )
 
@@ -240,11 +230,11 @@ class Trainer:
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         rate = self.optimizer.rate(self._policy_updates)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
-        if self.algorithm.refresh_reference_steps:
-            kept = reference.refreshed(self.algorithm, state, trained)
+        if self.loss.algorithm.refresh_reference_steps:
+            kept = reference.refreshed(self.loss.algorithm, state, trained)
             kept = move(kept, self._abstract_reference) if self.offload_reference else kept
         learns &= ~unjudged.astype(bool).all()
-        coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
+        coefficient = reference.next_coefficient(self.loss.algorithm, state, metrics, learns)
         after = TrainState(
             step=state.step + 1,
             params=params,
@@ -359,26 +349,15 @@ class Trainer:
 
     @functools.cached_property
     def _preparation(self) -> Preparation:
-        return Preparation(
-            self.algorithm,
-            self._forward,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            end_ids=self.end_ids,
-            updates=self.optimizer.updates_per_batch,
-            microbatch_rows=self.microbatch_rows,
-        )
+        return Preparation(self.loss, self._forward, updates=self.optimizer.updates_per_batch)
 
     @functools.cached_property
     def _update(self) -> Update:
         return Update(
-            self.algorithm,
+            self.loss,
             self._forward,
             policy=self._rl_optimizer,
             critic=self._critic if self.critic else None,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            microbatch_rows=self.microbatch_rows,
         )
 
 

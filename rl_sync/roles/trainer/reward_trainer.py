@@ -26,7 +26,7 @@ class RewardTrainer(Trainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.model.scalar_head
-        assert self.algorithm.scores
+        assert self.loss.algorithm.scores
 
     def scalars(
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None = None
@@ -45,12 +45,4 @@ class RewardTrainer(Trainer):
 
     @functools.cached_property
     def _update(self) -> PairUpdate:
-        return PairUpdate(
-            self.algorithm,
-            self._forward,
-            policy=self._rl_optimizer,
-            critic=None,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            microbatch_rows=self.microbatch_rows,
-        )
+        return PairUpdate(self.loss, self._forward, policy=self._rl_optimizer, critic=None)

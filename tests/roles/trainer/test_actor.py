@@ -126,9 +126,7 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
     results = []
     for kind, microbatch_rows in (("padded", 0), ("packed", 2)):
-        trainer = dataclasses.replace(
-            trainer_of(optimizer=TWICE, microbatch_rows=microbatch_rows), algorithm=algorithm
-        )
+        trainer = trainer_of(dataclasses.asdict(algorithm), TWICE, microbatch_rows=microbatch_rows)
         batch = batch_of(UNEVEN, kind, 2, microbatch_rows, params=drawn_by)
         state, metrics = trainer.step(state_of(trainer)._replace(step=jnp.int32(1)), batch)
         results.append((state, comparable(metrics, batch)))

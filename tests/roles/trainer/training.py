@@ -15,7 +15,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.types import Group
 from tests.models import tiny
-from tests.roles.trainer.tiny import OPTIMIZER, sft
+from tests.roles.trainer.tiny import OPTIMIZER, sft, with_loss
 
 MODEL = ModelConfig(
     vocab_size=7,
@@ -56,7 +56,7 @@ def trainer_of(algorithm=None, optimizer=None, **fields):
         "logits_bytes": 1 << 20,
         "layout": Layout.single(),
     }
-    trainer = Trainer(**{**of, **fields})
+    trainer = Trainer(**with_loss({**of, **fields}))
     return _TRAINERS.setdefault(trainer, trainer)
 
 
