@@ -13,16 +13,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, corrections, diagnostics
-from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.kl import k3
-from rl_sync.algorithms.pieces import (
+from rl_sync.algorithms.algorithm import (
     AGGREGATIONS,
     CORRECTIONS,
     KL_ESTIMATORS,
     LOSSES,
     PROXIMAL,
+    Algorithm,
     call,
 )
+from rl_sync.algorithms.kl import k3
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import OfSequence
 from rl_sync.types import Rows
@@ -80,7 +80,7 @@ class BatchExperience(NamedTuple):
     values: Float[Array, "B T"] | None = None
 
     def named(self) -> dict[str, Any]:
-        """Returns everything by the names that the functions of `pieces` have for it."""
+        """Returns everything by the names that the pieces of algorithms have for it."""
         rows = self.rows
         shape = {"mask": rows.completion_mask, "sequences": rows.sequences}
         return {**self._asdict(), **rows._asdict(), **self.estimate._asdict(), **shape}

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.objective import LossConfig
 from rl_sync.models.placement import move

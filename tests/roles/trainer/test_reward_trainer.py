@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.sft import SftConfig

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.models.config import Lora, ModelConfig

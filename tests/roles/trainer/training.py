@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.algorithms.named import named
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
@@ -28,7 +28,7 @@ MODEL = ModelConfig(
     max_length=8,
 )
 ALGORITHM = dataclasses.replace(
-    named("dr_grpo", 0), clip_high=0.28, aggregation="token_mean", allow_unsafe=True
+    ALGORITHMS["dr_grpo"], clip_high=0.28, aggregation="token_mean", allow_unsafe=True
 )
 GROUP_SIZE = 4
 PARAMS = tiny.params(MODEL)
