@@ -6,7 +6,7 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ class BatchExperience(NamedTuple):
     ref_logprobs: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
 
-    def named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, object]:
         """Returns everything by the names that the pieces of algorithms have for it."""
         rows = self.rows
         shape = {"mask": rows.completion_mask, "sequences": rows.sequences}

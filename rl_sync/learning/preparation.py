@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -18,7 +17,7 @@ from rl_sync.learning.microbatches import map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
-from rl_sync.types import Params, TrainBatch
+from rl_sync.types import Params, Rows, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +46,14 @@ class Preparation:
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
 
-        def of_rows(one: Callable[..., Array], *given: Any) -> Float[Array, "B T"]:
-            given = (rows.tokens, rows.packing, *given)
-            return map_rows(lambda some: one(*some), given, self.loss.microbatch_rows)
+        def of_rows(one: Callable[[Rows], Array]) -> Float[Array, "B T"]:
+            return map_rows(one, rows, self.loss.microbatch_rows)
 
         def logprobs_of(trained: Params) -> Float[Array, "B T"]:
             return of_rows(
-                lambda *some: self.forward.logprobs(trained, frozen, *some), rows.sampling_masks
+                lambda some: self.forward.logprobs(
+                    trained, frozen, some.tokens, some.packing, some.sampling_masks
+                )
             )
 
         ref_logprobs = proximal_logprobs = values = None
@@ -63,7 +63,9 @@ class Preparation:
             proximal_logprobs = logprobs_of(trained)
         if state.critic is not None:
             critic = state.critic.params
-            values = of_rows(lambda *some: self.forward.values(trained, critic, frozen, *some))
+            values = of_rows(
+                lambda some: self.forward.values(trained, critic, frozen, some.tokens, some.packing)
+            )
         estimate, weights, metrics = credit.give(
             self.loss.algorithm,
             batch,

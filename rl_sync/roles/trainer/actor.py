@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ from rl_sync.algorithms import aggregation, losses
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
-from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics, OfTokens
+from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.sft import SftConfig
 from rl_sync.learning.train_state import TrainState
-from rl_sync.learning.update import Learned, Update
+from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     abstract_params,
@@ -201,26 +201,9 @@ class Trainer:
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._abstract_trained))
-        known, of_batch = self._known(state, trained, frozen, batch)
-        shares = jax.tree.map(self._share, (known, batch.demonstrations))
-        learns = state.step >= self._critic_steps
-
-        def update(
-            learned: Learned, shares: tuple[BatchExperience, Demonstrations | None]
-        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
-            learned, metrics, of_tokens = self._update.take(
-                learned,
-                *shares,
-                frozen,
-                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
-                kl_coefficient=state.kl_coefficient,
-                learns=learns,
-            )
-            return learned, (metrics, of_tokens)
-
-        learned = Learned(trained, state.opt_state, state.critic)
-        learned, (of_updates, of_tokens) = jax.lax.scan(update, learned, shares)
+        learned, of_updates, of_tokens, of_batch = self._learned(state, trained, frozen, batch)
         trained, opt_state, critic = learned
+        learns = state.step >= self._critic_steps
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
         unjudged = of_updates.pop("unjudged").astype(jnp.float32)
@@ -298,7 +281,7 @@ class Trainer:
         critic_alone = self._critic_steps * self.optimizer.updates_per_batch
         return max(1, self.optimizer.updates(self.steps) - critic_alone)
 
-    def _rate(self, schedule: optax.Schedule, opt_state: Any) -> Float[Array, ""]:
+    def _rate(self, schedule: optax.Schedule, opt_state: optax.OptState) -> Float[Array, ""]:
         """Returns the learning rate of the next update."""
         taken = updates_taken(opt_state)
         if self.offload_optimizer:
@@ -333,11 +316,53 @@ class Trainer:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
 
-    def _known(
+    def _learned(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
-    ) -> tuple[Any, Metrics]:
-        """Prepares a batch for the losses of a step; returns metrics of the batch, too."""
-        return self._preparation.experience(state, trained, frozen, batch)
+    ) -> tuple[Learned, Metrics, OfTokens, Metrics]:
+        """Prepares a batch for the losses of a step, and takes its updates.
+
+        Returns:
+          What was learned; metrics, and figures of each token, with a leading axis of updates;
+          and metrics of the batch.
+        """
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        update = PolicyUpdate(
+            self.loss,
+            self._forward,
+            policy=self._rl_optimizer,
+            critic=self._critic if self.critic else None,
+        )
+        return *self._taken(update, known, state, trained, frozen, batch), of_batch
+
+    def _taken(
+        self,
+        update: Update[Share, Common],
+        known: Share,
+        state: TrainState,
+        trained: Params,
+        frozen: Params,
+        batch: TrainBatch,
+    ) -> tuple[Learned, Metrics, OfTokens]:
+        """Takes the updates of a step, each on its share of what is known of a batch."""
+        shares = jax.tree.map(self._share, (known, batch.demonstrations))
+        learns = state.step >= self._critic_steps
+
+        def take(
+            learned: Learned, shares: tuple[Share, Demonstrations | None]
+        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
+            learned, metrics, of_tokens = update.take(
+                learned,
+                *shares,
+                frozen,
+                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
+                kl_coefficient=state.kl_coefficient,
+                learns=learns,
+            )
+            return learned, (metrics, of_tokens)
+
+        before = Learned(trained, state.opt_state, state.critic)
+        learned, (metrics, of_tokens) = jax.lax.scan(take, before, shares)
+        return learned, metrics, of_tokens
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
         """Makes the metrics of a step from those of its updates."""
@@ -350,15 +375,6 @@ class Trainer:
     @functools.cached_property
     def _preparation(self) -> Preparation:
         return Preparation(self.loss, self._forward, updates=self.optimizer.updates_per_batch)
-
-    @functools.cached_property
-    def _update(self) -> Update:
-        return Update(
-            self.loss,
-            self._forward,
-            policy=self._rl_optimizer,
-            critic=self._critic if self.critic else None,
-        )
 
 
 def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
