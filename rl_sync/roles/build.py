@@ -12,6 +12,7 @@ from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.weight_calls import AskNewest
+from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
 from rl_sync.records.rollout_parts import RolloutParts
@@ -126,11 +127,14 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
     kind = RewardTrainer if settings.algorithm.scores else Trainer
     return kind(
         model=wiring.trainer_model(settings, task),
-        algorithm=settings.algorithm,
+        loss=LossConfig(
+            settings.algorithm,
+            group_size=settings.trainer.group_size,
+            max_completion_tokens=task.max_drawn_tokens,
+            end_ids=wiring.sampling(settings, task).stop_ids,
+            microbatch_rows=settings.trainer.microbatch_rows,
+        ),
         optimizer=settings.optimizer,
-        group_size=settings.trainer.group_size,
-        max_completion_tokens=task.max_drawn_tokens,
-        end_ids=wiring.sampling(settings, task).stop_ids,
         # No rollout temperature applies to the task's own data.
         temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
         repetition_penalty=(
@@ -138,7 +142,6 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         ),
         steps=settings.trainer.steps,
         sft=settings.sft,
-        microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
         critic=settings.critic if settings.algorithm.needs_values else None,

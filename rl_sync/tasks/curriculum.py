@@ -42,7 +42,7 @@ class CurriculumSettings:
     """`config.curriculum`.
 
     Raises:
-      ValueError: the band is empty, or a difficulty is set that is not used.
+      ValueError: a value outside its bounds, or an unknown choice.
     """
 
     selection: str = setting(
@@ -83,17 +83,6 @@ class CurriculumSettings:
 
     def __post_init__(self) -> None:
         check(self, "curriculum")
-        if not self.low <= self.high:
-            raise ValueError(
-                f"curriculum.low={self.low:g} is above curriculum.high={self.high:g}: no success"
-                " rate is in that band. Swap them."
-            )
-        if self.difficulty is not None and self.selection != EASY_TO_HARD:
-            raise ValueError(
-                f"curriculum.difficulty={self.difficulty!r} is only used with"
-                f" curriculum.selection={EASY_TO_HARD}, not with {self.selection}: leave it"
-                " out."
-            )
 
     @property
     def follows_history(self) -> bool:

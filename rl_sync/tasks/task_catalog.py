@@ -211,11 +211,7 @@ def _load(
 
 def _problems(config: TaskConfig, seed: int, played: frozenset[str]) -> Problems:
     if config.name == mixture.NAME:
-        if config.mixture.sets is None:
-            raise ValueError(
-                "task.name=mixture needs task.mixture.sets: two or more tasks with weights, such as"
-                " 2 * arithmetic + jsonl(path='mine.jsonl')."
-            )
+        assert config.mixture.sets is not None, "a rule of the settings"
         sets = mixture.sets_of(config.mixture.sets)
         return mixture.mixed(sets, lambda one: _of_set(config, one, seed), played)
     if own.is_own(config.name):
@@ -239,12 +235,6 @@ def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
 def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokenizer:
     if config.path is not None:
         return pretrained.load(config.path, config.chat, config.system)
-    if config.chat == "yes" or config.system is not None:
-        setting = "chat=yes" if config.chat == "yes" else f"system={config.system!r}"
-        raise ValueError(
-            f"tokenizer.{setting} needs a tokenizer with a chat template, and this run's tokens are"
-            " characters: give --config.tokenizer.path=DIRECTORY."
-        )
     if problems.charset is not None:
         new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
         return CharacterTokenizer(problems.charset + new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,16 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, losses
-from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
-from rl_sync.learning.objective import BatchExperience, Metrics, OfTokens
+from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.sft import SftConfig
 from rl_sync.learning.train_state import TrainState
-from rl_sync.learning.update import Learned, Update
+from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     abstract_params,
@@ -61,16 +60,11 @@ class Trainer:
 
     Attributes:
       model: the policy's model config. With `lora`, only adapters are trained.
-      algorithm: settings of the loss.
+      loss: settings of the loss.
       optimizer: settings of the updates.
-      group_size: number of trajectories of a group, G.
-      max_completion_tokens: maximum number of tokens of a completion, at which it is cut.
-      end_ids: tokens that end a completion that was not cut.
       temperature, repetition_penalty: sampling settings of the rollouts.
       steps: number of trainer steps of the run.
       sft: number and learning rate of SFT steps.
-      microbatch_rows: number of rows whose activations are in memory at once, a divisor of an
-        update's rows; 0 for all of them.
       logits_bytes: see `token_logprobs`.
       layout: sharding of states and batches.
       critic: settings of the critic; None for algorithms that need no values.
@@ -79,15 +73,11 @@ class Trainer:
     """
 
     model: ModelConfig
-    algorithm: Algorithm
+    loss: LossConfig
     optimizer: OptimizerConfig
-    group_size: int
-    max_completion_tokens: int
-    end_ids: tuple[int, ...]
     temperature: float
     steps: int
     sft: SftConfig
-    microbatch_rows: int
     logits_bytes: int
     layout: Layout
     critic: CriticConfig | None = None
@@ -96,7 +86,7 @@ class Trainer:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        assert (self.critic is not None) == self.algorithm.needs_values
+        assert (self.critic is not None) == self.loss.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
         """Makes a random policy, ready for `sft`."""
@@ -112,7 +102,7 @@ class Trainer:
         """Makes the policy of `state` the start and the reference of RL, with a fresh optimizer."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
-        if self.algorithm.needs_reference:
+        if self.loss.algorithm.needs_reference:
             ref_params = jax.tree.map(jnp.copy, trained)
             if self.offload_reference:
                 ref_params = move(ref_params, self._abstract_reference)
@@ -122,7 +112,7 @@ class Trainer:
             opt_state=self._rl_optimizer.init(trained),
             ref_params=ref_params,
             critic=self._critic.begin(trained) if self.critic else None,
-            kl_coefficient=reference.first_coefficient(self.algorithm, self.layout),
+            kl_coefficient=reference.first_coefficient(self.loss.algorithm, self.layout),
         )
 
     def abstract_sft_state(self) -> TrainState:
@@ -141,10 +131,10 @@ class Trainer:
             step=cast(Array, self.layout.abstract(jnp.int32(0), ())),
             params=params,
             opt_state=self._rl_optimizer.abstract_state(),
-            ref_params=self._abstract_reference if self.algorithm.needs_reference else None,
+            ref_params=self._abstract_reference if self.loss.algorithm.needs_reference else None,
             critic=self._critic.abstract(trained) if self.critic else None,
             kl_coefficient=cast(Array, self.layout.abstract(jnp.float32(0), ()))
-            if self.algorithm.adapts_kl
+            if self.loss.algorithm.adapts_kl
             else None,
         )
 
@@ -211,26 +201,9 @@ class Trainer:
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._abstract_trained))
-        known, of_batch = self._known(state, trained, frozen, batch)
-        shares = jax.tree.map(self._share, (known, batch.demonstrations))
-        learns = state.step >= self._critic_steps
-
-        def update(
-            learned: Learned, shares: tuple[BatchExperience, Demonstrations | None]
-        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
-            learned, metrics, of_tokens = self._update.take(
-                learned,
-                *shares,
-                frozen,
-                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
-                kl_coefficient=state.kl_coefficient,
-                learns=learns,
-            )
-            return learned, (metrics, of_tokens)
-
-        learned = Learned(trained, state.opt_state, state.critic)
-        learned, (of_updates, of_tokens) = jax.lax.scan(update, learned, shares)
+        learned, of_updates, of_tokens, of_batch = self._learned(state, trained, frozen, batch)
         trained, opt_state, critic = learned
+        learns = state.step >= self._critic_steps
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
         unjudged = of_updates.pop("unjudged").astype(jnp.float32)
@@ -240,11 +213,11 @@ class Trainer:
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         rate = self.optimizer.rate(self._policy_updates)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
-        if self.algorithm.refresh_reference_steps:
-            kept = reference.refreshed(self.algorithm, state, trained)
+        if self.loss.algorithm.refresh_reference_steps:
+            kept = reference.refreshed(self.loss.algorithm, state, trained)
             kept = move(kept, self._abstract_reference) if self.offload_reference else kept
         learns &= ~unjudged.astype(bool).all()
-        coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
+        coefficient = reference.next_coefficient(self.loss.algorithm, state, metrics, learns)
         after = TrainState(
             step=state.step + 1,
             params=params,
@@ -309,7 +282,7 @@ class Trainer:
         critic_alone = self._critic_steps * self.optimizer.updates_per_batch
         return max(1, self.optimizer.updates(self.steps) - critic_alone)
 
-    def _rate(self, schedule: optax.Schedule, opt_state: Any) -> Float[Array, ""]:
+    def _rate(self, schedule: optax.Schedule, opt_state: optax.OptState) -> Float[Array, ""]:
         """Returns the learning rate of the next update."""
         taken = updates_taken(opt_state)
         if self.offload_optimizer:
@@ -344,11 +317,53 @@ class Trainer:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
 
-    def _known(
+    def _learned(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
-    ) -> tuple[Any, Metrics]:
-        """Prepares a batch for the losses of a step; also returns metrics of the batch."""
-        return self._preparation.experience(state, trained, frozen, batch)
+    ) -> tuple[Learned, Metrics, OfTokens, Metrics]:
+        """Prepares a batch for the losses of a step, and computes its updates.
+
+        Returns:
+          The learned state; metrics and per-token figures with a leading axis of updates;
+          and metrics of the batch.
+        """
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        update = PolicyUpdate(
+            self.loss,
+            self._forward,
+            policy=self._rl_optimizer,
+            critic=self._critic if self.critic else None,
+        )
+        return *self._taken(update, known, state, trained, frozen, batch), of_batch
+
+    def _taken(
+        self,
+        update: Update[Share, Common],
+        known: Share,
+        state: TrainState,
+        trained: Params,
+        frozen: Params,
+        batch: TrainBatch,
+    ) -> tuple[Learned, Metrics, OfTokens]:
+        """Computes the updates of a step, each on its share of the prepared batch."""
+        shares = jax.tree.map(self._share, (known, batch.demonstrations))
+        learns = state.step >= self._critic_steps
+
+        def take(
+            learned: Learned, shares: tuple[Share, Demonstrations | None]
+        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
+            learned, metrics, of_tokens = update.take(
+                learned,
+                *shares,
+                frozen,
+                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
+                kl_coefficient=state.kl_coefficient,
+                learns=learns,
+            )
+            return learned, (metrics, of_tokens)
+
+        before = Learned(trained, state.opt_state, state.critic)
+        learned, (metrics, of_tokens) = jax.lax.scan(take, before, shares)
+        return learned, metrics, of_tokens
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
         """Combines the metrics of a step's updates into the metrics of the step."""
@@ -360,27 +375,7 @@ class Trainer:
 
     @functools.cached_property
     def _preparation(self) -> Preparation:
-        return Preparation(
-            self.algorithm,
-            self._forward,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            end_ids=self.end_ids,
-            updates=self.optimizer.updates_per_batch,
-            microbatch_rows=self.microbatch_rows,
-        )
-
-    @functools.cached_property
-    def _update(self) -> Update:
-        return Update(
-            self.algorithm,
-            self._forward,
-            policy=self._rl_optimizer,
-            critic=self._critic if self.critic else None,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            microbatch_rows=self.microbatch_rows,
-        )
+        return Preparation(self.loss, self._forward, updates=self.optimizer.updates_per_batch)
 
 
 def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -36,7 +35,9 @@ class ProcessShare:
     blocks: Mapping[Region, Shaped[np.ndarray, "*block"]]
 
     @classmethod
-    def of(cls, array: Any, sharding: jax.sharding.Sharding, process: int) -> ProcessShare:
+    def of(
+        cls, array: Array | np.ndarray, sharding: jax.sharding.Sharding, process: int
+    ) -> ProcessShare:
         """Cuts out the share of a process, by its index in the cluster."""
         array = np.asarray(array)
         of_process = {

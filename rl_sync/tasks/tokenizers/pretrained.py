@@ -29,7 +29,7 @@ class TokenizerConfig:
     """`config.tokenizer`.
 
     Raises:
-      ValueError: an unknown choice, or one that a character tokenizer does not have.
+      ValueError: an unknown choice.
     """
 
     path: str | None = setting(
@@ -51,11 +51,6 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         check(self, "tokenizer")
-        if self.system is not None and self.chat == "no":
-            raise ValueError(
-                f"tokenizer.system={self.system!r} has no place in a prompt without a chat"
-                " template: leave it out, or use tokenizer.chat=auto."
-            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
