@@ -42,7 +42,7 @@ class Learned(NamedTuple):
 
 
 class HasRows(Protocol):
-    """What the rows of an update are part of."""
+    """Container of rows of tokens."""
 
     @property
     def rows(self) -> Rows:
