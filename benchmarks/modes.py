@@ -52,7 +52,8 @@ from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.models.transformer import init_params
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import clipped, of_kind, rl_phase, summarize, union_secs
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest

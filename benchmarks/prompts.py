@@ -30,6 +30,7 @@ from peers.serving import CLOCKS
 from rl_sync.cluster import malloc
 from rl_sync.configs import base
 from rl_sync.learning.batching import Batching
+from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.sft import SftConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
@@ -105,15 +106,17 @@ class Steps:
             model = dataclasses.replace(found, lora=SMOLLM2.lora, max_length=ROW_TOKENS)
         self.trainer = Trainer(
             model,
-            settings.algorithm,
+            LossConfig(
+                settings.algorithm,
+                GROUP_SIZE,
+                max_completion_tokens=NEW_TOKENS[1],
+                end_ids=(),
+                microbatch_rows=0,
+            ),
             settings.optimizer,
-            GROUP_SIZE,
-            max_completion_tokens=NEW_TOKENS[1],
-            end_ids=(),
             temperature=1.0,
             steps=settings.trainer.steps,
             sft=SftConfig(),
-            microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
             layout=Layout.single(),
         )

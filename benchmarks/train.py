@@ -33,6 +33,7 @@ from rollout import model_config
 
 from rl_sync.cluster import malloc
 from rl_sync.configs import base
+from rl_sync.learning.objective import LossConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.settings.config_reading import read_settings
@@ -54,15 +55,17 @@ class OurStep:
         settings = read_settings(config.to_dict())
         self.trainer = Trainer(
             model_config(),
-            settings.algorithm,
+            LossConfig(
+                settings.algorithm,
+                GROUP_SIZE,
+                max_completion_tokens=NEW_TOKENS,
+                end_ids=(),
+                microbatch_rows=0,
+            ),
             settings.optimizer,
-            GROUP_SIZE,
-            max_completion_tokens=NEW_TOKENS,
-            end_ids=(),
             temperature=1.0,
             steps=settings.trainer.steps,
             sft=settings.sft,
-            microbatch_rows=0,
             logits_bytes=settings.trainer.logits_bytes,
             layout=Layout.single(),
         )

@@ -1,12 +1,12 @@
 """Reinforcement learning of language models in JAX, with a choice of weight synchronization.
 
-What is here is the public interface from Python; docs/python.md has examples. Everything else may
-change without notice.
+This is the public Python interface; docs/python.md has examples. Everything else may change without
+notice.
 
-`train` and `start` run a config, and `Run`, `Event`, `RunError` and `ConfigError` come of it.
-`open_run` gives the records of a run, a `Result`. `load` gives a `Policy` to generate with, and
+`train` and `start` run a config; `Run`, `Event`, `RunError` and `ConfigError` belong to them.
+`open_run` reads the records of a run as a `Result`. `load` returns a `Policy` that generates, and
 `engine` an `Engine` for requests of your own (`CompletionRequest`, `Sampling`). `losses` and
-`advantages` are modules of plain functions of arrays, `schedule` has the rules of the modes.
+`advantages` are modules of plain functions of arrays, and `schedule` has the rules of the modes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, so that `import rl_sync` is quick."""
+    """Imports a public name when it is first used, so that `import rl_sync` is quick."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     for home, names in _HOMES.items():

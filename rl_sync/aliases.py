@@ -1,4 +1,4 @@
-"""Second names of packages, by which the same modules are imported.
+"""Second names of packages, under which the same modules can be imported.
 
 In the clone, `configs` and `launcher` are the packages `rl_sync.configs` and `rl_sync.launcher`.
 """
@@ -16,10 +16,10 @@ from typing import cast
 
 
 def alias(name: str, package: str) -> None:
-    """Makes a top-level name mean a package; all modules in it are the same by both names.
+    """Makes a top-level name stand for a package; its modules are the same under both names.
 
     Args:
-      name: the top-level name. The module of that name calls this while it is imported.
+      name: the top-level name. The module of that name calls this function while it is imported.
       package: the package's own name.
     """
     sys.meta_path.insert(0, _Finder(name, package))
@@ -53,7 +53,7 @@ class _Loader(importlib.abc.InspectLoader):
         return importlib.import_module(self._own.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives the module its own description back; its code has been executed."""
+        """Restores the module's own spec; its code has already run."""
         module.__spec__ = self._own
 
     def get_code(self, fullname: str) -> CodeType | None:

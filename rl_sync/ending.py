@@ -1,4 +1,4 @@
-"""The end of an episode, as an environment tells it and as rewards read it."""
+"""The end of an episode, as environments report it and rewards read it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ REASONS = ("done", "turns", "tokens", "context", "parse error", "time-out", "env
 """Reasons of the end of an episode."""
 
 CUTS = ("turns", "tokens", "context")
-"""Those of a limit of the episode."""
+"""Reasons that mean that the episode hit a limit."""
 
 POLICY = "policy"
-"""Who plays where a policy does, before the version of its weights."""
+"""Player name of a policy in `Move.by`; the version of its weights follows it."""
 
 FAILURES = ("time-out", "environment failure")
-"""Those that say nothing about the policy."""
+"""Reasons that say nothing about the policy: the environment is at fault."""
 
 
 class Fault(NamedTuple):
-    """A beginning of an episode whose environment failed.
+    """A failed attempt to play an episode: its environment failed.
 
     Attributes:
       reason: one of `FAILURES`.
-      why: one line about it, such as the exception.
+      why: one line about the failure, such as the exception.
     """
 
     reason: str
@@ -31,16 +31,17 @@ class Fault(NamedTuple):
 
 
 RESULTS = ("won", "drawn", "lost")
-"""Metrics of a game of several players, of which one is 1: how it ended for who learns."""
+"""Metrics of a game of several players: the one that names the learner's result is 1."""
 
 
 class Move(NamedTuple):
-    """A reply of a player in a game of several.
+    """One player's reply in a game of several players.
 
     Attributes:
       player: the player, from 0.
-      by: who played: `policy` and the versions of its weights, or a scripted opponent's name.
-      text: the reply; a long one is cut.
+      by: the one that played: `policy` and the versions of its weights, or a scripted opponent's
+        name.
+      text: the reply, cut if it is long.
     """
 
     player: int
@@ -49,20 +50,20 @@ class Move(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The end of an episode, as its environment told it.
+    """The end of an episode, as its environment reported it.
 
     Attributes:
-      rewards: the rewards of the whole episode by name, those of its turns as `turns`; empty if the
-        environment failed.
+      rewards: rewards of the whole episode by name, with the rewards of its turns as `turns`; empty
+        if the environment failed.
       metrics: other numbers by name.
       reason: one of `REASONS`.
       why: more about the reason, such as the last lines of a traceback.
-      turns: replies of the policy.
-      segments: runs of append-only tokens, 1 unless a template rewrote what was said before.
-      faults: the beginnings of the episode that failed, in their order; if it failed, the last one
-        is this end.
-      seat: in a game of several players, the one who learns.
-      moves: in such a game, all replies in their order.
+      turns: number of the policy's replies.
+      segments: number of runs of append-only tokens; 1 unless a template rewrote earlier messages.
+      faults: failed attempts to play the episode, in order; if the episode failed, the last one is
+        this end.
+      seat: in a game of several players, the player who learns.
+      moves: in a game of several players, all replies in order.
     """
 
     rewards: Mapping[str, float]
@@ -77,5 +78,5 @@ class Ending(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """True where the environment failed or took too long, so that nothing was learned."""
+        """True where the environment failed or took too long, so that nothing can be learned."""
         return self.reason in FAILURES

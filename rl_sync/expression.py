@@ -25,7 +25,7 @@ class Term(NamedTuple):
 
     Attributes:
       name: a name of a table, or a reference; see `rl_sync.references`.
-      options: by name, plain values of Python.
+      options: the options by name, with plain Python values.
     """
 
     weight: float
@@ -37,7 +37,7 @@ def parse_sum(text: str) -> list[Term]:
     """Reads a weighted sum.
 
     Raises:
-      ValueError: the text is none; the message quotes the part that cannot be read.
+      ValueError: the text is not a weighted sum; the message quotes the part that cannot be read.
     """
     terms: list[Term] = []
     at = 0
@@ -55,7 +55,7 @@ def parse_call(text: str) -> Term:
     """Reads one name with options; its weight is 1.
 
     Raises:
-      ValueError: the text is none.
+      ValueError: the text is not one name with options.
     """
     term, end = _term(text, 0)
     if text[end:].strip() or term.weight != 1:
@@ -67,7 +67,7 @@ def parse_calls(text: str) -> list[Term]:
     """Reads names with options, separated by commas; their weights are 1.
 
     Raises:
-      ValueError: the text is none.
+      ValueError: the text is not a list of names with options.
     """
     terms: list[Term] = []
     at = 0
@@ -118,7 +118,7 @@ def _options(text: str, at: int) -> tuple[dict[str, Any], int]:
         try:
             call = ast.parse(f"f{text[start:end]}", mode="eval").body
         except SyntaxError:
-            continue  # That parenthesis was inside a text, or an inner one.
+            continue  # The parenthesis was inside a string, or closed an inner one.
         if isinstance(call, ast.Call):
             return _values(call, text, start), end
     raise _unreadable(text, start)

@@ -1,4 +1,4 @@
-"""Images by reference: a file or encoded bytes, read when they are needed, and known by digest."""
+"""Images by reference: a file or encoded bytes, read when needed and identified by digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 FIELD = "images"
-"""The field of a row of data with its images."""
+"""Field of a data row that holds its images."""
 
 _CACHED_BYTES = 256 << 20
 _WAYS = "a path, bytes, {'path': …} or {'bytes': …}, an array, or an image of Pillow"
@@ -25,11 +25,11 @@ _WAYS = "a path, bytes, {'path': …} or {'bytes': …}, an array, or an image o
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """A reference to an image: either a file, or the bytes of one.
+    """A reference to an image: either a file, or a file's bytes.
 
     Attributes:
-      path: the file.
-      data: the content of a file, such as a PNG.
+      path: path of the file.
+      data: content of the file, such as a PNG.
 
     Raises:
       ValueError: both are given, or neither.
@@ -44,10 +44,10 @@ class Image:
 
     @classmethod
     def of(cls, value: Any) -> Image:
-        """Makes a reference to an image that is given in any of the usual ways.
+        """Makes a reference to an image from any of the usual forms.
 
         Raises:
-          ValueError: the value is none of them.
+          ValueError: the value has none of these forms.
         """
         if isinstance(value, Image):
             return value
@@ -63,7 +63,7 @@ class Image:
             return cls.of_array(value)
         if hasattr(value, "save") and hasattr(value, "convert"):
             return cls(data=_png(value))
-        raise ValueError(f"{reprlib.repr(value)} is no image: it must be {_WAYS}.")
+        raise ValueError(f"{reprlib.repr(value)} is not an image: it must be {_WAYS}.")
 
     @classmethod
     def of_array(cls, pixels: np.ndarray) -> Image:
@@ -78,8 +78,8 @@ class Image:
         shape = pixels.shape
         if pixels.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
             raise ValueError(
-                f"An array of {pixels.dtype}{list(shape)} is no image: it must be uint8 [H, W] or"
-                " [H, W, 3]."
+                f"An array of {pixels.dtype}{list(shape)} is not an image: it must be uint8 [H, W]"
+                " or [H, W, 3]."
             )
         import PIL.Image
 
@@ -87,7 +87,7 @@ class Image:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The SHA-256 of the content: equal for equal files, wherever they are.
+        """SHA-256 of the content, which is equal for equal files wherever they are.
 
         Raises:
           ValueError: the file cannot be read.
@@ -109,22 +109,22 @@ class Image:
             raise ValueError(f"{self.path} cannot be read: {error.strerror or error}.") from error
 
     def packed(self) -> Image:
-        """Returns the image with its bytes in place of a path, for machines without the file."""
+        """Returns the image with its bytes in place of its path, for machines without the file."""
         return self if self.data is not None else Image(data=self.content())
 
     def size(self) -> Size:
         """Returns width and height; only the header is read.
 
         Raises:
-          ValueError: the file cannot be read, or is no image.
+          ValueError: the file cannot be read, or is not an image.
         """
         return _sizes.get(self, _read_size)
 
     def pixels(self) -> UInt8[np.ndarray, "height width 3"]:
-        """Returns the pixels in red, green and blue; each process decodes an image once.
+        """Returns the pixels in red, green and blue. Each process decodes an image only once.
 
         Raises:
-          ValueError: the file cannot be read, or is no image.
+          ValueError: the file cannot be read, or is not an image.
         """
         return _pixels.get(self, _read_pixels)
 
@@ -137,10 +137,10 @@ class Size(NamedTuple):
 
 
 def images_of(row: Mapping[str, Any]) -> list[Image]:
-    """Returns references to the images of a row of data; none if it has no images.
+    """Returns references to the images of a data row; none if it has no images.
 
     Raises:
-      ValueError: names the field and the value that is no image.
+      ValueError: names the field and the value that is not an image.
     """
     given = row.get(FIELD)
     if given is None:
@@ -156,7 +156,7 @@ def images_of(row: Mapping[str, Any]) -> list[Image]:
 
 
 def check_images(row: Mapping[str, Any]) -> None:
-    """Refuses a row with an image that cannot be read.
+    """Rejects a row with an image that cannot be read.
 
     Raises:
       ValueError: names the field, the image and the fault.
@@ -169,7 +169,7 @@ def check_images(row: Mapping[str, Any]) -> None:
 
 
 class _Cache:
-    """Values by digest, the last used ones up to a number of bytes; threads may share it."""
+    """Thread-safe cache of values by digest; it drops the least recently used ones."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._used = most_bytes, 0
@@ -210,7 +210,7 @@ def _read_pixels(image: Image) -> np.ndarray:
             pixels = np.asarray(opened.convert("RGB"))
         except (OSError, SyntaxError, ValueError) as error:
             raise ValueError(f"{_named(image)} is damaged: {error}.") from error
-    pixels.flags.writeable = False  # It is shared.
+    pixels.flags.writeable = False  # The cached array is shared.
     return pixels
 
 

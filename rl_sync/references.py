@@ -1,4 +1,4 @@
-"""References to Python objects of the user: `module:name` and `path/to/file.py:name`."""
+"""References to the user's Python objects: `module:name` and `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_reference(name: str) -> bool:
 def resolve(reference: str) -> Callable[..., Any]:
     """Imports the function or class that a reference names.
 
-    Relative paths start at the current directory. A file is imported once in a process, and may
+    Relative paths start at the current directory. A file is imported once in each process, and may
     import its neighbors.
 
     Raises:
@@ -51,7 +51,8 @@ def reference_of(thing: Callable[..., Any]) -> str:
     """Returns a reference by which other processes find a function or a class.
 
     Raises:
-      ValueError: they cannot find it, because it was not defined at the top level of a file.
+      ValueError: other processes cannot find it, because it was not defined at the top level of a
+        file.
     """
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     try:
@@ -87,7 +88,7 @@ def _of_file(path: Path) -> ModuleType:
 
 @functools.cache
 def _loaded(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, so that it hides no module."""
+    """Imports a file under a unique module name, so that it shadows no other module."""
     name = f"{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, f"{path} is a Python file"

@@ -1,21 +1,21 @@
-"""The names of roles and of their processes: `trainer`, `explorer2`, `explorer2/1`."""
+"""Names of roles and of their processes: `trainer`, `explorer2`, `explorer2/1`."""
 
 from __future__ import annotations
 
 MASTER, TRAINER = "master", "trainer"
 TOGETHER = "trainer+explorers"
-"""The one process that they share under `launch.colocate`."""
+"""Name of the one process of trainer and explorers under `launch.colocate`."""
 _EXPLORER = "explorer"
 _RANKS = {_EXPLORER: 0, TRAINER: 1, MASTER: 2}
 
 
 def explorer_name(number: int) -> str:
-    """The role of an explorer, by its number from 1."""
+    """Returns the role name of an explorer from its number, which counts from 1."""
     return f"{_EXPLORER}{number}"
 
 
 def split(role: str) -> tuple[str, int]:
-    """The kind of a role, and which of that kind it is; 0 where there is one alone."""
+    """Splits a role name into its kind and its number; 0 for a kind with only one role."""
     kind = role.rstrip("0123456789")
     return kind, int(role[len(kind) :] or 0)
 
@@ -26,7 +26,7 @@ def is_explorer(role: str) -> bool:
 
 
 def number_of(role: str) -> int:
-    """The number of an explorer, by its role."""
+    """Returns the number of an explorer from its role name."""
     assert is_explorer(role), f"{role} is no explorer"
     return split(role)[1]
 
@@ -38,10 +38,10 @@ def role_order(role: str) -> tuple[int, int, str]:
 
 
 def process_name(role: str, process: int) -> str:
-    """The name of a role's process: that of the role, and which process unless it is the first."""
+    """Returns the name of a role's process: the role, and the process index unless it is 0."""
     return f"{role}/{process}" if process else role
 
 
 def role_of(process: str) -> str:
-    """The role of a process, by the process's name."""
+    """Returns the role that a process belongs to, from the process's name."""
     return process.partition("/")[0]

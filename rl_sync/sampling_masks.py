@@ -1,13 +1,12 @@
-"""Sampling masks: the set of tokens that each token was drawn from, in few numbers.
+"""Sampling masks: the set of tokens that each token could be sampled from, stored compactly.
 
-Sets are bits: bit b of word w stands for token 32·w + b of the vocabulary. A mask is a list of
-entries (position, place, word): the position of a drawn token, and in place w + 1 of its list the
-word w, unless that is 0. The words name the tokens that could not be drawn. Where it takes fewer
-entries they name those that could, and place `ALONE` says so. A position without entries was drawn
-from the whole vocabulary.
-
-So a nucleus of ten tokens takes at most eleven entries of 12 bytes, whatever the vocabulary, and no
-set takes more entries than the vocabulary has words.
+A set is a bit field: bit b of word w stands for token 32·w + b of the vocabulary. A mask is a list
+of entries (position, place, word): the position of a sampled token, and in place w + 1 the word w,
+unless it is 0. The words name the tokens that could not be sampled. Where naming the tokens that
+could be sampled takes fewer entries, the words name those, and place `ALONE` marks it. A position
+without entries was sampled from the whole vocabulary. So a nucleus of ten tokens takes at most
+eleven entries of 12 bytes, whatever the vocabulary, and no set takes more entries than the
+vocabulary has words.
 
 Letters in shapes: T tokens, W words of the vocabulary, E entries, N trajectories.
 """
@@ -21,9 +20,9 @@ from jaxtyping import UInt32
 
 WORD_BITS = 32
 ALONE = 0
-"""The place that says that words name the tokens that could be drawn."""
+"""Place that marks a position whose words name the tokens that could be sampled."""
 NOWHERE = 2**31 - 1
-"""The position of padding, which is beyond all tokens."""
+"""Position of padding entries, which lies beyond all tokens."""
 Entries = UInt32[np.ndarray, "E 3"]
 
 
@@ -33,12 +32,12 @@ def word_count(vocab_size: int) -> int:
 
 
 def no_entries() -> Entries:
-    """Returns the mask of tokens that were all drawn from the whole vocabulary."""
+    """Returns the mask of tokens that were all sampled from the whole vocabulary."""
     return np.zeros((0, 3), np.uint32)
 
 
 def of_words(kept: UInt32[np.ndarray, "T W"], vocab_size: int) -> Entries:
-    """Makes the entries of T tokens from the words of the tokens that could be drawn."""
+    """Makes the entries of T tokens from bit fields of the tokens that could be sampled."""
     every = np.full(kept.shape[1], ~np.uint32(0))
     if rest := vocab_size % WORD_BITS:
         every[-1] = (1 << rest) - 1
@@ -63,10 +62,10 @@ def before(entries: Entries, end: int) -> Entries:
 
 
 def padded(masks: Sequence[Entries], size: int = 0) -> UInt32[np.ndarray, "N E 3"]:
-    """Makes one array of the masks of trajectories.
+    """Stacks the masks of trajectories into one array.
 
     Args:
-      size: the least number of entries of each.
+      size: minimum number of entries of each mask.
     """
     longest = max([size, *map(len, masks)])
     rows = np.zeros((len(masks), longest, 3), np.uint32)

@@ -1,9 +1,9 @@
-"""Sync schedules: when weights are published, which version an explorer uses, how stale data gets.
+"""Sync schedules: when weights are published, which version explorers use, how stale data gets.
 
-One *explorer step* e = 1, 2, … generates a batch of groups; one *trainer step* t = 1, 2, …
-consumes a batch. A *policy version* is the number of trainer steps that its weights have behind
-them, 0 at the start. The *staleness* of a group is counted in trainer steps: when step t consumes
-tokens of version v it is (t - 1) - v, since t - 1 is the version that step t improves.
+In each *explorer step* e = 1, 2, … the explorers generate a batch of groups; in each *trainer step*
+t = 1, 2, … the trainer consumes one. A *policy version* is the number of trainer steps that made
+its weights, 0 at the start. The *staleness* of a group is counted in trainer steps: when step t
+consumes tokens of version v it is (t - 1) - v, since t - 1 is the version that step t improves.
 
 Everything here is a pure function of integers: no clocks, no threads, no I/O.
 """
@@ -20,16 +20,16 @@ Pull = Literal["exact", "latest"]
 
 @dataclasses.dataclass(frozen=True)
 class SyncSchedule:
-    """Times at which weights move from the trainer to the explorers.
+    """Schedule of the weights' way from the trainer to the explorers.
 
     Attributes:
       interval: I >= 1; the trainer publishes after every I-th step.
-      offset: O >= 0; the number of batches that the explorers run ahead of the trainer. Used by
-        exact pulls.
+      offset: O >= 0; number of batches that the explorers run ahead of the trainer. Used by exact
+        pulls.
       pull: with `exact`, explorer step e uses the version that `exact_version` gives; with
         `latest`, it uses the newest published version within `max_staleness`.
-      max_staleness: the largest staleness, in trainer steps, of a group that is trained on.
-      start: the trainer step that the schedule counts from: 0, or the step that a run resumes from.
+      max_staleness: maximum staleness, in trainer steps, of a group that is trained on.
+      start: trainer step that the schedule counts from: 0, or the step that a run resumes from.
         Explorers use the weights of that step first.
 
     Raises:
@@ -106,17 +106,17 @@ class SyncSchedule:
 
     @property
     def staleness_bound(self) -> int:
-        """The largest staleness, in trainer steps, of a group that is trained on."""
+        """Maximum staleness, in trainer steps, of a group that is trained on."""
         return self.interval + self.offset - 1 if self.pull == "exact" else self.max_staleness
 
     @property
     def batches_ahead(self) -> int:
-        """The largest number of batches that are generated or in flight, but not yet trained on."""
+        """Maximum number of batches that are generated or in flight, but not yet trained on."""
         return self.staleness_bound + 1
 
     @property
     def versions_in_use(self) -> int:
-        """Number of published versions that an explorer may still ask for, including the newest."""
+        """Number of published versions that an explorer may still request, including the newest."""
         return 1 if self.pull == "latest" else 1 + -(-self.offset // self.interval)
 
     @property
@@ -126,15 +126,15 @@ class SyncSchedule:
 
 
 class Mode(NamedTuple):
-    """A named way to synchronize: fixed values, and defaults that the config may change.
+    """A named way to synchronize: values that the mode fixes, and defaults that users may change.
 
     Attributes:
-      summary: who waits for whom, in words.
-      pulls: the pulls that the mode allows, its default first.
+      summary: one sentence that says who waits for whom.
+      pulls: kinds of pulls that the mode allows, its default first.
       fixed_interval, fixed_offset: whether the config must not set another value.
-      interval, offset: the defaults.
-      transfer: the default weight transfer.
-      least_explorers, most_explorers: the allowed numbers of explorers; None for no limit.
+      interval, offset: default values.
+      transfer: default weight transfer.
+      least_explorers, most_explorers: allowed numbers of explorers; None for no limit.
     """
 
     summary: str

@@ -1,8 +1,8 @@
-"""A setting, described once: its default, its bounds, its unit, and a sentence for its user.
+"""Settings, each described once: its default, bounds, unit, and a sentence for its user.
 
-A section of the config is a frozen dataclass whose fields are made by `setting`, and by `section`
-for those that are sections themselves. From these come the config's defaults, the checks (`check`),
-the listing on the command line and its page (`sections`).
+A section of the config is a frozen dataclass. `setting` makes its fields, and `section` makes the
+fields that are sections themselves. The config's defaults, the checks (`check`), the listing on the
+command line and the page of settings (`sections`) are derived from them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Free = Literal["", "after_sft", "always"]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Description of a field of a config's section.
+    """Description of a field in a section of the config.
 
     Attributes:
-      meaning: one plain sentence, or two.
-      unit: of the number, such as `tokens` or `seconds`; empty for none.
-      least, greatest: bounds that the value may have.
-      above, below: bounds that it may not have.
-      choices: the only values there are; empty for any.
-      implied: what None stands for, which is then the default in a config; empty where None is no
-        value. For a section: the same for those of its settings that do not say it.
+      meaning: one or two plain sentences.
+      unit: unit of the number, such as `tokens` or `seconds`; empty for none.
+      least, greatest: inclusive bounds.
+      above, below: exclusive bounds.
+      choices: allowed values; empty for any.
+      implied: meaning of None, which is then the default; empty where None is not a value. For a
+        section: the default meaning of None for its settings.
       is_path: whether a value may be a path on this machine, and start with `~`.
-      free: when a run may go on with another value, which changes nothing about its learning:
-        `always`, `after_sft` once SFT is over, or empty for never. For a section: the default
-        for its settings.
+      free: when a resumed run may use another value, because it does not change what is learned:
+        `always`, `after_sft` once SFT is over, or empty for never. For a section: the default for
+        its settings.
     """
 
     meaning: str
@@ -48,7 +48,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """The bounds in words with the unit, as in `at least 1 and below 4`; empty for none."""
+        """Bounds in words with the unit, as in `at least 1 and below 4`; empty for none."""
         words = {
             "at least": self.least,
             "above": self.above,
@@ -70,12 +70,12 @@ class Setting:
 
 
 def setting(default: Any, meaning: str, **others: Any) -> Any:
-    """Makes the field of a setting; `others` are the other attributes of `Setting`."""
+    """Makes the dataclass field of a setting; `others` are the other attributes of `Setting`."""
     return dataclasses.field(default=default, metadata={"setting": Setting(meaning, **others)})
 
 
 def section(record: type, meaning: str, implied: str = "", free: Free = "") -> Any:
-    """Makes the field of a section in another, with that section's own defaults."""
+    """Makes the dataclass field of a nested section, with that section's own defaults."""
     about = Setting(meaning, implied=implied, free=free)
     return dataclasses.field(default_factory=record, metadata={"setting": about})
 
@@ -90,16 +90,16 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def described(field: dataclasses.Field[Any]) -> Setting | None:
-    """The description of a field; None for one that `setting` and `section` did not make."""
+    """Returns the description of a field; None if `setting` or `section` did not make it."""
     return field.metadata.get("setting")
 
 
 def check(record: Any, name: str) -> None:
-    """Refuses a section one of whose values is outside its bounds or its choices.
+    """Rejects a section if one of its values is outside its bounds or its choices.
 
     Args:
-      record: the section; None passes where it stands for something.
-      name: of the section, such as `trainer`; empty for the config itself.
+      record: the section; None passes where None has a meaning.
+      name: name of the section, such as `trainer`; empty for the config itself.
 
     Raises:
       ValueError: names the setting, its value, its bounds and its meaning.
@@ -119,13 +119,13 @@ def check(record: Any, name: str) -> None:
 
 
 class SettingEntry(NamedTuple):
-    """A setting in its place in the config.
+    """A setting at its place in the config.
 
     Attributes:
-      name: such as `trainer.mesh.data`.
-      kind: the type of its values other than None.
-      default: None for what its description says is implied.
-      setting: its description.
+      name: full name, such as `trainer.mesh.data`.
+      kind: type of its values other than None.
+      default: default value; None means what `setting.implied` says.
+      setting: description of the setting.
     """
 
     name: str
@@ -138,9 +138,9 @@ class Section(NamedTuple):
     """A section of the config.
 
     Attributes:
-      name: such as `trainer.mesh`; empty for the config itself.
-      meaning: a sentence.
-      entries: its settings, without those of the sections in it.
+      name: full name, such as `trainer.mesh`; empty for the config itself.
+      meaning: one sentence.
+      entries: settings of the section, without those of its nested sections.
     """
 
     name: str
@@ -149,10 +149,10 @@ class Section(NamedTuple):
 
 
 def sections(record: type, name: str = "", about: Setting | None = None) -> Iterator[Section]:
-    """Yields a record as a section, then the sections in it, in the order of their fields.
+    """Yields a record as a section, then its nested sections, in the order of their fields.
 
     Args:
-      name: of the record in the config.
+      name: name of the record in the config.
       about: the description of the field that holds it.
     """
     about = about or Setting("")

@@ -1,4 +1,4 @@
-"""Spelling: the name that a mistyped, shortened or abbreviated word probably means."""
+"""Spelling: finds the name that a mistyped, shortened or abbreviated word probably means."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Collection, Iterable
 
 LIKELY = 0.6
-"""The least likeness at which a name is suggested."""
+"""Minimum likeness at which a name is suggested."""
 
-_LEAST_PART = 3  # Letters of a part that say enough of the whole.
+_LEAST_PART = 3  # Minimum letters of a part of a name that count as likeness.
 
 
 def likeness(word: str, name: str) -> float:
     """Rates how well a word fits a name, from 0 to 1, ignoring case, hyphens and underscores.
 
-    The same letters give 1. Lower ratings go, in this order, to initials (`lr` of `learning_rate`),
-    a beginning, a part, and letters in the same order.
+    The same letters give 1. Lower ratings go, in this order, to initials (`lr` for
+    `learning_rate`), a beginning, a part, and letters in the same order.
     """
     initials = "".join(part[0] for part in name.lower().replace("-", "_").split("_") if part)
     word, name = (text.lower().replace("-", "").replace("_", "") for text in (word, name))
@@ -40,21 +40,21 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def question(*names: str) -> str:
-    """Asks whether one of these was meant."""
+    """Returns the question whether one of these names was meant."""
     return f"did you mean {' or '.join(names)}?"
 
 
 def hint(word: object, names: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown word: `; did you mean 'name'?` or a stop."""
+    """Returns the end of a message about an unknown word: `; did you mean 'name'?` or `.`."""
     near = nearest(str(word), names)
     return "." if near is None else f"; {question(repr(near))}"
 
 
 def require_one_of(name: str, value: object, allowed: Collection[str]) -> None:
-    """Refuses a value that is not one of those allowed.
+    """Rejects a value that is not allowed.
 
     Raises:
-      ValueError: gives the name, all that are allowed, and the nearest.
+      ValueError: the message gives the name, all allowed values, and the nearest one.
     """
     if value not in allowed:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The transfers of weights: their names, what each needs, and the colours of its spans.
+"""Weight transfers: their names, their requirements, and the colours of their spans.
 
 A transfer is a line of `TRANSFERS` and a module of the same name in `rl_sync.transfers`.
 """
@@ -10,18 +10,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A way for weights to travel from the trainer to the explorers.
+    """A way to move weights from the trainer to the explorers.
 
     Attributes:
-      colour: of its spans in the timeline.
-      style: of its spans in the live display, as rich calls it.
-      trace_colour: of its spans in the trace, as Chrome calls it.
+      colour: colour of its spans in the timeline.
+      style: style of its spans in the live display, in rich's notation.
+      trace_colour: colour of its spans in the trace, in Chrome's names.
       is_joint: whether trainer and explorers form one cluster and enter each transfer together.
-        In one process weights are handed over instead.
-      needs_processes: whether the roles must be in processes of their own.
-      fallback: the transfer that takes over where this one cannot be had; empty for one that
-        always can.
-      has_directory: whether versions may go to `sync.directory`.
+        Within one process, weights are handed over instead.
+      needs_processes: whether each role must have a process of its own.
+      fallback: transfer to use where this one is unavailable; empty for one that is always
+        available.
+      has_directory: whether versions may be stored in `sync.directory`.
     """
 
     colour: str

@@ -1,7 +1,7 @@
-"""The records that pass between roles: prompts, leases, groups, train batches.
+"""Records that pass between roles: prompts, leases, groups, train batches.
 
-Letters in shapes: G trajectories of a group, B rows of a batch, T token positions,
-C tokens of a row that are learned, E entries of a row's sampling masks.
+Letters in shapes: G trajectories of a group, B rows of a batch, T token positions, C trained tokens
+of a row, E entries of a row's sampling masks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from rl_sync.ending import Ending
 
 NO_LEASE = -1
-"""In place of a lease id, and of a prompt id, in groups that nobody has generated."""
+"""Lease id and prompt id of groups that no explorer generated."""
 
 Params = Any
 """A pytree of arrays: the parameters of a model."""
@@ -26,10 +26,10 @@ class Prompt(NamedTuple):
     """One problem of a task.
 
     Attributes:
-      prompt_id: the row in the task's training problems.
-      text: the question to the policy.
-      answer: the text that rewards compare completions with; empty if there is none.
-      row: other fields of the row of data that it was made from; rewards and environments get them.
+      prompt_id: row index in the task's training problems.
+      text: the question that the policy is asked.
+      answer: reference answer that rewards compare completions with; empty if there is none.
+      row: other fields of its data row, for rewards and environments.
     """
 
     prompt_id: int
@@ -39,17 +39,17 @@ class Prompt(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All fields as rewards and environments get them: `prompt` and `answer` as asked."""
+        """All fields that rewards and environments get, with the prompt and the answer."""
         return {**(self.row or {}), "prompt": self.text, "answer": self.answer}
 
 
 class Preference(NamedTuple):
-    """A pair of completions of a problem, of which one was preferred.
+    """A pair of completions of one problem, of which one was preferred.
 
     Attributes:
       prompt: the problem, as in the task's problems.
-      chosen, rejected: the completions.
-      margin: by how much the chosen one's score is to be the higher one, at least; 0 for any.
+      chosen, rejected: the preferred completion and the other one.
+      margin: minimum difference of their scores that is asked for; 0 for any.
     """
 
     prompt: Prompt
@@ -62,13 +62,13 @@ class Lease(NamedTuple):
     """Assignment of one prompt to one explorer, which must turn it into one group.
 
     Attributes:
-      lease_id: an id that is unique in a run; a prompt that is leased again gets a new one.
+      lease_id: id that is unique in a run; a prompt that is leased again gets a new one.
       ordinal: the prompt's index in the run's seeded order of prompts, from 0. It stays the same
         when the prompt is leased again.
-      attempt: a number that random draws depend on, beside the ordinal. Under latest pulls it is 0
-        for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
-        always 0.
-      prompt: the problem, without its row: explorers find that in their own task.
+      attempt: a number that seeds the sampling, beside the ordinal. Under latest pulls it is 0 for
+        the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is always
+        0.
+      prompt: the problem, without its row, which explorers find in their own task.
     """
 
     lease_id: int
@@ -78,13 +78,13 @@ class Lease(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A group of a prompt that was judged.
+    """A use of a prompt: one of its groups was scored.
 
     Attributes:
-      step: the trainer step that it was for, or after which it ended.
+      step: trainer step that the group was for, or after which it ended.
       ordinal, replacement: see `rl_sync.roles.master.events.Assignment`.
-      prompt: the id of the prompt.
-      success: the group's success, as `curriculum.success` measures it.
+      prompt: id of the prompt.
+      success: success of the group, as `curriculum.success` measures it.
     """
 
     step: int
@@ -95,13 +95,13 @@ class Use(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """The history of one prompt, as it is kept in snapshots.
+    """History of one prompt, as snapshots store it.
 
     Attributes:
-      prompt: its id.
-      uses: the number of its groups that were judged.
-      success: its success rate; the newest groups count most.
-      last_step: the trainer step of its last use.
+      prompt: id of the prompt.
+      uses: number of its groups that were scored.
+      success: success rate, in which the newest groups count most.
+      last_step: trainer step of its last use.
     """
 
     prompt: int
@@ -115,34 +115,34 @@ class Group:
     """A prompt's trajectories; an explorer writes them as one item of the replay buffer.
 
     Rows hold the prompt, then the completion, then padding (id 0) up to the longest row of the
-    group. The row of an episode of several turns holds its prompt, then replies of the policy and
-    turns of the environment. Arrays with a value for each token are aligned with the tokens:
+    group. The row of a multi-turn episode holds its prompt, then alternating replies of the policy
+    and turns of the environment. Per-token arrays are aligned with the tokens:
     `behavior_logprobs[g, t]` belongs to `tokens[g, t]`.
 
     Attributes:
       lease_id, ordinal, prompt_id: see `Lease`; `NO_LEASE` in demonstrations.
-      explorer: the number of the explorer that generated it.
+      explorer: number of the explorer that generated the group.
       tokens: token ids of prompt and completion.
-      completion_mask: true at the tokens that the policy drew, the end-of-sequence token included;
-        false at all tokens of a completion that could not be judged.
-      behavior_logprobs: the log-probability of each token under the distribution that it was
-        sampled from; 0 where none was sampled. Without `rollout.keep_sampling_mask` it is that of
-        the whole vocabulary.
-      policy_versions: the version of the weights that produced each token; -1 where none did.
-      rewards: the reward of each trajectory; see `rl_sync.roles.explorer.actor.rewarded` for those
-        that could not be judged.
+      completion_mask: true at the tokens that the policy sampled, including the end-of-sequence
+        token; false at all tokens of a completion that could not be scored.
+      behavior_logprobs: log-probability of each token under the distribution that it was sampled
+        from; 0 where none was sampled. Without `rollout.keep_sampling_mask`, the distribution is
+        the one over the whole vocabulary.
+      policy_versions: version of the weights that sampled each token; -1 where none was sampled.
+      rewards: reward of each trajectory; see `rl_sync.roles.explorer.actor.rewarded` for
+        trajectories that could not be scored.
       baselines: for each trajectory the reward of the prompt's greedy completion; None if there is
         no greedy completion.
       turn_rewards: in episodes, the reward of a turn at the last token of the policy's reply before
-        it, 0 elsewhere; `rewards` have them already. None without episodes.
-      segments: in episodes, the number of the segment of each token, from 0, and -1 at padding: a
-        row holds the segments of its episode one after the other, and none attends to another. None
-        where each row is one segment.
-      truncated: whether each episode was cut by a limit; None without episodes.
-      sampling_masks: the tokens that each drawn token could be drawn from, as entries (see
-        `rl_sync.sampling_masks`); None where all were drawn from the whole vocabulary.
-      endings: the ends of the episodes. They are no column of a replay item, since only those that
-        judge need them.
+        it, 0 elsewhere; `rewards` already include them. None without episodes.
+      segments: in episodes, the segment number of each token, from 0, and -1 at padding. A row
+        holds the segments of its episode one after the other, and tokens attend only within their
+        segment. None where each row is one segment.
+      truncated: whether a limit cut each episode; None without episodes.
+      sampling_masks: set of tokens that each token could be sampled from, as entries (see
+        `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
+      endings: ends of the episodes. They are not a column of a replay item, since only scoring
+        needs them.
     """
 
     lease_id: int
@@ -163,7 +163,7 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """The version of the oldest token; staleness is counted from it."""
+        """Version of the oldest token; staleness is counted from it."""
         return int(self.policy_versions[self.policy_versions >= 0].min())
 
     def to_columns(self) -> dict[str, np.ndarray]:
@@ -196,17 +196,16 @@ class Group:
 
 
 class SharedPrompts(NamedTuple):
-    """Prompts of rows in which completions of one prompt share one copy of it.
+    """Layout of rows in which several completions of a prompt share one copy of it.
 
-    The tokens that are learned are listed, at most C a row, since the token before one is not
-    always its neighbor: the first token of each completion follows the last one of the prompt.
+    The trained tokens are listed, at most C a row, since a token does not always follow its
+    predecessor in the row: the first token of each completion follows the last one of the prompt.
 
     Attributes:
-      copies: a number for each copy of a prompt: at its tokens, and at those of the completions
-        that share it; -1 at padding.
-      learned: positions in the row of the tokens under the completion mask; T where there are no
-        more.
-      before: positions in the row of the tokens before them; 0 where there are no more.
+      copies: number of the prompt's copy that each token belongs to: its own tokens, and the
+        completions that share it; -1 at padding.
+      learned: positions in the row of the tokens under the completion mask, padded with T.
+      before: positions in the row of the tokens before them, padded with 0.
     """
 
     copies: Int[Array, "B T"]
@@ -215,16 +214,16 @@ class SharedPrompts(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Positions of trajectories in rows that hold several of them.
+    """Layout of rows that hold several trajectories.
 
     Attributes:
-      positions: the position of each token in its trajectory; 0 at padding.
-      trajectories: the index in the batch of the trajectory that each token belongs to; -1 at
-        padding, and at a prompt that trajectories share.
-      prompts: None where each trajectory has a prompt of its own.
-      segments: for trajectories of several segments, the number of the one that each token belongs
-        to, unlike that of any other in its row, and its position is the one in its segment; -1 at
-        padding. None where a trajectory is one segment.
+      positions: position of each token in its trajectory; 0 at padding.
+      trajectories: index in the batch of the trajectory that each token belongs to; -1 at padding,
+        and at a prompt that trajectories share.
+      prompts: layout of shared prompts; None where each trajectory has its own prompt.
+      segments: for trajectories of several segments, the segment number of each token, which is
+        unique in its row; positions then count in the segment. -1 at padding. None where each
+        trajectory is one segment.
     """
 
     positions: Int[Array, "B T"]
@@ -234,7 +233,7 @@ class Packing(NamedTuple):
 
     @property
     def attending(self) -> Int[Array, "B T"]:
-        """A number for each token; tokens attend to those of the same number alone."""
+        """Attention group of each token: tokens attend only to tokens with the same number."""
         return self.trajectories if self.segments is None else self.segments
 
 
@@ -243,8 +242,8 @@ class Demonstrations(NamedTuple):
 
     Attributes:
       tokens: token ids of prompt and answer.
-      mask: true at the answer's tokens, its end-of-sequence token included.
-      packing: None where each row is one demonstration.
+      mask: true at the answer's tokens, including its end-of-sequence token.
+      packing: layout of packed rows; None where each row is one demonstration.
     """
 
     tokens: Int[Array, "D T"]
@@ -256,7 +255,7 @@ class Rows(NamedTuple):
     """Trajectories, laid out in B rows of T tokens.
 
     Attributes: as in `Group`, and
-      packing: None where row i is trajectory i, and one segment.
+      packing: layout of packed rows; None where row i is trajectory i and one segment.
     """
 
     tokens: Int[Array, "B T"]
@@ -269,19 +268,19 @@ class Rows(NamedTuple):
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:
-        """The trajectory of each token; None where row i is trajectory i."""
+        """Trajectory index of each token; None where row i is trajectory i."""
         return None if self.packing is None else self.packing.trajectories
 
 
 class TrainBatch(NamedTuple):
-    """The batch of one trainer step: the trajectories of whole groups, group after group.
+    """The batch of one trainer step: trajectories of whole groups, one group after the other.
 
     Attributes:
-      rows: their tokens.
-      rewards: one a trajectory.
-      baselines: likewise, or None.
-      demonstrations: those that are learned beside them, if there are any.
-      truncated: whether each was cut by a limit of its episode; None without episodes.
+      rows: tokens of the trajectories.
+      rewards: reward of each trajectory.
+      baselines: baseline of each trajectory, or None.
+      demonstrations: demonstrations to train on in the same step, if any.
+      truncated: whether a limit of the episode cut each trajectory; None without episodes.
     """
 
     rows: Rows

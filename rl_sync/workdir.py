@@ -1,6 +1,6 @@
-"""The work directory of a run: the names of its files and folders.
+"""The work directory of a run: names of its files and folders.
 
-The inside of a snapshot is described in `rl_sync.checkpoints.snapshots`, that of a folder of
+The layout of a snapshot is described in `rl_sync.checkpoints.snapshots`, the layout of a folder of
 published weights in `rl_sync.weights.versions`.
 """
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 
 def snapshot_name(step: int) -> str:
-    """Returns the name of the folder of a trainer step's snapshot, in the folder of snapshots."""
+    """Returns the folder name of a trainer step's snapshot, inside the folder of snapshots."""
     return f"snapshot_{step:08d}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-    """Paths of a run's files and folders, whether they exist or not; a path itself.
+    """Paths of a run's files and folders, whether or not they exist. It is path-like itself.
 
     Attributes:
-      path: the directory.
+      path: path of the work directory.
     """
 
     path: str | os.PathLike[str]
@@ -42,12 +42,12 @@ class Workdir:
 
     @property
     def lock(self) -> Path:
-        """Held by the launcher while the run goes on; holds its process id."""
+        """Lock file that the launcher holds during the run, with the launcher's process id."""
         return self._at(".lock")
 
     @property
     def secret(self) -> Path:
-        """The secret of the run's own processes; see `rl_sync.cluster.secret`."""
+        """Secret that the run's processes share; see `rl_sync.cluster.secret`."""
         return self._at(".secret")
 
     @property
@@ -57,17 +57,17 @@ class Workdir:
 
     @property
     def best(self) -> Path:
-        """The step of the best snapshot; see `rl_sync.checkpoints.best_snapshot`."""
+        """File with the step of the best snapshot; see `rl_sync.checkpoints.best_snapshot`."""
         return self.snapshots / "best.json"
 
     @property
     def sft_snapshots(self) -> Path:
-        """Snapshots of SFT, while there are no others."""
+        """Snapshots of SFT, until a snapshot of RL replaces them."""
         return self.snapshots / "sft"
 
     @property
     def weights(self) -> Path:
-        """Published versions, where they travel by checkpoint and `sync.directory` is not set."""
+        """Published versions of the checkpoint transfer, if `sync.directory` is not set."""
         return self._at("weights")
 
     @property
@@ -77,7 +77,7 @@ class Workdir:
 
     @property
     def replay_backend(self) -> Path:
-        """The replay server that the run has, and why it has the embedded one."""
+        """Kind of the run's replay server, and the reason if it is the embedded one."""
         return self.replay / "backend.json"
 
     @property
@@ -100,32 +100,32 @@ class Workdir:
 
     @property
     def metrics(self) -> Path:
-        """Metrics of each step; see `rl_sync.records.metrics`."""
+        """Metrics of every step; see `rl_sync.records.metrics`."""
         return self._at("metrics.jsonl")
 
     @property
     def tensorboard(self) -> Path:
-        """The same metrics for TensorBoard."""
+        """Metrics of every step for TensorBoard."""
         return self._at("tensorboard")
 
     @property
     def backends(self) -> Path:
-        """Ids by which other systems know the run; see `rl_sync.records.backends`."""
+        """Ids of the run in other systems; see `rl_sync.records.backends`."""
         return self._at("backends")
 
     @property
     def versions(self) -> Path:
-        """Versions of packages that the run began with; see `rl_sync.records.run_outcome`."""
+        """Package versions at the start of the run; see `rl_sync.records.run_outcome`."""
         return self._at("versions.json")
 
     @property
     def outcome(self) -> Path:
-        """The end of the run; see `rl_sync.records.run_outcome`."""
+        """Outcome of the run; see `rl_sync.records.run_outcome`."""
         return self._at("outcome.json")
 
     @property
     def ledger(self) -> Path:
-        """Every change of a lease; see `rl_sync.checkpoints.ledger`."""
+        """Every change of every lease; see `rl_sync.checkpoints.ledger`."""
         return self._at("ledger.jsonl")
 
     @property
@@ -135,17 +135,17 @@ class Workdir:
 
     @property
     def resumed(self) -> Path:
-        """The steps at which the run went on, and the changes of its settings."""
+        """Steps at which the run was resumed, and the settings that changed then."""
         return self._at("resumed.jsonl")
 
     @property
     def timeline(self) -> tuple[Path, Path]:
-        """The run's picture, as PNG and as SVG."""
+        """Timeline picture of the run, as PNG and as SVG."""
         return self._at("timeline.png"), self._at("timeline.svg")
 
     @property
     def judgements(self) -> Path:
-        """Judgements of completions, with their reasons."""
+        """Scores of completions, with their reasons."""
         return self._at("judgements.jsonl")
 
     @property
@@ -165,17 +165,17 @@ class Workdir:
 
     @property
     def trace(self) -> Path:
-        """The run's spans for a trace viewer."""
+        """Spans of the run for a trace viewer."""
         return self._at("trace.json")
 
     @property
     def earlier(self) -> Path:
-        """Earlier files: one folder for each time that something was moved aside."""
+        """Files of earlier attempts, in one folder for each time that files were moved aside."""
         return self._at("earlier")
 
     @property
     def of_attempt(self) -> tuple[Path, ...]:
-        """Files that an attempt at a run leaves behind, and the next one moves aside."""
+        """Files that one attempt at a run leaves, and that the next attempt moves aside."""
         folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans, self.usage)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
         others = (self.judgements, self.rollouts, self.restarts, self.backends)

@@ -77,13 +77,13 @@ def test_completions_of_a_row_carry_its_image_once():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (7, r"row\['images'\]\[1\]: 7 is no image: it must be a path"),
-        ("", r"row\['images'\]\[1\]: '' is no image"),
-        ({"path": None}, r"is no image"),
+        (7, r"row\['images'\]\[1\]: 7 is not an image: it must be a path"),
+        ("", r"row\['images'\]\[1\]: '' is not an image"),
+        ({"path": None}, r"is not an image"),
         (b"no image at all", r"row\['images'\]\[1\]: an image of 15 bytes is not an image that"),
         ("/nowhere/a.png", r"row\['images'\]\[1\]: /nowhere/a.png cannot be read"),
-        (np.zeros((2, 2)), r"An array of float64\[2, 2\] is no image"),
-        (np.zeros((2, 2, 4), np.uint8), r"An array of uint8\[2, 2, 4\] is no image"),
+        (np.zeros((2, 2)), r"An array of float64\[2, 2\] is not an image"),
+        (np.zeros((2, 2, 4), np.uint8), r"An array of uint8\[2, 2, 4\] is not an image"),
     ],
 )
 def test_a_row_with_a_bad_image_is_refused_by_the_name_of_its_field(value, message):

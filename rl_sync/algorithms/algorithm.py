@@ -1,151 +1,473 @@
-"""An algorithm: a composition whose pieces fit, with the reason why it may not bear stale data."""
+"""Algorithms: the tables of their pieces, one line a piece, and their hyperparameters.
+
+A piece is a pure function, which gets its arguments by their names (`call`): settings of
+`Algorithm`, such as `clip_low`, and what is known of a batch (`Experience` and `Totals` of
+`rl_sync.learning`), such as `behavior_logprobs`. So its arguments say what it needs. A new piece is
+a function and a line here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from rl_sync.algorithms.composition import Composition
-from rl_sync.algorithms.pieces import ADVANTAGES, CORRECTIONS, LOSSES, PUBLISHED_CORRECTIONS
-from rl_sync.algorithms.screening import UNBOUNDED
-from rl_sync.setting import check
-from rl_sync.spelling import require_one_of
+from rl_sync.algorithms import (
+    advantages,
+    aggregation,
+    corrections,
+    kl,
+    losses,
+    preference,
+    proximal,
+    returns,
+    sequence_losses,
+)
+from rl_sync.algorithms.published import PUBLISHED
+from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
+from rl_sync.setting import check, setting
 
-_LOOSEST_BOUND = 10.0
+Function = Callable[..., Any]
+
+
+def takes(function: Function, name: str) -> bool:
+    """Says whether a function has an argument of that name."""
+    return name in inspect.signature(function).parameters
+
+
+def call(function: Function, given: Mapping[str, Any], **more: Any) -> Any:
+    """Calls a function with those of the given values that it has arguments for.
+
+    Args:
+      more: values that go before given ones of the same name.
+    """
+    values = {**given, **more}
+    names = inspect.signature(function).parameters
+    return function(**{name: values[name] for name in names if name in values})
 
 
 @dataclasses.dataclass(frozen=True)
-class Algorithm(Composition):
+class Advantage:
+    """An estimator of advantages.
+
+    Attributes:
+      function: makes one advantage a trajectory from `rewards`, of `lengths` in tokens.
+      of_tokens: whether it makes an `Estimate` instead, from `rewards` that stand at tokens.
+      of_pairs: whether it picks a pair of each group, for a loss of pairs.
+      is_positive: whether no advantage is below 0, so that no token is pushed down.
+      of_demonstrations: whether the trajectories are demonstrations, which nobody has drawn or
+        judged.
+      of_preferences: whether they are pairs of the data, of which one was preferred.
+    """
+
+    function: Function
+    of_tokens: bool = False
+    of_pairs: bool = False
+    is_positive: bool = False
+    of_demonstrations: bool = False
+    of_preferences: bool = False
+
+    @property
+    def compares_groups(self) -> bool:
+        """Says whether advantages compare the trajectories of a group."""
+        return takes(self.function, "group_size")
+
+    @property
+    def needs_values(self) -> bool:
+        """Says whether advantages are taken from a critic's values, with returns for it."""
+        return takes(self.function, "values")
+
+    @property
+    def needs_baselines(self) -> bool:
+        """Says whether a greedy completion of the prompt is what rewards are compared with."""
+        return takes(self.function, "baselines")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A policy loss.
+
+    Attributes:
+      function: makes the loss of each token from `logprobs`, that of the proximal policy being
+        `old_logprobs`.
+      clipped: tells which tokens the loss bounds; None where it bounds none.
+      of_trajectories: whether it takes one advantage a trajectory.
+      of_pairs: whether it compares the trajectories of a pair.
+      of_scores: whether it is one of the scores of a reward model, not of a policy; see
+        `rl_sync.learning.pairs`.
+      has_ratio: whether it has the ratio to another policy in it, which bounds what becomes of a
+        stale token.
+    """
+
+    function: Function
+    clipped: Function | None = None
+    of_trajectories: bool = False
+    of_pairs: bool = False
+    of_scores: bool = False
+    has_ratio: bool = True
+
+    @property
+    def needs_reference(self) -> bool:
+        """Says whether the loss compares the policy with the reference model."""
+        return takes(self.function, "ref_logprobs")
+
+    @property
+    def clips(self) -> bool:
+        """Says whether `clip_high` bounds the ratio, or what stands for it."""
+        return takes(self.function, "clip_high")
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """A weight for tokens that another, older policy drew.
+
+    Attributes:
+      function: compares `logprobs` with `behavior_logprobs`, token by token.
+      is_ratio: whether it weighs by the ratio itself, rather than by 0 or 1.
+      of_update: whether it looks at all tokens of an update beforehand.
+    """
+
+    function: Function
+    is_ratio: bool = False
+    of_update: bool = False
+
+
+ADVANTAGES = {
+    "grpo": Advantage(advantages.grpo),
+    "dr_grpo": Advantage(advantages.dr_grpo),
+    "rloo": Advantage(advantages.rloo),
+    "opo": Advantage(advantages.opo),
+    "reinforce_pp": Advantage(returns.reinforce_pp, of_tokens=True),
+    "reinforce_pp_baseline": Advantage(advantages.reinforce_pp_baseline),
+    "remax": Advantage(returns.remax, of_tokens=True),
+    "best": Advantage(advantages.best, is_positive=True),
+    "pair": Advantage(advantages.pair, of_pairs=True),
+    "demonstration": Advantage(advantages.demonstration, is_positive=True, of_demonstrations=True),
+    "preference": Advantage(advantages.preference, of_pairs=True, of_preferences=True),
+    "gae": Advantage(returns.gae, of_tokens=True),
+    "n_step": Advantage(returns.n_step, of_tokens=True),
+}
+
+LOSSES = {
+    "ppo_clip": Loss(losses.ppo_clip, clipped=losses.is_clipped),
+    "cispo": Loss(losses.cispo, clipped=losses.is_outside),
+    "gspo": Loss(sequence_losses.gspo, clipped=sequence_losses.is_gspo_clipped),
+    "sapo": Loss(losses.sapo),
+    "gmpo": Loss(
+        sequence_losses.gmpo, clipped=sequence_losses.is_gmpo_clipped, of_trajectories=True
+    ),
+    "dppo": Loss(losses.dppo, clipped=losses.has_left),
+    "reinforce": Loss(losses.reinforce, has_ratio=False),
+    "opmd": Loss(sequence_losses.opmd),
+    "topr": Loss(sequence_losses.topr, of_trajectories=True),
+    "dpo": Loss(preference.dpo_of_groups, of_pairs=True),
+    "bradley_terry": Loss(preference.bradley_terry, of_pairs=True, of_scores=True, has_ratio=False),
+}
+
+PROXIMAL: dict[str, Function] = {
+    "behavior": proximal.behavior,
+    "start": proximal.start,
+    "interpolated": proximal.interpolated,
+}
+
+CORRECTIONS = {
+    "token_truncation": Correction(corrections.truncated_token_weights, is_ratio=True),
+    "sequence_truncation": Correction(corrections.truncated_sequence_weights, is_ratio=True),
+    "token_mask": Correction(corrections.token_mask),
+    "sequence_rejection": Correction(corrections.sequence_rejection),
+    "geometric_rejection": Correction(corrections.geometric_rejection),
+    "second_moment": Correction(corrections.second_moment_mask, of_update=True),
+    "negative_sequence_mask": Correction(corrections.negative_sequence_mask),
+}
+
+PUBLISHED_CORRECTIONS = {
+    "tis": "token_truncation",
+    "icepop": "token_mask",
+    "mis": "sequence_rejection",
+}
+"""By the name that a correction is published under: truncated importance sampling, IcePop, masked
+importance sampling."""
+
+AGGREGATIONS: dict[str, Function] = {
+    "token_mean": aggregation.token_mean,
+    "sequence_mean": aggregation.sequence_mean,
+    "sequence_sum_mean": aggregation.sequence_sum_mean,
+    "constant_mean": aggregation.constant_mean,
+}
+
+KL_ESTIMATORS: dict[str, Function] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "abs": kl.absolute}
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
     """`config.algorithm`: the loss that a trainer step minimizes. The defaults make GRPO.
 
+    `rl_sync.settings.rules` says which pieces fit each other.
+
     Raises:
-      ValueError: an unknown name, a value outside its bounds, or pieces that do not fit.
+      ValueError: an unknown name, or a value outside its bounds.
     """
+
+    name: str = setting(
+        "grpo",
+        "Published algorithm, whose values the others have unless they are given.",
+        choices=tuple(PUBLISHED),
+        implied="grpo where no data get stale, else decoupled_ppo",
+    )
+    advantage: str = setting("grpo", "Estimator of advantages.", choices=tuple(ADVANTAGES))
+    loss: str = setting("ppo_clip", "Loss of each token.", choices=tuple(LOSSES))
+    proximal: str = setting(
+        "behavior",
+        "Denominator of the importance ratio, and centre of the clipping range."
+        " `behavior` drew the tokens. `start` is that of the trainer step's start, which costs a"
+        " forward pass where a step has several updates. `interpolated` estimates it without one.",
+        choices=tuple(PROXIMAL),
+    )
+    correction: str = setting(
+        "",
+        "Importance-sampling corrections, comma-separated: weights of the loss by the ratio of the"
+        " proximal policy to the behavior policy, or of the current one where proximal=behavior."
+        f" Empty for none. There are {', '.join(CORRECTIONS)}; and, by their published names,"
+        f" {', '.join(f'{a} ({b})' for a, b in PUBLISHED_CORRECTIONS.items())}.",
+    )
+    aggregation: str = setting(
+        "sequence_mean", "Reduction of the loss of tokens.", choices=tuple(AGGREGATIONS)
+    )
+    discount: float = setting(
+        1.0, "Discount γ of a token, in gae, n_step and reinforce_pp.", above=0, greatest=1
+    )
+    turn_discount: float = setting(
+        1.0,
+        "Discount of an episode's turn, in every advantage: rewards of later turns count for less."
+        " 1 for none.",
+        above=0,
+        greatest=1,
+    )
+    gae_lambda: float = setting(
+        0.95,
+        "Weight λ of later tokens in gae: 0 for one step, 1 for the whole return.",
+        least=0,
+        greatest=1,
+    )
+    n_steps: int = setting(
+        4, "Tokens until n_step takes the critic's value.", unit="tokens", least=1
+    )
+    whiten: bool = setting(
+        True, "Whitens advantages from a critic's values over the tokens of the batch."
+    )
+    clip_low: float = setting(
+        0.2,
+        "Clip ε below: the farthest that the ratio falls before the loss bounds it; of its"
+        " logarithm for gmpo, of the token's probability for dppo.",
+        above=0,
+        greatest=1,
+    )
+    clip_high: float = setting(
+        0.2,
+        "Clip ε above: the farthest that the ratio rises before the loss bounds it; of its"
+        " logarithm for gmpo, of the token's probability for dppo.",
+        above=0,
+    )
+    dual_clip: float = setting(
+        0.0,
+        "Dual clip c of ppo_clip, above 1: where A < 0 a token costs at most −cA; 0 for none.",
+        least=0,
+    )
+    positive_temperature: float = setting(1.0, "Temperature τ of sapo's gate where A > 0.", above=0)
+    negative_temperature: float = setting(
+        1.05, "Temperature τ of sapo's gate where A ≤ 0.", above=0
+    )
+    mirror_temperature: float = setting(0.1, "Temperature τ of opmd.", above=0)
+    preference_temperature: float = setting(0.1, "Temperature β of dpo.", above=0)
+    weight_limit: float = setting(2.0, "Greatest weight of a truncation; c of dppo.", above=0)
+    token_low: float = setting(0.5, "Least ratio in token_mask.", above=0, greatest=1)
+    token_high: float = setting(5.0, "Greatest ratio in token_mask.", least=1)
+    sequence_low: float = setting(
+        0.5, "Least product of ratios in sequence_rejection.", above=0, greatest=1
+    )
+    sequence_high: float = setting(
+        2.0, "Greatest product of ratios in sequence_rejection.", least=1
+    )
+    geometric_low: float = setting(
+        0.99, "Least geometric mean of ratios in geometric_rejection.", above=0, greatest=1
+    )
+    geometric_high: float = setting(
+        1.01, "Greatest geometric mean of ratios in geometric_rejection.", least=1
+    )
+    second_moment: float = setting(
+        0.04, "Greatest mean of (log ratio)² that correction=second_moment leaves.", above=0
+    )
+    negative_drift: float = setting(
+        0.05, "Greatest mean of −log ratio of a bad sequence in negative_sequence_mask.", above=0
+    )
+    kl_coefficient: float = setting(
+        0.001, "Weight of the KL divergence from the reference model; 0 for no such model.", least=0
+    )
+    kl_target: float = setting(
+        0.0,
+        "Divergence that kl_coefficient adapts to from step to step; 0 for a weight that stays.",
+        unit="nats a token",
+        least=0,
+    )
+    kl_horizon_steps: float = setting(
+        100.0,
+        "Time in which kl_target may change the weight by 20 %.",
+        unit="trainer steps",
+        above=0,
+    )
+    kl_estimator: str = setting(
+        "k3", "Estimator of the KL divergence at a token.", choices=tuple(KL_ESTIMATORS)
+    )
+    kl_place: str = setting(
+        "loss",
+        "Place of the KL divergence. `loss` adds it to the loss; `reward` subtracts that of the"
+        " behavior policy from the reward.",
+        choices=("loss", "reward"),
+    )
+    refresh_reference_steps: int = setting(
+        0,
+        "Interval at which the policy becomes the reference model; 0 for the policy that RL began"
+        " with.",
+        unit="trainer steps",
+        least=0,
+    )
+    entropy_coefficient: float = setting(
+        0.0, "Weight of the entropy, which is subtracted from the loss.", least=0
+    )
+    demonstration_rows: int = setting(
+        0,
+        "Demonstrations that a trainer step learns from beside its rollouts; 0 for none.",
+        least=0,
+    )
+    demonstration_coefficient: float = setting(
+        0.0,
+        "Weight μ of the demonstrations' loss, beside 1 − μ of the rollouts'.",
+        least=0,
+        greatest=1,
+    )
+    overlong_tokens: int = setting(
+        0,
+        "Margin of the soft overlong penalty, below the most tokens of a completion; 0 for none.",
+        unit="tokens",
+        least=0,
+    )
+    mask_truncated: bool = setting(
+        False, "Leaves completions that were cut at the most tokens out of the loss."
+    )
+    filter_zero_variance: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
+    group_mean_low: float = setting(
+        -UNBOUNDED, "Mean reward below which groups are left out of the loss."
+    )
+    group_mean_high: float = setting(
+        UNBOUNDED, "Mean reward above which groups are left out of the loss."
+    )
+    max_attempts: int = setting(
+        1,
+        "Prompts that are tried for a place in a batch until one makes a group that"
+        " filter_zero_variance, group_mean_low and group_mean_high do not leave out, by its rewards"
+        " as they were judged (dynamic sampling)."
+        " The last one is taken as it is.",
+        least=1,
+    )
+    over_sampling: float = setting(
+        1.0, "Groups that are generated for each one that is trained on.", least=1
+    )
+    keep: str = setting(
+        "first",
+        "Groups of over_sampling that are trained on: the `first` that teach anything, or the"
+        " `best`, whose rewards have the greatest variance.",
+        choices=KEEPS,
+    )
+    extremes: int = setting(
+        0,
+        "Trajectories that stay of a group, half the best and half the worst; 0 for all.",
+        least=0,
+    )
+    logprob_gap_alarm: float = setting(
+        0.2,
+        "Mean distance between the trainer's and the explorers' logprobs of the same tokens above"
+        " which the trainer warns; 0 for no alarm.",
+        unit="nats",
+        least=0,
+        free="always",
+    )
+    allow_unsafe: bool = setting(
+        False,
+        "Lets an algorithm run that does not bear stale data where there are some.",
+        free="always",
+    )
 
     def __post_init__(self) -> None:
         check(self, "algorithm")
-        for name in self.corrections:
-            require_one_of("algorithm.correction", name, [*CORRECTIONS, *PUBLISHED_CORRECTIONS])
-        self._check_numbers()
-        self._check_pieces()
 
-    def danger(self) -> str | None:
-        """The reason why the composition does not bear stale data; None where it does.
+    @property
+    def corrections(self) -> tuple[str, ...]:
+        """The names in `correction`, in place of published ones those of `CORRECTIONS`."""
+        names = (name.strip() for name in self.correction.split(",") if name.strip())
+        return tuple(PUBLISHED_CORRECTIONS.get(name, name) for name in names)
 
-        Something has to bound what a token can do whose probability has changed since it was drawn.
-        """
-        loss = LOSSES[self.loss]
-        if loss.clips and self.clip_high > _LOOSEST_BOUND:
-            return (
-                f"algorithm.clip_high={self.clip_high:g} leaves the ratio as good as unclipped: a"
-                " token that became much likelier since it was drawn counts as often. Use at most"
-                f" {_LOOSEST_BOUND:g}"
-            )
-        if self.corrections or ADVANTAGES[self.advantage].is_positive or self.scores:
-            return None
-        if self.proximal != "behavior":
-            return (
-                f"algorithm.proximal={self.proximal} without a correction takes no notice of the"
-                " policy that drew the tokens. Use algorithm.correction=token_truncation"
-            )
-        if not loss.has_ratio:
-            return (
-                f"algorithm.loss={self.loss} without a correction pushes bad tokens down without"
-                " end, however unlikely they have become since they were drawn. Use"
-                " algorithm.correction=token_truncation"
-            )
-        return None
+    @property
+    def looks_ahead(self) -> bool:
+        """Says whether a correction looks at all tokens of an update before it."""
+        return any(CORRECTIONS[name].of_update for name in self.corrections)
 
-    def _check_numbers(self) -> None:
-        if (self.demonstration_rows > 0) != (self.demonstration_coefficient > 0):
-            raise ValueError(
-                f"algorithm.demonstration_coefficient={self.demonstration_coefficient:g} is the"
-                f" weight of algorithm.demonstration_rows={self.demonstration_rows}"
-                " demonstrations a step: set both, or both to 0."
-            )
-        if 0 < self.dual_clip <= 1:
-            raise ValueError(
-                f"algorithm.dual_clip={self.dual_clip} must be above 1, or 0 for none."
-            )
-        if self.extremes % 2:
-            raise ValueError(f"algorithm.extremes={self.extremes} must be even, or 0 for all.")
-        if self.group_mean_low > self.group_mean_high:
-            raise ValueError(
-                f"algorithm.group_mean_low={self.group_mean_low} is above algorithm.group_mean_high"
-                f"={self.group_mean_high}: no group would be left."
-            )
+    @property
+    def demonstrations_only(self) -> bool:
+        """Says whether a run trains on the task's demonstrations, and generates nothing."""
+        return ADVANTAGES[self.advantage].of_demonstrations
 
-    def _check_pieces(self) -> None:
-        advantage, loss = ADVANTAGES[self.advantage], LOSSES[self.loss]
-        if self.screening.replaces and not self.screening.refuses:
-            raise ValueError(
-                f"algorithm.max_attempts={self.max_attempts} has groups replaced that teach"
-                " nothing, but no setting says which: use algorithm.filter_zero_variance=True, or"
-                " algorithm.group_mean_low and algorithm.group_mean_high; or"
-                " algorithm.max_attempts=1 to replace none."
-            )
-        if self.truncations and self.proximal == "behavior" and loss.has_ratio:
-            raise ValueError(
-                f"algorithm.correction={self.truncations[0]} weighs by the ratio that"
-                f" algorithm.loss={self.loss} has in it already: with it use"
-                " algorithm.proximal=start, or algorithm.loss=reinforce."
-            )
-        if len(self.truncations) > 1:
-            raise ValueError(
-                f"algorithm.correction={self.correction} weighs by the ratio twice: use one of"
-                f" {' and '.join(self.truncations)}."
-            )
-        if self.looks_ahead and self.proximal != "start":
-            raise ValueError(
-                "algorithm.correction=second_moment is taken over all tokens of an update before"
-                f" it, which needs algorithm.proximal=start, not {self.proximal}."
-            )
-        if self.demonstrations_only:
-            self._check_data("reinforce", "whose completions nobody has drawn or judged")
-        if advantage.of_preferences != loss.of_scores:
-            raise ValueError(
-                f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: a reward"
-                " model learns from preferences, and nothing else does. Use both"
-                " algorithm.loss=bradley_terry and algorithm.advantage=preference, or neither."
-            )
+    @property
+    def scores(self) -> bool:
+        """Says whether a run trains a reward model, which scores completions, not a policy."""
+        return LOSSES[self.loss].of_scores
+
+    @property
+    def generates(self) -> bool:
+        """Says whether a run generates completions, rather than train on those of the data."""
+        return not (self.demonstrations_only or self.scores)
+
+    @property
+    def learning(self) -> str:
+        """One word for what the trainer steps do."""
         if self.scores:
-            self._check_data("bradley_terry", "whose completions nobody has drawn")
-            if self.kl_coefficient or self.entropy_coefficient:
-                raise ValueError(
-                    "algorithm.kl_coefficient and algorithm.entropy_coefficient must be 0 with"
-                    " algorithm.loss=bradley_terry: a reward model has no probabilities."
-                )
-        if loss.of_pairs != advantage.of_pairs:
-            raise ValueError(
-                f"algorithm.loss={self.loss} with algorithm.advantage={self.advantage}: dpo"
-                " compares the trajectories of a pair, which nothing else does. Use both"
-                " algorithm.loss=dpo and algorithm.advantage=pair, or neither."
-            )
-        if self.kl_target and not self.kl_coefficient:
-            raise ValueError(
-                f"algorithm.kl_target={self.kl_target} has no weight to adapt: set"
-                " algorithm.kl_coefficient to what it starts with, above 0."
-            )
-        if advantage.of_tokens and loss.of_trajectories:
-            raise ValueError(
-                f"algorithm.loss={self.loss} takes one advantage a trajectory, but"
-                f" algorithm.advantage={self.advantage} makes one a token: use"
-                " algorithm.advantage=reinforce_pp_baseline, or dr_grpo."
-            )
+            return "training"
+        return "SFT" if self.demonstrations_only else "RL"
 
-    def _check_data(self, loss: str, reason: str) -> None:
-        """Refuses what needs tokens that a policy drew, or rewards."""
-        expected = {
-            "loss": loss,
-            "correction": "",
-            "demonstration_rows": 0,
-            "filter_zero_variance": False,
-            "group_mean_low": -UNBOUNDED,
-            "group_mean_high": UNBOUNDED,
-            "extremes": 0,
-        }
-        for field, value in expected.items():
-            if getattr(self, field) != value:
-                raise ValueError(
-                    f"algorithm.{field}={getattr(self, field)!r} does not fit algorithm.advantage="
-                    f"{self.advantage}, {reason}: it takes algorithm.{field}={value!r}."
-                )
+    @property
+    def needs_reference(self) -> bool:
+        """Says whether there is a reference model."""
+        return self.kl_coefficient > 0 or LOSSES[self.loss].needs_reference
+
+    @property
+    def needs_baselines(self) -> bool:
+        """Says whether a greedy completion is generated beside each group."""
+        return ADVANTAGES[self.advantage].needs_baselines
+
+    @property
+    def screening(self) -> Screening:
+        """The rule by which groups are replaced before they reach the replay buffer."""
+        means = self.group_mean_low, self.group_mean_high
+        return Screening(self.filter_zero_variance, *means, self.max_attempts)
+
+    @property
+    def selects_groups(self) -> bool:
+        """Says whether groups are generated that no step trains on, because of their rewards."""
+        return self.over_sampling > 1 or self.screening.replaces
+
+    @property
+    def needs_values(self) -> bool:
+        """Says whether advantages are taken from a critic's values."""
+        return ADVANTAGES[self.advantage].needs_values
+
+    @property
+    def adapts_kl(self) -> bool:
+        """Says whether the weight of the divergence from the reference model changes."""
+        return self.kl_coefficient > 0 and self.kl_target > 0
+
+
+ALGORITHMS = {name: Algorithm(name=name, **one.changes) for name, one in PUBLISHED.items()}
+"""The published algorithms, by name."""
+
+FRESH, STALE = "grpo", "decoupled_ppo"
+"""Names of the algorithms that runs without a name have: without stale data, and with some."""

@@ -1,7 +1,4 @@
-"""Changes that make published algorithms of GRPO, which the defaults of `Algorithm` are.
-
-Where a paper gives no number, or one for a much larger run, the number is the one in common use.
-"""
+"""The published algorithms: changes to GRPO, which the defaults of `Algorithm` are."""
 
 from __future__ import annotations
 
@@ -175,4 +172,5 @@ PUBLISHED: dict[str, Published] = {
         "arXiv:2304.06767",
     ),
 }
-"""By the name that a config uses."""
+"""By name. Where a paper gives no number, or one for a much larger run, the number is the one in
+common use."""

@@ -1,4 +1,4 @@
-"""Configs that a Python program gives: the file that a run of its own reads."""
+"""Configs from Python programs, written to a file that the run's processes read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_sync.settings.records import ConfigError
 Config = str | Path | Mapping[str, Any]
 
 _FILE = '''\
-"""A config that a Python program has given."""
+"""A config from a Python program."""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ from rl_sync.configs import base
 
 
 def get_config():
-    """Returns the defaults with what was given."""
+    """Returns the defaults, updated with the program's values."""
     config = base.get_config()
     config.update(json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()))
     return config
@@ -34,15 +34,15 @@ def get_config():
 
 
 def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str:
-    """Returns the path of a config file; makes one, with a file of JSON beside it, of a dict.
+    """Returns the path of a config file; for a dict, it writes one, with a JSON file next to it.
 
     Args:
       config: a path, a ConfigDict, or a dict of the settings that differ from the defaults.
-      changes: settings by their names, which the run is given too; see `values_of`.
-      folder: where a file is made.
+      changes: settings by their names, which the run gets as well; see `values_of`.
+      folder: folder for new files.
 
     Raises:
-      ConfigError: a value is none that a config can have.
+      ConfigError: a value has a type that no config can have.
     """
     if isinstance(config, str | Path):
         return str(config)
@@ -53,16 +53,16 @@ def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str
         path.with_suffix(".json").write_text(json.dumps(values))
     except TypeError as error:
         raise ConfigError(
-            f"The config has a value that is no number, text, list or dict: {error}."
+            f"The config has a value that is not a number, text, list or dict: {error}."
         ) from error
     return str(path)
 
 
 def values_of(config: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's values; those that follow from others are as the changes make them.
+    """Returns a config's values, where values that follow from others also follow the changes.
 
-    Such a value goes by the config itself, so the changes are made there, and then taken back.
-    Those that cannot be are passed over: the run, which makes all of them again, refuses them.
+    Such a value is computed by the config itself, so the changes are made there, and then undone.
+    Changes that fail are skipped: the run applies all of them again, and reports the failure.
     """
     before: list[tuple[ConfigDict, str, Any]] = []
     try:

@@ -1,4 +1,4 @@
-"""A policy to talk to: a run's, or a Hugging Face checkpoint's."""
+"""A loaded policy that generates: from a run, or from a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Generated(NamedTuple):
     """A completion.
 
     Attributes:
-      text: without special tokens.
-      tokens: the ids that were drawn.
-      logprobs: of each under the distribution that it was drawn from.
-      finish: `stop`, or `length` where it was cut.
+      text: text without special tokens.
+      tokens: sampled token ids.
+      logprobs: log-probability of each token under the distribution that it was sampled from.
+      finish: `stop`, or `length` if it was cut.
     """
 
     text: str
@@ -49,10 +49,10 @@ class Policy:
 
     Attributes:
       tokenizer: encodes prompts as in training, with a chat template if the run has one.
-      model: the model's shape.
-      params: its parameters.
-      step: finished trainer steps; 0 for a checkpoint.
-      layout: where the parameters are.
+      model: model config.
+      params: parameters of the model.
+      step: number of finished trainer steps; 0 for a checkpoint.
+      layout: sharding of the parameters.
     """
 
     tokenizer: Tokenizer
@@ -62,7 +62,7 @@ class Policy:
     layout: Layout
 
     def engine(self, slots: int = 64, max_length: int | None = None) -> Engine:
-        """Makes an engine that has the weights.
+        """Makes an engine with these weights.
 
         Args:
           slots, max_length: see `Engine`.
@@ -94,12 +94,12 @@ class Policy:
 
         Args:
           prompts: one text or several.
-          completions: the number of completions of each prompt.
+          completions: number of completions of each prompt.
           max_new_tokens, temperature, top_p, top_k, greedy, stop_strings: see `Sampling`.
-          seed: of the draws; the same again gives the same completions.
+          seed: seed of the sampling; the same seed gives the same completions.
 
-        Returns:
-          For each prompt its completions.
+          Returns:
+            The completions of each prompt.
 
         Raises:
           ValueError: a value is out of range, or a prompt has no room for the completion.
@@ -143,14 +143,14 @@ def load(
     chat: str = "auto",
     system: str | None = None,
 ) -> Policy:
-    """Loads a policy: of a run, by its work directory, or of a Hugging Face checkpoint.
+    """Loads the policy of a run, from its work directory, or of a Hugging Face checkpoint.
 
     Args:
       path: a work directory, a directory of a checkpoint, or a hub name in the local cache.
-      step: of a run: the snapshot's trainer step, `best`, 0 for the policy that it began with, or
-        None for the newest.
-      dtype: of the parameters; None for the run's, and for a checkpoint's `float32`.
-      chat, system: of a checkpoint's tokenizer; see `config.tokenizer`. A run has its own.
+      step: for a run: the snapshot's trainer step, `best`, 0 for the initial policy, or None for
+        the newest.
+      dtype: dtype of the parameters; None for the run's, or `float32` for a checkpoint.
+      chat, system: tokenizer options for a checkpoint; see `config.tokenizer`. A run has its own.
 
     Raises:
       ConfigError: there is no such policy.

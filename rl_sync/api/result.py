@@ -1,4 +1,4 @@
-"""Results of a run, read from its work directory, while it goes on or after it."""
+"""Results of a run, read from its work directory during or after the run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import regex
 from matplotlib.figure import Figure
 
 from rl_sync.api.loaded_policy import Policy, load
-from rl_sync.display import timeline_figure
+from rl_sync.display.timeline_figure import figure_of
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollout_records import Rollout, RolloutFilter, read_rollouts
-from rl_sync.records.spans import read_spans
+from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import settings_of_run
@@ -23,11 +23,11 @@ from rl_sync.workdir import Workdir
 
 
 class Curve(NamedTuple):
-    """A metric over the steps that have it.
+    """Values of a metric at the steps that have it.
 
     Attributes:
       steps: trainer steps, or SFT steps.
-      values: one a step; None where it was not finite.
+      values: one value for each step; None where it was not finite.
     """
 
     steps: list[int]
@@ -36,26 +36,27 @@ class Curve(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The records of a run. Every access reads the files anew, so a run may still be going on.
+    """The records of a run. Every access reads the files anew, so the run may still be going on.
 
     Attributes:
-      workdir: the run's directory.
+      workdir: work directory of the run.
     """
 
     workdir: Path
 
     @property
     def settings(self) -> RunSettings:
-        """The run's settings."""
+        """Settings of the run."""
         return settings_of_run(self.workdir)
 
     @property
     def paths(self) -> Workdir:
-        """The places of the run's files."""
+        """Paths of the run's files."""
         return Workdir(str(self.workdir))
 
     def metrics(self, phase: str = "rl") -> list[dict[str, Any]]:
-        """Returns a line for each step of a phase, as docs/metrics.md describes them.
+        """Returns one dict for each step of a phase, with the metrics that docs/metrics.md
+        describes.
 
         Args:
           phase: `rl`, `evaluation` or `sft`.
@@ -66,10 +67,10 @@ class Result:
             return []
 
     def curve(self, name: str, phase: str = "rl") -> Curve:
-        """Returns a metric over the steps.
+        """Returns the curve of a metric.
 
         Raises:
-          KeyError: no step has it; the message names those that there are.
+          KeyError: no step has the metric; the message lists the metrics that exist.
         """
         lines = self.metrics(phase)
         found = [line for line in lines if name in line]
@@ -106,25 +107,18 @@ class Result:
         """Draws the work and the waits of all roles, as `rl-sync timeline` does.
 
         Args:
-          first_step, last_step: the trainer steps to show; None for both shows six steps after the
-            first ones, which compile. None for the last one alone shows all from the first one on.
-          secs: the length of the window, from where the first step begins, so that several runs can
-            be drawn to one scale; None for one that ends with the last step.
-          title: None for the mode and the schedule.
+          first_step, last_step: trainer steps to show; None for both shows six steps after the
+            first ones, which compile. None only for the last one shows all from the first one on.
+          secs: length of the window, from the beginning of the first step, so that several runs can
+            be drawn to the same scale; None for a window that ends with the last step.
+          title: title of the picture; None for the mode and the schedule.
 
         Raises:
           ConfigError: the run has no such steps; the message says which it has.
         """
-        asked = None if first_step is last_step is None else (first_step or 1, last_step)
+        steps = None if first_step is last_step is None else (first_step or 1, last_step)
         try:
-            spans = read_spans(self.workdir)
-            if secs is None or not spans:
-                return timeline_figure.figure_of(self.workdir, steps=asked, title=title)
-            start, _ = timeline_figure.steps_window(
-                spans, asked or timeline_figure.default_steps(spans)
-            )
-            since = start - spans[0].start_secs
-            return timeline_figure.figure_of(self.workdir, since, since + secs, title=title)
+            return figure_of(self.workdir, steps=steps, secs=secs, title=title)
         except (FileNotFoundError, ValueError) as error:
             raise ConfigError(str(error)) from error
 
@@ -134,8 +128,9 @@ class Result:
         """Reads the completions of some trainer steps; docs/rollouts.md has the fields.
 
         Args:
-          first_step, last_step: the trainer steps; None for all from the first one on.
-          pattern: a regular expression that the prompt or what was said holds; None for any.
+          first_step, last_step: trainer steps; None for all from the first one on.
+          pattern: regular expression that the prompt or the conversation must contain; None for
+            any.
         """
         found = None if pattern is None else regex.compile(pattern)
         selection = RolloutFilter(first_step=first_step, last_step=last_step, pattern=found)
@@ -151,15 +146,16 @@ class Result:
         """Writes the policy to a new directory that `transformers` loads, with adapters merged.
 
         Args:
-          to: the directory.
+          to: directory to write.
           step: the snapshot's trainer step, `best`, or None for the newest.
-          dtype: `float32`, `bfloat16` or `float16`; None for as imported, or `float32`.
+          dtype: `float32`, `bfloat16` or `float16`; None for the imported checkpoint's, or
+            `float32`.
 
         Returns:
           The directory.
 
         Raises:
-          ConfigError: there is no such snapshot, or it cannot be written there.
+          ConfigError: there is no such snapshot, or the directory cannot be written.
         """
         target = Path(to).expanduser()
         export(self.workdir, target, dtype, None if step is None else str(step))
@@ -167,10 +163,10 @@ class Result:
 
 
 def open_run(workdir: str | Path) -> Result:
-    """Opens the records of a run that goes on or has ended.
+    """Opens the records of a run, during or after the run.
 
     Raises:
-      ConfigError: the directory has no run.
+      ConfigError: the directory does not contain a run.
     """
     path = Path(workdir).absolute()
     if not Workdir(str(path)).config.is_file():

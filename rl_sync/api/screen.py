@@ -1,4 +1,4 @@
-"""Screens for the lines that a run prints: plain output, and a notebook's."""
+"""Screens that show the lines that a run prints: plain output, and a notebook's cell."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 
 class OutputScreen(Protocol):
-    """Takes the lines that a run prints."""
+    """Shows the lines that a run prints."""
 
     def show(self, line: str) -> None:
         """Shows a line."""
 
     def close(self) -> None:
-        """Shows what is left after the last line."""
+        """Shows the rest after the last line."""
 
 
 class Plain:
-    """A screen of plain output."""
+    """A screen for plain output."""
 
     def show(self, line: str) -> None:
         """See `OutputScreen`."""
@@ -32,7 +32,7 @@ class Plain:
 
 
 class Silent:
-    """A screen that stays empty."""
+    """A screen that shows nothing."""
 
     def show(self, line: str) -> None:
         """See `OutputScreen`."""
@@ -42,11 +42,11 @@ class Silent:
 
 
 class Notebook:
-    """A screen below a notebook's cell: one output, which is replaced while the run goes on.
+    """A screen below a notebook's cell: one output, which is updated during the run.
 
-    It has the plan, folded, the latest line of the roles' states, one state a line, and what the
-    run says besides: alarms, and at the end the report. Directories within the current one and the
-    home directory are written relative to it.
+    It shows the plan, folded, the latest line of the roles' states, one state in each row, and
+    other lines of the run: alarms, and at the end the report. Directories within the current one
+    and the home directory are written relative to it.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Notebook:
         self._draw()
 
     def close(self) -> None:
-        """Leaves the states of the roles out, which are over."""
+        """Removes the states of the roles, which have ended."""
         if self._said:
             self._status = []
             self._draw()
@@ -86,7 +86,7 @@ class Notebook:
         return "\n".join([*self._status, *self._said] or self._plan).strip("\n")
 
     def _html(self) -> str:
-        """Returns the page's part; before the first status, the plan is all there is."""
+        """Returns the output as HTML; before the first status, it is only the plan."""
         if not (self._status or self._said):
             return _preformatted(self._plan)
         plan = f"<summary>The plan of the run</summary>{_preformatted(self._plan)}"
@@ -101,13 +101,13 @@ def _preformatted(lines: list[str]) -> str:
 
 
 def _is_status(line: str) -> bool:
-    """Says whether a line is one of those that the live display prints, such as `[1:23] rl 3/9`."""
+    """Says whether a line is a status line of the live display, such as `[1:23] rl 3/9`."""
     clock, bracket, _ = line.partition("] ")
     return bool(bracket) and clock.startswith("[") and clock[1:].replace(":", "").isdecimal()
 
 
 def in_notebook() -> bool:
-    """Says whether this process is a notebook's kernel."""
+    """Says whether this process is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     instance = shell.get_ipython() if shell is not None else None
     return instance is not None and hasattr(instance, "kernel")

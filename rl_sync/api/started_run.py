@@ -1,4 +1,4 @@
-"""Starts runs from Python, each in processes of its own, and reads their records."""
+"""Starts runs from Python, each in its own processes, and reads their records."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _LOOK_SECS = 0.2
 
 
 class RunError(RuntimeError):
-    """A run failed; the message says why, and how to go on."""
+    """A run failed; the message gives the reason, and how to continue."""
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the lines that a notebook shows: the message says all."""
+        """Returns the lines that a notebook shows: only the message."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was interrupted by Ctrl-C, or by a notebook's stop button, and has saved."""
+    """A run was interrupted by Ctrl-C, or by a notebook's stop button, and has saved its state."""
 
     def _render_traceback_(self) -> list[str]:
         """Returns the lines that a notebook shows."""
@@ -47,8 +47,8 @@ class Event(NamedTuple):
 
     Attributes:
       phase: `sft`, `rl` or `evaluation`.
-      step: the step within the phase; of an evaluation the trainer step before it.
-      values: the metrics by name; docs/metrics.md describes them.
+      step: step within the phase; for an evaluation, the trainer step before it.
+      values: metrics by name; docs/metrics.md describes them.
     """
 
     phase: str
@@ -57,12 +57,12 @@ class Event(NamedTuple):
 
 
 class Run:
-    """A run that goes on in processes of its own, and ends with this process.
+    """A run in its own processes, which ends with this process.
 
-    Its methods are for one thread. `events` may be read by another.
+    Its methods are for one thread; only `events` may be read by another.
 
     Attributes:
-      workdir: the run's directory.
+      workdir: work directory of the run.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Run:
         """Starts a run.
 
         Args:
-          command: the launcher's.
-          workdir: the run's directory.
-          screen: what shows the lines that the run prints; None to let it draw on this terminal.
-          folder: holds the config; deleted with this object.
-          variables: of the environment, besides those of this process.
+          command: command line of the launcher.
+          workdir: work directory of the run.
+          screen: shows the lines that the run prints; None to let the run draw on this terminal.
+          folder: folder with the config; deleted with this object.
+          variables: environment variables, in addition to this process's.
         """
         self.workdir = workdir
         self._folder = folder
@@ -95,7 +95,7 @@ class Run:
             env={**(os.environ if screen is None else _plain_environment()), **variables},
             text=True,
             errors="backslashreplace",
-            process_group=0,  # Ctrl-C reaches it through `wait` alone.
+            process_group=0,  # Ctrl-C reaches the run only through `wait`.
         )
         self._screen = screen
         self._complaints: list[str] = []
@@ -106,20 +106,20 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """True while the run goes on."""
+        """True while the run is running."""
         return self._process.poll() is None
 
     @property
     def result(self) -> Result:
-        """The records so far."""
+        """Records of the run so far."""
         return Result(self.workdir)
 
     def events(self) -> Iterator[Event]:
         """Yields the lines of metrics as they are written, until the run has ended.
 
         Raises:
-          ConfigError: the config cannot be; the message says what to change.
-          RunError: the run failed. All of its lines have been yielded then.
+          ConfigError: the config is invalid; the message says what to change.
+          RunError: the run failed; all of its lines have been yielded then.
         """
         path, read = Workdir(str(self.workdir)).metrics, 0
         while True:
@@ -139,20 +139,20 @@ class Run:
     def stop(self) -> None:
         """Asks the run to save a snapshot and end, as Ctrl-C does; `wait` then returns.
 
-        It may be called more than once: the run is asked once, since a second Ctrl-C would end it
-        before it has saved.
+        It may be called more than once: the run is asked only once, since a second Ctrl-C would end
+        it before it has saved.
         """
         if not self._stopped and self.is_running:
             self._process.send_signal(signal.SIGINT)
         self._stopped = True
 
     def wait(self) -> Result:
-        """Waits for the end of the run. Ctrl-C stops the run, which then saves.
+        """Waits for the end of the run. Ctrl-C stops the run, which then saves a snapshot.
 
         Raises:
-          ConfigError: the config cannot be; the message says what to change.
+          ConfigError: the config is invalid; the message says what to change.
           RunError: the run failed.
-          KeyboardInterrupt: it was interrupted here, and has ended.
+          KeyboardInterrupt: the run was interrupted here, and has ended.
         """
         interrupted = False
         while True:
@@ -174,12 +174,12 @@ class Run:
         return self.result
 
     def wait_for_begin(self) -> None:
-        """Waits until the config is known to make a run, whose directory is then made.
+        """Waits until the config is accepted and the work directory is created.
 
         Raises:
-          ConfigError: the config cannot be; the message says what to change.
-          RunError: the run ended before.
-          KeyboardInterrupt: it was interrupted here, and has ended.
+          ConfigError: the config is invalid; the message says what to change.
+          RunError: the run ended before that.
+          KeyboardInterrupt: the run was interrupted here, and has ended.
         """
         try:
             while self.is_running and _written(self._config) == self._config_before:
@@ -193,7 +193,7 @@ class Run:
             self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raises the error of a run that has ended with one."""
+        """Raises the error that a run has ended with, if there is one."""
         status, said = self._process.wait(), self._said()
         if status == _MISTAKE:
             raise ConfigError(said.removeprefix("error: "))
@@ -201,7 +201,7 @@ class Run:
             raise RunError(said or f"The launcher ended with exit status {status}.")
 
     def _said(self) -> str:
-        """Returns the complaints of a run that has ended."""
+        """Returns the error output of a run that has ended."""
         for reader in self._readers:
             reader.join()
         return "\n".join(self._complaints).strip()
@@ -209,7 +209,7 @@ class Run:
     def _how_to_go_on(self) -> str:
         return (
             f"The run in {self.workdir} was stopped. The same call with workdir="
-            f"{str(self.workdir)!r} goes on from its newest snapshot."
+            f"{str(self.workdir)!r} resumes from its newest snapshot."
         )
 
 
@@ -220,20 +220,21 @@ def start(
     changes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Starts a run, and returns while it goes on.
+    """Starts a run, and returns while it is running.
 
-    It returns once the config is known to make a run, which takes a few seconds.
+    It returns once the config is accepted, which takes a few seconds.
 
     Args:
-      config: a config file, the name of a config of the package, a ConfigDict, or a dict of what
-        differs from the defaults.
-      workdir: the run's directory. A run that has begun there goes on. None for the one that the
-        ConfigDict, the dict or the changes name, or else a new one under `runs/`.
+      config: a config file, the name of a config of the package, a ConfigDict, or a dict of the
+        settings that differ from the defaults.
+      workdir: work directory of the run. A run that has begun there is resumed. None for the
+        directory that the ConfigDict, the dict or the changes name, or else a new one under
+        `runs/`.
       changes: settings by their names on the command line, such as `{"sync.mode": "synchronous"}`.
-      quiet: whether nothing is shown.
+      quiet: whether to show nothing.
 
     Raises:
-      ConfigError: the config cannot be; the message says what to change.
+      ConfigError: the config is invalid; the message says what to change.
       RunError: the run ended before it had begun.
     """
     return start_on(_screen(quiet), config, workdir=workdir, changes=changes)
@@ -247,11 +248,11 @@ def start_on(
     changes: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Run:
-    """Starts a run whose lines a screen shows; see `start`.
+    """Starts a run whose lines are shown on a screen; see `start`.
 
     Args:
       screen: None to let the run draw on this terminal.
-      variables: of the environment, besides those of this process.
+      variables: environment variables, in addition to this process's.
     """
     folder = tempfile.TemporaryDirectory(prefix="rl_sync-")
     named = config_file(config, changes or {}, Path(folder.name))
@@ -277,13 +278,13 @@ def train(
     changes: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Result:
-    """Trains, from the beginning to the end.
+    """Trains from the beginning to the end.
 
     Args:
       config, workdir, changes, quiet: see `start`.
 
     Raises:
-      ConfigError: the config cannot be; the message says what to change.
+      ConfigError: the config is invalid; the message says what to change.
       RunError: the run failed.
     """
     return start(config, workdir=workdir, changes=changes, quiet=quiet).wait()
@@ -297,14 +298,14 @@ def _workdir_of(config: Config, changes: Mapping[str, Any]) -> str:
 
 
 def _said(value: Any) -> str:
-    """Writes a value as the command line reads it."""
+    """Writes a value in the syntax of the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain_environment() -> dict[str, str]:
-    """Returns the environment without what makes programs take a pipe for a terminal.
+    """Returns the environment without variables that make programs treat a pipe as a terminal.
 
-    A notebook's kernel sets such variables, and the run would redraw its lines four times a second.
+    A notebook's kernel sets such variables; the run would redraw its lines four times a second.
     """
     forcing = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     return {name: value for name, value in os.environ.items() if name not in forcing}
@@ -320,7 +321,7 @@ def _screen(quiet: bool) -> OutputScreen | None:
 
 
 def _reading(stream: IO[str], take: Callable[[str], object]) -> threading.Thread:
-    """Starts a thread that takes each line of a stream."""
+    """Starts a thread that passes each line of a stream to a function."""
 
     def read() -> None:
         for line in stream:
@@ -332,7 +333,7 @@ def _reading(stream: IO[str], take: Callable[[str], object]) -> threading.Thread
 
 
 def _written(path: Path) -> tuple[int, int] | None:
-    """Returns what tells two writings of a file apart; None if it is not there."""
+    """Returns values that change when a file is written again; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -341,7 +342,7 @@ def _written(path: Path) -> tuple[int, int] | None:
 
 
 def _whole_lines(path: Path, start: int) -> list[bytes]:
-    """Returns the lines of a file from a place on that have been written to their ends."""
+    """Returns the complete lines of a file from an offset on."""
     try:
         with path.open("rb") as file:
             file.seek(start)

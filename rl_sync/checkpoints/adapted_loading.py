@@ -1,4 +1,4 @@
-"""Loading of a snapshot after a change of settings: fields that fit are kept, others start anew."""
+"""Loading of a snapshot after changes of settings: fields that fit are kept, others start anew."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 def load_adapted(
     directory: Path, step: int, abstract: TrainState, begin: Callable[[Params], TrainState]
 ) -> tuple[TrainState, list[str]]:
-    """Loads the step, the parameters, and those other fields of a state that fit.
+    """Loads the step, the parameters, and all other fields of a state that fit.
 
     Args:
-      directory, step: the snapshot.
-      abstract: the state as it shall be.
+      directory, step: folder of snapshots, and step of the snapshot.
+      abstract: the abstract state that the new settings need.
       begin: makes the state at the start of RL from a snapshot's parameters.
 
     Returns:
@@ -39,7 +39,7 @@ def load_adapted(
         try:
             fresh = fresh._replace(**{name: _field(directory, step, abstract, name)})
         except MismatchError as error:
-            _log.warning("%s begins anew: %s", name, error)
+            _log.warning("%s starts anew: %s", name, error)
             anew.append(name)
     return fresh, anew
 

@@ -1,4 +1,4 @@
-"""Record of a run's best snapshot, beside its snapshots."""
+"""Record of a run's best snapshot, next to its snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_sync.workdir import Workdir, snapshot_name
 
 
 def read_best(workdir: Workdir) -> Best | None:
-    """Reads which snapshot is the best; None if none is recorded, or it is not there."""
+    """Reads the record of the best snapshot; None if there is no record, or no such snapshot."""
     try:
         best = Best(**json.loads(workdir.best.read_text()))
     except (OSError, ValueError, TypeError):
@@ -19,7 +19,7 @@ def read_best(workdir: Workdir) -> Best | None:
 
 
 def write_best(workdir: Workdir, best: Best) -> None:
-    """Records which snapshot is the best."""
+    """Records the best snapshot."""
     workdir.best.parent.mkdir(parents=True, exist_ok=True)
     temporary: Path = workdir.best.with_suffix(".tmp")
     temporary.write_text(json.dumps(best._asdict()) + "\n")

@@ -40,7 +40,7 @@ def damage(directory: Path) -> str | None:
         return f"it lacks {SEAL}, or was saved by an earlier version, without checksums"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{SEAL} cannot be read ({type(error).__name__})"
-    for name, (size, _) in files.items():  # Sizes first: they cost nothing.
+    for name, (size, _) in files.items():  # Sizes first, because they cost nothing.
         try:
             found = (directory / name).stat().st_size
         except OSError:
@@ -53,7 +53,7 @@ def damage(directory: Path) -> str | None:
         return f"it cannot be read ({error})"
     for (name, before), after in zip(files.items(), now, strict=True):
         if before != after:
-            return f"{name} has another content than was written"
+            return f"{name} has other content than was written"
     return None
 
 

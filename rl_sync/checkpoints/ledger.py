@@ -1,4 +1,4 @@
-"""The ledger, a record of every group of a run, and the record of what each step consumed."""
+"""The ledger: a record of every group of a run, and of the groups that each step consumed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Ledger:
         self._lines = JsonLinesWriter(Workdir(workdir).ledger)
 
     def resume(self, step: int) -> int:
-        """Marks where the run resumes, and drops groups that were not trained by then.
+        """Marks the step where the run resumes, and drops groups that were not trained by then.
 
         Args:
-          step: the trainer step to resume from; groups of later steps will be trained on again.
+          step: trainer step to resume from; groups of later steps will be trained on again.
 
-        Returns:
-          The first lease id that was never used.
+          Returns:
+            The first unused lease id.
         """
         first_free, lost = 0, dict[int, dict[str, Any]]()
         for line in read_json_lines(self._lines.path):
@@ -51,7 +51,7 @@ class Ledger:
         return first_free
 
     def write(self, record: Record) -> None:
-        """Writes one event and the leases that it concerns."""
+        """Writes one event and the leases that it affects."""
         leases = [_described(lease) for lease in record.leases]
         line = {"time": time.time(), "event": record.event, "leases": leases}
         reason = {"reason": record.reason} if record.reason else {}
@@ -68,7 +68,7 @@ class Ledger:
 
 
 def _described(lease: LiveLease) -> dict[str, Any]:
-    """Returns what the ledger has of a lease."""
+    """Returns the ledger's fields of a lease."""
     why = {"why": lease.choice.why} if lease.choice.why else {}
     success = {} if lease.success is None else {"success": lease.success}
     return {
@@ -84,7 +84,7 @@ def _described(lease: LiveLease) -> dict[str, Any]:
 
 
 def balance(state: MasterState) -> Balance:
-    """The sum of a run's leases so far."""
+    """Returns the balance of a run's leases so far."""
     return Balance(
         leased=state.leased,
         trained=state.trained,
@@ -97,11 +97,11 @@ def balance(state: MasterState) -> Balance:
 
 
 class ConsumptionRecord:
-    """Writes what each trainer step consumed to `workdir/consumed.jsonl`.
+    """Writes the groups that each trainer step consumed to `workdir/consumed.jsonl`.
 
     Args:
-      workdir: None in a process that does not record.
-      start: the trainer step that the run resumes from; lines of later steps become void.
+      workdir: work directory of the run; None in a process that does not record.
+      start: trainer step that the run resumes from; lines of later steps become void.
     """
 
     def __init__(self, workdir: str | os.PathLike[str] | None, start: int = 0):
@@ -110,7 +110,7 @@ class ConsumptionRecord:
             self._lines.write(mark(start))
 
     def write(self, step: int, groups: list[Group]) -> None:
-        """Writes one step: its groups in the batch's order, with the version of every token."""
+        """Writes the groups of one step in the batch's order, with the version of every token."""
         if self._lines is None:
             return
         self._lines.write(
@@ -136,7 +136,7 @@ class ConsumptionRecord:
 
 
 def _version_runs(group: Group) -> list[list[list[int]]]:
-    """Returns for each trajectory its stretches of tokens of one version, as [version, tokens]."""
+    """Returns the runs of tokens with one version in each trajectory, as [version, tokens]."""
     rows = []
     for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
         runs = itertools.groupby(np.asarray(versions)[mask].tolist())
@@ -145,9 +145,9 @@ def _version_runs(group: Group) -> list[list[list[int]]]:
 
 
 def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the events of a run's ledger in their order.
+    """Reads the events of a run's ledger in order.
 
-    Groups that were trained on in steps lost in a crash count as dropped, not as trained.
+    Groups whose training was lost in a crash count as dropped, not as trained.
     """
 
     def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
@@ -157,7 +157,7 @@ def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads what each trainer step consumed, in the order of the steps, and each step once."""
+    """Reads the groups that each trainer step consumed, once each, in the order of the steps."""
     lines = read_json_lines(Workdir(workdir).consumed)
     return standing(lines, lambda line, mark: line["step"] > mark[RESUMED_AT])
 

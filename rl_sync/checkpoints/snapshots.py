@@ -1,14 +1,14 @@
-"""Snapshots: a role's whole state on disk, from which it goes on exactly as if it had not stopped.
+"""Snapshots: a role's whole state on disk, from which it resumes as if it had not stopped.
 
     <directory>/snapshot_00000040/arrays/         the arrays
-    <directory>/snapshot_00000040/metadata.json   the rest
+    <directory>/snapshot_00000040/metadata.json   all other values
     <directory>/snapshot_00000040/files.json      the checksums of both
 
-A snapshot appears by one rename. The processes of one program take and load snapshots together,
-each its own shards; others of their cluster take no part.
+A snapshot appears by one rename. The processes of one program save and load snapshots together,
+each its own shards; other processes of their cluster take no part.
 
-Orbax writes the arrays. Its CheckpointManager would also choose which snapshots stay, which is one
-line here, but it renames a snapshot as soon as that is written, before there are checksums in it.
+Orbax writes the arrays. Its CheckpointManager would also choose the snapshots to keep, which takes
+one line here, but it renames a snapshot as soon as it is written, before it has checksums.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
-"""Shapes and dtypes of arrays, by their names."""
+"""Shapes and dtypes of arrays by their names."""
 
 
 class SnapshotError(RunEndedError):
@@ -71,25 +71,25 @@ def save_snapshot(
     processes: Iterable[int] | None = None,
     agree: Agree = alone,
 ) -> None:
-    """Saves a state, and waits until it is on disk. A snapshot of the same step is replaced.
+    """Saves a state, and waits until it is on disk. It replaces a snapshot of the same step.
 
     Args:
-      directory: the folder of all snapshots of this role.
-      step: the trainer step, or any count that grows.
-      state: a pytree of jax arrays (PRNG keys among them), numpy arrays and Python numbers.
+      directory: folder of all snapshots of this role.
+      step: trainer step, or any count that grows.
+      state: a pytree of jax arrays (including PRNG keys), numpy arrays and Python numbers.
       metadata: other values to save, as JSON.
-      keep: the number of newest snapshots that stay.
-      kept: steps whose snapshots stay besides.
-      processes, agree: the program's processes, by their indices in the cluster, and their means to
-        agree.
+      keep: number of newest snapshots to keep.
+      kept: steps whose snapshots are kept as well.
+      processes, agree: the program's processes, by their indices in the cluster, and the `Agree`
+        that they share.
 
     Raises:
       ValueError: `keep` is below 1, or two leaves have the same name.
       TypeError: JSON cannot express a value of `metadata`.
-      SnapshotError: it cannot be saved; earlier snapshots stay.
+      SnapshotError: the state cannot be saved; earlier snapshots are kept.
     """
     if keep < 1:
-        raise ValueError(f"keep={keep}: at least one snapshot must stay.")
+        raise ValueError(f"keep={keep}: at least one snapshot must be kept.")
     directory = Path(directory)
     text = json.dumps(metadata)
     named = flatten_named(jax.tree.map(_plain, state))
@@ -116,8 +116,8 @@ def save_snapshot(
         with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
             storage.write(unfinished / _ARRAYS, named)
         agree("finish a snapshot", finish)
-    except Exception as error:  # From the disk or from Orbax, which has many.
-        shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the room.
+    except Exception as error:  # Errors of the disk, or of Orbax, which has many.
+        shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the space.
         cause = str(error).partition("\n")[0]
         raise SnapshotError(
             f"The snapshot of step {step} cannot be saved in {directory}"
@@ -134,16 +134,15 @@ def load_snapshot(
     *,
     aside: bool = False,
 ) -> tuple[int, Any, dict[str, Any]]:
-    """Loads a state, bit for bit as it was saved.
+    """Loads a state, equal to the saved one to the bit.
 
     Args:
       directory: the folder given to `save_snapshot`.
-      step: the step of the snapshot; None for the newest that is undamaged.
+      step: step of the snapshot; None for the newest undamaged one.
       abstract: a state of the same structure, shapes and dtypes. Each leaf is returned as the kind
-        that
-        it is here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array, a
-        Python number.
-      processes, agree: see `save_snapshot`; all these processes load it.
+        that it has here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array,
+        or a Python number.
+      processes, agree: see `save_snapshot`; all these processes load the state.
       aside: see `newest_whole`.
 
     Returns:
@@ -151,8 +150,8 @@ def load_snapshot(
 
     Raises:
       FileNotFoundError: there is no such snapshot.
-      SnapshotError: it is damaged, or all snapshots are.
-      MismatchError: the snapshot is of another structure than `abstract`.
+      SnapshotError: the snapshot is damaged, or all snapshots are.
+      MismatchError: the snapshot has another structure than `abstract`.
     """
     with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
         return _load(storage, Path(directory), step, abstract, agree, partial=False, aside=aside)
@@ -168,8 +167,8 @@ def load_part(directory: Path, step: int | None, abstract: Any) -> tuple[int, An
 
     Args:
       directory, step: see `load_snapshot`.
-      abstract: the wanted part at its place in the state: `{"params": …}` for the field `params`.
-        Its leaves are as in `load_snapshot`.
+      abstract: the requested part at its place in the state: `{"params": …}` for the field
+        `params`. Its leaves are as in `load_snapshot`.
 
     Returns:
       The step, the part and the metadata.
@@ -203,7 +202,7 @@ def _load(
             named = storage.read(arrays, flatten_named(plain_like), partial=partial)
         except MismatchError:
             raise
-        except Exception as error:  # From Orbax, which has many.
+        except Exception as error:  # Orbax raises many kinds.
             cause = str(error).partition("\n")[0]
             unreadable[chosen] = f"it cannot be read ({type(error).__name__}: {cause})"
         else:
@@ -214,7 +213,7 @@ def _load(
 def _chosen(
     directory: Path, step: int | None, unreadable: Mapping[int, str], *, aside: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Returns the step of the snapshot to load, which is undamaged, and its metadata."""
+    """Returns the step of the undamaged snapshot to load, and its metadata."""
     chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
     if chosen is None or not snapshot_path(directory, chosen).exists():
         raise FileNotFoundError(
@@ -242,10 +241,10 @@ def newest_whole(
       unreadable: snapshots to leave out, with the reasons.
       aside: whether newer snapshots, which are damaged, are renamed, so that they are ignored from
         then on.
-      say: a function that gets one line about each damaged snapshot.
+      say: function that gets one line about each damaged snapshot.
 
-    Raises:
-      SnapshotError: all snapshots are damaged; they stay where they are.
+      Raises:
+        SnapshotError: all snapshots are damaged; they are not renamed.
     """
     directory = Path(directory)
     damaged: dict[int, str] = {}
@@ -262,7 +261,7 @@ def newest_whole(
         )
         raise SnapshotError(
             f"No snapshot in {directory} is whole ({reasons}). Put a copy of one there, or give"
-            " another --config.workdir to begin anew."
+            " another --config.workdir to start again."
         )
     return None
 
@@ -283,7 +282,7 @@ def _leave_out(
         path.rename(target)
         renamed = f" It is now called {target.name}."
     say(
-        f"The snapshot {path} is damaged: {reason}. The one of step {instead} is used"
+        f"The snapshot {path} is damaged: {reason}. The snapshot of step {instead} is used"
         f" instead.{renamed}"
     )
 
@@ -305,7 +304,7 @@ def _steps(directory: Path) -> list[int]:
 
 
 def snapshot_path(directory: Path, step: int) -> Path:
-    """Directory of the snapshot of a step, whether it is there or not."""
+    """Returns the directory of a step's snapshot, whether or not it exists."""
     return directory / snapshot_name(step)
 
 
@@ -314,7 +313,7 @@ def _hide(directory: Path, step: int) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Deletes unfinished snapshots, also of processes that were killed, and replaced ones."""
+    """Deletes unfinished snapshots, even those of killed processes, and replaced ones."""
     for name in os.listdir(directory):
         if name.startswith((_TEMPORARY, _DELETED)):
             shutil.rmtree(directory / name)
@@ -325,7 +324,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _plain(leaf: Any) -> Any:
-    """Converts a leaf to what is stored for it: a PRNG key's data, a number as an array."""
+    """Converts a leaf to its stored form: a PRNG key to its data, a number to an array."""
     if _is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
@@ -339,7 +338,7 @@ def _plain_like(leaf: Any) -> Any:
 
 def _key_impl(abstract: Any) -> Any:
     impls: list[Any] = []
-    # Traced, since JAX cannot tell it for a ShapeDtypeStruct.
+    # Traced, since a ShapeDtypeStruct does not give it.
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), abstract)
     return impls[0]
 

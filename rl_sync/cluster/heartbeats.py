@@ -1,7 +1,7 @@
-"""Heartbeats: signs of life of a run's processes, and those that are silent.
+"""Heartbeats of a run's processes, and the processes that have stopped sending them.
 
-A process sends heartbeats from a thread of its own, also while it computes, compiles or waits. A
-silent process was stopped, or is stuck while it holds the interpreter's lock.
+A process sends heartbeats from a separate thread, even while it computes, compiles or waits. A
+silent process was stopped, or hangs while it holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from rl_sync.role_names import role_of
 
 SILENT_SECS = 5.0
-"""After so long without a heartbeat, a process is named in the errors of those that wait for it."""
+"""Seconds of silence after which a process is named in the errors of those that wait for it."""
 
 _LATE_SECS = 1.0
 
 
 class Silence(NamedTuple):
-    """A process that sends no heartbeats.
+    """A process that has stopped sending heartbeats.
 
     Attributes:
-      name: see `process_name`.
-      process: its number on its machine.
-      secs: the time since its last heartbeat.
+      name: name of the process; see `process_name`.
+      process: its process id.
+      secs: seconds since its last heartbeat.
       doing: its activity at the last heartbeat.
     """
 
@@ -36,8 +36,8 @@ class Silence(NamedTuple):
     def __str__(self) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self.secs))
         return (
-            f"{self.name} (process {self.process}) hangs, or was stopped: it has given no sign of"
-            f" life for {self.secs:.0f} s, since {since}, when it was {self.doing}"
+            f"{self.name} (process {self.process}) hangs, or was stopped: it has sent no heartbeat"
+            f" for {self.secs:.0f} s, since {since}, when it was {self.doing}"
         )
 
 
@@ -48,7 +48,7 @@ class _Sign(NamedTuple):
 
 
 class Heartbeats:
-    """The last heartbeat of every process. Safe to use from several threads with one clock."""
+    """The last heartbeat of every process. Thread-safe; all calls use the same clock."""
 
     def __init__(self, now_secs: float) -> None:
         self._lock = threading.Lock()
@@ -61,24 +61,24 @@ class Heartbeats:
             self._signs[name] = _Sign(process, doing, now_secs)
 
     def left(self, name: str) -> None:
-        """Expects no more heartbeats of a process."""
+        """Stops expecting heartbeats from a process."""
         with self._lock:
             self._signs.pop(name, None)
 
     def lost(self, program: str) -> None:
-        """Expects no more heartbeats of a program's processes, until they send some again."""
+        """Stops expecting heartbeats from a program's processes, until they send some again."""
         with self._lock:
             for name in [name for name in self._signs if role_of(name) == program]:
                 del self._signs[name]
 
     def ticked(self, now_secs: float, since_last_secs: float) -> None:
-        """Records that the listener is awake; it must be called regularly.
+        """Records that the listener is alive; it must be called regularly.
 
-        If the call is late, the listener itself stood still, perhaps with all the others, as when a
-        machine is paused. That time does not count as silence.
+        If the call is late, the listener itself was paused, perhaps with all other processes, as
+        when a machine sleeps. That time does not count as silence.
 
         Args:
-          since_last_secs: the planned time between two calls.
+          since_last_secs: planned time between two calls.
         """
         with self._lock:
             late = now_secs - self._looked_secs - since_last_secs
@@ -90,7 +90,7 @@ class Heartbeats:
                 }
 
     def silences(self, at_least_secs: float) -> list[Silence]:
-        """Returns the processes that were silent for so long at the last tick, longest first."""
+        """Returns processes silent for at least `at_least_secs` at the last tick, longest first."""
         with self._lock:
             silences = [
                 Silence(name, sign.process, self._looked_secs - sign.at_secs, sign.doing)

@@ -1,4 +1,4 @@
-"""Host names, resolved with a deadline."""
+"""Host names, which are resolved within a deadline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def check_own(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> N
     """Checks that a name or an address belongs to this machine.
 
     Args:
-      setting: where it was given, for the message.
+      setting: name of the setting that gave it, for the message.
 
-    Raises:
-      ConfigError: it does not, or the name is not resolved within the deadline.
+      Raises:
+        ConfigError: it does not, or the name was not resolved within the deadline.
     """
     address = look_up(setting, host, timeout_secs)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -35,20 +35,20 @@ def look_up(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> str
     """Resolves a host to its address.
 
     Args:
-      setting: where it was given, for the message.
+      setting: name of the setting that gave it, for the message.
 
-    Raises:
-      ConfigError: it has no address, or the name is not resolved within the deadline.
+      Raises:
+        ConfigError: the host has no address, or was not resolved within the deadline.
     """
     answers: queue.Queue[str | OSError] = queue.Queue()
 
     def ask() -> None:
         try:
             answers.put(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
-        except (OSError, UnicodeError) as error:  # UnicodeError for names of over 63 letters.
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label has over 63 letters.
             answers.put(OSError(str(error)))
 
-    # A look-up cannot be interrupted, so it gets a thread, which is left behind.
+    # A look-up cannot be interrupted, so it runs in a thread, which may be left behind.
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
         answer = answers.get(timeout=timeout_secs)

@@ -1,6 +1,6 @@
-"""The calls that the master answers: a record each, and what they are answered with.
+"""Calls that the master answers: one record for each, with the type of its result.
 
-Those about judgements are in `judging_calls`, those about weights in `weight_calls`.
+Calls about scores are in `scoring_calls`, calls about weights in `weight_calls`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ for _class in (
     record(_class)
 
 
-# What becomes of groups.
+# Calls about groups.
 
 
 @record
@@ -57,9 +57,9 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     """Asks for work.
 
     Attributes:
-      explorer: its number.
+      explorer: number of the explorer.
       unfinished, room: see `LeaseRequested`.
-      poll_secs: the longest that it waits while it is held back.
+      poll_secs: maximum wait while the explorer is held back.
     """
 
     explorer: int
@@ -70,24 +70,24 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
 @dataclasses.dataclass(frozen=True)
 class Claim(Call[list[int]]):
-    """The trainer has taken groups out of the buffer; asks for those whose lease was over."""
+    """Reports that the trainer took groups from the buffer; returns those with ended leases."""
 
     lease_ids: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Happened(Call[None]):
-    """Something has happened that the master accounts for."""
+    """Reports an event that the master has to count."""
 
     event: GroupsBuffered | GroupsRefused | VersionPublished | ExplorerDied | StopRequested
 
 
-# Where the run stands.
+# Calls about the state of the run.
 
 
 @dataclasses.dataclass(frozen=True)
 class Resumed(Call[None]):
-    """The run goes on from a snapshot; see `rl_sync.records.resumption.mark`."""
+    """Reports that the run resumes from a snapshot; see `rl_sync.records.resumption.mark`."""
 
     step: int
     sft_step: int | None
@@ -95,19 +95,19 @@ class Resumed(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class TrainerReady(Call[None]):
-    """The trainer is ready."""
+    """Reports that the trainer is ready."""
 
     position: Position
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Call[Judgements]):
-    """The trainer has finished a step; answered with the judgements of groups that it records.
+    """Reports a finished trainer step; returns the scores of the groups that the trainer records.
 
     Attributes:
-      metrics: of the step; `num_tokens` are its own.
+      metrics: metrics of the step, with its own `num_tokens`.
       spent: see `SpanRecorder.spent`.
-      recorded: the lease ids of these groups.
+      recorded: lease ids of these groups.
     """
 
     event: BatchTrained
@@ -118,15 +118,15 @@ class Trained(Call[Judgements]):
 
 @dataclasses.dataclass(frozen=True)
 class AskPosition(Call[Position]):
-    """Asks where the run stands in the order of prompts."""
+    """Asks for the run's position in the order of prompts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EnterPhase(Call[None]):
-    """The run enters a phase.
+    """Reports that the run enters a phase.
 
     Attributes:
-      message: a line for the display; empty for that of before.
+      message: line for the display; empty to keep the previous one.
     """
 
     phase: str
@@ -138,7 +138,7 @@ class AskStatus(Call[RunStatus]):
     """Asks what the run is doing."""
 
 
-# What comes of the run.
+# Calls about results of the run.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,14 +150,14 @@ class Report(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class HandInEvaluation(Call[None]):
-    """Hands in the completions of an evaluation, which the master has judged and measures.
+    """Submits completions of an evaluation, which the master scores and measures.
 
-    A completion that was handed in before, of the same moment, problem and sample, counts once.
+    A completion that was submitted before, with the same moment, problem and sample, counts once.
 
     Attributes:
-      moment: names the evaluation, such as "after step 20".
-      step: the trainer step of the weights.
-      items: the completions, or some of them.
+      moment: name of the evaluation, such as "after step 20".
+      step: trainer step of the weights.
+      items: all or some of the completions.
     """
 
     moment: str
@@ -167,11 +167,11 @@ class HandInEvaluation(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class HandInMeasured(Call[None]):
-    """Hands in an evaluation that needs no judging.
+    """Submits the metrics of an evaluation that needs no scoring.
 
     Attributes:
       moment, step: see `HandInEvaluation`.
-      values: its metrics.
+      values: metrics of the evaluation.
     """
 
     moment: str
@@ -181,7 +181,7 @@ class HandInMeasured(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class AwaitEvaluations(Call[None]):
-    """Waits until all evaluations that were handed in are measured.
+    """Waits until all submitted evaluations are measured.
 
     It may take long; see `rl_sync.cluster.pending`.
     """
@@ -189,12 +189,12 @@ class AwaitEvaluations(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class AskKeptSnapshots(Call[list[int]]):
-    """Asks for the steps whose snapshots stay: the best, and those that may become it."""
+    """Asks for the steps whose snapshots must be kept: the best, and those that may become it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WriteMetrics(Call[None]):
-    """Writes metrics down; see `MetricsWriter.write`."""
+    """Writes metrics; see `MetricsWriter.write`."""
 
     phase: str
     step: int
@@ -203,28 +203,30 @@ class WriteMetrics(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class Fail(Call[None]):
-    """Stops the run, which then has failed for this reason; the first one counts."""
+    """Stops the run as failed for this reason; the first reason counts."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class CloseLedger(Call[Summary]):
-    """Closes the ledger's account, once the explorers have left; the master ends after it."""
+    """Closes the ledger once the explorers have left, and returns its summary; the master then
+    ends.
+    """
 
 
-# Signs of life.
+# Heartbeats.
 
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat(Call[str | None]):
-    """A sign of life of one process of a role; asks why the run is being stopped, if it is.
+    """Heartbeat of one process of a role; returns why the run is being stopped, if it is.
 
     Attributes:
-      status: of the role.
-      name: of the process; see `process_name`.
-      process: its number on its machine.
-      doing: what it does, in words.
+      status: status of the role.
+      name: name of the process; see `process_name`.
+      process: its process id.
+      doing: its activity, in words.
       spent: see `SpanRecorder.spent`.
     """
 
@@ -237,13 +239,13 @@ class Heartbeat(Call[str | None]):
 
 @dataclasses.dataclass(frozen=True)
 class Leave(Call[None]):
-    """A process gives no more signs of life."""
+    """Reports that a process will send no more heartbeats."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class AskSilences(Call[list[Silence]]):
-    """Asks for the processes that have given no sign of life for so long."""
+    """Asks for the processes that have sent no heartbeat for a given time."""
 
     at_least_secs: float

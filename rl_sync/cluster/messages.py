@@ -1,7 +1,7 @@
-"""Values as bytes, for the other processes of a run: msgpack with tuples, arrays and records.
+"""Serialization for a run's other processes: msgpack with tuples, arrays and records.
 
-Reading one runs no code of the sender's: a record is made of a class that was registered here, and
-an error of one that has only a message.
+Decoding runs no code of the sender: a record is rebuilt from a class that is registered here, and
+an error from a class whose only argument is a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rl_sync.types import Demonstrations, Packing, Rows, SharedPrompts, TrainBat
 
 _TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER, _COLUMNS = range(1, 7)
 _TEXT = "surrogatepass"
-"""Data of users may have halves of surrogate pairs: they arrive as they were sent."""
+"""Error handler for text: users' data may have unpaired surrogates, which must arrive unchanged."""
 _records: dict[str, type] = {}
 
 C = TypeVar("C", bound=type)
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class Records(list[T]):
-    """A list of records of one class, which is sent column by column.
+    """A list of records of one class, which is encoded column by column.
 
-    That takes a tenth of the time of a list whose records are sent one by one.
+    This takes a tenth of the time of encoding the records one by one.
     """
 
 
 def record(cls: C) -> C:
-    """Lets objects of a dataclass or a NamedTuple be sent, field by field; a decorator."""
+    """Registers a dataclass or a NamedTuple, whose objects are encoded by field; a decorator."""
     assert _records.get(cls.__name__, cls) is cls, f"two records are called {cls.__name__}"
     _records[cls.__name__] = cls
     return cls
@@ -51,7 +51,7 @@ def encode(value: Any) -> bytes:
     """Encodes numbers, text, bytes, arrays, records, errors, and collections of them.
 
     Raises:
-      TypeError: the value, or a part of it, is none of these, or its class is not registered.
+      TypeError: the value or a part of it has another type, or its class is not registered.
     """
     return msgpack.packb(value, default=_extension, strict_types=True, unicode_errors=_TEXT)
 
@@ -66,7 +66,7 @@ def decode(data: bytes) -> Any:
 
 
 def _extension(value: Any) -> msgpack.ExtType:
-    """Encodes a value that msgpack does not know."""
+    """Encodes a value that msgpack does not support."""
     if (name := type(value).__name__) in _records and type(value) is _records[name]:
         fields = {field: getattr(value, field) for field in _fields(name)}
         return msgpack.ExtType(_RECORD, encode([name, fields]))
@@ -78,7 +78,7 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_ARRAY, encode(_plain(np.asarray(value))))
     if isinstance(value, BaseException):
         return msgpack.ExtType(_ERROR, encode(_described(value)))
-    if type(value) is int:  # Of more than 64 bits.
+    if type(value) is int:  # More than 64 bits.
         return msgpack.ExtType(_INTEGER, encode(hex(value)))
     raise TypeError(f"A {type(value).__name__} cannot be sent to other processes.")
 
@@ -100,12 +100,12 @@ def _value(code: int, data: bytes) -> Any:
         return _error(*value)
     if code == _INTEGER:
         return int(value, 16)
-    raise ValueError(f"Extension {code} is none of those that processes send each other.")
+    raise ValueError(f"Extension {code} is not one that processes send each other.")
 
 
 @functools.cache
 def _fields(name: str) -> Sequence[str]:
-    """The names of a record's fields."""
+    """Returns the names of a record's fields."""
     cls: Any = _records[name]
     if dataclasses.is_dataclass(cls):
         return [field.name for field in dataclasses.fields(cls)]
@@ -113,13 +113,13 @@ def _fields(name: str) -> Sequence[str]:
 
 
 def _columns(records: Records[Any]) -> list[Any]:
-    """Returns the name of records of one class, and their fields as columns; [] of no records."""
+    """Returns the class name of records and their fields as columns; [] if there are none."""
     if not records:
         return []
     kind = type(records[0])
     name = kind.__name__
     if _records.get(name) is not kind or any(type(one) is not kind for one in records):
-        raise TypeError(f"A list of records has not only records of the class {name}.")
+        raise TypeError(f"A list of {name} records has a record of another class.")
     if dataclasses.is_dataclass(kind):
         columns: Iterable[Any] = (
             [getattr(one, field) for one in records] for field in _fields(name)
@@ -133,7 +133,7 @@ def _columns(records: Records[Any]) -> list[Any]:
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
-    """Returns values as a list, which is sent column by column if they are records."""
+    """Returns values as a list, which is encoded column by column if they are records."""
     kind = type(values[0])
     is_known = _records.get(kind.__name__) is kind
     return Records(values) if is_known and {*map(type, values)} == {kind} else list(values)
@@ -146,18 +146,18 @@ def _made_of_columns(name: str, columns: Mapping[str, Sequence[Any]]) -> Records
 
 
 def _made(name: str, fields: Mapping[str, Any]) -> Any:
-    """Makes a record of the class of that name."""
+    """Makes a record of a registered class from its fields."""
     return _class_of(name, fields.keys())(**fields)
 
 
 def _class_of(name: str, fields: AbstractSet[str]) -> Any:
-    """Returns the class of records of that name and those fields.
+    """Returns the registered class with a name and fields.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no such class is registered.
     """
     if name not in _records:
-        raise ValueError(f"A {name} is no record that processes send each other.")
+        raise ValueError(f"A {name} is not a record that processes send each other.")
     known = _fields(name)
     if fields == set(known):
         return _records[name]
@@ -187,7 +187,7 @@ def _described(error: BaseException) -> list[str]:
 
 
 def _error(module: str, name: str, message: str) -> Exception:
-    """Makes an error of the class if it is ours or Python's; else one that names the class."""
+    """Makes an error of a class of ours or Python's; otherwise one that names the class."""
     found: Any = None
     if module == builtins.__name__ or module.partition(".")[0] == __name__.partition(".")[0]:
         found = vars(sys.modules.get(module, builtins)).get(name)
@@ -198,5 +198,5 @@ def _error(module: str, name: str, message: str) -> Exception:
         message = f"{name}: {message}"
     try:
         return make(message)
-    except TypeError:  # Its class needs more than a message.
+    except TypeError:  # The class needs more arguments than a message.
         return RuntimeError(f"{name}: {message}")

@@ -1,8 +1,8 @@
-"""Pending calls: calls whose answers may take long, over calls that take a second at most.
+"""Pending calls: slow calls, made of calls that take at most a second.
 
-Who calls sends the call once, under a key, and asks until the answer is there; an answer that is
-ready soon comes with the first reply. Whoever is asked says how much was done, so that the caller
-can tell slow work from none.
+The caller sends the call once, with a key, and then polls until the result is there; a result that
+is ready soon comes with the first reply. Replies tell how much was done, so that the caller can
+distinguish slow work from none.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ R = TypeVar("R")
 
 @record
 class Pending(NamedTuple):
-    """The answer to a call is not there yet.
+    """Reply to a call whose result is not there yet.
 
     Attributes:
-      progress: a number that grows as long as something is done, for this call or for others.
-      is_known: whether the call is under way; if not, as after a restart, it must be sent again.
+      progress: a number that grows as long as work is done, for this call or for others.
+      is_known: whether the call is in progress; if not, as after a restart, it must be sent again.
     """
 
     progress: int
@@ -39,12 +39,12 @@ class Pending(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Await(Call[Any]):
-    """Sends a call that may take long, and asks for its answer; the reply may be `Pending`.
+    """Sends a slow call, or polls for its result; the reply may be `Pending`.
 
     Attributes:
-      key: names the call, which is answered once, however often it is sent.
+      key: identifies the call, which is executed once, however often it is sent.
       call: the call; None once it was sent.
-      poll_secs: the longest wait for the answer.
+      poll_secs: maximum wait for the result.
     """
 
     key: str
@@ -53,16 +53,16 @@ class Await(Call[Any]):
 
 
 class PendingCalls:
-    """Answers calls that may take long, each in a thread.
+    """Executes slow calls, each in a thread.
 
     Args:
-      handlers: the kinds of calls, and who answers them.
-      threads: the number of calls that are answered at once; the others wait.
-      progress: returns the progress that `Pending` tells.
-      kept: the number of answers that are kept, in case a reply with one was lost. With 0 an answer
-        is given once.
-      tells_failures: whether callers hear of a failure. If not, their calls stay pending: the run
-        is being stopped, which they hear of otherwise.
+      handlers: handlers of the kinds of calls.
+      threads: number of calls that are executed at once; the others wait.
+      progress: returns the progress that `Pending` reports.
+      kept: number of results that are kept, in case a reply with one was lost. With 0 a result is
+        returned only once.
+      tells_failures: whether failures are reported to callers. If not, their calls stay pending:
+        the run is then being stopped, and callers learn it in another way.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class PendingCalls:
         self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="pending")
 
     def handler(self) -> Handler:
-        """Pairs `Await` with these calls."""
+        """Returns the handler of `Await` for these calls."""
         return Await.answered_by(self.answer)
 
     def answer(self, call: Await) -> Any:
-        """Begins a call that was never sent before, and waits for its answer.
+        """Starts a new call, or finds one that was sent before, and waits for its result.
 
         Raises:
-          Exception: whatever answering failed with; the call may then be sent again.
+          Exception: the call failed with this error; it may then be sent again.
         """
         with self._lock:
             found = self._answers.get(call.key)
@@ -108,7 +108,7 @@ class PendingCalls:
         return found.result()
 
     def close(self) -> None:
-        """Drops the calls that nobody has begun to answer."""
+        """Drops the calls that no thread has started."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begun(self, key: str, call: Call[Any]) -> concurrent.futures.Future[Any]:
@@ -126,13 +126,13 @@ def await_answer(
     between: Callable[[int], None],
     key: str | None = None,
 ) -> R:
-    """Sends a call that may take long, and waits for its answer.
+    """Sends a slow call, and waits for its result.
 
     Args:
       send: sends a call, and returns the reply.
-      between: called with the progress as long as the answer is not there; it ends the wait by
+      between: called with the progress as long as the result is not there; it ends the wait by
         raising an error.
-      key: see `Await`; one that nobody else has if left out.
+      key: see `Await`; a unique one by default.
     """
     key = key or secrets.token_hex(8)
     unsent: Call[R] | None = call

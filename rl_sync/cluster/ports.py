@@ -1,4 +1,4 @@
-"""Ports for servers that start later, but whose addresses must be known before."""
+"""Ports for servers that start later, but whose addresses must be known earlier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 # Below the ephemeral ports (from 32,768 on Linux, from 49,152 elsewhere), which operating systems
-# also give to outgoing connections. An ephemeral port may be taken when the server binds.
+# also assign to outgoing connections. An ephemeral port may be taken by the time the server binds
+# it.
 CANDIDATES: Sequence[int] = range(20_000, 30_000)
 
 
@@ -25,11 +26,11 @@ def interface_towards(address: str) -> str:
 class HeldPorts:
     """Free ports for servers that other processes start later.
 
-    While they are held, nobody else who looks for free ports here gets them. (This works on Linux
-    only. Elsewhere the server could not bind a held port either, so the ports are only looked up.)
+    While they are held, no other `HeldPorts` on this machine gets them. (This works on Linux only.
+    Elsewhere the server could not bind a held port either, so the ports are only looked up.)
 
     Args:
-      host: the address of this machine that the ports belong to.
+      host: address of this machine that the ports belong to.
     """
 
     def __init__(self, host: str):
@@ -37,10 +38,10 @@ class HeldPorts:
         self._sockets = contextlib.ExitStack()
 
     def take(self, count: int) -> list[int]:
-        """Takes so many different free ports.
+        """Takes `count` different free ports.
 
         Raises:
-          OSError: there are not so many.
+          OSError: there are too few.
         """
         found: list[int] = []
         for port in random.sample(CANDIDATES, len(CANDIDATES)):
@@ -50,8 +51,8 @@ class HeldPorts:
                 found.append(port)
         if len(found) < count:
             raise OSError(
-                f"Of the ports {CANDIDATES[0]} to {CANDIDATES[-1]} of {self._host} only"
-                f" {len(found)} are free, and {count} are needed."
+                f"Only {len(found)} of the ports {CANDIDATES[0]} to {CANDIDATES[-1]} of"
+                f" {self._host} are free, and {count} are needed."
             )
         return found
 
@@ -66,9 +67,9 @@ class HeldPorts:
                 probe.bind((self._host, port))
             except OSError:
                 return False
-            # Linux lets a server with SO_REUSEADDR, as all have it, bind a port that is bound like
-            # this and not listened on. It refuses a socket without the option, as in the line
-            # above.
+            # Linux lets a server with SO_REUSEADDR, which all servers set, bind a port that is
+            # bound like this and not listened on. It refuses a socket without the option, as in the
+            # line above.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if sys.platform == "linux":
                 self._sockets.push(owned.pop_all())
@@ -76,10 +77,10 @@ class HeldPorts:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Returns ports that are free now; others who look for free ports may get the same.
+    """Returns ports that are free now; another process that looks for free ports may get the same.
 
     Raises:
-      OSError: there are not so many.
+      OSError: there are too few.
     """
     with contextlib.closing(HeldPorts(host)) as held:
         return held.take(count)

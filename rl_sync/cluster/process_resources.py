@@ -1,4 +1,4 @@
-"""Resources of a process in the run: the other processes' addresses, and its program's devices."""
+"""Resources of a process: the addresses of other processes, and its program's devices."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Addresses(NamedTuple):
     """Addresses of other processes, each as `host:port`.
 
     Attributes:
-      master: the master.
-      replay: the replay buffer's server.
-      coordinator: the coordinator of this process's cluster, if it is in one.
-      team: the first process of this process's program, which tells the others what it hears.
+      master: address of the master.
+      replay: address of the replay buffer's server.
+      coordinator: coordinator of this process's cluster, if it is in one.
+      team: first process of this process's program, which shares its results with the others.
     """
 
     master: str
@@ -36,10 +36,10 @@ class Resources(NamedTuple):
     """Resources of a program, or of one of its processes.
 
     Attributes:
-      layout: the program's devices, and the sharding of arrays on them.
-      team: the program's processes.
+      layout: devices of the program, and the sharding of arrays on them.
+      team: processes of the program.
       processes: their indices in their cluster.
-      weights: the publisher for roles in the same process; None if there are none.
+      weights: publisher for roles in the same process; None if there are none.
     """
 
     layout: Layout
@@ -58,8 +58,8 @@ def join(settings: RunSettings, addresses: Addresses, member: Member) -> Resourc
     program = member.program
     devices = device_share(settings, program)
     if devices > 1:
-        # A CPU is one device unless JAX is told another number before it starts. Accelerators need
-        # nothing.
+        # A CPU is one device unless JAX gets another number before it starts. Accelerators need no
+        # setting.
         jax.config.update("jax_num_cpu_devices", devices)
     size, indices = cluster_size(settings, program), indices_of(settings, program)
     if size > 1:
@@ -73,7 +73,7 @@ def join(settings: RunSettings, addresses: Addresses, member: Member) -> Resourc
 
 
 def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
-    """Makes the team by which a process agrees with the others of its program."""
+    """Makes the team in which a process agrees with the others of its program."""
     processes = settings.processes_of(member.program)
     if processes == 1:
         return Team()

@@ -1,8 +1,8 @@
 """Remote calls between processes: records over gRPC.
 
-A call is a record of its own class, which says what it is answered with (`Call`). Caller and server
-are so checked against each other by the type checker. Every call carries the secret of its run; one
-that does not is refused before it is read.
+A call is a record whose class names the type of its result (`Call`), so that a type checker checks
+both caller and server. Every call carries the secret of its run; a call without it is rejected
+before its content is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
-    # Without this, a client that called before the server was up would fail for seconds after.
+    # Without this, a client that called before the server was up would keep failing for seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
     # Roles call each other directly, even if the user's downloads go through a proxy.
@@ -38,19 +38,19 @@ R = TypeVar("R")
 
 
 class Call(Generic[R]):
-    """A call that is answered with an R; subclasses are frozen dataclasses of its arguments."""
+    """A call whose result is an R; subclasses are frozen dataclasses of its arguments."""
 
     def __init_subclass__(cls) -> None:
         record(cls)
 
     @classmethod
     def answered_by(cls, answer: Callable[[Self], R]) -> Handler:
-        """Pairs the call with the function that answers it."""
+        """Returns a handler that answers calls of this kind with a function."""
         return Handler(cls, answer)
 
 
 class Handler(NamedTuple):
-    """A kind of call, and who answers it."""
+    """A kind of call, and the function that answers it."""
 
     call: type[Call[Any]]
     answer: Callable[[Any], Any]
@@ -63,20 +63,20 @@ class CallHandlers:
         self._answers = dict(handlers)
 
     def __call__(self, call: Call[R]) -> R:
-        """The answer to a call.
+        """Returns the result of a call.
 
         Raises:
-          ValueError: calls of that kind are not answered here.
-          Exception: whatever answering fails with.
+          ValueError: this process does not answer calls of that kind.
+          Exception: the call failed with this error.
         """
         answer = self._answers.get(type(call))
         if answer is None:
-            raise ValueError(f"This process answers no {type(call).__name__}.")
+            raise ValueError(f"This process does not answer {type(call).__name__}.")
         return answer(call)
 
 
 class RemoteError(RuntimeError):
-    """The called role raised an exception; the message has its name and its message."""
+    """The called role raised an exception; the message has the exception's name and message."""
 
 
 class RefusedError(RemoteError):
@@ -88,14 +88,14 @@ class PeerLostError(RuntimeError):
 
 
 class RpcServer:
-    """Has calls answered until it is closed.
+    """Answers calls until it is closed.
 
     Args:
       answer: answers a call; called from several threads.
-      port: 0 for any free one.
-      host: the interface to listen on.
-      threads: calls served at the same time; long polls hold one each.
-      secret: what callers must know; if left out, only this process's own calls are answered.
+      port: port to listen on; 0 for any free one.
+      host: interface to listen on.
+      threads: number of calls that are served at once; each long poll occupies one.
+      secret: secret that callers must know; by default, only this process's own calls are answered.
 
     Raises:
       ValueError: the port is taken.
@@ -133,7 +133,7 @@ class RpcServer:
             return encode((False, f"{type(error).__name__}: {error}"))
 
     def close(self, grace_secs: float = 1.0) -> None:
-        """Stops serving; calls in flight have `grace_secs` to end."""
+        """Stops serving; calls in flight get `grace_secs` to finish."""
         self._server.stop(grace_secs).wait()
 
 
@@ -141,7 +141,7 @@ class _Door(grpc.GenericRpcHandler):
     """Admits calls that carry the secret.
 
     Args:
-      serve: the handler of these calls.
+      serve: handler of these calls.
       secret: see `RpcServer`.
     """
 
@@ -151,13 +151,13 @@ class _Door(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        """Chooses the handler of a call by its metadata; nothing else has been read yet."""
+        """Chooses the handler of a call by its metadata, before anything else is read."""
         if handler_call_details.method != _METHOD:
             return None
         presented = dict(handler_call_details.invocation_metadata).get(_SECRET, "")
         if hmac.compare_digest(presented.encode(), self._secret):
             return grpc.unary_unary_rpc_method_handler(self._serve)
-        # A handler of streams need not read the message.
+        # A streaming handler need not read the message.
         return grpc.stream_unary_rpc_method_handler(_refuse)
 
 
@@ -172,8 +172,8 @@ class RpcClient:
 
     Args:
       address: `host:port`.
-      peer: what to call the other side in errors, such as "master".
-      secret: the run's; if left out, that of servers of this process that were given none.
+      peer: name of the other side in errors, such as "master".
+      secret: the run's secret; by default, that of this process's own servers.
     """
 
     def __init__(self, address: str, peer: str, secret: str = _OWN):
@@ -183,12 +183,13 @@ class RpcClient:
         self._metadata = ((_SECRET, secret),)
 
     def call(self, call: Call[R], deadline_secs: float) -> R:
-        """Waits for the answer to a call.
+        """Sends a call, and waits for its result.
 
         Raises:
-          RemoteError: the server refused.
-          RefusedError: it has another secret, as one that belongs to another run.
-          PeerLostError: nobody answered within `deadline_secs`.
+          RemoteError: the call failed on the server.
+          RefusedError: the server has another secret, for example because it belongs to another
+            run.
+          PeerLostError: no answer came within `deadline_secs`.
         """
         name = type(call).__name__
         try:

@@ -1,4 +1,4 @@
-"""The result of a run, as the master gathers it and the launcher reports it."""
+"""The result of a run, which the master collects and the launcher reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_sync.cluster.messages import record
 
 @record
 class Skipped(NamedTuple):
-    """The updates of a phase that were skipped, and the steps between which they were."""
+    """Number of skipped updates in a phase, and the first and last of their steps."""
 
     updates: int
     first_step: int
@@ -20,12 +20,12 @@ class Skipped(NamedTuple):
 
 @record
 class LogprobGap(NamedTuple):
-    """The steps whose logprobs were too far apart.
+    """Steps with too large a gap between the logprobs of trainer and explorers.
 
     Attributes:
-      first_step, steps: the first of them, and how many there were.
-      greatest: of their gaps, in nats.
-      limit: above which a gap is too great.
+      first_step, steps: the first such step, and the number of such steps.
+      greatest: largest of their gaps, in nats.
+      limit: gap above which a step counts.
     """
 
     first_step: int
@@ -36,10 +36,10 @@ class LogprobGap(NamedTuple):
 
 @record
 class Best(NamedTuple):
-    """The evaluated snapshot with the greatest value of a metric.
+    """The evaluated snapshot with the highest value of a metric.
 
     Attributes:
-      step: the trainer step of the snapshot.
+      step: trainer step of the snapshot.
       metric, value: see `rl_sync.records.accuracy.measure`.
     """
 
@@ -51,17 +51,17 @@ class Best(NamedTuple):
 @record
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """The result of a run so far; None and empty stand for what has not happened.
+    """The result of a run so far; None and empty fields stand for events that have not happened.
 
     Attributes:
-      resumed: the trainer step that it went on from.
-      transfer: why weights do not travel as the settings ask.
-      sft, rl: the metrics of the last step, and its number as `step`.
-      evaluations: by their moments, such as "after RL".
-      best: the best snapshot, if one is kept.
-      skipped: by phase.
-      digest: of the parameters.
-      failed: why it has failed.
+      resumed: trainer step that the run resumed from.
+      transfer: reason why the run does not use the transfer that the settings ask for.
+      sft, rl: metrics of the last step, with its number as `step`.
+      evaluations: metrics of evaluations by their moments, such as "after RL".
+      best: best snapshot, if one is kept.
+      skipped: skipped updates by phase.
+      digest: digest of the final parameters.
+      failed: reason why the run failed.
     """
 
     resumed: int | None = None
@@ -76,7 +76,7 @@ class RunResult:
     failed: str | None = None
 
     def updated(self, newer: RunResult) -> RunResult:
-        """The result with what a newer one says."""
+        """Returns this result, updated with the fields that a newer one sets."""
         said = {name: value for name, value in vars(newer).items() if value not in (None, {})}
         merged = {name: {**getattr(self, name), **said.get(name, {})} for name in _BY_NAME}
         return dataclasses.replace(self, **{**said, **merged})
@@ -87,12 +87,13 @@ _BY_NAME = ("evaluations", "skipped")
 
 @record
 class Balance(NamedTuple):
-    """The sum of a run's leases: leased = trained + buffered + generating + dropped.
+    """The balance of a run's leases: leased = trained + buffered + generating + dropped.
 
     Attributes:
-      dropped: by the reason.
-      out_of_attempts: how many of those that were not dropped teach nothing.
-      failed: the number of beginnings of their episodes that failed, by the reason.
+      dropped: number of dropped leases by reason.
+      out_of_attempts: number of leases that were not dropped although they give no gradient,
+        because no attempt was left.
+      failed: number of failed attempts at their episodes, by reason.
     """
 
     leased: int

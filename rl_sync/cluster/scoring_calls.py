@@ -1,4 +1,4 @@
-"""The master's calls that have completions judged, and what they are answered with."""
+"""The master's calls that score completions, and their results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ for _class in (Ending, Fault, Move):
 
 @record
 class CompletionToScore(NamedTuple):
-    """A completion that is to be judged.
+    """A completion to score.
 
     Attributes:
-      prompt_id: its problem, among the training or the held-out ones.
-      held_out: which of them.
-      lease_id: of its group; `NO_LEASE` in evaluations.
-      tokens: its token ids, the end of sequence included.
-      truncated: whether it ends because it has the largest number of tokens.
-      sample: its number among the completions of a held-out problem, from 0.
-      ending: the end of its episode, whose last reply is `text`; None without an environment.
+      prompt_id: its problem, among the training problems or the held-out ones.
+      held_out: whether the problem is held out.
+      lease_id: lease id of its group; `NO_LEASE` in evaluations.
+      tokens: token ids, including the end of sequence.
+      truncated: whether it ends because it reached the maximum number of tokens.
+      sample: index among the completions of a held-out problem, from 0.
+      ending: end of its episode, whose last reply is `tokens`; None without an environment.
     """
 
     prompt_id: int
@@ -39,11 +39,11 @@ class CompletionToScore(NamedTuple):
 
 @record
 class ScoredCompletion(NamedTuple):
-    """The master's answer about a completion.
+    """The master's score of a completion.
 
     Attributes:
-      score: its reward; None if it could not be judged.
-      solved: whether the first term of the reward gives it 1 or more.
+      score: its reward; None if it could not be scored.
+      solved: whether the first term of the reward is 1 or more.
     """
 
     score: float | None
@@ -52,14 +52,14 @@ class ScoredCompletion(NamedTuple):
 
 @record
 class Judgements(NamedTuple):
-    """Judgements of groups, in columns with an entry a completion, group after group.
+    """Scores of groups, in columns with one entry for each completion, group after group.
 
     Attributes:
-      counts: the number of completions of each group, in the order in which they were written, a
-        greedy one last; 0 for a group whose judgements are not known any more.
-      scores: None for those that could not be judged.
+      counts: number of completions of each group, in the order in which they were written, with a
+        greedy one last; 0 for a group whose scores are no longer known.
+      scores: rewards; None for completions that could not be scored.
       whys, components, answers: see `rl_sync.rewards.judgement.Judgement`.
-      endings: the ends of their episodes; None without an environment.
+      endings: ends of their episodes; None without an environment.
     """
 
     counts: list[int]
@@ -72,11 +72,11 @@ class Judgements(NamedTuple):
 
 @record
 class Scores(NamedTuple):
-    """The master's answer about completions.
+    """The master's answer to a request for scores.
 
     Attributes:
-      verdicts: one for each, in their order.
-      admitted: the lease ids of the groups that are to be inserted; the others are dropped.
+      verdicts: one score for each completion, in order.
+      admitted: lease ids of the groups to insert into the buffer; the others are dropped.
     """
 
     verdicts: list[ScoredCompletion]
@@ -85,7 +85,7 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RequestScores(Call[Scores]):
-    """Hands in completions to be judged, those of a group one after the other.
+    """Submits completions for scoring, those of a group one after the other.
 
     It may take long; see `rl_sync.cluster.pending`.
     """

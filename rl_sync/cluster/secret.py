@@ -1,7 +1,7 @@
 """The secret of a run: only processes that know it may call the run's roles.
 
-It is in a file of the work directory that only its owner can read. So it is in no command line, and
-in no environment that child processes inherit.
+It is in a file of the work directory that only its owner can read. So it is not in any command
+line, nor in an environment that child processes inherit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _POLL_SECS = 0.02
 
 
 def secret_of(workdir: str | os.PathLike[str]) -> str:
-    """Reads the secret of the run in a work directory; makes one if there is none.
+    """Reads the secret of the run in a work directory; creates it if there is none.
 
     Raises:
-      OSError: the directory cannot be written, or another process began to make a secret and did
+      OSError: the directory is not writable, or another process started to write a secret and did
         not finish.
     """
     return secret_in(Workdir(workdir).secret)
 
 
 def secret_in(path: Path) -> str:
-    """Reads the secret in a file; makes one if there is no file. Raises what `secret_of` does."""
+    """Reads the secret in a file; creates it if there is none. Raises the errors of `secret_of`."""
     try:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -44,18 +44,18 @@ def secret_in(path: Path) -> str:
 
 
 def forget(workdir: str | os.PathLike[str]) -> None:
-    """Removes the secret; the next run in the directory makes another one."""
+    """Removes the secret; the next run in the directory creates a new one."""
     with contextlib.suppress(FileNotFoundError):
         Workdir(workdir).secret.unlink()
 
 
 def is_open(workdir: str | os.PathLike[str]) -> bool:
-    """Says whether others can read the secret, as on a file system without modes."""
+    """Says whether others can read the secret, as on a file system without permissions."""
     return bool(Workdir(workdir).secret.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def key_for_agents(secret: str) -> str:
-    """Returns the key of a run for its agents, which opens none of the run's other doors."""
+    """Derives the key that gives agents access to a run, and to nothing else of it."""
     return hmac.new(secret.encode(), b"agents", "sha256").hexdigest()
 
 
@@ -63,14 +63,14 @@ def read_secret(path: Path) -> str:
     """Reads a secret that another process may be writing at this moment.
 
     Raises:
-      OSError: it cannot be read, or holds no secret.
+      OSError: the file cannot be read, or does not contain a secret.
     """
     deadline = time.monotonic() + _WRITTEN_SECS
     while len(found := path.read_text()) < 2 * _BYTES:
         if time.monotonic() > deadline:
             raise OSError(
-                f"{path} holds no secret of {2 * _BYTES} characters: whoever began to write it has"
-                " ended. Remove it, and start again."
+                f"{path} does not contain a secret of {2 * _BYTES} characters: the process that"
+                " started to write it has ended. Remove it, and start again."
             )
         time.sleep(_POLL_SECS)
     return found

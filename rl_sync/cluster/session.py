@@ -1,7 +1,7 @@
 """Session of a role's process: settings, a connection to the master, spans, heartbeats.
 
-In a program of several processes, only the first writes spans. The others agree with it, but send
-heartbeats of their own.
+In a program of several processes, only the first writes spans. The others agree with it, but each
+sends its own heartbeats.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 
 class RunStoppedError(Exception):
-    """The run is being stopped: the role shall save its state and leave."""
+    """The run is being stopped: the role must save its state and leave."""
 
 
 class Session:
     """One process of a program in a run; usable as a context manager.
 
-    Its methods are for the thread that runs the program, except `tell`, and within `alone` for
+    Only the thread that runs the program may call its methods, except `tell`, and, within `alone`,
     other threads of the first process.
 
     Args:
-      settings: the run.
+      settings: settings of the run.
       role: `trainer`, `explorer1`, `explorer2`, ….
-      master_address: `host:port`.
-      team: the program's processes.
+      master_address: the master's `host:port`.
+      team: processes of the program.
     """
 
     def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """True in the process that talks to the outside."""
+        """True in the process that talks to other programs."""
         return self.team.leads
 
     def agree(self, what: str, thunk: Callable[[], T]) -> T:
@@ -90,19 +90,19 @@ class Session:
         return self.team.hand_out(what, thunk, share)
 
     def call(self, call: Call[T]) -> T:
-        """Calls the master; the deadline for its answer is in the settings."""
+        """Calls the master, with the deadline from the settings."""
         return self.agree(f"call {type(call).__name__}", lambda: self.call_alone(call))
 
     def tell(self, call: Call[T]) -> T | None:
-        """Calls the master where only the first process has something to hear; for any thread.
+        """Calls the master from the first process only; for any thread.
 
         Returns:
-          The answer in the first process, None in any other.
+          The result in the first process, None in any other.
         """
         return self.call_alone(call) if self.leads else None
 
     def call_alone(self, call: Call[T]) -> T:
-        """Calls the master for this process alone, not in agreement with the others."""
+        """Calls the master for this process alone, without agreement with the others."""
         return self._master.call(call, self.settings.launch.call_secs)
 
     def resumed(self, step: int, sft_step: int | None = None) -> None:
@@ -115,12 +115,12 @@ class Session:
         self.call(Resumed(step, sft_step))
 
     def check(self) -> None:
-        """Raises `RunStoppedError` when the run is being stopped."""
+        """Raises `RunStoppedError` if the run is being stopped."""
         self.agree("check", self._check)
 
     @property
     def lasts(self) -> bool:
-        """False once the run is being stopped; for the first process."""
+        """False once the run is being stopped; for the first process only."""
         return self._stop is None
 
     def _check(self) -> None:
@@ -128,7 +128,7 @@ class Session:
             raise RunStoppedError(self._stop)
 
     def deadline(self, what: str, whom: str) -> Deadline:
-        """Starts the clock of one wait, with the settings' deadline."""
+        """Starts a deadline for one wait, from the settings."""
         return Deadline(self, what, whom, self.settings.launch.wait_secs)
 
     @contextlib.contextmanager
@@ -136,8 +136,8 @@ class Session:
         """Shows the progress of an activity on the display.
 
         Args:
-          progress: returns the parts that are done, and their number if that is known; called from
-            another thread.
+          progress: returns the number of finished parts, and of all parts if that is known; called
+            from another thread.
         """
         before, self._progress = self._progress, progress
         try:
@@ -153,7 +153,7 @@ class Session:
             activity, since = str(current.kind), current.lasted_secs
             waits_for = current.reason if current.kind is SpanKind.WAIT else None
         facts = dict(self.facts)
-        # The open span knows its step, except in SFT: that span has many steps.
+        # The open span knows its step, except in SFT, whose span covers many steps.
         if current is not None and current.kind is not SpanKind.SFT:
             facts["step"] = current.attributes.get("step", facts.get("step"))
         if self._progress is not None and waits_for is None:
@@ -179,13 +179,13 @@ class Session:
                     logging.shutdown()
                     os._exit(3)  # The main thread may be in a collective that cannot end.
             except Exception:
-                _log.exception("A sign of life of %s failed", self.name)
+                _log.exception("A heartbeat of %s failed", self.name)
         usage.close()
         with contextlib.suppress(PeerLostError, RemoteError):
             self.call_alone(Leave(self.name))
 
     def _doing(self) -> str:
-        """Describes the activity of this process, in case it gets stuck."""
+        """Describes the activity of this process, in case it hangs."""
         current = self.spans.current
         if current is None:
             return "between two spans"
@@ -194,7 +194,7 @@ class Session:
         return (f"waiting for {current.reason}" if waits else f"at {current.kind}") + of_step
 
     def silences(self) -> list[Silence]:
-        """Returns the other processes without heartbeats; none if the master does not answer."""
+        """Returns other processes that send no heartbeats; none if the master does not answer."""
         try:
             told = self._master.call(AskSilences(SILENT_SECS), SILENT_SECS)
         except (PeerLostError, RemoteError):
@@ -202,7 +202,7 @@ class Session:
         return [silence for silence in told if silence.name != self.name]
 
     def close(self) -> None:
-        """Ends the heartbeats and closes the spans."""
+        """Stops the heartbeats and closes the spans."""
         self._closed.set()
         self._heart.join(timeout=2 * HEARTBEAT_SECS)
         self.spans.close()
@@ -212,18 +212,18 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        """Closes the session; a stop that comes before the role has begun is not an error."""
+        """Closes the session; a stop before the role has begun is not an error."""
         self.close()
         return kind is not None and issubclass(kind, RunStoppedError)
 
 
 class Deadline:
-    """Deadline of one wait: call it at each turn of the waiting loop.
+    """Deadline of one wait: call it in each turn of the waiting loop.
 
     Raises:
       RunStoppedError: the run is being stopped; raised by a call.
-      TimeoutError: the deadline has passed; raised by a call. The message says what was awaited,
-        from whom, and how long.
+      TimeoutError: the deadline has passed; raised by a call. The message names the awaited thing,
+        its source, and the time.
     """
 
     def __init__(self, session: Session, what: str, whom: str, timeout_secs: float):
@@ -232,7 +232,7 @@ class Deadline:
         self._since = time.monotonic()
 
     def renew(self) -> None:
-        """Begins the wait anew: what is awaited has made progress."""
+        """Restarts the clock, because the awaited work has made progress."""
         self._since = time.monotonic()
 
     def __call__(self) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a trainer that was asked to stop, on its way to a snapshot."""
+"""Progress of a trainer that was asked to stop and is about to save a snapshot."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def trainer_of(status: RunStatus | None) -> RoleStatus | None:
 class StopProgress:
     """Measures how long the trainer has made no progress.
 
-    A change of activity is progress. Computing and saving are progress too: a train step may
-    outlast any patience. A trainer without heartbeats, or one that waits or moves weights, makes no
-    progress.
+    A change of activity is progress. Computing and saving are progress too, since a train step may
+    take longer than any deadline. A trainer that sends no heartbeats, waits, or moves weights makes
+    no progress.
 
     Args:
-      most_secs: the longest time that one piece of work may last.
+      most_secs: maximum time that one activity may last.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StopProgress:
         if now is None:
             return
         turned = before is None or (before.activity, before.step) != (now.activity, now.step)
-        # The time of an activity grows with each heartbeat, and with nothing else.
+        # The time in an activity grows only with heartbeats.
         lives = before is None or now.since_secs > before.since_secs
         works = now.activity in _WORK and now.since_secs <= self._most_secs
         if turned or (lives and works):

@@ -1,9 +1,9 @@
-"""Team: the processes of one program. The first talks to the outside, the others hear from it.
+"""Team: the processes of one program. The first talks to other programs, and informs the others.
 
 All run the same program, so that all dispatch the same computations in the same order. Some values
-could make them differ, such as an answer, a batch or the time. Only the first process, the
-*leader*, obtains them. It hands them to the *followers*, which wait for them at the same point of
-the program.
+could make them differ, such as a reply, a batch or the time. Only the first process, the *leader*,
+obtains them. It sends them to the *followers*, which wait for them at the same point of the
+program.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Hear(Call[bytes | None]):
-    """A follower's question what was said in a turn of a thread; None if it is not said yet.
+    """A follower's request for the outcome of a turn of a thread; None if it is not there yet.
 
     Attributes:
-      follower: which process asks, from 1.
-      what: where its own thread is.
-      poll_secs: the longest that it waits.
+      follower: index of the follower, from 1.
+      what: point of the program that its own thread has reached.
+      poll_secs: maximum wait.
     """
 
     follower: int
@@ -48,9 +48,9 @@ class Team:
     """A program of one process, which agrees with itself.
 
     Attributes:
-      leads: whether this process talks to the outside.
-      process: the index of this process in the program.
-      agree: the means to agree of the thread that runs the program.
+      leads: whether this process talks to other programs.
+      process: index of this process in the program.
+      agree: the `Agree` of the thread that runs the program.
     """
 
     leads: bool = True
@@ -58,12 +58,12 @@ class Team:
     agree: Agree = staticmethod(alone)
 
     def thread(self, name: str) -> Agree:
-        """Returns the `Agree` of another thread, for the threads of its name in all processes."""
+        """Returns an `Agree` for another thread, which agrees with threads of the same name."""
         del name
         return alone
 
     def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
-        """Runs a function in the first process, and gives the others shares of its result.
+        """Runs a function in the first process, and sends the others their shares of its result.
 
         Like `agree`, it is for the thread that runs the program.
 
@@ -84,10 +84,10 @@ class Leader(Team):
     """The first process of several.
 
     Args:
-      program: the name of the program.
-      followers: the number of other processes.
-      address: the `host:port` to serve at.
-      secret: the secret of the run.
+      program: name of the program.
+      followers: number of other processes.
+      address: `host:port` to listen on.
+      secret: secret of the run.
 
     Raises:
       ValueError: the port is taken.
@@ -117,17 +117,17 @@ class Leader(Team):
         return self._program_thread.hand_out(what, thunk, share)
 
     def close(self) -> None:
-        """Waits until the others have heard everything, for a limited time."""
+        """Waits until the followers have fetched all outcomes, for a limited time."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._said, _CLOSE_SECS):
-                _log.warning("%s ends although not all its processes listen.", self._program)
+                _log.warning("%s ends although some of its processes do not listen.", self._program)
         self._server.close()
 
     def say(self, thread: str, turn: int, what: str, outcomes: Sequence[bytes]) -> None:
-        """Tells the others the outcome of a turn of one of the threads.
+        """Sends the followers the outcome of a turn of one of the threads.
 
         Args:
-          outcomes: the outcome for each of the others.
+          outcomes: outcome for each of the followers.
         """
         with self._changed:
             self._said[thread, turn] = what, outcomes
@@ -147,9 +147,9 @@ class Leader(Team):
             point, outcomes = self._said[key]
             if point != call.what:
                 raise RuntimeError(
-                    f"The processes of {self._program} have gone different ways: in turn"
-                    f" {call.turn} of thread {call.thread} the first is at {point!r}, process"
-                    f" {call.follower} at {call.what!r}."
+                    f"The processes of {self._program} have diverged: in turn {call.turn} of"
+                    f" thread {call.thread} the first is at {point!r}, process {call.follower} at"
+                    f" {call.what!r}."
                 )
             self._heard[key].add(call.follower)
             if len(self._heard[key]) == self._followers:
@@ -159,11 +159,11 @@ class Leader(Team):
 
 
 class _Speaker:
-    """Tells the followers the outcomes of one of the leader's threads; an `Agree`.
+    """The `Agree` of one of the leader's threads: sends its outcomes to the followers.
 
     Args:
       leader: the leader.
-      name: the name of the thread, in all processes.
+      name: name of the thread, in all processes.
     """
 
     def __init__(self, leader: Leader, name: str):
@@ -171,7 +171,7 @@ class _Speaker:
         self._turn, self._inside = 0, False
 
     def __call__(self, what: str, thunk: Callable[[], T]) -> T:
-        if self._inside:  # A part of a larger agreement.
+        if self._inside:  # This call is part of a larger agreement.
             return thunk()
 
         def told(result: T) -> list[bytes]:
@@ -208,12 +208,12 @@ class Follower(Team):
     """Any process of a program except the first.
 
     Args:
-      program: the name of the program.
-      index: the index of the process, from 1.
-      address: the address at which the leader serves.
-      start_secs: the longest time until the leader is up.
-      wait_secs: the longest time of the leader between two agreements.
-      secret: the secret of the run.
+      program: name of the program.
+      index: index of the process, from 1.
+      address: `host:port` that the leader listens on.
+      start_secs: maximum time until the leader is up.
+      wait_secs: maximum time of the leader between two agreements.
+      secret: secret of the run.
     """
 
     leads = False
@@ -263,10 +263,11 @@ class Follower(Team):
             outcome = self._ask(thread, turn, what)
             if outcome is not None:
                 return outcome
-        # Not a TimeoutError: all processes would have heard of that, but nobody hears of this.
+        # Not a TimeoutError, which would have come from the leader, in all processes; this error
+        # does not.
         raise PeerLostError(
-            f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for the"
-            f" first to come to {what!r}."
+            f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for"
+            f" the first process to reach {what!r}."
         )
 
     def _ask(self, thread: str, turn: int, what: str) -> bytes | None:

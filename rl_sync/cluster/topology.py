@@ -1,8 +1,8 @@
 """Topology of a run: its programs, their processes, clusters and devices.
 
-The trainer and each explorer are a *program*: one process or several, with one mesh over the
-devices of all of them. With collective transfer all programs form one cluster, the trainer's
-processes first. Otherwise each program of several processes forms a cluster of its own.
+The trainer and each explorer are a *program*: one process or several, with one mesh over all of
+their devices. With collective transfer all programs form one cluster, with the trainer's processes
+first. Otherwise each program of several processes forms a cluster of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rl_sync.settings.run_settings import RunSettings
 
 
 class Member(NamedTuple):
-    """One process of a run that computes.
+    """One of a run's processes that compute.
 
     Attributes:
       program: `trainer`, `explorer1`, `explorer2`, ….
-      process: the index of the process in its program; 0 leads.
+      process: index of the process in its program; 0 leads.
     """
 
     program: str
@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name for users; see `process_name`."""
+        """Name of the process for users; see `process_name`."""
         return process_name(self.program, self.process)
 
 
@@ -85,8 +85,9 @@ def layout_of(settings: RunSettings, program: str) -> Layout:
         if len(there) < share:
             raise ConfigError(
                 f"A mesh of {shape} takes {share} devices of each of the {len(indices)} processes"
-                f" of {program}, but one has {len(there)}: make the mesh smaller, or give it more"
-                " devices (on CPU JAX_NUM_CPU_DEVICES, on GPU CUDA_VISIBLE_DEVICES)."
+                f" of {program}, but one of them has {len(there)}: make the mesh smaller, or give"
+                " the process more devices (on CPU JAX_NUM_CPU_DEVICES, on GPU"
+                " CUDA_VISIBLE_DEVICES)."
             )
         devices += there[:share]
     return settings.layout(shape.mesh(devices))

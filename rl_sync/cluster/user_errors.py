@@ -1,4 +1,4 @@
-"""Failures without a traceback: their message is for the user."""
+"""Failures that are reported without a traceback, because their message is for the user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rl_sync.settings.records import ConfigError
 
 
 class RunEndedError(RuntimeError):
-    """A run cannot go on; the message tells the user why, and what to do."""
+    """A run cannot continue; the message gives the user the reason and the remedy."""
 
 
 def log_failure(log: logging.Logger, who: str, error: Exception) -> None:

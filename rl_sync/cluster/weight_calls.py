@@ -1,4 +1,4 @@
-"""The master's calls by which weights find their way, and what they are answered with."""
+"""The master's calls that help to transfer weights, and their results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ for _class in (Grant, Request):
 
 @dataclasses.dataclass(frozen=True)
 class DecideTransfer(Call[None]):
-    """The trainer decides how weights travel."""
+    """Reports the transfer that the trainer has chosen."""
 
     transfer: str
 
 
 @dataclasses.dataclass(frozen=True)
 class AskTransfer(Call[str | None]):
-    """Asks how weights travel; None before that is decided."""
+    """Asks for the chosen transfer; None before the choice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AskNewest(Call[int]):
 
 @dataclasses.dataclass(frozen=True)
 class HoldWeights(Call[None]):
-    """A process of the trainer serves weights at an address."""
+    """Reports the address at which a process of the trainer serves weights."""
 
     process: int
     address: str
@@ -42,7 +42,7 @@ class HoldWeights(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class AskHolders(Call[list[str]]):
-    """Asks for the addresses at which the trainer's processes serve weights, in their order."""
+    """Asks for the addresses at which the trainer's processes serve weights, in order."""
 
 
 @dataclasses.dataclass(frozen=True)

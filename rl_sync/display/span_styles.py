@@ -46,3 +46,38 @@ SPAN_STYLES: Mapping[str, SpanStyle] = {
     SpanKind.COMPILE: SpanStyle("compile", "#DEDEE3", "bright_black"),
 }
 """By kind, in the order of the timeline's legend."""
+
+INK = "#27272A"
+"""The colour of labels in coloured blocks."""
+
+_RIGHT_INCHES = 0.28
+
+
+class PictureStyle(NamedTuple):
+    """Sizes and colours of a picture.
+
+    Attributes:
+      width_inches, lane_inches: the width of the picture, and the height of a lane.
+      names_inches, names_points: the room for the names of lanes, and the size of their letters.
+      paper, bed, line, ink, quiet: colours of the ground, lanes, lines, names, and numbers.
+      wait: the colour of waits.
+      level, groups: colours of the buffer's groups, and of the line and the arrows around them.
+    """
+
+    width_inches: float = 14.0
+    lane_inches: float = 1.0
+    names_inches: float = 1.19
+    names_points: float = 11.0
+    paper: str = "white"
+    bed: str = "#FAFAFA"
+    line: str = "#D4D4D8"
+    ink: str = INK
+    quiet: str = "#71717A"
+    wait: str = SPAN_STYLES[SpanKind.WAIT].colour
+    level: str = "#C9D9E8"
+    groups: str = "#3F5F7F"
+
+    @property
+    def lanes_inches(self) -> float:
+        """The width of the lanes."""
+        return self.width_inches - self.names_inches - _RIGHT_INCHES

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from rl_sync.display.figure import draw
-from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind, read_spans
+from rl_sync.display.figure import draw, encoded
+from rl_sync.records.json_lines import read_object
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind
 from rl_sync.role_names import TRAINER
 from rl_sync.workdir import Workdir
@@ -31,8 +31,6 @@ Steps = tuple[int, int | None]
 def draw_timeline(
     workdir: str | os.PathLike[str],
     out_dir: str | os.PathLike[str] | None = None,
-    start_secs: float | None = None,
-    end_secs: float | None = None,
     *,
     steps: Steps | None = None,
     title: str | None = None,
@@ -40,44 +38,39 @@ def draw_timeline(
     """Draws a run's timeline, and returns the paths of the PNG and the SVG.
 
     Args:
-      workdir: the work directory of the run, which may still be running.
       out_dir: the folder for the pictures; None for `workdir`.
-      start_secs, end_secs: the window, in seconds since the run's first span, as on the axis.
-      steps: the first and the last trainer step to show; (1, None) for all. Without a window and
-        without steps, six steps are shown, from the third on if the run has that many.
-      title: the title; None for the mode and the schedule in `workdir/config.json`.
-
-    Raises:
-      FileNotFoundError: the work directory has no spans.
-      ValueError: the window is empty, steps and seconds are both given, or there are no spans yet.
+      workdir, steps, title: see `figure_of`; raises what that raises.
     """
-    figure = figure_of(workdir, start_secs, end_secs, steps=steps, title=title)
-    return _save(figure, Path(out_dir) if out_dir is not None else Path(workdir))
+    figure = figure_of(workdir, steps=steps, title=title)
+    return _save(figure, Path(workdir if out_dir is None else out_dir))
 
 
 def figure_of(
     workdir: str | os.PathLike[str],
-    start_secs: float | None = None,
-    end_secs: float | None = None,
     *,
     steps: Steps | None = None,
+    secs: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draws a run's timeline, and returns the figure; see `draw_timeline`."""
+    """Draws a run's timeline, and returns the figure.
+
+    Args:
+      workdir: the work directory of the run, which may still be running.
+      steps: the first and the last trainer step to show; (1, None) for all. None shows six steps,
+        from the third on if the run has that many.
+      secs: the length of the window, from where the first step begins; None for one that ends with
+        the last step.
+      title: the title; None for the mode and the schedule in `workdir/config.json`.
+
+    Raises:
+      FileNotFoundError: the work directory has no spans.
+      ValueError: the run does not have these steps, or there are no spans yet.
+    """
     spans = read_spans(workdir)
     if not spans:
         raise ValueError(f"{workdir} holds no spans yet: no role has done anything. Wait a little.")
-    if steps is not None and (start_secs is not None or end_secs is not None):
-        raise ValueError("Give the timeline's window in steps or in seconds, not in both.")
-    if start_secs is None and end_secs is None:
-        window = steps_window(spans, steps or default_steps(spans))
-    else:
-        origin = spans[0].start_secs
-        last = max(span.end_secs for span in spans)
-        window = (
-            origin + (start_secs if start_secs is not None else 0.0),
-            origin + end_secs if end_secs is not None else last,
-        )
+    start, end = steps_window(spans, steps or default_steps(spans))
+    window = (start, end if secs is None else start + secs)
     return draw(spans, window, run_title(workdir) if title is None else title)
 
 
@@ -145,11 +138,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
 
 def run_title(workdir: str | os.PathLike[str]) -> str:
     """Writes the mode and the schedule in `workdir/config.json`; without it the folder's name."""
-    try:
-        config = json.loads(Workdir(workdir).config.read_text())
-    except (OSError, ValueError):  # The title is optional.
-        config = None
-    sync = config.get("sync") if isinstance(config, dict) else None
+    sync = read_object(Workdir(workdir).config).get("sync")
     if not isinstance(sync, dict):
         return Path(workdir).resolve().name
     mode = str(sync.get("mode", Path(workdir).resolve().name))
@@ -168,10 +157,8 @@ def _save(figure: Figure, folder: Path) -> tuple[Path, Path]:
     """Writes both pictures, each first under a temporary name."""
     folder.mkdir(parents=True, exist_ok=True)
     png, svg = Workdir(folder).timeline
-    with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):
-        for path, kind in ((png, "png"), (svg, "svg")):
-            temporary = path.with_name(path.name + ".tmp")
-            metadata = {"Date": None} if kind == "svg" else {}
-            figure.savefig(temporary, format=kind, dpi=160, metadata=metadata)
-            temporary.replace(path)
+    for path, kind in ((png, "png"), (svg, "svg")):
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(encoded(figure, kind))
+        temporary.replace(path)
     return png, svg

@@ -15,7 +15,8 @@ from typing import Any
 
 from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.records import buffer_level
-from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.role_names import is_explorer, role_order
 from rl_sync.workdir import Workdir
 
@@ -141,7 +142,8 @@ def _title(span: Span) -> str:
 def _buffer_events(spans: list[Span], pid: int, origin_secs: float) -> list[Event]:
     """Builds the events of the buffer's lanes: arrivals, departures, and the counter."""
     arrivals = [
-        (span.end_secs, f"groups of {span.role}", span.leases) for span in _inserts(spans).values()
+        (secs, f"groups of {insert.role}", tuple(leases))
+        for (secs, insert), leases in _arrivals(spans).items()
     ]
     departures = [
         (span.start_secs, "batch" if span.step is None else f"batch {span.step}", span.leases)
@@ -161,14 +163,12 @@ def _buffer_events(spans: list[Span], pid: int, origin_secs: float) -> list[Even
     return events
 
 
-def _inserts(spans: list[Span]) -> dict[int, Span]:
-    """Finds the insert of each group, by its lease."""
-    return {
-        lease: span
-        for span in spans
-        if span.kind is SpanKind.INSERT and "error" not in span.attributes
-        for lease in span.leases
-    }
+def _arrivals(spans: list[Span]) -> dict[buffer_level.Arrival, list[int]]:
+    """Gathers groups that entered the buffer at one time, by one insert."""
+    found: dict[buffer_level.Arrival, list[int]] = {}
+    for lease, arrival in buffer_level.arrivals(spans).items():
+        found.setdefault(arrival, []).append(lease)
+    return found
 
 
 def _moments(
@@ -199,24 +199,24 @@ def _arrows(
 
     A point belongs to the slice of its lane that is open at its time.
     """
-    inserts = _inserts(spans)
+    arrivals = buffer_level.arrivals(spans)
     events, number = [], 0
     for train in (span for span in spans if span.kind is SpanKind.TRAIN):
-        fed: dict[Span, list[int]] = {}
+        fed: dict[buffer_level.Arrival, list[int]] = {}
         for lease in train.leases:
-            if lease in inserts:
-                fed.setdefault(inserts[lease], []).append(lease)
-        for insert, leases in fed.items():
+            if lease in arrivals:
+                fed.setdefault(arrivals[lease], []).append(lease)
+        for (secs, insert), leases in fed.items():
             number += 1
             points = [
-                ("s", tracks[insert], (insert.start_secs + insert.end_secs) / 2),
-                ("t", (buffer_pid, _ARRIVALS), insert.end_secs),
+                ("s", tracks[insert], min((insert.start_secs + insert.end_secs) / 2, secs)),
+                ("t", (buffer_pid, _ARRIVALS), secs),
                 ("t", (buffer_pid, _DEPARTURES), train.start_secs),
                 ("f", tracks[train], train.start_secs + min(1e-6, train.duration_secs)),
             ]
-            for phase, (pid, tid), secs in points:
+            for phase, (pid, tid), at in points:
                 event: Event = {"ph": phase, "name": "groups", "cat": "groups", "id": number}
-                event |= {"pid": pid, "tid": tid, "ts": _micros(secs, origin_secs)}
+                event |= {"pid": pid, "tid": tid, "ts": _micros(at, origin_secs)}
                 event |= {"args": {"leases": leases}} | ({"bp": "e"} if phase == "f" else {})
                 events.append(event)
     return events

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.environments.dialogue.tool_call_text import CALL_FORMATS
-from rl_sync.environments.environment_catalog import ENVIRONMENTS, is_own
+from rl_sync.environments.environment_catalog import ENVIRONMENTS
 from rl_sync.environments.opponents import (
     OLDER,
     SCRIPTS,
     SELF,
     is_scripted,
     older_versions,
-    parse_opponent,
 )
 from rl_sync.setting import check, setting
-from rl_sync.spelling import require_one_of
 
 SEGMENT, REFUSE = "segment", "refuse"
 CUT, FAIL = "cut", "fail"
@@ -157,18 +155,6 @@ class EnvironmentSettings:
 
     def __post_init__(self) -> None:
         check(self, "environment")
-        for name in ("opponent", "evaluation_opponent"):
-            try:
-                parse_opponent(getattr(self, name))
-            except ValueError as error:
-                raise ValueError(f"environment.{name}={getattr(self, name)}: {error}") from error
-        if not is_scripted(self.evaluation_opponent):
-            raise ValueError(
-                f"environment.evaluation_opponent={self.evaluation_opponent} changes with training,"
-                " so success against it says nothing: use a scripted player, such as random."
-            )
-        if self.name is not None and not is_own(self.name):
-            require_one_of("environment.name", self.name.partition("(")[0].strip(), ENVIRONMENTS)
 
     @property
     def opponents(self) -> tuple[str, ...]:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms import returns, shaping
-from rl_sync.algorithms.algorithm import Algorithm
+from rl_sync.algorithms.algorithm import ADVANTAGES, KL_ESTIMATORS, Algorithm, call
 from rl_sync.algorithms.masking import whiten
-from rl_sync.algorithms.pieces import ADVANTAGES, KL_ESTIMATORS, call
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import (
     OfSequence,

@@ -9,7 +9,7 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ class CriticState(NamedTuple):
     """
 
     params: Params
-    opt_state: Any
+    opt_state: optax.OptState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from rl_sync.models.sharding import constrain
-from rl_sync.types import Params
 
-Loss = Callable[[Params, Any], tuple[Array, Any]]
+Trained = TypeVar("Trained")
+"""A pytree of parameters, and of a gradient by them."""
+Rows = TypeVar("Rows")
+"""A pytree of arrays with a leading axis of rows."""
+Sums = TypeVar("Sums")
+"""A pytree of sums over rows."""
+OfRows = TypeVar("OfRows")
+"""A pytree of figures with a leading axis of rows."""
+Loss = Callable[[Trained, Rows], tuple[Array, tuple[Sums, OfRows]]]
 
 
 def gradient(
-    loss: Loss, params: Params, rows: Any, microbatch_rows: int
-) -> tuple[Params, tuple[Any, Any]]:
+    loss: Loss[Trained, Rows, Sums, OfRows], params: Trained, rows: Rows, microbatch_rows: int
+) -> tuple[Trained, tuple[Sums, OfRows]]:
     """Computes ∇ of a loss by the parameters, and what comes with it, a microbatch at a time.
 
     Args:
@@ -35,7 +42,7 @@ def gradient(
         return grad(params, rows)
     parts = _parts(rows, microbatch_rows)
 
-    def add(total: Any, part: Any) -> tuple[Any, Any]:
+    def add(total: tuple[Trained, Sums], part: Rows) -> tuple[tuple[Trained, Sums], OfRows]:
         gradients, (metrics, of_rows) = grad(params, part)
         return jax.tree.map(jnp.add, total, (gradients, metrics)), of_rows
 
@@ -45,7 +52,7 @@ def gradient(
     return gradients, (metrics, jax.tree.map(_joined, of_rows))
 
 
-def map_rows(function: Callable[[Any], Array], rows: Any, microbatch_rows: int) -> Array:
+def map_rows(function: Callable[[Rows], Array], rows: Rows, microbatch_rows: int) -> Array:
     """Maps a function of rows, which makes one row of each, a microbatch at a time."""
     if not microbatch_rows:
         return function(rows)
@@ -57,7 +64,7 @@ def _joined(parts: Array) -> Array:
     return parts.reshape(-1, *parts.shape[2:])
 
 
-def _parts(rows: Any, microbatch_rows: int) -> Any:
+def _parts(rows: Rows, microbatch_rows: int) -> Rows:
     def cut(x: Array) -> Array:
         return constrain(x.reshape(-1, microbatch_rows, *x.shape[1:]), None, "batch")
 

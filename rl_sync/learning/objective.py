@@ -5,23 +5,24 @@ Letters in shapes: B rows, T positions.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, corrections, diagnostics
-from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.algorithms.kl import k3
-from rl_sync.algorithms.pieces import (
+from rl_sync.algorithms.algorithm import (
     AGGREGATIONS,
     CORRECTIONS,
     KL_ESTIMATORS,
     LOSSES,
     PROXIMAL,
+    Algorithm,
     call,
 )
+from rl_sync.algorithms.kl import k3
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import OfSequence
 from rl_sync.types import Rows
@@ -34,6 +35,26 @@ policy before the update that learns from the token."""
 STALENESS_KINDS = 5
 QUANTILES = (5, 50, 95)
 _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Settings of the loss, for a task's completions: what `Trainer` and its parts share.
+
+    Attributes:
+      algorithm: the settings of the loss.
+      group_size: trajectories of a group, G.
+      max_completion_tokens: the most tokens of a completion, at which it is cut.
+      end_ids: tokens that end a completion which was not cut.
+      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
+        0 for all of them.
+    """
+
+    algorithm: Algorithm
+    group_size: int
+    max_completion_tokens: int
+    end_ids: tuple[int, ...]
+    microbatch_rows: int
 
 
 class BatchExperience(NamedTuple):
@@ -58,8 +79,8 @@ class BatchExperience(NamedTuple):
     ref_logprobs: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
 
-    def named(self) -> dict[str, Any]:
-        """Returns everything by the names that the functions of `pieces` have for it."""
+    def named(self) -> dict[str, object]:
+        """Returns everything by the names that the pieces of algorithms have for it."""
         rows = self.rows
         shape = {"mask": rows.completion_mask, "sequences": rows.sequences}
         return {**self._asdict(), **rows._asdict(), **self.estimate._asdict(), **shape}

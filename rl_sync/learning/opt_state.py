@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -32,27 +32,27 @@ class ShardedOptimizer:
     layout: Layout
     offloaded: bool = False
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Params) -> optax.OptState:
         """Makes the optimizer's state at the start, each device its own shards."""
         out = shardings(self._on_devices)
         state = jax.jit(self.transformation.init, out_shardings=out)(params)
         return move(state, self.abstract_state()) if self.offloaded else state
 
-    def abstract_state(self) -> Any:
+    def abstract_state(self) -> optax.OptState:
         """Returns shapes, dtypes and shardings of the optimizer's state."""
         return in_host_memory(self._on_devices) if self.offloaded else self._on_devices
 
     @functools.cached_property
-    def _on_devices(self) -> Any:
+    def _on_devices(self) -> optax.OptState:
         return abstract_opt_state(self.transformation, self.abstract, self.layout)
 
     def update(
         self,
         params: Params,
-        opt_state: Any,
+        opt_state: optax.OptState,
         gradient: Params,
         learns: Bool[Array, ""],
-    ) -> tuple[Params, Any]:
+    ) -> tuple[Params, optax.OptState]:
         """Updates the parameters and the optimizer's state, each device its own shards.
 
         Args:
@@ -73,13 +73,13 @@ class ShardedOptimizer:
         return params, opt_state
 
 
-def updates_taken(opt_state: Any) -> Int[Array, ""]:
+def updates_taken(opt_state: optax.OptState) -> Int[Array, ""]:
     """Returns the number of updates that an optimizer's state has gone through.
 
     Updates that were skipped are not among them.
     """
 
-    def is_schedule(part: Any) -> bool:
+    def is_schedule(part: object) -> bool:
         return isinstance(part, optax.ScaleByScheduleState)
 
     parts = jax.tree.leaves(opt_state, is_leaf=is_schedule)
@@ -87,7 +87,7 @@ def updates_taken(opt_state: Any) -> Int[Array, ""]:
     return count
 
 
-def all_finite(tree: Any) -> Bool[Array, ""]:
+def all_finite(tree: Mapping[str, Array] | Sequence[Array]) -> Bool[Array, ""]:
     """Tells whether a pytree of arrays has neither NaN nor infinities."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool))
@@ -95,7 +95,7 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
 
 def abstract_opt_state(
     transformation: optax.GradientTransformation, params: Params, layout: Layout
-) -> Any:
+) -> optax.OptState:
     """Returns shapes, dtypes and shardings of an optimizer's state.
 
     State of another shape than its parameter, such as Adafactor's factors, is replicated.
@@ -104,7 +104,7 @@ def abstract_opt_state(
       params: the trained parameters; arrays or `jax.ShapeDtypeStruct`s, with shardings.
     """
 
-    def placed(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    def placed(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return optax.tree_map_params(

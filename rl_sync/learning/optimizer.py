@@ -22,7 +22,8 @@ OPTIMIZERS: dict[str, _Optimizer] = {
 }
 """By name, from the config and a learning rate."""
 
-_DECAYING = ("adamw", "lion")
+DECAYING = ("adamw", "lion")
+"""Optimizers with weight decay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +80,7 @@ class OptimizerConfig:
         least=0,
         below=1,
     )
-    weight_decay: float = setting(
-        0.0, f"Weight decay, of {' and '.join(_DECAYING)} alone.", least=0
-    )
+    weight_decay: float = setting(0.0, f"Weight decay, of {' and '.join(DECAYING)} alone.", least=0)
     max_gradient_norm: float = setting(
         1.0, "Norm that longer gradients are scaled down to.", above=0
     )
@@ -97,11 +96,6 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check(self, "optimizer")
-        if self.weight_decay and self.name not in _DECAYING:
-            raise ValueError(
-                f"optimizer.weight_decay={self.weight_decay} means nothing to optimizer.name="
-                f"{self.name}: set it to 0, or use {' or '.join(_DECAYING)}."
-            )
 
     def sft(self, sft: SftConfig) -> optax.GradientTransformation:
         """The optimizer of the SFT steps."""

@@ -15,19 +15,17 @@ from rl_sync.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class PairUpdate(Update):
+class PairUpdate(Update[Pairs, int]):
     """Updates of a reward model; its shares are `Pairs`."""
 
     def _totals(
         self, share: Pairs, sequence_count: int, kl_coefficient: Float[Array, ""] | None
     ) -> int:
-        """Counts the pairs of an update."""
         del share, kl_coefficient
         return sequence_count // pairs.PAIR
 
     def _has_tokens(self, share: Pairs) -> Bool[Array, ""]:
-        """Pairs are compared already."""
-        del share
+        del share  # Pairs are compared already.
         return jnp.array(True)
 
     def _loss(

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import credit, objective
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import map_rows
-from rl_sync.learning.objective import BatchExperience, Metrics
+from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
-from rl_sync.types import Params, TrainBatch
+from rl_sync.types import Params, Rows, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +25,14 @@ class Preparation:
     """Prepares batches for the loss.
 
     Attributes:
-      algorithm, group_size, max_completion_tokens, end_ids, microbatch_rows: see `Trainer`.
+      loss: the settings of the loss.
       forward: the model's passes.
-      updates: of a step.
+      updates: updates of a step.
     """
 
-    algorithm: Algorithm
+    loss: LossConfig
     forward: Forward
-    group_size: int
-    max_completion_tokens: int
-    end_ids: tuple[int, ...]
     updates: int
-    microbatch_rows: int
 
     def experience(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
@@ -52,29 +46,32 @@ class Preparation:
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
 
-        def of_rows(one: Callable[..., Array], *given: Any) -> Float[Array, "B T"]:
-            given = (rows.tokens, rows.packing, *given)
-            return map_rows(lambda some: one(*some), given, self.microbatch_rows)
+        def of_rows(one: Callable[[Rows], Array]) -> Float[Array, "B T"]:
+            return map_rows(one, rows, self.loss.microbatch_rows)
 
         def logprobs_of(trained: Params) -> Float[Array, "B T"]:
             return of_rows(
-                lambda *some: self.forward.logprobs(trained, frozen, *some), rows.sampling_masks
+                lambda some: self.forward.logprobs(
+                    trained, frozen, some.tokens, some.packing, some.sampling_masks
+                )
             )
 
         ref_logprobs = proximal_logprobs = values = None
         if state.ref_params is not None:
             ref_logprobs = logprobs_of(state.ref_params)
-        if objective.needs_proximal(self.algorithm, self.updates):
+        if objective.needs_proximal(self.loss.algorithm, self.updates):
             proximal_logprobs = logprobs_of(trained)
         if state.critic is not None:
             critic = state.critic.params
-            values = of_rows(lambda *some: self.forward.values(trained, critic, frozen, *some))
+            values = of_rows(
+                lambda some: self.forward.values(trained, critic, frozen, some.tokens, some.packing)
+            )
         estimate, weights, metrics = credit.give(
-            self.algorithm,
+            self.loss.algorithm,
             batch,
-            group_size=self.group_size,
-            max_tokens=self.max_completion_tokens,
-            end_ids=self.end_ids,
+            group_size=self.loss.group_size,
+            max_tokens=self.loss.max_completion_tokens,
+            end_ids=self.loss.end_ids,
             ref_logprobs=ref_logprobs,
             values=values,
             kl_coefficient=state.kl_coefficient,
@@ -86,7 +83,7 @@ class Preparation:
         if ref_logprobs is not None:
             weight = state.kl_coefficient
             metrics["kl_coefficient"] = jnp.float32(
-                self.algorithm.kl_coefficient if weight is None else weight
+                self.loss.algorithm.kl_coefficient if weight is None else weight
             )
         metrics["staleness_mean"] = staleness.sum() / jnp.maximum(mask.sum(), 1)
         metrics["staleness_max"] = staleness.max().astype(jnp.float32)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import optax
 from jaxtyping import Array, Float, Int
 
 from rl_sync.learning.critic import CriticState
@@ -26,7 +27,7 @@ class TrainState(NamedTuple):
 
     step: Int[Array, ""]
     params: Params
-    opt_state: Any
+    opt_state: optax.OptState
     ref_params: Params | None
     critic: CriticState | None = None
     kl_coefficient: Float[Array, ""] | None = None

@@ -6,20 +6,28 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import optax
 from jaxtyping import Array, Bool, Float
 
-from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import demonstration_loss, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
-from rl_sync.learning.objective import Metrics, OfTokens, of_tokens, policy_loss
+from rl_sync.learning.objective import (
+    BatchExperience,
+    LossConfig,
+    Metrics,
+    OfTokens,
+    Totals,
+    of_tokens,
+    policy_loss,
+)
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite
 from rl_sync.models.placement import constrain_like
-from rl_sync.types import Demonstrations, Params
+from rl_sync.types import Demonstrations, Params, Rows
 
 _DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
 """Metrics that have to be finite; else an update is skipped."""
@@ -29,33 +37,44 @@ class Learned(NamedTuple):
     """The parts of a state that an update changes; see `TrainState`."""
 
     trained: Params
-    opt_state: Any
+    opt_state: optax.OptState
     critic: CriticState | None
 
 
+class HasRows(Protocol):
+    """Container of rows of tokens."""
+
+    @property
+    def rows(self) -> Rows:
+        """The tokens."""
+
+
+Share = TypeVar("Share", bound=HasRows)
+"""A share of a batch, with what its loss reads; all of its arrays have a leading axis of rows."""
+Common = TypeVar("Common")
+"""Figures that all rows of an update have in common."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Update:
-    """Updates of the policy, and of the critic if there is one.
+class Update(ABC, Generic[Share, Common]):
+    """Updates of a model, and of the critic if there is one; a subclass says what their loss is.
 
     Attributes:
-      algorithm, group_size, max_completion_tokens, microbatch_rows: see `Trainer`.
+      loss: the settings of the loss.
       forward: the models' passes.
       policy: the policy's optimizer.
       critic: None where the algorithm needs no values.
     """
 
-    algorithm: Algorithm
+    loss: LossConfig
     forward: Forward
     policy: ShardedOptimizer
     critic: Critic | None
-    group_size: int
-    max_completion_tokens: int
-    microbatch_rows: int
 
     def take(
         self,
         learned: Learned,
-        share: Any,
+        share: Share,
         demonstrations: Demonstrations | None,
         frozen: Params,
         *,
@@ -69,7 +88,7 @@ class Update:
         to learn from.
 
         Args:
-          share: the rows of the update, an `Experience` unless the loss takes another record.
+          share: the rows of the update, with what the loss reads.
           demonstrations: those that are mixed in; None for none.
           frozen: the parameters that nothing changes.
           sequence_count: trajectories of the update.
@@ -82,12 +101,12 @@ class Update:
         totals = self._totals(share, sequence_count, kl_coefficient)
 
         def loss(
-            params: tuple[Params, Params | None], some: Any
+            params: tuple[Params, Params | None], some: Share
         ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
             return self._loss(*params, frozen, some, totals)
 
         params = learned.trained, learned.critic.params if learned.critic else None
-        gradients, (metrics, tokens) = gradient(loss, params, share, self.microbatch_rows)
+        gradients, (metrics, tokens) = gradient(loss, params, share, self.loss.microbatch_rows)
         if demonstrations is not None:
             plain = self.forward.plain
             mixed, more = demonstration_loss.mix_in(
@@ -95,8 +114,8 @@ class Update:
                 lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
                 learned.trained,
                 demonstrations,
-                share=self.algorithm.demonstration_coefficient,
-                microbatch_rows=self.microbatch_rows,
+                share=self.loss.algorithm.demonstration_coefficient,
+                microbatch_rows=self.loss.microbatch_rows,
             )
             gradients, metrics = (mixed, gradients[1]), metrics | more
         metrics["gradient_norm"] = optax.tree.norm(gradients[0])
@@ -106,10 +125,6 @@ class Update:
         judged = self._has_tokens(share) | (demonstrations is not None)
         metrics |= {"skipped": judged & ~finite, "unjudged": ~judged}
         return self._learn(learned, gradients, learns, finite & judged), metrics, tokens
-
-    def _has_tokens(self, share: Any) -> Bool[Array, ""]:
-        """Says whether there is a token to learn from: those of unjudged completions are masked."""
-        return share.rows.completion_mask.any()
 
     def _learn(
         self,
@@ -131,16 +146,49 @@ class Update:
             *self.policy.update(before.trained, before.opt_state, gradients[0], held), critic
         )
 
+    @abstractmethod
+    def _has_tokens(self, share: Share) -> Bool[Array, ""]:
+        """Says whether there is a token to learn from."""
+
+    @abstractmethod
     def _totals(
-        self, share: Any, sequence_count: int, kl_coefficient: Float[Array, ""] | None
-    ) -> Any:
+        self, share: Share, sequence_count: int, kl_coefficient: Float[Array, ""] | None
+    ) -> Common:
         """Computes the figures that all rows of an update have in common."""
+
+    @abstractmethod
+    def _loss(
+        self,
+        trained: Params,
+        critic: Params | None,
+        frozen: Params,
+        known: Share,
+        totals: Common,
+    ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
+        """Computes the loss of some rows of an update, its metrics, and figures of each token."""
+
+    def _held(self, trained: Params) -> Params:
+        """Keeps trained parameters, and their gradient, in their sharding."""
+        return constrain_like(trained, self.policy.abstract)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyUpdate(Update[BatchExperience, Totals]):
+    """Updates of a policy, by the loss of the algorithm."""
+
+    def _has_tokens(self, share: BatchExperience) -> Bool[Array, ""]:
+        # Tokens of unjudged completions are masked.
+        return share.rows.completion_mask.any()
+
+    def _totals(
+        self, share: BatchExperience, sequence_count: int, kl_coefficient: Float[Array, ""] | None
+    ) -> Totals:
         return objective.totals(
-            self.algorithm,
+            self.loss.algorithm,
             share,
             sequence_count,
-            self.max_completion_tokens,
-            self.group_size,
+            self.loss.max_completion_tokens,
+            self.loss.group_size,
             kl_coefficient=kl_coefficient,
         )
 
@@ -149,8 +197,8 @@ class Update:
         trained: Params,
         critic: Params | None,
         frozen: Params,
-        known: Any,
-        totals: Any,
+        known: BatchExperience,
+        totals: Totals,
     ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:
@@ -158,13 +206,10 @@ class Update:
         found = self.forward.outputs(
             trained, critic, frozen, rows.tokens, rows.packing, rows.sampling_masks
         )
-        loss, metrics = policy_loss(self.algorithm, found.logprobs, found.entropy, known, totals)
+        algorithm = self.loss.algorithm
+        loss, metrics = policy_loss(algorithm, found.logprobs, found.entropy, known, totals)
         tokens = of_tokens(found.logprobs, found.entropy, rows)
         if self.critic is None or found.values is None:
             return loss, (metrics, tokens)
         of_values, more = value_loss(self.critic.config, found.values, known, totals)
         return loss + of_values, (metrics | more, tokens)
-
-    def _held(self, trained: Params) -> Params:
-        """Keeps trained parameters, and their gradient, in their sharding."""
-        return constrain_like(trained, self.policy.abstract)

@@ -48,8 +48,8 @@ class AttentionLayer(NamedTuple):
     Inside the scan over layers each is a scalar, outside a vector over the layers.
 
     Attributes:
-      number: the layer's number, from 0.
-      window: the number of newest tokens that a token attends to, itself included.
+      number: number of the layer, from 0.
+      window: number of newest tokens that a token attends to, itself included.
       slides: whether the layer uses the local RoPE.
     """
 
@@ -62,11 +62,11 @@ class Context(NamedTuple):
     """Inputs that all blocks of a call share.
 
     Attributes:
-      positions: the position of each token in its own sequence.
-      segments: the sequence that each token of a row belongs to; None where a row is one sequence.
+      positions: position of each token in its own sequence.
+      segments: sequence that each token of a row belongs to; None where a row is one sequence.
       prompts: see `hidden_states`; None where no sequences share a prompt.
-      everywhere: RoPE of ordinary layers, and of sliding layers unless `local` is given.
-      local: RoPE of sliding layers; None where it is the same.
+      everywhere: RoPE of ordinary layers, and of sliding layers if `local` is None.
+      local: RoPE of sliding layers; None if they use the same RoPE.
     """
 
     positions: Int[Array, "B T"]
@@ -83,7 +83,7 @@ class Attention(nn.Module):
     cache, it attends to the call's own tokens and returns their keys and values.
 
     Attributes:
-      span: the number of cache slots that are read.
+      span: number of cache slots to read.
     """
 
     config: ModelConfig
@@ -157,9 +157,9 @@ class Attention(nn.Module):
 
 
 def _own_heads(x: Float[Array, "... N H"], axes: tuple[str | None, ...]) -> Float[Array, "... N H"]:
-    """Cuts a slice of what a group of devices has, so that each computes queries of its own."""
+    """Takes a slice of what a group of devices holds, so that each computes its own queries."""
     cut = tuple(HEADS if axis is None else axis for axis in axes)
-    # Without the first constraint the slice's gradient would go from device to device.
+    # Without the first constraint the slice's gradient would travel from device to device.
     return constrain(constrain(x, *axes), *cut)
 
 
@@ -183,7 +183,7 @@ def attend(
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence.
 
-    The prompt that a sequence shares with others belongs to it.
+    A prompt that a sequence shares with others counts as part of it.
     """
     call = AttentionCall.of(
         config, queries.shape[1], context.segments is not None, context.prompts is not None
@@ -192,7 +192,7 @@ def attend(
         by_kernel = functools.partial(attend_by, kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
         return run(queries, keys, values, context.segments, layer.slides)
-    # Where a prompt is shared, the distance to its tokens is not that in the row.
+    # With a shared prompt, the distance to its tokens is not their distance in the row.
     row = jnp.arange(queries.shape[1])[None]
     positions = row if context.prompts is None else context.positions
     tokens = Tokens(positions, context.segments, context.prompts)
@@ -240,10 +240,10 @@ def attend_cached(
 ) -> Float[Array, "B 1 K N H"]:
     """Attends from one token a row to the cache slots of its own and earlier positions.
 
-    Where the cache is read by pages, only pages within some row's window are read, whatever the
-    span. Elsewhere the whole span is read at once.
+    If the cache is read by pages, only pages within some row's window are read, whatever the span.
+    Otherwise the whole span is read at once.
     """
-    # Rows below 0 read a slot as well: a softmax over nothing would not be a number.
+    # Rows below 0 also read a slot, since a softmax over nothing would be NaN.
     positions = jnp.maximum(context.positions[:, 0], 0)
 
     def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:

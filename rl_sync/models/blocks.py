@@ -1,7 +1,7 @@
-"""Attention by blocks of queries, in plain operations: for what no kernel can express.
+"""Attention by blocks of queries in plain operations, for calls that no kernel supports.
 
-Memory grows with the length of rows, and not with its square. Work does not shrink with a window,
-nor by the half of the scores that lie ahead.
+Memory grows linearly with the length of rows, not quadratically. The work is not reduced by a
+window, nor by the causal mask.
 
 Letters in shapes: B rows, T positions, S key positions, K kv heads, N query heads that share a kv
 head, H head dim.
@@ -17,14 +17,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 _SCORES_BYTES = 128 << 20
-_TILE = 8  # A block is a multiple of it.
+_TILE = 8  # A block is a multiple of a tile.
 
 
 class Tokens(NamedTuple):
     """Tokens that attend, or are attended to.
 
     Attributes:
-      positions: places of which the distance says what a token attends to. One row stands for all.
+      positions: positions whose distance decides what a token attends to. One row may stand for
+        all.
       segments, prompts: see `Context`.
     """
 
@@ -34,7 +35,7 @@ class Tokens(NamedTuple):
 
 
 def visible(here: Tokens, there: Tokens, window: Int[Array, ""]) -> Bool[Array, "B T S"]:
-    """Says which tokens `there` each token `here` attends to."""
+    """Returns the mask of tokens `there` that each token `here` attends to."""
     behind = here.positions[:, :, None] - there.positions[:, None, :]
     near = (behind >= 0) & (behind < window)
     if here.segments is None or there.segments is None:
@@ -56,7 +57,7 @@ def attend_by_blocks(
 ) -> Float[Array, "B T K N H"]:
     """Attends from one block of queries after the other.
 
-    The backward pass computes the scores of a block again.
+    The backward pass recomputes the scores of a block.
 
     Args:
       attend: attends from queries to keys and values under a mask.

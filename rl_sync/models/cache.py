@@ -2,8 +2,8 @@
 
 A cache consists of pages. A page has C slots for each row: the token at position s is in slot s mod
 C of page s div C. On CPUs pages are small, so that attention reads no further than the longest row,
-and each page is contiguous in memory. Elsewhere one page holds all positions, which keeps the
-device busy, and its slots are in lines (`rl_sync.models.lines`).
+and each page is contiguous in memory. On other platforms one page holds all positions, which keeps
+the device busy, and its slots are in lines (`rl_sync.models.lines`).
 
 Letters in shapes: B rows, T positions, S key positions, K kv heads, H head dim, L layers, Z pages,
 C slots of a page, or lines, W numbers of a line.
@@ -31,7 +31,7 @@ class KVCache(NamedTuple):
     """Keys and values by layer.
 
     In keys the slots are the innermost axis: on CPUs both products of attention read this layout
-    fastest. In lines both are of the shape [L, 1, B, K, C, W].
+    fastest. In lines both arrays have the shape [L, 1, B, K, C, W].
     """
 
     keys: Float[Array, "L Z B K H C"]
@@ -56,9 +56,9 @@ def map_with_axes(function: Callable[[Array, Axes], T], cache: KVCache) -> tuple
 
 
 def reads_by_pages(config: ModelConfig) -> bool:
-    """Says whether a cache is read page by page, only as far as its rows reach.
+    """True if a cache is read page by page, only as far as its rows reach.
 
-    One span then serves all lengths.
+    Then one span serves all lengths.
     """
     return config.attention == "auto" and platform() == "cpu"
 
@@ -79,9 +79,9 @@ def empty_cache(config: ModelConfig, rows: int, length: int) -> KVCache:
 def cached(
     config: ModelConfig, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"]
 ) -> KVCache:
-    """Builds the cache of one layer from T tokens a row: a cache without the axis of layers.
+    """Builds the cache of one layer from T tokens a row: a cache without the layer axis.
 
-    Its pages may have fewer slots than those of a longer cache; they then fit the first slots
+    Its pages may have fewer slots than those of a longer cache, whose first slots they then fill.
     there.
     """
     if in_lines():
@@ -102,9 +102,9 @@ def write(
     values: Float[Array, "B K H"],
     positions: Int[Array, " B"],
 ) -> KVCache:
-    """Puts one new token a row into the slot of its position, in one layer.
+    """Writes one new token a row into the slot of its position, in one layer.
 
-    Rows with a position below 0 stay as they are.
+    Rows with a position below 0 are left unchanged.
     """
     if in_lines():
         fresh = zip(cache, (keys, values), strict=True)
@@ -112,7 +112,7 @@ def write(
         return KVCache(*put)
     rows = jnp.arange(keys.shape[0])
     page, slot = jnp.divmod(positions, cache.values.shape[4])
-    page = jnp.where(positions < 0, cache.values.shape[1], page)  # Out of bounds: nothing is set.
+    page = jnp.where(positions < 0, cache.values.shape[1], page)  # Out of bounds: not written.
     return KVCache(
         cache.keys.at[layer, page, rows, :, :, slot].set(keys.astype(cache.keys.dtype)),
         cache.values.at[layer, page, rows, :, slot].set(values.astype(cache.values.dtype)),
@@ -122,7 +122,7 @@ def write(
 def read_lines(
     config: ModelConfig, cache: KVCache, layer: Int[Array, ""], span: int
 ) -> tuple[Float[Array, "B K C W"], Float[Array, "B K C W"]]:
-    """Reads the lines of a layer's first `span` positions; the last one may have more."""
+    """Reads the lines of a layer's first `span` positions; the last line may hold more."""
     _, Z, B, K, _, _ = cache.keys.shape
     sizes = (1, Z, B, K, *line_shape(config, span))
 
@@ -157,6 +157,6 @@ def read_span(
 
 
 def _paging(config: ModelConfig, length: int) -> tuple[int, int]:
-    """Returns the number of pages and the slots of each."""
+    """Returns the number of pages, and the number of slots of each."""
     slots = min(length, _PAGE_SLOTS) if reads_by_pages(config) else length
     return -(-length // slots), slots

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, in one frozen and validated record."""
+"""The architecture of a decoder-only transformer, in one frozen and validated record."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ AttentionPath = Literal["auto", "einsum", "dot_product", "blocks", "splash", "cu
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 _MLP_TARGETS = ("gate", "up", "down")
 HEAD = "scalar_head"
-"""The name of a scalar head among a model's parameters."""
+"""Name of a scalar head among a model's parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Scaling of RoPE's frequencies, for rows longer than those of the first training.
+    """Scaling of RoPE's frequencies, for longer rows than in the first training.
 
     Attributes:
       kind: `linear` divides every frequency by `factor`. `llama3` divides only the low ones, with a
         smooth transition between `low_freq_factor` and `high_freq_factor` turns within
         `original_max_length` tokens (as published with Llama 3.1).
-      factor: the ratio of the new length of rows to the first one.
+      factor: ratio of the new row length to the first one.
     """
 
     kind: Literal["linear", "llama3"]
@@ -40,10 +40,10 @@ class Experts:
     """A mixture of experts in place of each MLP.
 
     Attributes:
-      count: E, the number of experts in each layer.
-      per_token: the number of experts that each token is routed to.
-      mlp_dim: F, the width of one expert.
-      normalize: whether the weights of a token's experts are scaled to add up to 1.
+      count: number of experts in each layer, E.
+      per_token: number of experts that each token is routed to.
+      mlp_dim: width of one expert, F.
+      normalize: whether the weights of a token's experts are scaled to sum to 1.
     """
 
     count: int
@@ -61,12 +61,12 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters W + (alpha / rank) · A·B beside frozen kernels (LoRA, arXiv:2106.09685).
+    """Low-rank adapters of frozen kernels, W + (alpha / rank) · A·B (LoRA, arXiv:2106.09685).
 
     Attributes:
-      rank: r, the number of columns of A.
-      alpha: the numerator of the scale.
-      targets: the projections that get an adapter.
+      rank: number of columns of A, r.
+      alpha: numerator of the scale.
+      targets: projections that get an adapter.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """The factor on A·B: alpha / rank."""
+        """Factor on A·B: alpha / rank."""
         return self.alpha / self.rank
 
 
@@ -97,43 +97,44 @@ class ModelConfig:
     """Architecture of a model: everything that defines its function except the parameters.
 
     Attributes:
-      vocab_size: V, the number of tokens in the embedding.
-      embed_dim: D, the width of the residual stream.
-      num_layers: L, the number of blocks of attention and MLP.
-      num_heads: N, the number of query heads.
-      num_kv_heads: K, the number of key and value heads; each serves N / K query heads.
-      head_dim: H, the width of a head; even, since RoPE rotates pairs.
-      mlp_dim: F, the width of the gated MLP.
-      max_length: the largest number of tokens in a row, prompt and completion together.
+      vocab_size: number of tokens in the embedding, V.
+      embed_dim: width of the residual stream, D.
+      num_layers: number of blocks of attention and MLP, L.
+      num_heads: number of query heads, N.
+      num_kv_heads: number of key and value heads, K; each serves N / K query heads.
+      head_dim: width of a head, H; even, since RoPE rotates pairs.
+      mlp_dim: width of the gated MLP, F.
+      max_length: maximum number of tokens in a row, prompt and completion together.
       rope_base: θ of the rotary position embedding.
-      norm_eps: ε, added to the mean square inside RMSNorm.
+      norm_eps: ε that is added to the mean square inside RMSNorm.
       tie_embeddings: whether the embedding is also the output projection.
-      activation: the activation of the MLP's gate.
+      activation: activation of the MLP's gate.
       qkv_bias: whether queries, keys and values have biases (Qwen 2).
       qk_norm: whether queries and keys are normalized in each head before RoPE (Qwen 3, Gemma 3).
-      norm_offset: a number added to the scale of every RMSNorm: 1 where stored scales are around 0
-        (Gemma).
+      norm_offset: number that is added to the scale of every RMSNorm: 1 if stored scales are around
+        0 (Gemma).
       post_norms: whether the outputs of attention and of the MLP are normalized too (Gemma).
       scale_embedding: whether embeddings are multiplied by √D (Gemma).
-      query_scale: the factor on q·kᵀ; None for 1/√H.
-      rope_scaling: the scaling of RoPE's frequencies; None for none.
-      sliding_window: the number of newest tokens, itself included, that a token attends to in a
-        sliding layer.
-      sliding_layers: one flag for each layer, true where attention uses the sliding window; empty
-        for none.
+      query_scale: factor on q·kᵀ; None for 1/√H.
+      rope_scaling: scaling of RoPE's frequencies; None for none.
+      sliding_window: number of newest tokens, itself included, that a token attends to in a sliding
+        layer.
+      sliding_layers: one flag for each layer, true if attention uses the sliding window; empty for
+        none.
       local_rope_base: θ of sliding layers, without scaling; None for the same RoPE in all layers.
-      experts: a mixture of experts; None for a dense MLP in each layer.
+      experts: mixture of experts; None for a dense MLP in each layer.
       lora: low-rank adapters; None for none.
-      scalar_head: whether a scalar head without a bias takes the place of the output projection, as
-        in a reward model.
-      dtype: the dtype that the blocks compute in. Log-probabilities are always float32.
-      remat: activations that the backward pass recomputes: `none`, `full` all of a block from its
-        input, `dots` all but matrix products, `dots_no_batch` all but products with parameters.
+      scalar_head: whether a scalar head without a bias replaces the output projection, as in a
+        reward model.
+      dtype: dtype of the blocks' computations. Log-probabilities are always float32.
+      remat: activations that the backward pass recomputes: `none`; with `full` all of a block from
+        its input; with `dots` all but matrix products; with `dots_no_batch` all but products with
+        parameters.
       attention: `einsum` for the implementation here and `dot_product` for
-        `jax.nn.dot_product_attention`, both with all scores at once; `blocks` with those of a block
-        of queries at a time; `splash`, `cudnn` or `triton` for a kernel of `rl_sync.models.flash`.
-        `auto` is `einsum` on CPUs, and elsewhere a kernel where one can, or else `blocks`.
-
+        `jax.nn.dot_product_attention`, both with all scores at once; `blocks` for the scores of one
+        block of queries at a time; `splash`, `cudnn` or `triton` for a kernel of
+        `rl_sync.models.flash`. `auto` is `einsum` on CPUs, and elsewhere a kernel that supports the
+        call, or else `blocks`.
     Raises:
       ValueError: a size is not positive, or values contradict each other.
     """
@@ -177,7 +178,7 @@ class ModelConfig:
                 f"model.num_heads={self.num_heads} query heads cannot share"
                 f" model.num_kv_heads={self.num_kv_heads} evenly: use a divisor of num_heads."
             )
-        self._require("head_dim", not self.head_dim % 2, "must be even: RoPE turns pairs")
+        self._require("head_dim", not self.head_dim % 2, "must be even: RoPE rotates pairs")
         choices = {"activation": get_args(Activation), "dtype": DTYPES}
         choices |= {"remat": get_args(Remat), "attention": get_args(AttentionPath)}
         for name, allowed in choices.items():
@@ -207,5 +208,5 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        """The factor on q·kᵀ."""
+        """Factor on q·kᵀ."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale

@@ -1,7 +1,7 @@
 """Flash attention: kernels that attend within a call, without an array of [T, T].
 
-FlashAttention, arXiv:2205.14135. A TPU has the splash kernel. A GPU has cuDNN's for rows of one
-sequence, and one in Triton for rows of several. Each takes what it can express, and no more.
+FlashAttention, arXiv:2205.14135. On a TPU it is the splash kernel. On a GPU it is cuDNN's for rows
+of one sequence, and one in Triton for rows of several. Each kernel supports only some calls.
 
 Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim.
 """
@@ -24,22 +24,22 @@ Kernel = Literal["splash", "cudnn", "triton"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 SHORTEST_ROW = 128
-"""Rows of fewer tokens are too short for a kernel's blocks, and their scores are small."""
+"""Minimum tokens of a row for kernels: shorter rows do not fill blocks, and have few scores."""
 
 _PLATFORMS: dict[Kernel, Platform] = {"splash": "tpu", "cudnn": "gpu", "triton": "gpu"}
-_LARGEST_BLOCK = 512  # Of splash: larger ones save little, and smaller ones leave the TPU idle.
-_TRITON_BLOCK = 64  # Its shared memory holds two of them at the widest heads.
+_LARGEST_BLOCK = 512  # For splash: larger ones save little, and smaller ones leave the TPU idle.
+_TRITON_BLOCK = 64  # Shared memory holds two of them with the widest heads.
 _WIDEST_GPU_HEAD = 128
 _TRITON = "jax.experimental.pallas.ops.gpu.attention"  # JAX deprecates it from 0.12 on.
 
 
 class AttentionCall(NamedTuple):
-    """Properties of a call that decide which kernels can express it.
+    """Properties of a call that decide which kernels support it.
 
     Attributes:
-      row_tokens: T.
+      row_tokens: length of rows, T.
       packed: whether a row may hold several sequences.
-      shared: whether sequences share prompts, so that a row's order is not that of its sequences.
+      shared: whether sequences share prompts, so that the order in a row is not that in a sequence.
       slides: whether some layers have a window that is shorter than the rows.
     """
 
@@ -50,17 +50,16 @@ class AttentionCall(NamedTuple):
 
     @classmethod
     def of(cls, config: ModelConfig, row_tokens: int, packed: bool, shared: bool) -> AttentionCall:
-        """Returns those of a model's call."""
+        """Returns the properties of a model's call."""
         slides = any(config.sliding_layers) and config.sliding_window < row_tokens
         return cls(row_tokens, packed, shared, slides)
 
 
 def kernel_for(config: ModelConfig, call: AttentionCall) -> Kernel | None:
-    """Chooses the kernel for a call; None where `config.attention` wants none or none can.
+    """Chooses the kernel for a call; None if `config.attention` excludes kernels, or none fits.
 
     Raises:
-      ValueError: `config.attention` names a kernel that cannot express the call, or is for another
-        platform.
+      ValueError: `config.attention` names a kernel that does not support the call or this platform.
     """
     if call.row_tokens < SHORTEST_ROW:
         return None
@@ -77,10 +76,10 @@ def kernel_for(config: ModelConfig, call: AttentionCall) -> Kernel | None:
 
 
 def require_fit(config: ModelConfig, call: AttentionCall) -> None:
-    """Refuses a kernel in `config.attention` that cannot express a call on any device.
+    """Rejects a kernel in `config.attention` that does not support a call on any device.
 
     Raises:
-      ValueError: says why, and what to do.
+      ValueError: the message gives the reason and the remedy.
     """
     if config.attention in KERNELS:
         name = cast(Kernel, config.attention)
@@ -96,7 +95,7 @@ def _require(name: Kernel, obstacle: str) -> None:
 
 
 def _obstacle(name: Kernel, config: ModelConfig, call: AttentionCall) -> str:
-    """Says why a kernel cannot express a call; nothing if it can."""
+    """Returns the reason why a kernel does not support a call; empty if it does."""
     if call.shared:
         return "cannot attend to prompts that sequences share (trainer.batching=shared)"
     if name == "splash":
@@ -113,7 +112,7 @@ def _obstacle(name: Kernel, config: ModelConfig, call: AttentionCall) -> str:
     if name == "cudnn" and call.packed:
         return "attends within rows of one sequence each, not of several"
     if name == "triton" and call.slides:
-        return "has no sliding windows"
+        return "does not support sliding windows"
     if name == "triton" and importlib.util.find_spec(_TRITON) is None:
         return f"is not in this version of JAX ({_TRITON})"
     return ""
@@ -129,7 +128,7 @@ def attend_by(
     segments: Int[Array, "B T"] | None,
     slides: Bool[Array, ""],
 ) -> Float[Array, "B T K N H"]:
-    """Attends within a call by a kernel, on one device.
+    """Attends within a call with a kernel, on one device.
 
     Args:
       segments: see `Context`.
@@ -141,7 +140,7 @@ def attend_by(
     local = functools.partial(attend, config.sliding_window)
     if all(config.sliding_layers):
         return local(queries, keys, values, segments)
-    # A window is a part of the kernel, so layers of both kinds call two.
+    # A window is part of the kernel, so a model with both kinds of layers calls two kernels.
     everywhere = functools.partial(attend, None)
     return jax.lax.cond(slides, local, everywhere, queries, keys, values, segments)
 
@@ -198,13 +197,13 @@ def splash(
     window: int | None,
     interpret: bool = False,
 ) -> Float[Array, "B T K N H"]:
-    """Attends by the splash kernel to earlier tokens of a token's own sequence.
+    """Attends to earlier tokens of the same sequence with the splash kernel.
 
     Args:
-      queries: scaled.
+      queries: scaled queries.
       interpret: whether the kernel runs as plain operations, on any platform.
     """
-    # Importing them takes long, and only a TPU needs them.
+    # Importing it takes long, and only a TPU needs it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -241,9 +240,9 @@ def triton(
     scale: float,
     interpret: bool = False,
 ) -> Float[Array, "B T K N H"]:
-    """Attends by JAX's kernel in Triton to earlier tokens of a token's own sequence.
+    """Attends to earlier tokens of the same sequence with JAX's Triton kernel.
 
-    The kernel knows no shared heads: each query head gets a copy of the keys and values.
+    The kernel does not support shared heads: each query head gets a copy of the keys and values.
 
     Args:
       interpret: whether the kernel runs as plain operations, on any platform.
@@ -274,9 +273,9 @@ _ATTENDING: dict[Kernel, Callable[..., Array]] = {
 
 
 def _blocks(row_tokens: int) -> tuple[int, int]:
-    """Returns the size of a block, and that of the fewest such blocks that hold a row."""
+    """Returns the size of a block, and the total size of the fewest blocks that hold a row."""
     count = -(-row_tokens // _LARGEST_BLOCK)
-    lanes = 128  # A block is a multiple of them.
+    lanes = 128  # A block is a multiple of this.
     block = -(-row_tokens // (count * lanes)) * lanes
     return block, -(-row_tokens // block) * block
 
@@ -284,7 +283,7 @@ def _blocks(row_tokens: int) -> tuple[int, int]:
 def _padded(
     more: int, queries: Array, keys: Array, values: Array, segments: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Adds tokens behind all others, which those do not attend to."""
+    """Appends tokens that the others do not attend to."""
 
     def pad(x: Array) -> Array:
         return jnp.pad(x, [(0, more if axis == 1 else 0) for axis in range(x.ndim)])

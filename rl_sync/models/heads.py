@@ -1,4 +1,4 @@
-"""A scalar head on any model: it gives a critic's values and a reward model's scores."""
+"""A scalar head on any model, for a critic's values or a reward model's scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_scalar_head(config: ModelConfig, params: Params, key: Array) -> Params:
 
 
 def blank_scalar_head(config: ModelConfig) -> Params:
-    """Makes a head whose output is 0 everywhere, to start from."""
+    """Makes an initial head whose output is 0 everywhere."""
     return {"kernel": jnp.zeros(config.embed_dim), "bias": jnp.zeros(())}
 
 
@@ -48,7 +48,7 @@ def token_scalars(
 
 
 def hidden_scalars(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """Computes `token_scalars` of tokens whose hidden states are known.
+    """Computes `token_scalars` from known hidden states.
 
     A reward model's head has no bias.
     """
@@ -59,5 +59,5 @@ def hidden_scalars(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array
 
 
 def last_scalars(scalars: Float[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
-    """Takes the entry of each row's last token, for rows that are padded on the right."""
+    """Returns the entry of each row's last token, for rows that are padded on the right."""
     return jnp.take_along_axis(scalars, lengths[:, None] - 1, axis=1)[:, 0]

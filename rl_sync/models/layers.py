@@ -1,4 +1,4 @@
-"""The Linen modules that blocks are made of: norms, adapters, the gated MLP, its experts.
+"""The Linen modules of a block: norms, adapters, the gated MLP, the experts.
 
 Letters in shapes: B rows, T positions, D embed, F mlp, E experts, R rank of an adapter.
 """
@@ -40,7 +40,7 @@ def param(
 def fan_in(inputs: int, layers: int = 0) -> Initializer:
     """Returns an initializer: normal with variance 1/inputs.
 
-    With `layers` the variance is 1/(2·layers) of that, for kernels whose output is added to the
+    With `layers` the variance is divided by 2·layers, for kernels whose output is added to the
     residual stream (Language Models are Unsupervised Multitask Learners, section 2.3).
     """
     return initializers.normal(math.sqrt(1.0 / (inputs * (2 * layers if layers else 1))))
@@ -66,11 +66,11 @@ class RMSNorm(nn.Module):
 class Adapter(nn.Module):
     """(alpha / rank) · x·A·B for each adapted target among `targets`, 0 for the others.
 
-    A starts random and B at 0, so a new adapter changes nothing (LoRA, section 4.1).
+    A is initialized at random and B at 0, so a new adapter changes nothing (LoRA, section 4.1).
 
     Attributes:
-      targets: for each target the shape of its outputs and their logical axes.
-      inputs: the number of trailing axes of x that are summed over.
+      targets: for each target, the shape of its outputs and their logical axes.
+      inputs: number of trailing axes of x to sum over.
     """
 
     config: ModelConfig
@@ -101,11 +101,11 @@ class Adapter(nn.Module):
 def project(
     x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int = 1
 ) -> Float[Array, "B T ..."]:
-    """Multiplies x with a kernel, summed over the last `inputs` axes of x and the first of the
+    """Multiplies x by a kernel, summing over the last `inputs` axes of x and the first of the
     kernel.
 
-    It is computed as one product of two matrices: with more axes XLA transposes whole activations
-    on CPUs, mostly in the backward pass. On a mesh the axes stay apart, since a sharded axis cannot
+    It is one product of two matrices: with more axes XLA transposes whole activations on CPUs,
+    mostly in the backward pass. On a mesh the axes are kept separate, since a sharded axis cannot
     be merged into another without gathering the kernel.
     """
     if laid_out():
@@ -119,8 +119,8 @@ def project(
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _gated(activation: str, both: Float[Array, "B T 2 F"]) -> Float[Array, "B T F"]:
     """act(gate) · up. The backward pass recomputes it, which costs less than keeping it."""
-    # The gradient of a split is one array. The gradient of two slices is a sum of two arrays, each
-    # of them half zeros.
+    # The gradient of a split is one array. The gradient of two slices would be a sum of two arrays,
+    # each half zeros.
     gate, up = jax.lax.split(both, (1, 1), axis=2)
     return (ACTIVATIONS[activation](gate) * up)[:, :, 0]
 
@@ -129,7 +129,7 @@ class GatedMLP(nn.Module):
     """down(act(gate(x)) · up(x)). Gate and up share one kernel (GLU Variants, arXiv:2002.05202).
 
     Attributes:
-      decodes: whether a call is a step of a loop that decodes.
+      decodes: whether a call is a step of a decode loop.
     """
 
     config: ModelConfig
@@ -143,8 +143,8 @@ class GatedMLP(nn.Module):
         gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), axes)
         down = param(self, "down", fan_in(F, config.num_layers), (F, D), ("mlp", "embed"))
         if self.decodes:
-            # Otherwise a loop of decode steps wants the kernels of all layers with the axes of gate
-            # and up in front, and begins with a copy of them.
+            # Otherwise a loop of decode steps needs the kernels of all layers with the axes of gate
+            # and up in front, and starts by copying them.
             gate_up = as_stored(gate_up, *axes)
         both = project(x, gate_up)
         if config.lora:
@@ -167,7 +167,7 @@ class MixtureMLP(nn.Module):
     softmax.
 
     Tokens are sorted by expert, so that each expert multiplies its own tokens once. No token is
-    dropped, whatever the balance.
+    dropped, however unbalanced the routing is.
     """
 
     config: ModelConfig

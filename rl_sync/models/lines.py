@@ -1,9 +1,9 @@
-"""Keys and values in lines, as decode loops of GPUs and TPUs read and write them.
+"""Keys and values in lines, the layout for decode loops on GPUs and TPUs.
 
-A line is the innermost axis of an array. Products of attention take lines in the order in which
-they are stored, so a loop that decodes copies no cache to change its order. A TPU stores 128
-numbers side by side, or pads to as many. So a line there holds several tokens of narrow heads: the
-token at position s is part s mod P of line s div P.
+A line is the innermost axis of an array. The products of attention read lines in the order in which
+they are stored, so a decode loop copies no cache to reorder it. A TPU stores 128 numbers side by
+side, or pads to 128. So a line there holds several tokens of narrow heads: the token at position s
+is part s mod P of line s div P.
 
 Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim,
 L layers, C lines, P tokens of a line, W numbers of a line: P·H.
@@ -22,19 +22,19 @@ _MASKED = -1e30
 
 
 def in_lines() -> bool:
-    """Says whether caches are in lines."""
+    """True if caches are in lines."""
     return platform() != "cpu"
 
 
 def line_shape(config: ModelConfig, length: int) -> tuple[int, int]:
-    """Returns the number of lines for so many tokens, and the numbers of each."""
+    """Returns the number of lines for `length` tokens, and the length of a line."""
     parts = TPU_LANES // config.head_dim if platform() == "tpu" else 1
     parts = parts if parts * config.head_dim == TPU_LANES else 1
     return -(-length // parts), parts * config.head_dim
 
 
 def lines_of(config: ModelConfig, x: Float[Array, "B T K H"]) -> Float[Array, "B K C W"]:
-    """Puts tokens into lines."""
+    """Arranges tokens in lines."""
     B, T, K, H = x.shape
     count, width = line_shape(config, T)
     x = jnp.pad(x, ((0, 0), (0, count * width // H - T), (0, 0), (0, 0)))
@@ -48,20 +48,20 @@ def write_token(
     new: Float[Array, "B K H"],
     positions: Int[Array, " B"],
 ) -> Float[Array, "L B K C W"]:
-    """Puts one token a row into the line of its position, in one layer.
+    """Writes one token a row into the line of its position, in one layer.
 
-    Rows with a position below 0 stay as they are.
+    Rows with a position below 0 are left unchanged.
     """
     B, K, H = new.shape
     parts = held.shape[-1] // H
     new = new.astype(held.dtype)
     line, part = jnp.divmod(positions, parts)
-    line = jnp.where(positions < 0, held.shape[3], line)  # Out of bounds: nothing is set.
-    # Heads are indices too: a TPU would store what one of them writes side by side, and so copy the
-    # whole cache where a loop begins and ends.
+    line = jnp.where(positions < 0, held.shape[3], line)  # Out of bounds: not written.
+    # Heads are indices too: otherwise a TPU would store what one write covers side by side, and
+    # copy the whole cache at the beginning and end of a loop.
     place = held.at[layer, jnp.arange(B)[:, None], jnp.arange(K), line[:, None]]
     if parts > 1:
-        # Whole lines are written, with their other tokens as they were.
+        # Whole lines are written, with their other tokens unchanged.
         own = (jnp.arange(parts) == part[:, None])[:, None, :, None]
         old = place.get().reshape(B, K, parts, H)
         new = jnp.where(own, new[:, :, None], old).reshape(B, K, -1)
@@ -76,15 +76,15 @@ def attend_to_lines(
     *,
     scale: float,
 ) -> Float[Array, "B K N H"]:
-    """Computes softmax(scale·q·kᵀ)·v under a mask, and takes no token out of its line.
+    """Computes softmax(scale·q·kᵀ)·v under a mask, without extracting tokens from their lines.
 
-    The queries for each part of a line have zeros at its other parts. So the product with whole
-    lines is that with the part. It costs the same where the line is as wide as the unit that
-    multiplies.
+    The queries for each part of a line have zeros at its other parts. So the product with a whole
+    line equals the product with the part. It costs the same if the line is as wide as the matrix
+    unit.
     """
     B, K, N, H = query.shape
     parts = keys.shape[-1] // H
-    # Heads come before parts, since a layout may cut them.
+    # Heads come before parts, since a layout may shard them.
     part = jnp.eye(parts, dtype=query.dtype)
     parted = (query[:, :, :, None, None] * part[:, :, None]).reshape(B, K, N * parts, -1)
     scores = jnp.einsum("BKQW,BKCW->BKQC", parted, keys, preferred_element_type=jnp.float32)

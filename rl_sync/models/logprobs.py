@@ -36,15 +36,15 @@ def token_logprobs(
 
     Args:
       tokens, positions, segments: see `hidden_states`.
-      temperature: a divisor of the logits; use the one that the tokens were sampled with.
-      logits_bytes: the most memory, on each device, that logits may take at once. If they need
-        more, they are computed in parts, and recomputed in the backward pass: in chunks of
-        positions on one device, in blocks of the vocabulary on several (see `block_logprobs`).
+      temperature: divisor of the logits; use the one that the tokens were sampled with.
+      logits_bytes: maximum memory, on each device, for logits at one time. If they need more, they
+        are computed in parts, and recomputed in the backward pass: in chunks of positions on one
+        device, in blocks of the vocabulary on several (see `block_logprobs`).
 
-    Returns:
-      (logprobs, entropy) in float32 and nats. Entry t belongs to `tokens[:, t]`; entry 0 is 0,
-      since nothing precedes it. Entries at padding, and at the first token of a later sequence in a
-      row, have no meaning: mask them.
+      Returns:
+        (logprobs, entropy) in float32 and nats. Entry t belongs to `tokens[:, t]`; entry 0 is 0,
+        since no token precedes it. Entries at padding, and at the first token of a later sequence
+        in a row, are meaningless: mask them.
     """
     hidden = hidden_states(config, params, tokens, positions, segments)
     return hidden_logprobs(config, params, hidden, tokens, temperature, logits_bytes)
@@ -61,10 +61,10 @@ def hidden_logprobs(
     sets: TokenSets = EVERYTHING,
     repetition_penalty: float = 1.0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Computes `token_logprobs` of tokens whose hidden states are known.
+    """Computes `token_logprobs` from known hidden states.
 
     Args:
-      sets: of the tokens from the second one on; see `next_logprobs`.
+      sets: token sets from the second token on; see `next_logprobs`.
     """
     logprobs, entropy = next_logprobs(
         config,
@@ -91,13 +91,13 @@ def next_logprobs(
     sets: TokenSets = EVERYTHING,
     repetition_penalty: float = 1.0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """Computes log-probabilities and entropy as `token_logprobs` does, of tokens that follow given
-    hidden states.
+    """Computes log-probabilities and entropies, as `token_logprobs` does, from given hidden states.
 
     Args:
-      hidden: of the token before each target.
-      sets: of each target: what it could be drawn from, and what a repetition penalty is for.
-        Probabilities and entropies are those of the distribution over what could be drawn.
+      hidden: hidden state of the token before each target.
+      sets: for each target, the tokens that could be sampled, and the tokens with a repetition
+        penalty. Probabilities and entropies refer to the distribution over the tokens that could be
+        sampled.
       repetition_penalty: see `Sampling`.
     """
     if laid_out():
@@ -136,7 +136,7 @@ def _logprobs_and_entropy(
     scaled = change(logits(config, params, hidden), sets)
     log_total = jax.nn.logsumexp(scaled, axis=-1)
     chosen = jnp.take_along_axis(scaled, targets[..., None], axis=-1)[..., 0]
-    # H = log Σ exp(s) − Σ p·s, of scaled logits s
+    # H = log Σ exp(s) − Σ p·s, for scaled logits s
     mean = jnp.sum(jnp.exp(scaled - log_total[..., None]) * scaled, axis=-1)
     return chosen - log_total, log_total - mean
 

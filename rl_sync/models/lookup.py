@@ -1,8 +1,8 @@
-"""The lookup of embeddings in a table that several devices have in shards.
+"""Embedding lookup in a table that is sharded over several devices.
 
 The table is never gathered. Each device looks up the tokens of all rows that need its shard, and
-what it finds is sent to the devices of these rows. The gradient goes the same way back, so that
-each device adds up, in float32, the gradient of its own shard.
+sends the embeddings to the devices of these rows. The gradient takes the same way back, and each
+device sums, in float32, the gradient of its own shard.
 
 Letters in shapes: B rows, T positions, V vocab, D embed.
 """
@@ -23,9 +23,9 @@ class Lookup(NamedTuple):
     """A lookup in one table.
 
     Attributes:
-      cuts: of the table and the rows.
-      vocab: rows of a device's shard of the table.
-      table_dtype, dtype: of the table, and of what is found.
+      cuts: sharding of the table and the rows.
+      vocab: number of rows of a device's shard of the table.
+      table_dtype, dtype: dtype of the table, and of the result.
     """
 
     cuts: Cuts
@@ -40,7 +40,7 @@ def lookup(
     """Looks up the embedding of each token, under a layout of several devices.
 
     Args:
-      dtype: of the result.
+      dtype: dtype of the result.
     """
     cuts = Cuts.of(table.shape, tokens.shape[0])
     vocab = table.shape[0] // cuts.size(cuts.vocab)
@@ -78,7 +78,7 @@ _lookup.defvjp(_forward, _backward)
 def _take(
     of: Lookup, table: Float[Array, "V D"], tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
-    """Looks up on each device, and exchanges what was found."""
+    """Looks up embeddings on each device, and exchanges them."""
     cuts, ids = of.cuts, _places(of, tokens)
     found = table.at[ids].get(mode="fill", fill_value=0).astype(of.dtype)
     last = found.ndim - 1
@@ -100,7 +100,7 @@ def _take(
 def _add(
     of: Lookup, tokens: Int[Array, "B T"], gradient: Float[Array, "B T D"]
 ) -> Float[Array, "V D"]:
-    """Inverts the exchanges of `_take`, and adds up the gradient of each device's shard."""
+    """Inverts the exchanges of `_take`, and sums the gradient of each device's shard."""
     cuts = of.cuts
     for axis in reversed(_exchanges(cuts)):
         if axis in cuts.embed and axis in cuts.rows:
@@ -123,10 +123,10 @@ def _exchanges(cuts: Cuts) -> tuple[str, ...]:
 
 
 def _places(of: Lookup, tokens: Int[Array, "B T"]) -> Int[Array, "... B T"]:
-    """Returns the places, in this device's shard, of the tokens of all rows that need the shard.
+    """Returns the row indices, in this device's shard, of the tokens of all rows that need it.
 
-    There is a leading axis for each mesh axis that rows come from, that of the first exchange of
-    `_take` first. The place of a token of another shard is behind the last one.
+    There is a leading axis for each mesh axis that rows come from, in the order of `_take`'s
+    exchanges. A token of another shard has an index after the last row.
     """
     for axis in reversed(_exchanges(of.cuts)):
         if axis in of.cuts.rows:

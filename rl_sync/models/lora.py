@@ -1,4 +1,4 @@
-"""LoRA adapters: split from the base parameters, joined with them, or merged into them."""
+"""LoRA adapters: splitting them from the base parameters, joining them, or merging them."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def merge(config: ModelConfig, params: Params) -> Params:
 
     Args:
       config: a config with `lora`.
-      params: the parameters of all layers, adapters included; they are not changed.
+      params: parameters of all layers, adapters included; they are not changed.
 
-    Returns:
-      Parameters without adapters, for `merged_config`. They compute the same function, except for
-      rounding.
+      Returns:
+        Parameters without adapters, for `merged_config`. They compute the same function, except for
+        rounding.
     """
     adapters, base = split(params)
     blocks: dict[str, Any] = {**base["blocks"]}

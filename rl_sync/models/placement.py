@@ -1,4 +1,4 @@
-"""Parameters on a mesh: no device ever holds a whole array where the layout shards it."""
+"""Parameters on a mesh: no device ever holds a whole array that the layout shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def abstract_params(config: ModelConfig, layout: Layout) -> Params:
 
 
 def init_sharded(config: ModelConfig, key: Array, layout: Layout) -> Params:
-    """Draws random float32 parameters; each device draws its own shards.
+    """Makes random float32 parameters; each device makes its own shards.
 
     The values are those of `init_params`, whatever the layout.
     """
@@ -48,7 +48,7 @@ def shardings(abstract: Params) -> Params:
 
 
 def in_host_memory(abstract: Params) -> Params:
-    """Returns the same shapes, dtypes and shardings, but in the memory of the devices' host.
+    """Returns the same shapes, dtypes and shardings, but in host memory.
 
     Scalars stay on the devices.
     """
@@ -71,9 +71,9 @@ def constrain_like(tree: Params, abstract: Params) -> Params:
 
 
 def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
-    """Places a value that every process has: each process puts the shards of its own devices.
+    """Places a value that every process has: each process places the shards of its own devices.
 
-    An array that already has this sharding is returned as it is.
+    An array that already has this sharding is returned unchanged.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
@@ -84,7 +84,7 @@ def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
 
 
 def addressable(array: Array) -> np.ndarray:
-    """Reads an array of numbers into the host's memory, as far as this process's devices hold it.
+    """Reads the parts of an array of numbers that this process's devices hold into host memory.
 
     Elements that only other processes hold are NaN.
     """
@@ -97,8 +97,7 @@ def addressable(array: Array) -> np.ndarray:
 
 
 def undivided(config: ModelConfig, layout: Layout) -> list[str]:
-    """Lists the parameters with an axis that the layout would shard, but whose size is not
-    divisible.
+    """Lists parameters with an axis that the layout would shard, but whose size is not divisible.
 
     Returns:
       Lines such as `embedding: vocab of 15 over tensor=2`.

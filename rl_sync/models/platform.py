@@ -1,4 +1,4 @@
-"""The platform that programs are compiled for. It chooses kernels and layouts."""
+"""The platform that programs are compiled for, which decides kernels and layouts."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import jax
 Platform = Literal["cpu", "gpu", "tpu"]
 
 TPU_LANES = 128
-"""Numbers that a TPU stores side by side; it pads a shorter innermost axis."""
+"""Number of values that a TPU stores side by side; it pads a shorter innermost axis."""
 
 _target = jax.make_user_context(None)
 
 
 def platform() -> Platform:
-    """Returns the platform that a function is compiled for which is traced now.
+    """Returns the platform that the function being traced is compiled for.
 
-    It is that of this process's devices, unless `compiling_for` names another one.
+    It is the platform of this process's devices, unless `compiling_for` names another one.
     """
     name = _target.value or jax.default_backend()
     return cast(Platform, name if name in get_args(Platform) else "gpu")
 
 
 def compiling_for(name: Platform | None) -> contextlib.AbstractContextManager[None]:
-    """Within the context functions are traced for a platform that this process need not have.
+    """Within the context, functions are traced for a platform that this process need not have.
 
-    A function compiles once for each platform. None stands for that of this process's devices.
+    A function compiles once for each platform. None means the platform of this process's devices.
     """
     return _target(name)
 
 
 def has_flash_units() -> bool:
-    """Says whether a GPU that functions are traced for can run kernels of flash attention.
+    """Says whether the GPU that functions are traced for supports flash-attention kernels.
 
-    Those of NVIDIA can from Ampere on, of compute capability 8.0. One that is only compiled for
-    counts as able.
+    NVIDIA GPUs do from Ampere on, that is compute capability 8.0. A GPU that is only compiled for
+    is assumed to.
     """
     if _target.value is not None or jax.default_backend() in ("cpu", "tpu"):
         return True

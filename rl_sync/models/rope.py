@@ -37,7 +37,7 @@ def frequencies(
 def rotations(
     config: ModelConfig, positions: Int[Array, "B T"]
 ) -> tuple[Rotation, Rotation | None]:
-    """Computes the rotations of ordinary layers, and those of sliding layers if they differ."""
+    """Computes the rotations of ordinary layers, and of sliding layers if they differ."""
     everywhere = _rotation(
         frequencies(config.head_dim, config.rope_base, config.rope_scaling), positions
     )

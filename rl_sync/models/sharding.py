@@ -1,17 +1,17 @@
 """Meshes and shardings: from logical axis names to the shards of each device.
 
 A program's devices form a mesh with three named axes. Along `data`, parameters are replicated and
-rows are split. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
+rows are sharded. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
 arXiv:1910.02054). Along `tensor`, the computation inside a layer is sharded (Megatron-LM,
 arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of them to mesh axes.
 
 An axis whose size is not divisible by its mesh axes is not sharded along them: the array is
 replicated there.
 
-Key and value heads are an exception. Where a mesh axis has several devices for each of them, these
-devices are a group: each has the group's key and value head, and an equal share of the query heads
-that use it. The mesh axis is then two, the first of one group for each key and value head, the
-second `group`.
+Key and value heads are an exception. If a mesh axis has several devices for each of them, these
+devices form a group: each has the group's key and value head, and an equal share of the query heads
+that use it. The mesh axis is then split into two: the first has one group for each key and value
+head, the second is `group`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from jaxtyping import Array
 
 MESH_AXES = ("data", "fsdp", "tensor")
 GROUP = "group"
-"""The mesh axis of devices that share a key and value head."""
+"""Mesh axis of devices that share a key and value head."""
 KV, HEADS = "kv", "heads"
-"""Logical axes: key and value heads, and the query heads that share one."""
+"""Logical axes of key and value heads, and of the query heads that share one."""
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
-"""The mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
+"""Mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
 first rule wins.
 """
 
@@ -60,7 +60,7 @@ class MeshShape:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The sizes in the order of `MESH_AXES`."""
+        """Sizes in the order of `MESH_AXES`."""
         return self.data, self.fsdp, self.tensor
 
     @property
@@ -88,7 +88,7 @@ class MeshShape:
         )
 
     def abstract(self) -> AbstractMesh:
-        """Returns the mesh without devices, to plan with."""
+        """Returns the mesh without devices, for planning."""
         return AbstractMesh(self.sizes, MESH_AXES)
 
 
@@ -97,8 +97,8 @@ class Layout:
     """A mesh, and the rules for sharding arrays along it.
 
     Attributes:
-      mesh: a mesh with the axes `MESH_AXES`; an abstract one to plan with.
-      rules: the mesh axes of each logical axis.
+      mesh: a mesh with the axes `MESH_AXES`; an abstract one for planning.
+      rules: mesh axes of each logical axis.
     """
 
     mesh: Mesh | AbstractMesh
@@ -106,17 +106,17 @@ class Layout:
 
     @classmethod
     def single(cls) -> Layout:
-        """The layout of one device, this process's first."""
+        """Returns the layout of one device, the first of this process."""
         return cls(MeshShape().mesh(jax.local_devices()), ())
 
     @property
     def repeated(self) -> NamedSharding:
-        """The sharding of a replicated array: whole on every device."""
+        """Sharding of a replicated array: whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def batch_shards(self) -> int:
-        """Number of parts that rows are split into."""
+        """Number of shards of a batch's rows."""
         return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("batch", ()))
 
     @property
@@ -133,11 +133,11 @@ class Layout:
         layout = self.for_array(axes, shape)
         cuts = [cut or None for cut in layout.cuts(axes, shape)]
         while cuts and cuts[-1] is None:
-            cuts.pop()  # As JAX describes what goes out of a program: it compares them literally.
+            cuts.pop()  # JAX compares shardings literally, and describes outputs in this way.
         return NamedSharding(layout.mesh, PartitionSpec(*cuts))
 
     def cuts(self, axes: Sequence[str | None], shape: Sequence[int]) -> list[tuple[str, ...]]:
-        """Returns for each axis of an array of this shape the mesh axes that shard it.
+        """Returns the mesh axes that shard each axis of an array of this shape.
 
         Args:
           axes: see `sharding`.
@@ -145,16 +145,16 @@ class Layout:
         return [self._even(*cut) for cut in zip(self.wanted(axes), shape, strict=False)]
 
     def for_array(self, axes: Sequence[str | None], shape: Sequence[int]) -> Layout:
-        """Returns the layout for the key and value heads of an array, or itself if it has none."""
+        """Returns the layout for an array's key and value heads, or itself if it has none."""
         sizes = [size for axis, size in zip(axes, shape, strict=False) if axis == KV]
         return self.grouped(*sizes) if sizes else self
 
     def grouped(self, kv_heads: int) -> Layout:
-        """Returns the layout of a model with so many key and value heads; see the module.
+        """Returns the layout of a model with `kv_heads` key and value heads; see the module.
 
-        It is this one, with the same devices in the same order, unless devices share such heads.
-        A program that computes, and does not only plan, takes all shardings from one of them: JAX
-        describes what goes out of a program with the mesh of what comes in.
+        It is this layout unless devices share such heads; the devices and their order are the same.
+        A program that computes, instead of only planning, must take all shardings from one of the
+        two: JAX describes a program's outputs with the mesh of its inputs.
         """
         cut = [name for name in dict(self.rules).get(KV, ()) if self.mesh.shape[name] > 1]
         if len(cut) != 1:
@@ -173,8 +173,8 @@ class Layout:
         return Layout(_split(self.mesh, axis, group), tuple(rules))
 
     def wanted(self, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
-        """Returns for each axis the mesh axes, of more than one device, that the rules shard it
-        along.
+        """Returns, for each axis, the mesh axes with more than one device that the rules name for
+        it.
         """
         found = nn.logical_to_mesh_axes(tuple(axes), self.rules) or ()
         cuts = [cut if isinstance(cut, tuple) else (cut,) if cut else () for cut in found]
@@ -185,7 +185,7 @@ class Layout:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(axes, x.shape))
 
     def _even(self, cut: tuple[str, ...], size: int) -> tuple[str, ...]:
-        """Returns as many of the mesh axes, from the first on, as divide the size."""
+        """Returns the longest prefix of the mesh axes that divides the size."""
         while size % math.prod(self.mesh.shape[name] for name in cut):
             cut = cut[:-1]
         return cut
@@ -206,7 +206,7 @@ _layout = jax.make_user_context(_ONE_DEVICE)
 
 
 def using(layout: Layout) -> contextlib.AbstractContextManager[None]:
-    """Within the context `constrain` follows a layout; functions compile once for each.
+    """Within the context, `constrain` follows a layout; functions compile once for each layout.
 
     All layouts of one device count as the same.
     """
@@ -219,20 +219,20 @@ def in_use() -> Layout:
 
 
 def laid_out() -> bool:
-    """Says whether a layout of several devices is in use."""
+    """True if a layout of several devices is in use."""
     return in_use().mesh.size > 1
 
 
 def kv_group() -> int:
-    """Returns the number of devices that share a key and value head in the layout in use."""
+    """Returns the number of devices that share a key and value head in the current layout."""
     return in_use().mesh.shape.get(GROUP, 1)
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Makes the compiler put a value where the layout in use says; x itself on one device.
+    """Makes the compiler shard a value by the current layout; returns x itself on one device.
 
     Args:
-      axes: logical names of its first axes; None for one that is not cut.
+      axes: logical names of its first axes; None for an axis that is not sharded.
     """
     if not laid_out():
         return x

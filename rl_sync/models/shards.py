@@ -1,4 +1,4 @@
-"""Functions that each device computes on shards of its own."""
+"""Functions that each device computes on its own shards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 def as_stored(x: Array, *axes: str | None) -> Array:
-    """Makes a TPU's compiler read an argument in the order that it is stored in: of its axes, the
-    last one innermost. Returns x itself on other platforms.
+    """Makes a TPU's compiler read an argument in its stored order: its last axis is innermost.
+    Returns x itself on other platforms.
 
     Args:
       axes: see `constrain`.
@@ -31,12 +31,12 @@ def as_stored(x: Array, *axes: str | None) -> Array:
 
     def pinned(x: Array) -> Array:
         if x.shape[-1] % TPU_LANES:
-            return x  # Another axis may be innermost, so that less is padded.
+            return x  # Another axis may be innermost, to reduce padding.
         return with_layout_constraint(x, DeviceLayout(major_to_minor=tuple(range(x.ndim))))
 
     if not laid_out():
         return pinned(x)
-    # The compiler cannot divide the constraint: each device has it on its own shard.
+    # The compiler cannot partition the constraint: each device has it on its own shard.
     sharding = in_use().sharding(axes, x.shape)
     cut = sharding.spec
     return jax.shard_map(pinned, mesh=sharding.mesh, in_specs=cut, out_specs=cut, check_vma=False)(
@@ -47,11 +47,11 @@ def as_stored(x: Array, *axes: str | None) -> Array:
 def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:
     """Makes a function run on each device's shards of its arguments, without communication.
 
-    Where the layout in use is one device, it is the function itself.
+    If the current layout is one device, it is the function itself.
 
     Args:
-      function: from arrays to one that is shaped and sharded like the first of them.
-      axes: for each argument the logical names of its first axes. An argument may be None.
+      function: maps arrays to one with the shape and sharding of the first of them.
+      axes: for each argument, the logical names of its first axes. An argument may be None.
     """
 
     def run(*arrays: Array | None) -> Array:
@@ -74,16 +74,16 @@ def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Ca
 def by_rows(
     function: Callable[..., T], x: Array, axes: tuple[str | None, str | None], *others: Any
 ) -> T:
-    """Computes a function of each row of a matrix whose columns the layout in use may cut.
+    """Computes a function of each row of a matrix whose columns the current layout may shard.
 
-    Devices that hold parts of the same rows exchange them, so that each has an equal share of the
-    rows, whole: that is less to send and to hold than whole values of all rows. If the rows do not
-    divide evenly, each device does get all of them.
+    Devices that hold parts of the same rows exchange them, so that each has an equal share of whole
+    rows: this needs less communication and memory than gathering all rows. If the rows do not
+    divide evenly, each device gets all of them.
 
     Args:
       function: maps rows of x and of `others` to arrays with the same first axis.
       axes: logical names of rows and columns.
-      others: trees of arrays that are cut by rows only.
+      others: trees of arrays that are sharded only by rows.
     """
     if not laid_out():
         return function(x, *others)

@@ -1,10 +1,10 @@
-"""Sets of tokens of the vocabulary at each position of rows: what could be drawn, what was seen.
+"""Sets of vocabulary tokens at each position of rows: tokens that could be sampled, or occurred.
 
-A policy is the distribution that its tokens are drawn from, so all that changes logits before a
-draw belongs to it: the temperature; a repetition penalty, which depends on the tokens before; and
-the set of tokens that top-k, top-p, min-p or a least number of tokens left, which depends on the
-weights that drew. Explorers record that set (Keep Sampling Mask: DeepSeek-V3.2, arXiv:2512.02556,
-section 3.1), and log-probabilities are those of softmax over the same set.
+A policy is the distribution that its tokens are sampled from, so everything that changes logits
+before sampling belongs to it: the temperature; a repetition penalty, which depends on the earlier
+tokens; and the set of tokens that top-k, top-p, min-p or a minimum length left, which depends on
+the weights at sampling. Explorers record that set (Keep Sampling Mask: DeepSeek-V3.2,
+arXiv:2512.02556, section 3.1), and log-probabilities come from a softmax over the same set.
 
 Sets are bits, 32 tokens of the vocabulary in a word; see `rl_sync.sampling_masks`.
 
@@ -25,15 +25,15 @@ from rl_sync.sampling_masks import ALONE, WORD_BITS, word_count
 from rl_sync.types import Packing
 
 NOTHING = -1e30
-"""A logit of probability 0; 0 times it is a number."""
+"""Logit of probability 0; it is finite, so that 0 times it is 0."""
 
 
 class TokenSets(NamedTuple):
     """Sets of tokens, one for each target.
 
     Attributes:
-      kept: tokens that the target could be drawn from; None for the whole vocabulary everywhere.
-      seen: tokens before the target, which a repetition penalty is for; None without one.
+      kept: tokens that the target could be sampled from; None for the whole vocabulary everywhere.
+      seen: tokens before the target, for a repetition penalty; None without one.
     """
 
     kept: UInt32[Array, "B T W"] | None = None
@@ -52,7 +52,7 @@ def packed(members: Bool[Array, "B V"]) -> UInt32[Array, "B W"]:
 
 
 def holds(words: UInt32[Array, "*N W"], ids: Int[Array, " v"]) -> Bool[Array, "*N v"]:
-    """Tells which tokens are in each set."""
+    """Says which tokens are in each set."""
     at = jnp.take(words, ids // WORD_BITS, axis=-1, mode="clip")
     return (at & _bit(ids % WORD_BITS)) != 0
 
@@ -64,10 +64,10 @@ def _bit(number: Int[Array, " v"]) -> UInt32[Array, " v"]:
 def kept_at(
     masks: UInt32[Array, "B E 3"], row_tokens: int, vocab_size: int
 ) -> UInt32[Array, "B T W"]:
-    """Returns the tokens that each position's could be drawn from.
+    """Returns the tokens that each position's token could be sampled from.
 
     Args:
-      masks: the entries of each row; see `rl_sync.sampling_masks`.
+      masks: entries of each row; see `rl_sync.sampling_masks`.
     """
     blank = jnp.zeros((row_tokens, word_count(vocab_size) + 1), jnp.uint32)
 
@@ -92,14 +92,14 @@ def seen_at(
         return _so_far(own, jnp.zeros(tokens.shape, jnp.int32))
     if packing.prompts is None:
         return _so_far(own, packing.attending)
-    # A copy of a prompt stands before the completions that share it.
+    # The copy of a prompt comes before the completions that share it.
     of_prompt = (packing.trajectories < 0)[..., None]
     prompt = _so_far(jnp.where(of_prompt, own, 0), packing.prompts.copies)
     return prompt | _so_far(jnp.where(of_prompt, 0, own), packing.trajectories)
 
 
 def _so_far(sets: UInt32[Array, "B T W"], parts: Int[Array, "B T"]) -> UInt32[Array, "B T W"]:
-    """Joins the sets of each position and those before it in the same part of its row."""
+    """Unites the sets of each position and of earlier ones in the same part of its row."""
     begins = jnp.diff(parts, axis=1, prepend=parts[:, :1] - 1) != 0
 
     def join(
@@ -120,10 +120,10 @@ def changed_logits(
     temperature: float,
     repetition_penalty: float,
 ) -> Float[Array, "*N v"]:
-    """Changes logits as explorers do before they draw; `NOTHING` where no token could be drawn.
+    """Changes logits as explorers do before sampling; `NOTHING` for tokens that are excluded.
 
     Args:
-      ids: the tokens of the vocabulary that the logits are of.
+      ids: vocabulary tokens of the logits.
     """
     if sets.seen is not None:
         unlikelier = jnp.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)

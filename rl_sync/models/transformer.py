@@ -1,11 +1,11 @@
-"""A decoder-only transformer in Flax Linen, and the pure functions that the rest of the code uses.
+"""A decoder-only transformer in Flax Linen, and pure functions for the rest of the code.
 
 One model serves all families: RMSNorm, RoPE, grouped-query attention, a gated MLP or a mixture of
-experts. `ModelConfig` says how they differ. Linen stays inside this package: the code outside sees
-`Params`, a plain dict of arrays, and functions.
+experts. `ModelConfig` describes their differences. Linen stays inside this package: outside code
+sees `Params`, a plain dict of arrays, and functions.
 
 Blocks run under `nn.scan`, so every block parameter has a leading layer axis, and compile time does
-not grow with depth. A model of a few layers only is unrolled. Parameters and activations carry
+not grow with depth. Only a model of a few layers is unrolled. Parameters and activations have
 logical axis names: batch, length, vocab, embed, heads, kv, head_dim, mlp, layers, experts.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, H head dim, V vocab,
@@ -82,7 +82,7 @@ class Block(nn.Module):
 def _run(block: Block, carry: Any, layer: AttentionLayer, context: Context) -> Any:
     """Calls a block, as a function for Linen's transformations.
 
-    Given the class itself, Linen would derive another class from it while other threads may be
+    With the class itself, Linen would derive another class from it while other threads may be
     tracing it.
     """
     return block(carry, layer, context)
@@ -106,8 +106,8 @@ class Transformer(nn.Module):
     """Maps tokens to normalized hidden states; a given cache is updated and returned.
 
     Attributes:
-      collect: whether keys and values are returned as a new cache when none is given.
-      span: the number of cache slots that are read.
+      collect: whether keys and values are returned as a new cache if none is given.
+      span: number of cache slots to read.
     """
 
     config: ModelConfig
@@ -123,11 +123,11 @@ class Transformer(nn.Module):
         start = initializers.normal(config.embed_dim**-0.5)
         embedding = param(self, "embedding", start, shape, axes)
         if config.scalar_head and self.is_initializing():
-            ScalarHead(config, name=HEAD)()  # `rl_sync.models.heads` takes it apart.
+            ScalarHead(config, name=HEAD)()  # Used in `rl_sync.models.heads`.
         elif not (config.scalar_head or config.tie_embeddings):
-            param(self, "unembedding", start, shape, axes)  # For `logits`.
+            param(self, "unembedding", start, shape, axes)  # Used in `logits`.
         run = _run
-        # A loop would copy all residuals of its backward pass, twice.
+        # A loop would copy all residuals of its backward pass twice.
         few = config.num_layers <= _UNROLLED_LAYERS
         unrolled = few and config.remat == "none" and cache is None and not self.collect
         if config.remat != "none" and cache is None:
@@ -141,7 +141,7 @@ class Transformer(nn.Module):
             length=config.num_layers,
             unroll=config.num_layers if unrolled else 1,
             metadata_params={nn.PARTITION_NAME: "layers"},
-            # The check would trace every block once more, to find variables that all layers share.
+            # The check would trace every block again, to find variables that all layers share.
             check_constancy_invariants=False,
         )
         if laid_out():
@@ -178,12 +178,12 @@ def _init_boxed(config: ModelConfig, key: Array) -> Any:
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
-    """Draws random float32 parameters: a plain dict of arrays."""
+    """Makes random float32 parameters, as a plain dict of arrays."""
     return nn.unbox(_init_boxed(config, key))
 
 
 def param_axes(config: ModelConfig) -> Params:
-    """Returns the logical axis names of every parameter, as PartitionSpecs in the tree of
+    """Returns the logical axis names of every parameter, as PartitionSpecs, in the tree of
     `init_params`.
     """
     return nn.get_partition_spec(_boxed_like(config))
@@ -197,7 +197,7 @@ def param_shapes(config: ModelConfig) -> Params:
 
 @functools.cache
 def _boxed_like(config: ModelConfig) -> Any:
-    """Traces the model's initialization; once, since every use of a model's shapes asks for it."""
+    """Traces the model's initialization, once, since every use of a model's shapes needs it."""
     return jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
 
 
@@ -214,11 +214,11 @@ def hidden_states(
     Args:
       tokens: rows of one sequence each, padded on the right. With `segments`, a row may hold
         several sequences and padding anywhere.
-      positions: each token's index in its sequence; 0 … T − 1 when left out.
-      segments: the sequence that each token belongs to; sequences do not attend to each other.
-        Padding is a sequence of its own.
-      prompts: a number for each prompt of a row, where sequences share prompts: at the prompt's
-        tokens, which have a segment below 0, and at those of the sequences that go on from it.
+      positions: index of each token in its sequence; 0 … T − 1 by default.
+      segments: sequence that each token belongs to; sequences do not attend to each other. Padding
+        is a sequence of its own.
+      prompts: number of each prompt of a row, if sequences share prompts: at the prompt's tokens,
+        which have a segment below 0, and at the tokens of sequences that continue it.
     """
     context = _context(config, _positions(tokens, positions), segments, prompts)
     return _apply(Transformer(config), params, tokens, context, None)[0]
@@ -242,14 +242,14 @@ def decode_step(
     cache: KVCache,
     span: int,
 ) -> tuple[Float[Array, "B D"], KVCache]:
-    """Decodes one new token a row: returns its hidden state, and the cache with its key and value.
+    """Decodes one new token a row; returns its hidden state, and the cache with its key and value.
 
     Args:
       tokens: one token a row.
-      positions: the positions of the tokens, which are their slots in the cache; −1 for rows that
-        keep their cache as it is, and whose hidden states have no meaning.
+      positions: positions of the tokens, which are their slots in the cache; −1 for rows whose
+        cache is left unchanged, and whose hidden states are meaningless.
       cache: keys and values of all earlier tokens.
-      span: the number of slots that are read, more than any position. It is a shape: each value
+      span: number of slots to read, greater than any position. It is a static shape: each value
         compiles once.
     """
     context = _context(config, positions[:, None])
@@ -261,7 +261,7 @@ def decode_step(
 def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... V"]:
-    """Computes the next-token logits, float32, of hidden states."""
+    """Computes float32 next-token logits from hidden states."""
     kernel = output_projection(config, params)
     return jnp.einsum(
         "...D,VD->...V", hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
@@ -269,7 +269,7 @@ def logits(
 
 
 def output_projection(config: ModelConfig, params: Params) -> Float[Array, "V D"]:
-    """Returns the matrix that makes logits of hidden states."""
+    """Returns the matrix that maps hidden states to logits."""
     return params["embedding" if config.tie_embeddings else "unembedding"]
 
 

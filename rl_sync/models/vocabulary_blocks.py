@@ -1,14 +1,14 @@
-"""Log-probabilities by blocks of the vocabulary, where several devices have the matrix in shards.
+"""Log-probabilities by blocks of the vocabulary, for a matrix that is sharded over several devices.
 
-A block of the matrix is gathered, multiplied with the hidden states of all of a device's tokens,
-and dropped: neither the whole matrix nor all logits are ever in memory. The softmax is updated for
-each block (Online normalizer calculation for softmax, arXiv:1805.02867, algorithm 3). The backward
-pass computes the logits of each block again; the gradient of a block is complete when the block is
-done, is summed in float32, and goes to the devices that have its shards. So each pass gathers the
-matrix once, and the backward pass reduces its gradient once.
+A block of the matrix is gathered, multiplied by the hidden states of all of a device's tokens, and
+dropped: neither the whole matrix nor all logits are ever in memory. The softmax is updated for each
+block (Online normalizer calculation for softmax, arXiv:1805.02867, algorithm 3). The backward pass
+recomputes the logits of each block; the gradient of a block is complete when the block is done, is
+summed in float32, and is sent to the devices that have its shards. So each pass gathers the matrix
+once, and the backward pass reduces its gradient once.
 
-Along the mesh axes that shard the vocabulary but not the rows, logits stay sharded, and only
-figures of each token are exchanged.
+Along the mesh axes that shard the vocabulary but not the rows, logits stay sharded, and only a few
+values for each token are exchanged.
 
 Letters in shapes: N tokens of a device, V vocab, D embed, n blocks, v tokens of the vocabulary in a
 block.
@@ -29,15 +29,16 @@ from rl_sync.models.platform import platform
 from rl_sync.models.token_sets import EVERYTHING, NOTHING, TokenSets, changed_logits, holds
 from rl_sync.models.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
-_LANES = 128  # A block is a multiple of it, as matrix units like it.
+_LANES = 128  # A block is a multiple of it, as matrix units prefer.
 
 
 class Blocks(NamedTuple):
     """The shards of blocks on a device.
 
     Attributes:
-      kernel: of the matrix, transposed: exchanges of parts of D are then exchanges of whole rows.
-      ids: of the tokens of the vocabulary; −1 for padding.
+      kernel: shard of the matrix, transposed, so that exchanges of parts of D are exchanges of
+        whole rows.
+      ids: vocabulary tokens; −1 for padding.
     """
 
     kernel: Float[Array, "n D v"]
@@ -45,14 +46,14 @@ class Blocks(NamedTuple):
 
 
 class BlockPlan(NamedTuple):
-    """The computation of a device.
+    """Plan of a device's computation.
 
     Attributes:
-      cuts: of the matrix and the rows.
-      vocab: rows of this device's shard of the matrix.
-      size: tokens of the vocabulary in its shard of a block.
-      temperature: divides the logits.
-      repetition_penalty: changes them first; see `TokenSets`.
+      cuts: sharding of the matrix and the rows.
+      vocab: number of rows of this device's shard of the matrix.
+      size: number of vocabulary tokens in its shard of a block.
+      temperature: divisor of the logits.
+      repetition_penalty: penalty that is applied first; see `TokenSets`.
     """
 
     cuts: Cuts
@@ -68,7 +69,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def is_padded(self) -> bool:
-        """Says whether the last block is longer than what is left for it."""
+        """True if the last block is longer than the rest of the vocabulary."""
         return self.number * self.size > self.vocab
 
     def blocks(self, kernel: Float[Array, "V D"], dtype: Any) -> Blocks:
@@ -109,7 +110,7 @@ class BlockPlan(NamedTuple):
         block: Blocks,
         sets: TokenSets,
     ) -> Float[Array, "N v"]:
-        """Computes the gradient by a block's logits from that by the changed ones."""
+        """Computes the gradient by a block's logits from the gradient by the changed logits."""
         by_scaled = by_scaled / self.temperature
         if sets.seen is None:
             return by_scaled
@@ -120,8 +121,8 @@ class BlockPlan(NamedTuple):
     def chosen(
         self, scaled: Float[Array, "N v"], ids: Int[Array, " v"], wanted: Int[Array, " N"]
     ) -> Float[Array, " N"]:
-        """Takes the scaled logit of each token's target; 0 where it is in another block."""
-        if platform() == "tpu":  # It compares while it sums, but takes single numbers slowly.
+        """Returns the scaled logit of each token's target; 0 if it is in another block."""
+        if platform() == "tpu":  # A comparison within a sum; TPUs are slow at single values.
             return jnp.where(ids == wanted[:, None], scaled, 0.0).sum(axis=-1)
         found = jnp.zeros(wanted.shape)
         for first in range(0, ids.size, self.size):  # The ids of one device are consecutive.
@@ -133,7 +134,7 @@ class BlockPlan(NamedTuple):
     def scan(
         self, body: Callable[[Any, Blocks], tuple[Any, Any]], state: Any, blocks: Blocks
     ) -> tuple[Any, Any]:
-        """Scans over blocks; the next one is gathered while a block is computed with."""
+        """Scans over blocks; the next block is gathered while the current one is computed."""
 
         def step(carry: tuple[Any, Blocks], following: Blocks) -> tuple[tuple[Any, Blocks], Any]:
             state, block = carry
@@ -148,13 +149,13 @@ class BlockPlan(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """Figures of each token over the part of the vocabulary that was seen, of scaled logits s.
+    """Values of each token over the vocabulary so far, for scaled logits s.
 
     Attributes:
       highest: max s.
       total: Σ exp(s − highest).
       weighted: Σ exp(s − highest) · s.
-      chosen: s of the token's target; 0 before it was seen.
+      chosen: s of the token's target; 0 before its block.
     """
 
     highest: Float[Array, " N"]
@@ -177,9 +178,9 @@ def block_logprobs(
 
     Args:
       kernel: the output projection.
-      hidden: of the token before each target.
-      logits_bytes: the most memory, on each device, of a block's logits, and of its gradient by the
-        matrix; more where 128 tokens of the vocabulary need more.
+      hidden: hidden state of the token before each target.
+      logits_bytes: maximum memory, on each device, of a block's logits, and of its gradient by the
+        matrix; more if 128 vocabulary tokens need more.
       sets, repetition_penalty: see `next_logprobs`.
     """
     plan = plan_of(kernel.shape, targets.shape, temperature, logits_bytes)
@@ -190,7 +191,7 @@ def block_logprobs(
 def plan_of(
     matrix: tuple[int, ...], rows: tuple[int, ...], temperature: float, logits_bytes: int
 ) -> BlockPlan:
-    """Plans the blocks of a matrix [V, D] for rows of targets [B, T], under the layout in use.
+    """Plans the blocks of a matrix [V, D] for rows of targets [B, T], under the current layout.
 
     Args:
       logits_bytes: see `block_logprobs`.
@@ -203,7 +204,7 @@ def plan_of(
 
 
 def _even_size(vocab: int, most: int) -> int:
-    """Returns the size of blocks of about the same size."""
+    """Returns the size of blocks of nearly equal size."""
     if vocab <= max(_LANES, most):
         return vocab
     count = -(-vocab // max(_LANES, most // _LANES * _LANES))
@@ -289,12 +290,12 @@ def _on_each(
 
 
 def _flat(sets: TokenSets) -> TokenSets:
-    """Puts the sets of all rows one behind the other."""
+    """Concatenates the sets of all rows."""
     return jax.tree.map(lambda words: words.reshape(-1, words.shape[-1]), sets)
 
 
 def _over_parts(seen: Softmax, axes: tuple[str, ...]) -> Softmax:
-    """Joins the figures of devices that have seen their own parts of the vocabulary."""
+    """Combines the values of devices that have different parts of the vocabulary."""
     if not axes:
         return seen
     highest = jax.lax.pmax(seen.highest, axes)
@@ -314,7 +315,7 @@ def _gradients_on_each(
     """Computes the gradients by a device's shard of the matrix, and by its hidden states.
 
     Args:
-      of_tokens: of the targets: their entropy H and log Σ exp(s); and the gradients by their
+      of_tokens: for each target, its entropy H and log Σ exp(s); and the gradients by its
         log-probability and by H.
     """
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1, 1)

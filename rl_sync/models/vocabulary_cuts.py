@@ -1,8 +1,8 @@
 """The vocabulary matrix on several devices, and the exchanges between its shards.
 
 The matrix maps a token to its embedding, or a hidden state to logits. Its two axes are sharded, and
-so are the rows of a batch, partly along the same mesh axes. The functions run inside
-`Cuts.mapped`, where each device has its own shards.
+so are the rows of a batch, partly along the same mesh axes. The functions run inside `Cuts.mapped`,
+where each device has its own shards.
 
 Letters in shapes: B rows, V vocab, D embed.
 """
@@ -21,10 +21,10 @@ from rl_sync.models.sharding import in_use
 
 
 class Cuts(NamedTuple):
-    """The mesh axes, of the layout in use, that shard the vocabulary matrix and the rows.
+    """Mesh axes of the current layout that shard the vocabulary matrix and the rows.
 
     Attributes:
-      mesh: all devices.
+      mesh: mesh of all devices.
       rows: mesh axes that shard the rows of a batch.
       vocab, embed: mesh axes that shard the matrix.
     """
@@ -36,47 +36,47 @@ class Cuts(NamedTuple):
 
     @classmethod
     def of(cls, matrix: tuple[int, ...], rows: int) -> Cuts:
-        """Returns the cuts of a matrix of this shape, and of so many rows."""
+        """Returns the cuts of a matrix of this shape, and of `rows` rows."""
         layout = in_use()
         vocab, embed = layout.cuts(("vocab", "embed"), matrix)
         return cls(layout.mesh, layout.cuts(("batch",), (rows,))[0], vocab, embed)
 
     @property
     def matrix_spec(self) -> PartitionSpec:
-        """The sharding of the matrix."""
+        """Sharding of the matrix."""
         return PartitionSpec(self.vocab or None, self.embed or None)
 
     @property
     def row_spec(self) -> PartitionSpec:
-        """The sharding of arrays whose first axis is rows."""
+        """Sharding of arrays whose first axis is rows."""
         return PartitionSpec(self.rows or None)
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Mesh axes along which devices have the same rows, and their own parts of the vocabulary.
+        """Mesh axes along which devices have the same rows, and different parts of the vocabulary.
 
-        Along them logits stay sharded.
+        Logits stay sharded along them.
         """
         return tuple(axis for axis in self.vocab if axis not in self.rows)
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Mesh axes along which devices have their own rows and their own parts of the vocabulary.
+        """Mesh axes along which devices have different rows and different parts of the vocabulary.
 
-        Along them the vocabulary is gathered.
+        The vocabulary is gathered along them.
         """
         return tuple(axis for axis in self.vocab if axis in self.rows)
 
     @property
     def repeated(self) -> tuple[str, ...]:
-        """Mesh axes along which devices have the same shard of the matrix, and rows of their own.
+        """Mesh axes along which devices have the same shard of the matrix, and different rows.
 
-        Along them the matrix's gradient is summed.
+        The matrix's gradient is summed along them.
         """
         return tuple(axis for axis in self.rows if axis not in self.vocab + self.embed)
 
     def size(self, axes: tuple[str, ...]) -> int:
-        """Returns the number of parts that some mesh axes cut an axis into."""
+        """Returns the number of shards of an axis along some mesh axes."""
         return functools.reduce(lambda parts, axis: parts * self.mesh.shape[axis], axes, 1)
 
     def mapped(
@@ -86,10 +86,10 @@ class Cuts(NamedTuple):
         inputs: tuple[PartitionSpec, ...],
         outputs: Any,
     ) -> Any:
-        """Calls a function on the shards that each device has.
+        """Calls a function on each device's shards.
 
         Args:
-          inputs, outputs: the shardings of what is given and returned.
+          inputs, outputs: shardings of the arguments and of the results.
         """
         call = jax.shard_map(
             function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False
@@ -105,7 +105,7 @@ def own_part(x: Shaped[Array, ...], axis: str, dimension: int) -> Shaped[Array, 
 
 
 def gathered(cuts: Cuts, shard: Float[Array, "D V"]) -> Float[Array, "D V"]:
-    """Gathers what is needed for logits of this device's rows: all of D, and V except `apart`."""
+    """Gathers the matrix for logits of this device's rows: all of D, and V except `apart`."""
     for axis in reversed(cuts.embed):
         shard = jax.lax.all_gather(shard, axis, axis=0, tiled=True)
     return gathered_vocab(cuts, shard)
@@ -120,9 +120,9 @@ def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "... V"]) -> Shaped[Array, "
 
 
 def reduced(cuts: Cuts, gradient: Float[Array, "D V"]) -> Float[Array, "D V"]:
-    """Sums the gradients of what `gathered` returned, into this device's shard.
+    """Sums the gradients of the result of `gathered`, into this device's shard.
 
-    The sum over `repeated` is left out.
+    The sum over `repeated` is not included.
     """
     for axis in cuts.vocab:
         if axis in cuts.rows:

@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 
 import rl_sync
-from rl_sync.page.bands import CURVES, band
 from rl_sync.page.charts import Area, Series, chart
-from rl_sync.page.run_comparison import SeedGroup
+from rl_sync.page.run_comparison import CURVES, SeedGroup
 from rl_sync.page.templating import environment, style
 from rl_sync.page.views import Figure
 from rl_sync.records.metric_catalog import find
@@ -44,10 +43,10 @@ def _figure(groups: Sequence[SeedGroup], phase: str, name: str) -> Figure:
     """Draws a metric of all groups into one chart."""
     series, areas = [], []
     for colour, of in enumerate(groups):
-        points = band(of, phase, name)
-        series.append(Series(of.name, [(one.step, one.median) for one in points], colour))
+        curve = of.curve(phase, name)
+        series.append(Series(of.name, [(step, one.median) for step, one in curve.items()], colour))
         if len(of.runs) > 1:
-            ends = [(float(one.step), one.least, one.greatest) for one in points]
+            ends = [(float(step), one.least, one.greatest) for step, one in curve.items()]
             areas.append(Area(ends, colour))
     metric = find(phase, name)
     return Figure(name, metric.meaning if metric else "", "", chart(series, areas=areas))

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+import regex
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,26 +23,28 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rl_sync.page import views
+from rl_sync.page import text, views
 from rl_sync.page.guard import Guard, is_loopback
-from rl_sync.page.samples import KEYS, Query
 from rl_sync.page.templating import environment
-from rl_sync.page.watched_run import WatchedRun, open_runs
+from rl_sync.page.timeline_view import FOLLOWED_SECS, picture
+from rl_sync.records.rollout_records import ORDERS, RolloutFilter
+from rl_sync.records.run_records import RunRecords, open_runs
 
 LOOPBACK = "127.0.0.1"
 FRAGMENT = "x-fragment"
 """The header of a request for the inside of a view alone."""
 
-_VIEWS_OF_SAMPLES = ("rollouts", "group")
+_VIEWS_OF_ROLLOUTS = ("rollouts", "group")
 _POLL_SECS = 1.0
 _KEEP_ALIVE_SECS = 15.0
 _MOST_PIXELS = 4096
+_LEAST_SECS = 0.001
 _NICENESS = 10
 _GREATEST = 1e200  # Larger numbers overflow where a window is divided into pixels.
 _MEDIA = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-def make_app(runs: Sequence[WatchedRun], *, names: Sequence[str] = (), token: str = "") -> Guard:
+def make_app(runs: Sequence[RunRecords], *, names: Sequence[str] = (), token: str = "") -> Guard:
     """Makes the page of some runs, as an ASGI application.
 
     Args:
@@ -70,7 +73,7 @@ def make_app(runs: Sequence[WatchedRun], *, names: Sequence[str] = (), token: st
 class _Site:
     """The endpoints. Those that are not coroutines run in threads."""
 
-    def __init__(self, runs: Sequence[WatchedRun]):
+    def __init__(self, runs: Sequence[RunRecords]):
         self._runs = runs
         self._templates = environment()
         folder = resources.files("rl_sync.page") / "static"
@@ -100,7 +103,7 @@ class _Site:
 
     def metrics(self, request: Request) -> Response:
         run = self._run(request)
-        run.refresh(samples=False)
+        run.refresh(rollouts=False)
         name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', run.name)}-metrics.csv"
         return Response(
             views.table_of_metrics(run),
@@ -134,10 +137,16 @@ class _Site:
 
     def timeline_data(self, request: Request) -> Response:
         run, given = self._run(request), request.query_params
-        run.refresh(samples=False)
-        pixels = min(max(_whole(given, "width") or 800, 1), _MOST_PIXELS)
-        start, end = _real(given, "start"), _real(given, "end")
-        return JSONResponse(views.timeline(run, start, end, pixels))
+        run.refresh(rollouts=False)
+        found = picture(
+            run,
+            _real(given, "start"),
+            _real(given, "end"),
+            secs=max(_real(given, "secs") or FOLLOWED_SECS, _LEAST_SECS),
+            pixels=min(max(_whole(given, "width") or 1200, 1), _MOST_PIXELS),
+            dark=bool(given.get("dark")),
+        )
+        return JSONResponse(found)
 
     def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -146,13 +155,9 @@ class _Site:
         return Response(self._static[name], media_type=_MEDIA.get(os.path.splitext(name)[1]))
 
     async def events(self, request: Request) -> Response:
-        return StreamingResponse(changes(self.stamp), media_type="text/event-stream")
+        return StreamingResponse(changes(lambda: stamp(self._runs)), media_type="text/event-stream")
 
-    def stamp(self) -> str:
-        """Returns a text that changes when a run has something new."""
-        return f"{hash(tuple(run.stamp() for run in self._runs)):x}"
-
-    def _run(self, request: Request) -> WatchedRun:
+    def _run(self, request: Request) -> RunRecords:
         number = _whole(request.query_params, "run") or 0
         if not 0 <= number < len(self._runs):
             raise HTTPException(404, f"run={number} is not one of the {len(self._runs)} runs.")
@@ -162,23 +167,31 @@ class _Site:
         self, request: Request, view: str, values: Callable[[], Mapping[str, Any]], **more: Any
     ) -> Response:
         """Reads what is new, and fills the template of a view, or its inside alone."""
-        run, stamp = self._run(request), self.stamp()
+        run, now = self._run(request), stamp(self._runs)
         for one in self._runs:
-            one.refresh(samples=one is run and view in _VIEWS_OF_SAMPLES)
+            one.refresh(rollouts=one is run and view in _VIEWS_OF_ROLLOUTS)
         context = {
             "view": view,
             "number": self._runs.index(run),
             "names": [one.name for one in self._runs],
-            "stamp": stamp,
-            "state": run.state,
+            "stamp": now,
+            "state": text.state(run),
             "given": dict(request.query_params),
-            "orders": [*KEYS],
+            "orders": [*ORDERS],
             **more,
             **values(),
         }
         template = f"{view}.html" if FRAGMENT in request.headers else "page.html"
         html = self._templates.get_template(template).render(context)
-        return HTMLResponse(html, headers={"x-stamp": stamp, "x-state": run.state})
+        return HTMLResponse(html, headers={"x-stamp": now, "x-state": text.state(run)})
+
+
+def stamp(runs: Sequence[RunRecords]) -> str:
+    """Returns a text that changes when one of the runs has something new, or falls silent.
+
+    No file tells that a run was killed.
+    """
+    return f"{hash(tuple((text.state(run), run.stamp()) for run in runs)):x}"
 
 
 async def changes(
@@ -235,23 +248,25 @@ def serve(
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _query(given: Mapping[str, str]) -> Query:
+def _query(given: Mapping[str, str]) -> views.Query:
     """Reads the conditions of the table from an address."""
-    sort = given.get("sort") or Query().sort
-    if sort.removeprefix("-") not in KEYS:
+    sort = given.get("sort") or views.Query().order
+    if sort.removeprefix("-") not in ORDERS:
         raise HTTPException(
-            400, f"sort={sort} must be one of {', '.join(KEYS)}, with or without -."
+            400, f"sort={sort} must be one of {', '.join(ORDERS)}, with or without -."
         )
-    return Query(
-        first_step=_whole(given, "from"),
+    words = given.get("text", "")
+    flags = regex.IGNORECASE | regex.FULLCASE
+    selection = RolloutFilter(
+        first_step=_whole(given, "from") or 0,
         last_step=_whole(given, "to"),
         lease=_whole(given, "lease"),
         prompt_id=_whole(given, "prompt"),
         least=_real(given, "least"),
         greatest=_real(given, "greatest"),
-        text=given.get("text", ""),
-        sort=sort,
+        pattern=regex.compile(regex.escape(words), flags) if words else None,
     )
+    return views.Query(selection, sort)
 
 
 def _look(given: Mapping[str, str]) -> views.CurveStyle:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from rl_sync.page.run_facts import RunFacts
+from rl_sync.records.metric_catalog import RL
+from rl_sync.records.run_records import RunRecords
 from rl_sync.records.run_totals import NUM_TOKENS
 
 By = Literal["steps", "tokens", "seconds", "end"]
@@ -25,11 +25,11 @@ class ComparisonPoint(NamedTuple):
 
     by: By
     amount: float | None
-    runs: list[RunFacts]
+    runs: list[RunRecords]
     said: str = ""
 
 
-def cut(runs: Sequence[RunFacts], by: By = "steps") -> ComparisonPoint:
+def cut(runs: Sequence[RunRecords], by: By = "steps") -> ComparisonPoint:
     """Cuts runs where the shortest of them ends; a run without trainer steps is left as it is."""
     reached = [_reached(one, by) for one in runs]
     ends = [amounts[-1][1] for amounts in reached if amounts]
@@ -37,9 +37,7 @@ def cut(runs: Sequence[RunFacts], by: By = "steps") -> ComparisonPoint:
         return ComparisonPoint(by, None, list(runs))
     amount = min(ends)
     found = [
-        dataclasses.replace(
-            one, until=max((step for step, at in amounts if at <= amount), default=0)
-        )
+        one.up_to(max((step for step, at in amounts if at <= amount), default=0))
         if amounts
         else one
         for one, amounts in zip(runs, reached, strict=True)
@@ -56,17 +54,17 @@ def cut(runs: Sequence[RunFacts], by: By = "steps") -> ComparisonPoint:
     return ComparisonPoint(by, amount, found, said)
 
 
-def _reached(one: RunFacts, by: By) -> list[tuple[int, float]]:
+def _reached(one: RunRecords, by: By) -> list[tuple[int, float]]:
     """Returns the trainer steps of a run, and how far it had come after each."""
     amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "steps": lambda line: float(line["step"]),
         "tokens": lambda line: line.get(NUM_TOKENS),
-        "seconds": lambda line: line["time"] - one.start if line.get("time") else None,
+        "seconds": lambda line: line["time"] - one.start_secs if line.get("time") else None,
         "end": lambda line: None,
     }
-    found = [(int(line["step"]), amounts[by](line)) for line in one.lines]
+    found = [(int(line["step"]), amounts[by](line)) for line in one.counted(RL)]
     return [(step, amount) for step, amount in found if amount is not None]
 
 
-def _each(runs: Sequence[RunFacts], of: Callable[[RunFacts], int | None]) -> str:
-    return ", ".join(f"{one.run.name} {'–' if of(one) is None else of(one)}" for one in runs)
+def _each(runs: Sequence[RunRecords], of: Callable[[RunRecords], int | None]) -> str:
+    return ", ".join(f"{one.name} {'–' if of(one) is None else of(one)}" for one in runs)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import base64
 import collections
-import io
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.figure import Figure as FigureOfMatplotlib
-
 import rl_sync
-from rl_sync.display.figure import draw
+from rl_sync.display.figure import draw, encoded
 from rl_sync.display.timeline_figure import default_steps, run_title, steps_window
 from rl_sync.page import text, views
-from rl_sync.page.run_facts import MeasuredAccuracy, RunFacts
-from rl_sync.page.samples import Query
 from rl_sync.page.templating import environment, style
+from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.rollout_records import Rollout
 from rl_sync.records.run_outcome import read_versions
+from rl_sync.records.run_records import RunRecords
 
 _CURVES = (
     "reward_mean",
@@ -33,7 +28,6 @@ _CURVES = (
     "truncated_fraction",
     "logprob_gap",
 )
-_MOST_SVG_BYTES = 1_000_000
 _EXAMPLE_STEPS = 4
 
 
@@ -53,41 +47,38 @@ class Picture(NamedTuple):
     source: str
 
 
-def render(
-    facts: RunFacts, workdir: Path, changes: Sequence[tuple[str, str]] | None, plan: str
-) -> str:
+def render(run: RunRecords, changes: Sequence[tuple[str, str]] | None, plan: str) -> str:
     """Returns the page.
 
     Args:
-      facts: what was read of the run.
+      run: what was read of the run.
       changes: settings that are not the defaults, with their values; None if that is not known.
       plan: the schedule in words; empty if it is not known.
     """
-    run = facts.run
     ages = sum(run.flow.staleness.values(), collections.Counter[int]())
     context: dict[str, Any] = {
         "name": run.name,
-        "path": str(workdir),
-        "mode": run.progress.setting("sync", "mode"),
-        "ending": _ending(facts),
-        "failed": facts.outcome.failed if facts.outcome else None,
-        "start": facts.start,
+        "path": str(run.workdir),
+        "mode": run.setting("sync", "mode"),
+        "ending": _ending(run),
+        "failed": run.outcome.failed if run.outcome else None,
+        "start": run.start_secs,
         "last": run.last_secs,
-        "tiles": list(_tiles(facts)),
-        "alarms": run.progress.periods,
+        "tiles": list(_tiles(run)),
+        "alarms": run.periods,
         "plan": plan.rsplit("\n\n", 1) if plan else [],  # Lines of the drawing must not wrap.
         "changes": changes,
-        "figures": _figures(facts, _CURVES, accuracy=True),
-        "bound": run.progress.staleness_bound,
-        "staleness": _figures(facts, ("staleness_max", "staleness_mean")),
+        "figures": _figures(run, _CURVES, accuracy=True),
+        "bound": run.staleness_bound,
+        "staleness": _figures(run, ("staleness_max", "staleness_mean")),
         "ages": sorted(ages.items()),
         "most": max(ages.values(), default=1),
         "tokens": ages.total(),
-        "summary": facts.summary,
-        "timeline": _timeline(facts, workdir),
+        "summary": run.summary,
+        "timeline": _timeline(run),
         "flow": run.flow,
-        "examples": list(_examples(facts)),
-        "versions": read_versions(workdir),
+        "examples": list(_examples(run)),
+        "versions": read_versions(run.workdir),
         "style": style("page.css", "report.css"),
         "now": time.time(),
         "made_by": rl_sync.__version__,
@@ -95,32 +86,32 @@ def render(
     return environment().get_template("report.html").render(context)
 
 
-def _ending(facts: RunFacts) -> str:
-    if facts.outcome is None:
+def _ending(run: RunRecords) -> str:
+    outcome = run.outcome
+    if outcome is None:
         return "its end is not recorded: it goes on, or was killed"
-    when = text.at(facts.outcome.secs)
-    stopped = facts.outcome.stopped
-    return f"ended at {when}" if stopped is None else f"stopped at {when}: {stopped}"
+    when = text.at(outcome.secs)
+    return f"stopped at {when}: {outcome.stopped}" if outcome.stopped else f"ended at {when}"
 
 
-def _tiles(facts: RunFacts) -> Iterator[Tile]:
+def _tiles(run: RunRecords) -> Iterator[Tile]:
     """Yields the results of the run."""
-    yield _accuracy("accuracy before RL", facts.accuracy_before)
-    yield _accuracy("accuracy last", facts.accuracy_after)
-    yield Tile("reward, last step", text.number(facts.last("reward_mean")))
-    steps = facts.run.progress.setting("trainer", "steps")
-    yield Tile("trainer steps", str(facts.steps), f"of {steps}" if steps else "")
-    bound, most = facts.run.progress.staleness_bound, facts.staleness_max
+    yield _accuracy("accuracy before RL", run.accuracy_before)
+    yield _accuracy("accuracy last", run.accuracy_after)
+    yield Tile("reward, last step", text.number(run.last("reward_mean")))
+    steps = run.setting("trainer", "steps")
+    yield Tile("trainer steps", str(run.steps), f"of {steps}" if steps else "")
+    bound, most = run.staleness_bound, run.staleness_max
     is_bad = most is not None and bound is not None and most > bound
     allowed = f"trainer steps, of at most {text.number(bound)}"
     yield Tile("greatest staleness", text.number(most), allowed, is_bad)
-    if facts.summary:
-        rate = f"{facts.summary.rollout_tokens_per_sec:,.0f}"
+    if run.summary:
+        rate = f"{run.summary.rollout_tokens_per_sec:,.0f}"
         yield Tile("tokens/s generated", rate, "from the first rollout to the last train step")
-    if facts.secs is not None:
-        yield Tile("seconds", f"{facts.secs:,.0f}", "between the first and the last record")
-    if facts.outcome and facts.outcome.digest:
-        yield Tile("digest", facts.outcome.digest, "of the parameters at the end")
+    if run.secs is not None:
+        yield Tile("seconds", f"{run.secs:,.0f}", "between the first and the last record")
+    if run.outcome and run.outcome.digest:
+        yield Tile("digest", run.outcome.digest, "of the parameters at the end")
 
 
 def _accuracy(name: str, measured: MeasuredAccuracy | None) -> Tile:
@@ -131,50 +122,39 @@ def _accuracy(name: str, measured: MeasuredAccuracy | None) -> Tile:
     return Tile(name, f"{measured.value:.1%}", interval)
 
 
-def _figures(facts: RunFacts, names: Sequence[str], accuracy: bool = False) -> list[views.Figure]:
+def _figures(run: RunRecords, names: Sequence[str], accuracy: bool = False) -> list[views.Figure]:
     """Draws the metrics that the run has."""
-    runs, progress = [facts.run], facts.run.progress
-    there = {name for line in facts.lines for name in line}
-    found = [views.figure(runs, RL, name) for name in names if name in there]
-    if accuracy and any("accuracy" in line for line in progress.of_phase(EVALUATION)):
-        found.insert(1, views.figure(runs, EVALUATION, "accuracy"))
+    there = {name for line in run.counted(RL) for name in line}
+    found = [views.figure([run], RL, name) for name in names if name in there]
+    if accuracy and any("accuracy" in line for line in run.metrics.of_phase(EVALUATION)):
+        found.insert(1, views.figure([run], EVALUATION, "accuracy"))
     return found
 
 
-def _timeline(facts: RunFacts, workdir: Path) -> Picture | None:
+def _timeline(run: RunRecords) -> Picture | None:
     """Draws the timeline of a few steps; None if there is nothing to draw."""
-    if not facts.spans:
+    spans = run.spans.joined
+    if not spans:
         return None
-    first, last = default_steps(facts.spans)
+    first, last = default_steps(spans)
     try:
-        figure = draw(facts.spans, steps_window(facts.spans, (first, last)), run_title(workdir))
+        figure = draw(spans, steps_window(spans, (first, last)), run_title(run.workdir))
     except ValueError:
         return None
-    words = f"Timeline of trainer steps {first} to {min(last or facts.steps, facts.steps)}"
-    picture = _saved(figure, "svg")
-    media = "svg+xml"
-    if len(picture) > _MOST_SVG_BYTES:
-        picture, media = _saved(figure, "png"), "png"
-    return Picture(words, f"data:image/{media};base64,{base64.b64encode(picture).decode()}")
+    words = f"Timeline of trainer steps {first} to {min(last or run.steps, run.steps)}"
+    source = base64.b64encode(encoded(figure, "svg")).decode()
+    return Picture(words, f"data:image/svg+xml;base64,{source}")
 
 
-def _saved(figure: FigureOfMatplotlib, kind: str) -> bytes:
-    file = io.BytesIO()
-    with mpl.rc_context({"hatch.linewidth": 0.5, "svg.hashsalt": "rl_sync"}):
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(file, format=kind, dpi=130, metadata=metadata)
-    return file.getvalue()
-
-
-def _examples(facts: RunFacts) -> Iterator[tuple[int, list[tuple[str, Rollout]]]]:
+def _examples(run: RunRecords) -> Iterator[tuple[int, list[tuple[str, Rollout]]]]:
     """Yields the best, a middling and the worst completion of a few steps."""
-    samples = facts.run.samples
-    rows = samples.find(Query(sort="step")).rows
+    recorded = run.rollouts
+    rows = recorded.find().rows
     steps = sorted({row.step for row in rows if row.reward is not None})
     places = {round(i * (len(steps) - 1) / (_EXAMPLE_STEPS - 1)) for i in range(_EXAMPLE_STEPS)}
     for step in [steps[place] for place in sorted(places)] if steps else []:
         judged = [row for row in rows if row.step == step and row.reward is not None]
-        ranked = sorted(judged, key=lambda row: (row.reward, -row.tokens))
+        ranked = sorted(judged, key=lambda row: (row.reward, -row.drawn_tokens))
         picked = {"least": ranked[0], "middle": ranked[len(ranked) // 2], "greatest": ranked[-1]}
-        wholes = [(words, samples.whole(row)) for words, row in picked.items()]
+        wholes = [(words, recorded.whole(row)) for words, row in picked.items()]
         yield step, [(words, one) for words, one in wholes if one is not None]

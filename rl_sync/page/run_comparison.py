@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.page.reach import ComparisonPoint
-from rl_sync.page.run_facts import RunFacts
+from rl_sync.records.metric_catalog import EVALUATION, RL
+from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
 
 SEED = "seed"
@@ -29,7 +30,7 @@ class Value(NamedTuple):
     """
 
     name: str
-    of: Callable[[RunFacts], float | None]
+    of: Callable[[RunRecords], float | None]
     words: Callable[[float], str]
 
 
@@ -51,7 +52,7 @@ VALUES: tuple[Value, ...] = (
     Value("reward", lambda one: one.last("reward_mean"), _short),
     Value("entropy", lambda one: one.last("entropy"), _short),
     Value("staleness max", lambda one: one.staleness_max, _short),
-    Value("staleness bound", lambda one: one.run.progress.staleness_bound, _short),
+    Value("staleness bound", lambda one: one.staleness_bound, _short),
     Value(
         "tokens/s generated",
         lambda one: one.summary.rollout_tokens_per_sec if one.summary else None,
@@ -59,9 +60,20 @@ VALUES: tuple[Value, ...] = (
     ),
     Value("seconds", lambda one: one.secs, _count),
     Value("trainer steps", lambda one: one.steps, _count),
-    Value("alarms", lambda one: len(one.run.progress.periods), _count),
+    Value("alarms", lambda one: len(one.periods), _count),
 )
 """The figures that are compared; each is one line."""
+
+
+CURVES = (
+    (RL, "reward_mean"),
+    (EVALUATION, "accuracy"),
+    (RL, "entropy"),
+    (RL, "staleness_max"),
+    (RL, "completion_tokens_mean"),
+    (RL, "loss"),
+)
+"""The metrics whose curves are compared, with their phases."""
 
 
 class Spread(NamedTuple):
@@ -70,6 +82,11 @@ class Spread(NamedTuple):
     least: float
     median: float
     greatest: float
+
+    @classmethod
+    def of(cls, found: Sequence[float]) -> Spread:
+        """Returns the spread of at least one number."""
+        return cls(min(found), statistics.median(found), max(found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,23 +100,32 @@ class SeedGroup:
     """
 
     name: str
-    runs: tuple[RunFacts, ...]
+    runs: tuple[RunRecords, ...]
     settings: Mapping[str, str]
 
     def spread(self, value: Value) -> Spread | None:
         """Returns the spread of a figure; None if no run has it."""
         found = [one for one in map(value.of, self.runs) if one is not None]
-        return Spread(min(found), statistics.median(found), max(found)) if found else None
+        return Spread.of(found) if found else None
+
+    def curve(self, phase: str, name: str) -> dict[int, Spread]:
+        """Returns the spread of a metric at each step that has it."""
+        values: dict[int, list[float]] = {}
+        for run in self.runs:
+            for line in run.metrics.of_phase(phase):
+                if isinstance(value := line.get(name), int | float):
+                    values.setdefault(int(line["step"]), []).append(float(value))
+        return {step: Spread.of(found) for step, found in sorted(values.items())}
 
     @property
     def seeds(self) -> list[Any]:
         """The seeds of its runs."""
-        return [one.run.progress.config.get(SEED) for one in self.runs]
+        return [one.config.get(SEED) for one in self.runs]
 
 
-def group(runs: Sequence[RunFacts]) -> list[SeedGroup]:
+def group(runs: Sequence[RunRecords]) -> list[SeedGroup]:
     """Groups runs whose settings differ in the seed alone; a run without a config is one alone."""
-    settings = [dict(flat(one.run.progress.config)) for one in runs]
+    settings = [dict(flat(one.config)) for one in runs]
     # A setting that some runs do not have is one of another version; it tells nothing.
     known = [one.keys() for one in settings if one]
     shared = set.intersection(*map(set, known)) if known else set()
@@ -108,19 +134,19 @@ def group(runs: Sequence[RunFacts]) -> list[SeedGroup]:
         for name in sorted(shared - {SEED}, key=lambda name: (name not in _LEADING, name))
         if not _is_place(name) and len({_said(one[name]) for one in settings if one}) > 1
     ]
-    members: dict[tuple[str, ...], list[RunFacts]] = {}
+    members: dict[tuple[str, ...], list[RunRecords]] = {}
     for number, (run, own) in enumerate(zip(runs, settings, strict=True)):
         key = tuple(_said(own[name]) for name in differ) if own else (f"run {number}",)
         members.setdefault(key, []).append(run)
     found = []
     for key, of in members.items():
-        has_config = bool(of[0].run.progress.config)
+        has_config = bool(of[0].config)
         values = dict(zip(differ, key, strict=True)) if has_config else {}
         found.append(SeedGroup(_named(values, of), tuple(of), values))
     return found
 
 
-def are_equal(runs: Sequence[RunFacts]) -> bool | None:
+def are_equal(runs: Sequence[RunRecords]) -> bool | None:
     """Says whether the parameters of runs ended with the same bits; None if that is not known."""
     digests = [one.outcome.digest if one.outcome else None for one in runs]
     if len(digests) < 2 or None in digests:
@@ -151,7 +177,7 @@ def record(groups: Sequence[SeedGroup], point: ComparisonPoint) -> dict[str, Any
     }
 
 
-def _run_record(one: RunFacts) -> dict[str, Any]:
+def _run_record(one: RunRecords) -> dict[str, Any]:
     intervals = {
         name: [measured.low, measured.high]
         for name, measured in (
@@ -161,12 +187,12 @@ def _run_record(one: RunFacts) -> dict[str, Any]:
         if measured is not None
     }
     return {
-        "name": one.run.name,
-        "seed": one.run.progress.config.get(SEED),
+        "name": one.name,
+        "seed": one.config.get(SEED),
         "until_step": one.steps if one.until is None else one.until,
         "values": {value.name: value.of(one) for value in VALUES},
         "intervals": intervals,
-        "alarms": [period.alarm.name for period in one.run.progress.periods],
+        "alarms": [period.alarm.name for period in one.periods],
         "digest": one.outcome.digest if one.outcome else None,
         "failed": one.outcome.failed if one.outcome else None,
         "stopped": one.outcome.stopped if one.outcome else None,
@@ -177,14 +203,14 @@ def _accuracy(measured: Any) -> float | None:
     return None if measured is None else measured.value
 
 
-def _named(values: Mapping[str, str], runs: Sequence[RunFacts]) -> str:
+def _named(values: Mapping[str, str], runs: Sequence[RunRecords]) -> str:
     """Names a group by its mode, if modes differ, or by its settings, or by its first run."""
     if len(runs) == 1:
-        return runs[0].run.name
+        return runs[0].name
     if "sync.mode" in values:
         return values["sync.mode"]
     said = ", ".join(f"{name}={value}" for name, value in list(values.items())[:2])
-    return said or f"{runs[0].run.name} and {len(runs) - 1} more"
+    return said or f"{runs[0].name} and {len(runs) - 1} more"
 
 
 def _is_place(name: str) -> bool:

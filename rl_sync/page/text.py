@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rl_sync.records.rollout_records import Rollout
+from rl_sync.records.run_records import SILENT, RunRecords
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -126,6 +127,12 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def state(run: RunRecords) -> str:
+    """Writes the state of a run, or for how long it has been silent."""
+    found = run.state
+    return f"no record for {duration(run.silent_secs)}" if found == SILENT else found
 
 
 def ago(secs: float) -> str:

@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.page import text
-from rl_sync.page.activity import newest_version
+from rl_sync.page.activity import newest_version, roles_now, roles_of, versions_of
 from rl_sync.page.charts import Series, chart, smoothed
-from rl_sync.page.samples import Query, TableRow
-from rl_sync.page.tail import is_inside
-from rl_sync.page.watched_run import WatchedRun
 from rl_sync.records.alarms import are_of_completions
+from rl_sync.records.json_lines import is_inside
 from rl_sync.records.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
-from rl_sync.records.rollout_records import Rollout
-from rl_sync.records.run_outcome import read_outcome, read_versions
+from rl_sync.records.rollout_index import TableRow
+from rl_sync.records.rollout_records import Rollout, RolloutFilter
+from rl_sync.records.run_outcome import read_versions
+from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
 
 PAGE_ROWS = 100
@@ -43,6 +42,13 @@ AXES = {"step": "step", "seconds": "s", "tokens": "tokens"}
 prompts and completions."""
 
 _PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", SFT: "SFT"}
+
+
+class Query(NamedTuple):
+    """Conditions on the completions of a table, and their order; see `ordered`."""
+
+    selection: RolloutFilter = RolloutFilter()
+    order: str = "-step"
 
 
 class Figure(NamedTuple):
@@ -76,61 +82,57 @@ class CurveStyle(NamedTuple):
         return all(word in text for word in self.find.casefold().split())
 
 
-def overview(runs: Sequence[WatchedRun]) -> dict[str, Any]:
+def overview(runs: Sequence[RunRecords]) -> dict[str, Any]:
     """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
     figures = [figure(runs, RL, name) for name in _TOP]
     figures.insert(1, figure(runs, EVALUATION, "accuracy"))
     return {"runs": [_head(*one) for one in enumerate(runs)], "figures": figures}
 
 
-def _head(number: int, run: WatchedRun) -> dict[str, Any]:
-    rl, progress = run.progress.of_phase(RL), run.progress
-    evaluations = [line for line in progress.of_phase(EVALUATION) if "accuracy" in line]
-    last = rl[-1] if rl else {}
-    step = last.get("step", 0)
-    periods = progress.periods
-    now = [one for one in periods if one.last_step == progress.last_step]
+def _head(number: int, run: RunRecords) -> dict[str, Any]:
+    periods, accuracies = run.periods, run.accuracies
+    now = [one for one in periods if one.last_step == run.last_step]
     return {
         "number": number,
         "name": run.name,
-        "mode": progress.setting("sync", "mode"),
-        "step": step,
-        "steps": progress.setting("trainer", "steps"),
-        "sft": None if rl else len(progress.of_phase(SFT)),
+        "mode": run.setting("sync", "mode"),
+        "step": run.steps,
+        "steps": run.setting("trainer", "steps"),
+        "sft": None if run.steps else len(run.metrics.of_phase(SFT)),
         "last_secs": run.last_secs,
-        "state": run.state,
-        "outcome": read_outcome(run.workdir),
+        "state": text.state(run),
+        "outcome": run.outcome,
         "left_secs": run.left_secs,
-        "machine": run.machine.now,
-        "reward": last.get("reward_mean"),
-        "accuracy": evaluations[-1]["accuracy"] if evaluations else None,
-        "staleness": last.get("staleness_max"),
-        "bound": progress.staleness_bound,
-        "tokens_per_sec": last.get("tokens_per_sec"),
+        "machine": run.usage.now,
+        "reward": run.last("reward_mean"),
+        "accuracy": accuracies[-1][1].value if accuracies else None,
+        "staleness": run.last("staleness_max"),
+        "bound": run.staleness_bound,
+        "tokens_per_sec": run.last("tokens_per_sec"),
         "buffered": run.flow.now.buffered,
         "alarms": now,
         "examples": _examples(run) if are_of_completions(one.alarm for one in now) else [],
         "passed": [one for one in periods if one not in now],
-        "roles": run.activity.now(),
-        "newest": newest_version(run.activity),
+        "roles": roles_now(run),
+        "newest": newest_version(run),
     }
 
 
-def _examples(run: WatchedRun) -> list[TableRow]:
+def _examples(run: RunRecords) -> list[TableRow]:
     """Returns some completions of the last recorded step, each of another problem if it can be."""
     run.refresh()
-    last = run.samples.last_step
-    found = run.samples.find(Query(first_step=last, last_step=last, sort="step")).rows
+    last = run.rollouts.last_step
+    found = run.rollouts.find(RolloutFilter(last or 0, last)).rows
     of_problems = {row.prompt_id: row for row in reversed(found)}
     rows = [*dict.fromkeys([*reversed(of_problems.values()), *found])]
     return rows[:_EXAMPLES]
 
 
-def curves(runs: Sequence[WatchedRun], look: CurveStyle = CurveStyle()) -> dict[str, Any]:  # noqa: B008
+def curves(runs: Sequence[RunRecords], look: CurveStyle = CurveStyle()) -> dict[str, Any]:  # noqa: B008
     """All metrics of the runs, in the order of the catalog."""
     sections = []
     for phase, title in _PHASES.items():
-        names = {name for run in runs for line in run.progress.of_phase(phase) for name in line}
+        names = {name for run in runs for line in run.metrics.of_phase(phase) for name in line}
         by_part: dict[str, list[str]] = collections.defaultdict(list)
         fitting = {name for name in names - set(LINE_FIELDS) if look.fits(phase, name)}
         for name in sorted(fitting, key=lambda name: _place(phase, name)):
@@ -152,7 +154,7 @@ def _place(phase: str, name: str) -> tuple[int, int, str, str]:
 
 
 def figure(
-    runs: Sequence[WatchedRun],
+    runs: Sequence[RunRecords],
     phase: str,
     name: str,
     look: CurveStyle = CurveStyle(),  # noqa: B008
@@ -165,7 +167,7 @@ def figure(
             series.append(Series(run.name, points, colour=number, is_faint=True))
             points = [*smoothed(points, look.smoothing)]
         series.append(Series(run.name, points, colour=number))
-    bounds = {run.progress.staleness_bound for run in runs} - {None}
+    bounds = {run.staleness_bound for run in runs} - {None}
     bound = max(filter(None, bounds), default=0) if bounds else None
     metric = find(phase, name)
     unit = f" ({metric.unit})" if metric and metric.unit else ""
@@ -182,10 +184,10 @@ def figure(
     )
 
 
-def _points(run: WatchedRun, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
+def _points(run: RunRecords, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
     """Returns a metric over what the horizontal axis counts; without lines that do not tell it."""
-    lines, start = run.progress.of_phase(phase), run.start_secs
-    tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.progress.of_phase(RL)}
+    lines, start = run.metrics.of_phase(phase), run.start_secs
+    tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.metrics.of_phase(RL)}
     places = {
         "step": lambda line: line["step"],
         "seconds": lambda line: float(line.get("time") or start) - start,
@@ -199,17 +201,17 @@ def _plain(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def settings(run: WatchedRun, words: str) -> dict[str, Any]:
+def settings(run: RunRecords, words: str) -> dict[str, Any]:
     """The settings of a run whose names have some words, and the versions of its packages."""
     found = [
         (name, "not set" if value is None else str(value))
-        for name, value in flat(run.progress.config)
+        for name, value in flat(run.config)
         if all(word in name.casefold() for word in words.casefold().split())
     ]
     return {"found": found, "words": words, "versions": read_versions(run.workdir)}
 
 
-def logs(run: WatchedRun, name: str | None) -> dict[str, Any]:
+def logs(run: RunRecords, name: str | None) -> dict[str, Any]:
     """The end of a log, and the names of all; of the first one if none is named.
 
     Raises:
@@ -231,9 +233,9 @@ def _end(path: Path) -> str:
     return "\n".join(lines[1 if cut else 0 :][-_LOG_LINES:])
 
 
-def table_of_metrics(run: WatchedRun) -> str:
+def table_of_metrics(run: RunRecords) -> str:
     """All metrics of a run as CSV: a row for each step of each phase, a column for each metric."""
-    lines = run.progress.lines
+    lines = run.metrics.lines
     names = sorted({name for line in lines for name in line} - set(LINE_FIELDS))
     file = io.StringIO()
     rows = csv.DictWriter(file, [*LINE_FIELDS, *names], lineterminator="\n")
@@ -242,7 +244,7 @@ def table_of_metrics(run: WatchedRun) -> str:
     return file.getvalue()
 
 
-def flow(run: WatchedRun) -> dict[str, Any]:
+def flow(run: RunRecords) -> dict[str, Any]:
     """Data of the view on groups: their places, reasons of drops, staleness, versions in use."""
     moments = run.flow.moments
     start = moments[0].secs if moments else 0.0
@@ -256,22 +258,22 @@ def flow(run: WatchedRun) -> dict[str, Any]:
         for colour, name in enumerate(("trained", "dropped"))
     ]
     versions = [
-        Series(role, [(s - start, v) for s, v in run.activity.versions(role)], colour, True)
-        for colour, role in enumerate(run.activity.roles)
+        Series(role, [(s - start, v) for s, v in versions_of(run, role)], colour, True)
+        for colour, role in enumerate(roles_of(run))
     ]
     ages, recent = run.flow.staleness, collections.Counter[int]()
     for step in sorted(ages)[-_RECENT_STEPS:]:
         recent += ages[step]
-    newest = newest_version(run.activity)
+    newest = newest_version(run)
     return {
         "flow": run.flow,
-        "bound": run.progress.staleness_bound,
+        "bound": run.staleness_bound,
         "ages": sorted(recent.items()),
         "most": max(recent.values(), default=1),
         "tokens": sum(recent.values()),
         "recent_steps": min(_RECENT_STEPS, len(ages)),
         "newest": newest,
-        "roles": [one for one in run.activity.now() if one.version is not None],
+        "roles": [one for one in roles_now(run) if one.version is not None],
         "now_chart": chart(now, x_unit="s"),
         "sums_chart": chart(sums, x_unit="s"),
         "versions_chart": chart([one for one in versions if one.points], x_unit="s"),
@@ -280,75 +282,36 @@ def flow(run: WatchedRun) -> dict[str, Any]:
     }
 
 
-def table(run: WatchedRun, query: Query, page: int) -> dict[str, Any]:
+def table(run: RunRecords, query: Query, page: int) -> dict[str, Any]:
     """A page of the table of completions."""
-    found = run.samples.find(query)
+    found = run.rollouts.find(*query)
     pages = max(1, -(-len(found.rows) // PAGE_ROWS))
     page = min(max(page, 1), pages)
     return {
         "rows": found.rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS],
         "count": len(found.rows),
-        "all": run.samples.count,
+        "all": run.rollouts.count,
         "is_cut": found.is_cut,
         "page": page,
         "pages": pages,
     }
 
 
-def group(run: WatchedRun, step: int, lease: int) -> dict[str, Any]:
+def group(run: RunRecords, step: int, lease: int) -> dict[str, Any]:
     """The completions of one group, whole."""
-    found = run.samples.find(Query(step, step, lease=lease, sort="step")).rows
-    return _whole(run, list(run.samples.wholes(found[:MOST_WHOLE])), len(found))
+    found = run.rollouts.find(RolloutFilter(step, step, lease=lease)).rows
+    return _whole(run, list(run.rollouts.wholes(found[:MOST_WHOLE])), len(found))
 
 
-def history(run: WatchedRun, prompt_id: int) -> dict[str, Any]:
+def history(run: RunRecords, prompt_id: int) -> dict[str, Any]:
     """The completions of one problem over the steps, whole; the last ones if there are many."""
-    found = run.samples.find(Query(prompt_id=prompt_id, sort="step")).rows
-    return _whole(run, list(run.samples.wholes(found[-MOST_WHOLE:])), len(found))
+    found = run.rollouts.find(RolloutFilter(prompt_id=prompt_id)).rows
+    return _whole(run, list(run.rollouts.wholes(found[-MOST_WHOLE:])), len(found))
 
 
-def _whole(run: WatchedRun, rollouts: list[Rollout], count: int) -> dict[str, Any]:
+def _whole(run: RunRecords, rollouts: list[Rollout], count: int) -> dict[str, Any]:
     return {
         "rollouts": [(one, text.tokens(one)) for one in rollouts],
         "first": rollouts[0] if rollouts else None,
         "count": count,
     }
-
-
-def timeline(
-    run: WatchedRun, start: float | None, end: float | None, pixels: int
-) -> dict[str, Any]:
-    """The blocks of a window of the run, in seconds since its start, for the canvas.
-
-    Args:
-      start, end: the window, in seconds since the start; None for the run's own.
-      pixels: the width of the picture.
-    """
-    first, last = run.activity.period
-    low, high = first + (start or 0.0), last if end is None else first + end
-    lanes = [
-        [role, [[k, s - first, e - first, *more] for k, s, e, *more in blocks]]
-        for role in run.activity.roles
-        for blocks in [run.activity.lane(role, low, high, pixels)]
-    ]
-    return {
-        "duration": last - first,
-        "lanes": lanes,
-        "buffer": _level(run, first, (low, high), pixels),
-        "looks": {kind: [look.words, look.colour] for kind, look in SPAN_STYLES.items()},
-    }
-
-
-def _level(
-    run: WatchedRun, origin: float, window: tuple[float, float], pixels: int
-) -> list[tuple[float, int]]:
-    """The buffer's groups over a window, once a pixel: seconds since the origin, and groups."""
-    low, high = window
-    width = max(high - low, 1e-9) / max(pixels, 1)
-    columns: dict[int, tuple[float, int]] = {}
-    for moment in run.flow.moments:
-        if moment.secs > high:
-            break
-        column = max(-1, int((moment.secs - low) // width))
-        columns[column] = (moment.secs - origin, moment.buffered)
-    return list(columns.values())

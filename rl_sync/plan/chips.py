@@ -8,12 +8,12 @@ from rl_sync.models.platform import Platform
 
 
 class Rates(NamedTuple):
-    """Peak rates of a device among the others of its role.
+    """Peak rates of a device within its role's mesh.
 
     Attributes:
       flops: dense bfloat16 floating-point operations a second.
       bandwidth: bytes a second from and to its memory.
-      link: bytes a second that it exchanges with the others, one way.
+      link: bytes a second that it exchanges with the other devices, one way.
     """
 
     flops: float
@@ -24,22 +24,22 @@ class Rates(NamedTuple):
 class Chip(NamedTuple):
     """A kind of accelerator. Rates are peaks, as its maker states them; no program reaches them.
 
-    Memory and rates are those of a device, as JAX counts devices. Where a chip has several, each
-    has its share of the chip's. Links are the chip's: in a ring through all of its devices, what a
-    link brings serves all of them.
+    Memory and rates are per device, as JAX counts devices. If a chip has several, each has its
+    share of the chip's. Links belong to the chip: in a ring through all of its devices, a link
+    serves all of them.
 
     Attributes:
-      platform: the platform that compiles for it.
+      platform: platform that compiles for it.
       devices: number of devices of a chip, as JAX counts them.
-      memory: bytes of a device's main memory. Makers' GiB are taken for GB; the difference is about
-        what a runtime reserves.
+      memory: bytes of a device's main memory. Makers' GiB are taken as GB; the difference is about
+        the amount that a runtime reserves.
       flops: dense bfloat16 floating-point operations a second.
       bandwidth: bytes a second from and to its main memory.
       axes: number of axes along which a TPU has neighbours; 0 for a GPU, which reaches all others
         of its host through switches.
-      link: bytes a second, one way, of one ICI link of a TPU; of all NVLinks of a GPU.
+      link: bytes a second, one way, of one ICI link of a TPU, or of all NVLinks of a GPU.
       network: bytes a second of its share of a host's network card, one way.
-      source: the page that the figures are from.
+      source: page that gives the figures.
     """
 
     platform: Platform
@@ -58,14 +58,14 @@ _SCALING = "jax-ml.github.io/scaling-book/tpus; "
 _NVIDIA = "nvidia.com/en-us/data-center/"
 
 CHIPS = {
-    # A host has 8 chips of v5e and v6e, and 4 of the others; its cards 100 or 200 Gbit/s.
+    # A host has 8 chips of v5e and v6e, and 4 of other TPUs; its cards have 100 or 200 Gbit/s.
     "v4": Chip("tpu", 1, 32e9, 275e12, 1.23e12, 3, 45e9, 6.25e9, f"{_SCALING}{_TPU}v4"),
     "v5e": Chip("tpu", 1, 16e9, 197e12, 0.82e12, 2, 45e9, 3.1e9, f"{_SCALING}{_TPU}v5e"),
     "v5p": Chip("tpu", 1, 95e9, 459e12, 2.77e12, 3, 90e9, 6.25e9, f"{_SCALING}{_TPU}v5p"),
     "v6e": Chip("tpu", 1, 32e9, 918e12, 1.64e12, 2, 90e9, 12.5e9, f"{_SCALING}{_TPU}v6e"),
     # A chip has 192 GiB, 2,307 TFLOPs and 7.38 TB/s; each of its two cores is a device.
     "tpu7x": Chip("tpu", 2, 96e9, 1153.5e12, 3.69e12, 3, 100e9, 6.25e9, f"{_TPU}tpu7x"),
-    # A host has 8 of them, each with a card of 200 or 400 Gbit/s.
+    # A host has 8 of these GPUs, each with a card of 200 or 400 Gbit/s.
     "a100": Chip("gpu", 1, 80e9, 312e12, 2.04e12, 0, 300e9, 25e9, f"{_NVIDIA}a100"),
     "h100": Chip("gpu", 1, 80e9, 989e12, 3.35e12, 0, 450e9, 50e9, f"{_NVIDIA}h100"),
     "h200": Chip("gpu", 1, 141e9, 989e12, 4.80e12, 0, 450e9, 50e9, f"{_NVIDIA}h200"),

@@ -1,4 +1,4 @@
-"""A run's programs, compiled for accelerators that this machine need not have."""
+"""Reports on a run's programs, compiled for accelerators that this machine need not have."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
 _FORECAST_STEPS = 64
-_FULL = 0.995  # An MFU that is written as 100 %.
+_FULL = 0.995  # An MFU that is rounded to 100 %.
 
 
 class _Compiled(NamedTuple):
-    """A program as compiled, or the reason why it is not."""
+    """A compiled program, or the reason why it does not compile."""
 
     program: LowerableProgram
     reading: CompiledProgramText | None
@@ -40,7 +40,7 @@ class _Compiled(NamedTuple):
 
 
 def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
-    """Compiles a run's programs for a target, and describes what was read from them.
+    """Compiles a run's programs for a target, and describes the results.
 
     Raises:
       ConfigError: the target does not exist here, or a mesh is larger than it.
@@ -61,14 +61,14 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
 def _step(
     settings: RunSettings, task: Task, where: Target, layout: Layout
 ) -> tuple[float, list[str]]:
-    """Compiles the trainer's step; returns its least seconds, or 0, and its description."""
+    """Compiles the trainer's step; returns its minimum seconds, or 0, and its description."""
     found = _compiled(train_step(settings, task, layout))
     lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
     if found.reading is None:
         return 0.0, lines
     work, rates = step_work(settings, task, found.reading), where.rates(layout.mesh.size)
     secs, mfu = work.secs(rates), work.mfu(rates)
-    # Where nothing else is computed or waited for, the least time says nothing of MFU.
+    # If nothing else is computed or waited for, the minimum time says nothing about MFU.
     bound = f": MFU at most {mfu:.0%}" if mfu < _FULL else " of the model's FLOPs alone"
     limit = work.limit(rates)
     lines.append(f"    at least {format_secs(secs)} a step, limited by {limit}{bound}")
@@ -78,7 +78,7 @@ def _step(
 def _engine(
     settings: RunSettings, task: Task, where: Target, layout: Layout
 ) -> tuple[float, list[str]]:
-    """Compiles an explorer's programs; returns its most tokens a second, or 0, and their
+    """Compiles an explorer's programs; returns its maximum tokens a second, or 0, and their
     description.
     """
     platform, rate = where.chip.platform, 0.0
@@ -106,7 +106,7 @@ def _engine(
 
 
 def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], str]:
-    """Lays the mesh of each role on devices of a target, and says how they share it.
+    """Lays the mesh of each role on devices of a target, and describes how they share it.
 
     Raises:
       ConfigError: a mesh is larger than the target.
@@ -132,7 +132,7 @@ def _named(program: LowerableProgram) -> str:
 
 
 def _compiled(program: LowerableProgram) -> _Compiled:
-    """Compiles a program, which may take minutes, and says so first."""
+    """Compiles a program, which may take minutes, and announces it first."""
     print(f"  compiling {program.role} {_named(program)} …", file=sys.stderr, flush=True)
     started = time.monotonic()
     try:
@@ -147,7 +147,7 @@ def _describe(found: _Compiled, where: Target, planned: MemoryEstimate) -> list[
     """Describes the memory, the collectives and the copies of a program.
 
     Args:
-      planned: its memory as shapes alone say.
+      planned: its memory estimate from shapes.
     """
     program, reading = found.program, found.reading
     head = f"  {program.role:<10} {_named(program)}, compiled in {found.secs:.0f} s"
@@ -177,7 +177,7 @@ def _fits(peak: int, where: Target) -> str:
 
 
 def _collectives(found: Iterable[Collective]) -> list[str]:
-    """Describes collectives by kind and by the loops that they are in."""
+    """Describes collectives by kind and by their surrounding loops."""
     groups: dict[tuple[str, tuple[int, ...]], list[Collective]] = collections.defaultdict(list)
     for one in found:
         groups[one.kind, one.loops].append(one)
@@ -201,7 +201,7 @@ def _collectives(found: Iterable[Collective]) -> list[str]:
 def _timeline(
     settings: RunSettings, task: Task, where: Target, step: float, rate: float
 ) -> list[str]:
-    """Forecasts the mode's pace, with completions of the greatest length."""
+    """Forecasts the mode's pace, with completions of maximum length."""
     completions = settings.groups_generated * settings.trainer.group_size
     alone = settings.schedule.pull == "latest"
     share = 1 if alone else settings.explorers

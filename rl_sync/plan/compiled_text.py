@@ -1,6 +1,6 @@
-"""Compiled programs, as read from XLA's text: collectives, loops around them, copies, and kernels.
+"""Compiled programs, parsed from XLA's text: collectives, their loops, copies, and kernels.
 
-The compiler counts the body of a loop once, so what is in a loop is listed with its loops.
+The compiler counts the body of a loop once, so operations in a loop are listed with their loops.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 
 class Shape(NamedTuple):
-    """An array of a program: its dtype as XLA names it, and its sizes on one device."""
+    """An array of a program: its dtype in XLA's notation, and its sizes on one device."""
 
     dtype: str
     sizes: tuple[int, ...]
 
     @property
     def bytes(self) -> float:
-        """Returns its bytes, without padding."""
+        """Returns its size in bytes, without padding."""
         return _SIZES.get(self.dtype, 0) * math.prod(self.sizes)
 
 
@@ -53,11 +53,11 @@ class Operation(NamedTuple):
     """An operation of a program.
 
     Attributes:
-      name: its name.
-      kind: its opcode, such as `all-gather-start`.
-      shapes: the arrays that it makes.
-      loops: the loops around it, outermost first, by their trip counts; 0 where XLA knows none.
-      computation: the name of the computation that it is in.
+      name: name of the operation.
+      kind: opcode, such as `all-gather-start`.
+      shapes: arrays that it makes.
+      loops: trip counts of the loops around it, outermost first; 0 for loops without a known count.
+      computation: name of the computation that it is in.
       line: its whole text.
     """
 
@@ -70,7 +70,7 @@ class Operation(NamedTuple):
 
     @property
     def fused(self) -> bool:
-        """Says whether it is a part of a fusion, so that its result need not exist in memory."""
+        """True if it is part of a fusion, so that its result need not exist in memory."""
         return "fused" in self.computation or "fusion" in self.computation
 
     @property
@@ -80,13 +80,13 @@ class Operation(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective.
+    """A collective operation.
 
     Attributes:
       kind: one of `COLLECTIVES`.
-      shapes: its results on one device.
+      shapes: results on one device.
       loops: see `Operation`.
-      asynchronous: whether the program goes on while it runs.
+      asynchronous: whether the program continues while it runs.
       group: number of devices that take part together; 0 for a permutation.
     """
 
@@ -106,10 +106,10 @@ class MemoryUse(NamedTuple):
     """Bytes of a program on each device, as the compiler counts them.
 
     Attributes:
-      arguments, outputs: of what comes in and goes out.
-      aliased: of outputs that take the place of donated arguments.
-      temporaries: beside them.
-      peak: the most at any time, as the compiler says; all of the above where it does not.
+      arguments, outputs: bytes of the arguments and of the outputs.
+      aliased: bytes of outputs that reuse donated arguments.
+      temporaries: bytes of temporary arrays.
+      peak: maximum at any time, from the compiler; the sum of the others if it gives none.
     """
 
     arguments: int
@@ -124,8 +124,8 @@ class CompiledProgramText:
     """A compiled program.
 
     Attributes:
-      text: XLA's text of it, after all passes.
-      memory: its bytes on each device.
+      text: XLA's text after all passes.
+      memory: bytes on each device.
     """
 
     text: str
@@ -166,7 +166,7 @@ class CompiledProgramText:
 
     @functools.cached_property
     def collectives(self) -> list[Collective]:
-        """Returns the collectives, each once, however many parts the compiler made of it."""
+        """Returns each collective once, even if the compiler split it into parts."""
         found: dict[str, Collective] = {}
         for made in self.operations:
             kind = made.kind.removesuffix("-start")
@@ -189,19 +189,19 @@ class CompiledProgramText:
 
     @property
     def kernels(self) -> set[str]:
-        """Returns the names of the kernels that are called, such as `tpu_custom_call`."""
+        """Returns the names of the kernels that the program calls, such as `tpu_custom_call`."""
         return set(re.findall(r'custom_call_target="([^"]*)"', self.text))
 
     @property
     def aliases(self) -> int:
-        """Returns the number of arguments whose memory an output takes."""
+        """Returns the number of arguments whose memory an output reuses."""
         head = self.text.partition("\n")[0]
         return head.count("may-alias") + head.count("must-alias")
 
     def made(self, least: float) -> list[Operation]:
-        """Returns operations outside fusions that make arrays of at least so many bytes.
+        """Returns operations outside fusions that make arrays of at least `least` bytes.
 
-        Parameters, tuples and views, which make nothing, are left out.
+        Parameters, tuples and views are left out, since they allocate nothing.
         """
         views = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional"}
         return [
@@ -223,10 +223,10 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 
 
 def _results(kind: str, shapes: tuple[Shape, ...], *, starts: bool) -> tuple[Shape, ...]:
-    """Returns what comes out, of the arrays that a collective is written with.
+    """Returns the results among the arrays in a collective's text.
 
-    One that only starts has its operands in front of the results, and scalars of its state behind
-    them; but for an all-reduce, which has its results alone.
+    A start operation has its operands before the results, and scalars of its state after them;
+    except an all-reduce, which only has its results.
     """
     if not starts or kind == "all-reduce":
         return shapes
@@ -246,7 +246,7 @@ def _joined(one: Collective, other: Collective) -> Collective:
 
 
 def _group(line: str) -> int:
-    """Returns the size of a collective's groups, in any of the ways in which XLA writes them."""
+    """Returns the size of a collective's groups, in any of XLA's notations."""
     named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line)
     if named:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
@@ -274,7 +274,7 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _trips(line: str, parts: Mapping[str, list[str]]) -> int:
-    """Returns how often a loop runs: as XLA says, or as its condition compares; 0 if neither."""
+    """Returns a loop's trip count, from XLA or from the loop's condition; 0 if neither has it."""
     if known := _TRIPS.search(line):
         return int(known[1])
     condition = re.search(r"condition=%([\w.-]+)", line)

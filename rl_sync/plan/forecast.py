@@ -1,7 +1,7 @@
-"""Forecasts: who does what when in a run, from how long rollouts, train steps and syncs take.
+"""Forecasts of a run: the timeline of all roles, from durations of rollouts, train steps and syncs.
 
-The schedule's rules are followed event by event, so waits come out as they would in a run whose
-durations are these. Pure functions of numbers, in any unit of time.
+The schedule's rules are followed event by event, so that waits come out as in a run with these
+durations. These are pure functions of numbers, in any unit of time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Kind = Literal["rollout", "train", "sync"]
 
 
 class ForecastSpan(NamedTuple):
-    """A role's work without a break.
+    """An uninterrupted piece of a role's work.
 
     Attributes:
       role: 0 for the trainer, 1, 2, … for the explorers.
-      kind: what it does.
-      step: the explorer step of a rollout, the trainer step otherwise.
-      version: of the weights that a rollout uses, or that a sync brings.
+      kind: kind of work.
+      step: explorer step of a rollout, otherwise trainer step.
+      version: version of the weights that a rollout uses, or that a sync brings.
       begin, end: times since the start.
     """
 
@@ -34,13 +34,13 @@ class ForecastSpan(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """Times that rollouts, train steps and syncs take.
+    """Durations of rollouts, train steps and syncs.
 
     Attributes:
-      rollout: of an explorer step, by its number and by the explorer, 1, 2, …; where explorers go
-        at their own pace, of one explorer that generates a whole batch alone.
-      train: of a trainer step, by its number.
-      sync: of the transfer of weights, on each side that takes part.
+      rollout: duration of an explorer step, from its number and the explorer, 1, 2, …; if explorers
+        go at their own pace, for one explorer that generates a whole batch alone.
+      train: duration of a trainer step, from its number.
+      sync: duration of a weight transfer, on each side that takes part.
     """
 
     rollout: Callable[[int, int], float]
@@ -49,11 +49,11 @@ class Durations(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """A run as forecast.
+    """The forecast of a run.
 
     Attributes:
-      spans: everything that is done, by role and begin.
-      ends: the end of each trainer step, that of step 1 first.
+      spans: all work, by role and begin.
+      ends: end of each trainer step, beginning with step 1.
     """
 
     spans: list[ForecastSpan]
@@ -61,12 +61,12 @@ class Forecast(NamedTuple):
 
     @property
     def step_secs(self) -> float:
-        """The time of a trainer step, its waits included, after the first half of the steps."""
+        """Average time of a trainer step including waits, without the first half of the steps."""
         first = len(self.ends) // 2
         return (self.ends[-1] - self.ends[first - 1]) / (len(self.ends) - first)
 
     def busy(self, role: int) -> float:
-        """Returns the share of the time, after the first half of the steps, that a role works."""
+        """Returns the fraction of time that a role works, without the first half of the steps."""
         begin, end = self.ends[len(self.ends) // 2 - 1], self.ends[-1]
         worked = sum(
             max(0.0, min(span.end, end) - max(span.begin, begin))
@@ -82,10 +82,10 @@ def forecast(
     """Forecasts a run.
 
     Args:
-      schedule: its rules.
-      explorers: their number.
+      schedule: sync schedule.
+      explorers: number of explorers.
       meets: whether trainer and explorers meet at a sync, as in a collective transfer.
-      steps: trainer steps, at least 2.
+      steps: number of trainer steps, at least 2.
     """
     run = _Run(schedule, explorers, meets, durations)
     for t in range(1, steps + 1):
@@ -95,7 +95,7 @@ def forecast(
 
 
 class _Run:
-    """A run so far."""
+    """The state of a simulated run."""
 
     def __init__(
         self, schedule: SyncSchedule, explorers: int, meets: bool, durations: Durations
@@ -103,14 +103,14 @@ class _Run:
         self._schedule, self._meets, self._durations = schedule, meets, durations
         self.spans: list[ForecastSpan] = []
         self.ends: list[float] = []
-        self._now = [0.0] * (explorers + 1)  # Of each role, by its number.
+        self._now = [0.0] * (explorers + 1)  # Current time of each role, by its number.
         self._held = [0] * (explorers + 1)
         self._published = {0: 0.0}
         self._done: dict[int, float] = {}
         self._generated = 0
 
     def train(self, t: int, last: bool) -> None:
-        """Takes a trainer step, and lets explorers go on up to its end."""
+        """Takes a trainer step, and lets explorers continue up to its end."""
         exact = self._schedule.pull == "exact"
         while self._generated < t and self._generate():
             pass
@@ -126,7 +126,8 @@ class _Run:
         if not self._meets:
             self._published[t] = self._now[0]
             return
-        # Everybody meets: explorers come when they have done all that needs older weights.
+        # All roles meet: explorers come when they have finished everything that needs older
+        # weights.
         while self._generated < self._schedule.first_user(t) - 1:
             self._generate()
         begin = max(self._now)
@@ -141,7 +142,7 @@ class _Run:
         return self._generate_together() if lockstep else self._generate_alone()
 
     def _generate_together(self) -> bool:
-        """Lets all explorers take their parts of the next explorer step."""
+        """Lets all explorers generate their parts of the next explorer step."""
         e = self._generated + 1
         version = self._schedule.exact_version(e)
         if version not in self._published:
@@ -154,7 +155,7 @@ class _Run:
         return True
 
     def _generate_alone(self) -> bool:
-        """Lets the explorer that is free first generate the next batch."""
+        """Lets the first free explorer generate the next batch."""
         e = self._generated + 1
         explorer = min(range(1, len(self._now)), key=lambda role: self._now[role])
         allowed = [v for v in self._published if self._schedule.may_start(e, v)]

@@ -1,4 +1,4 @@
-"""GPUs as XLA's compiler wants them described, from the data sheets of their maker."""
+"""Descriptions of GPUs for XLA's compiler, from the data sheets of their maker."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ _CUDNN = (9, 10)
 def _description(
     name: str, capability: tuple[int, int], cores: int, memory: int, bandwidth: float, l2: int
 ) -> str:
-    """Writes a `GpuTargetConfigProto` in protobuf's text format.
+    """Returns a `GpuTargetConfigProto` in protobuf's text format.
 
     Args:
-      name: as the driver calls it.
-      cores: streaming multiprocessors.
-      memory: bytes.
+      name: name that the driver reports.
+      cores: number of streaming multiprocessors.
+      memory: bytes of main memory.
       bandwidth: bytes a second.
-      l2: bytes of the second cache.
+      l2: bytes of the L2 cache.
     """
-    shared = 227 if capability >= (9, 0) else 163  # KiB that a block may ask for.
+    shared = 227 if capability >= (9, 0) else 163  # Maximum KiB for a block.
     major, minor = capability
     return f"""
     gpu_device_info {{

@@ -1,4 +1,4 @@
-"""The programs of a run, each ready to be lowered from shapes alone."""
+"""The programs of a run, each of which can be lowered from shapes alone."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LowerableProgram(NamedTuple):
 
     Attributes:
       role: `trainer` or `explorer`.
-      name: the function.
-      sizes: those of its arguments.
-      lower: traces it for the platform in use.
+      name: name of the function.
+      sizes: sizes of its arguments.
+      lower: traces it for the current platform.
     """
 
     role: str
@@ -60,10 +60,10 @@ def rollout_programs(
     """Returns the programs of an explorer's engine with all slots in use.
 
     Args:
-      rows: slots; those of the settings if 0.
-      span: positions that decoding reads; all if 0.
-      prompts: rows and positions of a prefill; the longest prompts, and as many of them as the
-        engine reads at once, if 0.
+      rows: number of slots; 0 for the settings'.
+      span: number of positions that decoding reads; 0 for all.
+      prompts: rows and positions of a prefill; 0 for the longest prompts, and as many of them as
+        the engine prefills at once.
     """
     engine = rollout_engine(settings, task, layout)
     parameters = parameters_of(settings, task, layout)

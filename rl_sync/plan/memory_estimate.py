@@ -1,12 +1,12 @@
 """Memory of a run's programs on accelerators and on CPUs, estimated from shapes.
 
-Nothing is compiled or allocated. The parts of a program are those that compiled programs were seen
-to have, and the factors of working memory were fitted to them (`benchmarks/compiled.py`). Where a
-role's devices are CPUs, its process has the arrays of all of them, and needs more: libraries,
-compiled programs, and versions of the weights in transfer. Their constants were measured
-(`benchmarks/memory.py`) in runs of models of 8 to 135 million parameters. Most estimates were
-within a fifth of the measurements. The greatest gap: a trainer of 34 million parameters took 2.5 GB
-in its steps and 3.0 to 3.3 GB at its end, where 1.9 GB are estimated.
+Nothing is compiled or allocated. The parts of a program are those seen in compiled programs, and
+the factors of working memory were fitted to them (`benchmarks/compiled.py`). If a role's devices
+are CPUs, its process has the arrays of all of them, and needs more: libraries, compiled programs,
+and versions of the weights in transfer. Their constants were measured (`benchmarks/memory.py`) in
+runs of models of 8 to 135 million parameters. Most estimates were within a fifth of the
+measurements. The largest gap: a trainer of 34 million parameters took 2.5 GB in its steps and 3.0
+to 3.3 GB at its end, with an estimate of 1.9 GB.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from rl_sync.transfers.ends import ends_of
 from rl_sync.types import Params
 
 EXPLORER_PROGRAM_BYTES = 480_000_000
-"""An explorer's process on CPUs: libraries, compiled programs, and half of the memory of their
-compilation, which a cache of programs saves. (Freed memory is kept: `processes.allocator`.)
+"""Bytes of an explorer's process on CPUs: libraries, compiled programs, and half of the memory of
+their compilation, which a compilation cache saves. (Freed memory is kept:
+`rl_sync.cluster.malloc`.)
 """
 
 TRAINER_PROGRAM_BYTES = 750_000_000
@@ -49,8 +50,8 @@ TRAINER_PROGRAM_BYTES = 750_000_000
 SAMPLING_ARRAYS: dict[Platform, float] = {"cpu": 6.4, "gpu": 4.0, "tpu": 4.0}
 """Number of float32 arrays of slots by vocabulary in a decode step."""
 
-_COPIED_GRADIENTS = 1.5  # Of deep models XLA copies the gradients of all layers on CPUs.
-_SNAPSHOT_SHARE = 1.5  # Share of a state that saving takes on CPUs: copies for host and files.
+_COPIED_GRADIENTS = 1.5  # On CPUs XLA copies the gradients of all layers of deep models.
+_SNAPSHOT_SHARE = 1.5  # Fraction of a state that saving takes on CPUs: copies for host and files.
 _CACHE, _PROMPTS = "KV cache", "keys and values of prompts"
 
 _LOGITS_ARRAYS = 3
@@ -58,22 +59,22 @@ _LOGITS_ARRAYS = 3
 
 
 _LAYERS_AHEAD = 2
-"""Number of layers whose kernels are gathered beside those that are computed with."""
+"""Number of layers whose kernels are gathered in addition to those in use."""
 
 _NEVER_WHOLE = 1
-"""Bound of the logits on several devices, which compute them by blocks and keep none."""
+"""Limit of the logits on several devices, which compute them by blocks and keep none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a program on each device; on CPUs, of a role's process.
+    """Bytes of a program on each device; on CPUs, bytes of a role's process.
 
     Attributes:
-      held: arrays that are there before and after it, by name.
-      made: arrays that it makes and that last as long as it does, by name.
-      work: temporary arrays of each phase, by name; phases are not at the same time.
-      offloaded: arrays in the memory of the device's host, by name.
-      process: what a process has besides arrays, by name; nothing unless its devices are CPUs.
+      held: arrays that exist before and after it, by name.
+      made: arrays that it makes and that live as long as it runs, by name.
+      work: temporary arrays of each phase, by name; phases do not overlap.
+      offloaded: arrays in host memory, by name.
+      process: memory of a process other than arrays, by name; empty unless its devices are CPUs.
     """
 
     held: dict[str, int]
@@ -89,7 +90,7 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """Returns the most bytes at any time."""
+        """Returns the maximum bytes at any time."""
         parts = [self.held, self.made]
         if self.process:  # Offloaded arrays are in the same memory.
             parts += [self.offloaded, self.process]
@@ -113,7 +114,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
         made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
     work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
     if platform != "cpu":
-        # Gradients of a microbatch are added to those of the earlier ones.
+        # Gradients of a microbatch are added to the sum over earlier ones.
         fresh = gradients if settings.trainer.microbatch_rows else 0
         block = _block_bytes(platform, shard, rows, row_tokens)
         work["a block"] = fresh + block + _LAYERS_AHEAD * _layer_weights(model, layout)
@@ -127,7 +128,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
         )
         ends = ends_of(settings.transfer, settings.launch.colocate)
         published = ends.published_bytes(version // settings.trainer.processes, settings.schedule)
-    # When a snapshot is saved, no version is in transfer any more, and no step is taken.
+    # While a snapshot is saved, no version is in transfer, and no step runs.
     state = sum(held.values()) + sum(offloaded.values())
     saved = round(_SNAPSHOT_SHARE * state) - published // devices
     work["a snapshot"] = saved - sum(made.values())
@@ -139,8 +140,8 @@ def _process(estimate: MemoryEstimate, devices: int, more: dict[str, int]) -> Me
     """Returns the estimate of a process on CPUs, which has the arrays of all its devices.
 
     Args:
-      estimate: of one of them.
-      more: what the process has besides.
+      estimate: estimate of one device.
+      more: other memory of the process.
     """
     parts = (estimate.held, estimate.made, estimate.offloaded)
     arrays = sum(sum(part.values()) for part in parts) + estimate.temporary
@@ -163,7 +164,7 @@ def _activations(
         _kept_bytes(platform, shard, times * rows, length, _NEVER_WHOLE, own_critic)
         for times in (1, 2)
     )
-    # What does not grow with the rows are kernels that were cast, before they were gathered.
+    # Bytes that do not grow with the rows are kernels that were cast before they were gathered.
     return two - one + (2 * one - two) // layout.mesh.shape["fsdp"]
 
 
@@ -172,14 +173,14 @@ def _shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
     parts = layout.tensor_shards
     heads, kv_heads = (max(1, count // parts) for count in (model.num_heads, model.num_kv_heads))
     if model.num_heads % parts or heads % kv_heads or model.mlp_dim % parts:
-        return model  # Some of it is replicated.
+        return model  # Some of its parts are replicated.
     return dataclasses.replace(
         model, num_heads=heads, num_kv_heads=kv_heads, mlp_dim=model.mlp_dim // parts
     )
 
 
 def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
-    """Returns the rows whose activations each device of the trainer has at once, and their
+    """Returns the number of rows whose activations each trainer device has at once, and their
     tokens.
     """
     batch_rows, row_tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
@@ -190,7 +191,7 @@ def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
 def _state(
     settings: RunSettings, model: ModelConfig, layout: Layout
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the bytes of a state on each device, and of the parts of it that are offloaded."""
+    """Returns the bytes of a state on each device, and of its offloaded parts."""
     trained = _trained(model, layout)
     updates = settings.optimizer.updates(settings.trainer.steps)
     optimizer = settings.optimizer.reinforcement(updates)
@@ -222,7 +223,7 @@ def _trained(model: ModelConfig, layout: Layout) -> Params:
 
 def _kept_bytes(platform: Platform, *of: Any) -> int:
     """Returns `model_memory.activation_bytes` on a platform."""
-    # Kernels of attention keep the same on both; a GPU's asks for its library when it is traced.
+    # Attention kernels keep the same values on both; a GPU's kernel needs its library for tracing.
     return _traced_bytes("cpu" if platform == "cpu" else "tpu", *of)
 
 
@@ -233,9 +234,9 @@ def _traced_bytes(platform: Platform, *of: Any) -> int:
 
 
 def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int) -> int:
-    """Returns the bytes that the backward pass of one block keeps while it works.
+    """Returns the bytes that the backward pass of one block keeps while it runs.
 
-    Among them are its kernels, where they are cast.
+    They include the block's kernels, if these are cast.
     """
 
     def kept(layers: int) -> int:
@@ -251,7 +252,7 @@ def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int)
 
 
 def _layer_weights(model: ModelConfig, layout: Layout) -> int:
-    """Returns the bytes of one layer's kernels, gathered, in the dtype of the computation."""
+    """Returns the bytes of one layer's gathered kernels, in the dtype of the computation."""
     one: Params = cast_abstract(abstract_params(model, layout), model.dtype)["blocks"]
     split = layout.tensor_shards
     return model_memory.tree_bytes(one) // model.num_layers // split
@@ -265,9 +266,7 @@ def _loss_bytes(
     rows: int,
     length: int,
 ) -> int:
-    """Returns the bytes of the output projection, its gradient, and logits that are computed at
-    once.
-    """
+    """Returns the bytes of the output projection, its gradient, and simultaneous logits."""
     width = jax.numpy.dtype(model.dtype).itemsize
     matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
     if layout.mesh.size > 1:
@@ -277,20 +276,20 @@ def _loss_bytes(
         shard = plan.number * plan.size * model.embed_dim // cuts.size(cuts.embed)
         block = plan.size * cuts.size(cuts.shared)
         logits, kernel = 4 * rows * (length - 1) * block, block * model.embed_dim
-        # The gradient's blocks, and then the gradient. A block and the next one are gathered.
+        # First the gradient's blocks, then the gradient. One block and the next are gathered.
         return shard * (width + 2 * 4) + kernel * (2 * width + 4) + _LOGITS_ARRAYS * logits
     position = 4 * rows * model.vocab_size
     whole = (length - 1) * position
     if platform == "cpu" and whole <= most:
-        return 0  # They are kept, and count as activations.
+        return 0  # They are kept, and counted as activations.
     chunk = min(whole, max(position, most // position * position))
-    # The matrix's gradient is accumulated over the chunks, beside that of the current chunk.
+    # The matrix's gradient is summed over the chunks, in addition to the current chunk's.
     copy = 0 if platform == "cpu" else width
     return math.prod(matrix) * (copy + 4) + _LOGITS_ARRAYS * chunk
 
 
 def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> MemoryEstimate:
-    """Estimates an explorer's engine with all slots in use, and weights that arrive."""
+    """Estimates an explorer's engine with all slots in use, while weights arrive."""
     policy = _policy(settings, task)
     weights = model_memory.device_bytes(policy.abstract_held)
     held = {"parameters": weights, "parameters that arrive": weights}
@@ -310,7 +309,7 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     if count := settings.environment.older_versions if settings.plays else 0:
         held["parameters of opponents"] = weights
         made["KV cache of opponents"] = cache
-        # The policy's version is kept, too: it is older than the next.
+        # The policy's own version is kept too, since it is older than the next.
         offloaded["older versions"] = (count + 1) * weights
     if platform != "cpu":
         return MemoryEstimate(held, made, work, offloaded)
@@ -323,7 +322,7 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
 
 
 def _policy(settings: RunSettings, task: Task) -> Parameters:
-    """Returns the policy's parameters as explorers have them, as shapes alone."""
+    """Returns the abstract parameters of an explorer's policy."""
     return parameters_of(settings, task, settings.explorer_layout)
 
 
@@ -333,13 +332,13 @@ def decode_estimate(
     """Estimates an explorer's decode steps.
 
     Args:
-      sizes: the slots in use, and the positions that are read.
+      sizes: number of slots in use, and of positions that are read.
     """
     rows, _ = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
     weights = model_memory.device_bytes(_policy(settings, task).abstract_held)
     cache = _cache_bytes(platform, model, layout, rows, model.max_length)
-    # On CPUs devices along `tensor` were not measured.
+    # Sharding over `tensor` was not measured on CPUs.
     shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
     logits = 4 * math.ceil(rows / shards) * model.vocab_size
     work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
@@ -352,7 +351,7 @@ def prefill_estimate(
     """Estimates an explorer's prefill of prompts, without its slots.
 
     Args:
-      sizes: the number of prompts, and of the tokens of each.
+      sizes: number of prompts, and of tokens of each.
     """
     rows, tokens = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
@@ -370,7 +369,7 @@ def insert_estimate(
     """Estimates the insertion of prefilled prompts into an explorer's slots.
 
     Args:
-      sizes: the slots in use, the number of prompts, and of the tokens of each.
+      sizes: number of slots in use, of prompts, and of tokens of each.
     """
     slots, rows, tokens = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
@@ -385,7 +384,7 @@ ESTIMATES: dict[str, Callable[[RunSettings, Task, Platform, Sequence[int]], Memo
     "insert": insert_estimate,
     "decode": decode_estimate,
 }
-"""The estimate of each of an explorer's programs."""
+"""Estimators of an explorer's programs."""
 
 
 def _cache_bytes(

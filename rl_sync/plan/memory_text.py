@@ -1,4 +1,4 @@
-"""Memory of each role, estimated from shapes before anything is allocated, for each platform."""
+"""Text about each role's memory on each platform, estimated from shapes before a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INDENT = "\n" + " " * 13
 
 
 def describe_memory(settings: RunSettings, task: Task) -> str:
-    """Describes what each role holds, its most bytes on each platform, and the transfer's."""
+    """Describes the arrays and the maximum memory of each role, and of the transfer."""
     explorers = [describe_explorer(settings, task)] if settings.explorers else []
     roles = (describe_trainer(settings, task), *explorers, *_undivided(settings, task))
     moved = describe_transfer(settings, task)
@@ -93,7 +93,7 @@ def _held(role: str, mesh: MeshShape, estimate: MemoryEstimate) -> str:
 
 
 def _besides(estimate: MemoryEstimate) -> str:
-    """Describes what a program takes besides what its role always holds, and its most bytes."""
+    """Describes a program's memory beyond the role's permanent arrays, and its maximum."""
     parts = {**estimate.made, "temporary arrays": estimate.temporary, **estimate.process}
     peak = format_bytes(estimate.peak)
     most = f"about {peak} resident" if estimate.process else f"{peak} a device"
@@ -101,7 +101,7 @@ def _besides(estimate: MemoryEstimate) -> str:
 
 
 def _on_platforms(texts: dict[Platform, str]) -> list[str]:
-    """Writes what is the same on several platforms once."""
+    """Writes text that is equal on several platforms only once."""
     names: dict[str, list[str]] = {}
     for platform, text in texts.items():
         names.setdefault(text, []).append(f"{platform.upper()}s")
@@ -124,7 +124,7 @@ def _undivided(settings: RunSettings, task: Task) -> list[str]:
 
 
 def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
-    """Describes the collective transfer to an explorer; nothing for other ways of the weights."""
+    """Describes the collective transfer to an explorer; nothing for other transfers."""
     joint = settings.transfer == "collective" and not settings.launch.colocate
     if not settings.explorers or not joint:
         return []

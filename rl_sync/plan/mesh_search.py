@@ -1,4 +1,4 @@
-"""Meshes and batch shapes that fit accelerators, fastest first, from shapes and peak rates."""
+"""Search for meshes and batch shapes that fit accelerators, by shapes and peak rates."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rl_sync.tasks.task import Task
 
 _SHOWN = 5
 _ROOM = 0.92
-"""Share of a device's memory that a program may take: the runtime needs the rest."""
+"""Fraction of a device's memory that a program may use; the runtime needs the rest."""
 
 
 class Proposal(NamedTuple):
-    """Settings that fit.
+    """Settings that fit into memory.
 
     Attributes:
-      settings: as they are written on the command line.
-      estimate: bytes a device.
-      secs: the least time, of a trainer step or of a token of each slot.
+      settings: settings in the syntax of the command line.
+      estimate: bytes on each device.
+      secs: minimum time of a trainer step, or of a token of each slot.
     """
 
     settings: str
@@ -120,7 +120,7 @@ def _with(mesh: TrainerMesh | ExplorerMesh, shape: MeshShape) -> Any:
 
 
 def _meshes(devices: int) -> Iterator[MeshShape]:
-    """Yields all meshes of so many devices."""
+    """Yields all meshes of `devices` devices."""
     for data in range(1, devices + 1):
         if devices % data:
             continue

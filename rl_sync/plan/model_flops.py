@@ -1,6 +1,6 @@
 """Floating-point operations and memory traffic of a model, counted from its shape.
 
-A product of an m × k and a k × n matrix counts 2·m·k·n. What is not a matrix product is left out.
+A product of an m × k and a k × n matrix counts 2·m·k·n. Other operations are not counted.
 
 Letters in shapes: B rows, T positions, D embed, K kv heads, N query heads that share a kv head,
 H head dim, F mlp, V vocab.
@@ -12,10 +12,10 @@ from rl_sync.models.config import ModelConfig
 
 
 def block_flops(config: ModelConfig, context: float) -> float:
-    """Returns the operations of one token in all blocks, forward.
+    """Returns the operations of one token in all blocks, in the forward pass.
 
     Args:
-      context: the mean number of tokens that a token attends to, where no window is smaller.
+      context: mean number of tokens that a token attends to, if no window is smaller.
     """
     D, heads = config.embed_dim, config.num_heads * config.head_dim
     kernels = D * (heads + 2 * config.num_kv_heads * config.head_dim) + heads * D
@@ -31,13 +31,13 @@ def block_flops(config: ModelConfig, context: float) -> float:
 
 
 def logit_flops(config: ModelConfig) -> float:
-    """Returns the operations of one token's logits, forward."""
+    """Returns the operations of one token's logits, in the forward pass."""
     return 0.0 if config.scalar_head else 2.0 * config.embed_dim * config.vocab_size
 
 
 def block_traffic(config: ModelConfig, itemsize: int) -> float:
-    """Returns the bytes that matrix products of one token in all blocks read and write, forward,
-    without the kernels.
+    """Returns the bytes that a token's matrix products in all blocks read and write in the forward
+    pass, without the kernels.
     """
     D, heads = config.embed_dim, config.num_heads * config.head_dim
     kv = 2 * config.num_kv_heads * config.head_dim

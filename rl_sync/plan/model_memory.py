@@ -1,4 +1,4 @@
-"""Memory of a model, estimated from shapes alone: nothing is allocated."""
+"""Memory of a model, estimated from shapes, without allocations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> int:
-    """Returns the bytes of the KV cache on each device, for so many rows of so many tokens."""
+    """Returns the bytes of the KV cache on each device, for `rows` rows of `length` tokens."""
     shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
     return device_bytes(map_with_axes(layout.abstract, shapes))
 
@@ -48,16 +48,16 @@ def activation_bytes(
 ) -> int:
     """Returns the bytes of activations that the forward pass of a loss keeps.
 
-    It is a loss on log-probabilities, or on scores for a model with a scalar head.
+    The loss depends on log-probabilities, or on scores for a model with a scalar head.
 
     These are the residuals that JAX's differentiation keeps for the backward pass, without
     parameters and tokens. XLA may need less by fusing, or more for temporary values.
 
     Args:
-      own_critic: whether a critic with a model of its own learns beside it.
+      own_critic: whether a critic with its own model is trained in the same step.
     """
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    if config.attention in KERNELS:  # Kernels keep their inputs, as blocks of queries do.
+    if config.attention in KERNELS:  # Kernels keep their inputs, like blocks of queries.
         config = dataclasses.replace(config, attention="blocks")
 
     def loss(params: Any, tokens: Any) -> Any:
@@ -79,7 +79,7 @@ def _residual_bytes(loss: Callable[[Any, Any], Any], params: Any, tokens: Any) -
     """
     traced = jax.make_jaxpr(lambda p, t: jax.vjp(lambda q: loss(q, t), p)[1])(params, tokens)
     given = {*traced.jaxpr.invars, *traced.jaxpr.constvars}
-    # A kept value is listed once for each use; literals have no variable.
+    # A kept value is listed once for each use; literals are not variables.
     kept = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}
     return sum(_bytes(var.aval) for var in kept - given)
 

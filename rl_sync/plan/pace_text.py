@@ -1,4 +1,4 @@
-"""The pace of a mode, forecast from the times that a run recorded, in whatever mode it was."""
+"""Forecast of a mode's pace, from the recorded times of a run in any mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rl_sync.plan.compile_text import format_secs
 from rl_sync.plan.forecast import Durations, forecast
-from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind, rl_phase, union_secs
 from rl_sync.role_names import TRAINER, is_explorer
 from rl_sync.settings.records import ConfigError
@@ -18,10 +19,10 @@ _LEAST_STEPS = 4
 
 
 def describe_predicted(settings: RunSettings, workdir: str) -> str:
-    """Describes how long a step would take in the config's mode with the times of a run.
+    """Describes the duration of a step in the config's mode, with the times of a run.
 
     Raises:
-      ConfigError: the work directory has no run of a few steps.
+      ConfigError: the work directory does not have a run of enough steps.
     """
     try:
         spans = read_spans(Path(workdir))
@@ -50,10 +51,10 @@ def describe_predicted(settings: RunSettings, workdir: str) -> str:
 
 
 def durations_of(spans: Sequence[Span], settings: RunSettings) -> Durations:
-    """Returns the durations of a run, for forecasts of one with these settings.
+    """Returns the durations of a run, for forecasts with these settings.
 
-    The time of a rollout is taken to grow with its share of a batch: twice as many explorers take
-    half as long for one.
+    The time of a rollout is assumed to be proportional to its share of a batch: with twice as many
+    explorers, each takes half as long.
     """
     begin, end = rl_phase(spans)
     phase = [one for one in spans if begin <= one.start_secs and one.end_secs <= end]
@@ -78,7 +79,7 @@ def durations_of(spans: Sequence[Span], settings: RunSettings) -> Durations:
 def _batches(phase: Sequence[Span], steps: int) -> list[float]:
     """Returns, from each rollout, the time of a whole batch by one explorer.
 
-    It includes the judging and inserting that no rollout overlapped.
+    It includes scoring and insertion that no rollout overlapped.
     """
     rollouts = [one for one in of_kind(phase, SpanKind.ROLLOUT) if is_explorer(one.role)]
     beside = 0.0

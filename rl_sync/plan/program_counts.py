@@ -1,4 +1,4 @@
-"""The programs that a run compiles, counted before it starts."""
+"""Counts of the programs that a run compiles, made before it starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
 Counts = dict[str, int]
-"""Numbers of programs, by what they are for."""
+"""Numbers of programs, by their purpose."""
 
 
 def describe_programs(settings: RunSettings, task: Task) -> str:
-    """Describes how many programs each role compiles at most, a line for each role."""
+    """Describes the maximum number of programs of each role, with one line for each."""
     roles = {"trainer": _trainer} | ({"explorer": _explorer} if settings.explorers else {})
     lines = [
         f"  {role:<10} " + ", ".join(_on(settings, task, count, platform) for platform in _NAMES)
@@ -46,7 +46,7 @@ def _trainer(settings: RunSettings, task: Task) -> Counts:
     trainer = trainer_of(settings, task, settings.trainer_layout)
     programs = trainer_programs(settings, task, trainer)
     found = collections.Counter(program.purpose for program in programs)
-    # Steps on rows of shared prompts have too many shapes to be listed.
+    # Steps on rows of shared prompts have too many shapes to list.
     return {**found, TRAINING: wiring.batching_of(settings, task).shape_count}
 
 

@@ -1,8 +1,8 @@
-"""Rooflines: the least time that a chip's peak rates allow a program.
+"""Rooflines: the minimum time of a program at a chip's peak rates.
 
 Operations and memory traffic are counted from the model's shape, since the compiler counts the body
 of a loop once. Collectives are read from the compiled program, with the loops around them.
-Computing, memory traffic and asynchronous collectives may overlap; other collectives may not.
+Computation, memory traffic and asynchronous collectives may overlap; other collectives may not.
 (Roofline: An Insightful Visual Performance Model, CACM 52(4), 2009.)
 """
 
@@ -26,7 +26,7 @@ from rl_sync.roles import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
-_BACKWARD = 2  # Products of a backward pass, for each of the forward pass.
+_BACKWARD = 2  # Products of a backward pass for each product of the forward pass.
 
 
 class Work(NamedTuple):
@@ -34,10 +34,10 @@ class Work(NamedTuple):
 
     Attributes:
       flops: floating-point operations of matrix products.
-      model_flops: those among them that count for MFU: of the forward and the backward pass of what
-        is trained. Neither recomputing nor a pass of the reference model counts.
+      model_flops: the part of them that counts for MFU: the forward and the backward pass of
+        trained parameters, without recomputation and passes of the reference model.
       traffic: bytes from and to its memory.
-      links: bytes over its links in collectives during which nothing else goes on.
+      links: bytes over its links in collectives that nothing overlaps.
       hidden_links: bytes over its links in asynchronous collectives.
     """
 
@@ -48,7 +48,7 @@ class Work(NamedTuple):
     hidden_links: float = 0.0
 
     def secs(self, rates: Rates) -> float:
-        """Returns the least time in seconds."""
+        """Returns the minimum time in seconds."""
         together = (
             self.flops / rates.flops,
             self.traffic / rates.bandwidth,
@@ -57,7 +57,7 @@ class Work(NamedTuple):
         return max(together) + self.links / rates.link
 
     def limit(self, rates: Rates) -> str:
-        """Names what takes most of the time."""
+        """Returns the name of the resource that takes most of the time."""
         times = {
             "computing": self.flops / rates.flops,
             "memory": self.traffic / rates.bandwidth,
@@ -66,10 +66,11 @@ class Work(NamedTuple):
         return max(times, key=lambda name: times[name])
 
     def mfu(self, rates: Rates) -> float:
-        """Returns the model FLOPs utilization in the least time.
+        """Returns the model FLOPs utilization at the minimum time.
 
-        It is 6 operations a token and parameter, and those of attention, over what the device could
-        do in that time. (PaLM, arXiv:2204.02311, appendix B. A token attends to those before it.)
+        It is 6 operations for each token and parameter, plus those of attention, divided by the
+        device's peak in that time. (PaLM, arXiv:2204.02311, appendix B. A token attends to earlier
+        tokens.)
         """
         return self.model_flops / (rates.flops * self.secs(rates))
 
@@ -88,11 +89,11 @@ def travelled(one: Collective) -> float:
 
 
 def link_bytes(reading: CompiledProgramText, unknown_trips: int = 1) -> tuple[float, float]:
-    """Returns the bytes that a device sends in all runs of a program's collectives: of those that
-    nothing overlaps, and of asynchronous ones.
+    """Returns the bytes that a device sends in all runs of a program's collectives: first those
+    that nothing overlaps, then asynchronous ones.
 
     Args:
-      unknown_trips: how often loops run that the compiler knows no count of.
+      unknown_trips: assumed trip count of loops whose count the compiler does not know.
     """
     alone = hidden = 0.0
     for one in reading.collectives:
@@ -107,10 +108,10 @@ def link_bytes(reading: CompiledProgramText, unknown_trips: int = 1) -> tuple[fl
 def step_work(
     settings: RunSettings, task: Task, reading: CompiledProgramText | None = None
 ) -> Work:
-    """Counts the work of a device of the trainer in a step on the largest batch.
+    """Counts the work of a trainer device in a step on the largest batch.
 
     Args:
-      reading: the compiled step, whose collectives are counted; without it those that shapes say.
+      reading: the compiled step, whose collectives are counted; without it they follow from shapes.
     """
     model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
     count, length = wiring.batching_of(settings, task).largest().rows.tokens.shape
@@ -118,16 +119,16 @@ def step_work(
     microbatches = max(1, count // (settings.trainer.microbatch_rows or count // updates))
     untrained = algorithm.needs_reference + objective.needs_proximal(algorithm, updates)
     recomputed = int(model.remat == "full")
-    # A pass of all rows, in each of which a token attends to half of them in the mean.
+    # One pass over all rows, in which a token attends to half of its row on average.
     forward = count * length * (block_flops(model, length / 2) + logit_flops(model))
     trained = 1 + _BACKWARD
     sweeps = trained + untrained + recomputed
     devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
-    # A device reads whole kernels in each pass, but for those that other devices compute with.
+    # Each device reads every weight shard that it computes with.
     abstract = abstract_params(model, layout)
     whole = model_memory.tree_bytes(cast_abstract(abstract, model.dtype)) / layout.tensor_shards
     activations = count * length * block_traffic(model, width) / devices
-    # Gradients are added to once a microbatch; parameters and both moments are read and written.
+    # Gradients are added to once per microbatch; parameters and both moments are read and written.
     held = model_memory.device_bytes(abstract) * (2 * microbatches + 6)
     traffic = sweeps * (microbatches * whole + activations) + held
     links = (
@@ -145,12 +146,12 @@ def decode_work(
     span: int,
     reading: CompiledProgramText | None = None,
 ) -> Work:
-    """Counts the work of a device of an explorer in one decode step of all rows.
+    """Counts the work of an explorer device in one decode step of all rows.
 
     Args:
-      span: positions of the cache that are read.
-      reading: the compiled chunk of steps, whose collectives are counted; without it those that
-        shapes say.
+      span: number of cache positions that are read.
+      reading: the compiled chunk of steps, whose collectives are counted; without it they follow
+        from shapes.
     """
     model = lora.merged_config(wiring.explorer_model(settings, task))
     layout = settings.explorer_layout
@@ -176,17 +177,18 @@ def step_links(
     """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
 
     Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
-    activations are summed over `tensor` twice a block, and gradients over `data` once a step.
+    activations are summed over `tensor` twice in each block, and gradients over `data` once in each
+    step.
 
     Args:
-      rows: rows of the batch, and their tokens.
-      microbatches: parts that the rows are computed in.
-      untrained: passes without gradients, such as the reference model's.
-      recomputed: forward passes that the backward pass takes again.
+      rows: number of rows of the batch, and of their tokens.
+      microbatches: number of parts that the rows are computed in.
+      untrained: number of passes without gradients, such as the reference model's.
+      recomputed: number of forward passes that the backward pass repeats.
 
     Returns:
-      Those of the sums of activations, which the next product waits for, and those of the others,
-      which can go on beside computing.
+      First the bytes of sums of activations, which the next product waits for; then all others,
+      which can overlap with computation.
     """
     data, fsdp = layout.mesh.shape["data"], layout.mesh.shape["fsdp"]
     tensor = layout.tensor_shards

@@ -8,11 +8,11 @@ from rl_sync.plan.forecast import Durations, ForecastSpan, forecast
 from rl_sync.schedule import MODES, SyncSchedule
 from rl_sync.settings.run_settings import RunSettings
 
-_BLOCK = 9  # Characters that a rollout and a train step take in the drawing.
+_BLOCK = 9  # Width in characters of a rollout and of a train step in the drawing.
 _SYNC = 4
 _DRAWN_STEPS = 6
 _COLUMNS = 220
-_HIGH_RATE = 1e-4  # Of SFT steps on all weights of a checkpoint.
+_HIGH_RATE = 1e-4  # Learning rate of SFT steps on all weights of a checkpoint.
 _HIGH_ADAPTER_RATE = 1e-3
 
 
@@ -51,7 +51,7 @@ def describe(settings: RunSettings) -> str:
 
 
 def _supervised(settings: RunSettings) -> str:
-    """Describes a run in which nothing is generated."""
+    """Describes a run without generation."""
     trainer, updates = settings.trainer, settings.optimizer.updates_per_batch
     rows = trainer.groups_per_step * trainer.group_size
     data = rows_are = "demonstrations"
@@ -93,7 +93,7 @@ def _warnings(settings: RunSettings) -> list[str]:
 
 
 def _high_rate(settings: RunSettings) -> list[str]:
-    """Warns of SFT steps that overwrite what a checkpoint has learned."""
+    """Warns of SFT steps that overwrite a checkpoint's knowledge."""
     steps, rate = settings.sft.steps, settings.sft.learning_rate
     limit = _HIGH_ADAPTER_RATE if settings.model.lora.rank else _HIGH_RATE
     if settings.model.path is None or not steps or rate <= limit:
@@ -142,7 +142,7 @@ def _shaping(settings: RunSettings) -> list[str]:
     one, lines = settings.algorithm, []
     if one.screening.replaces:
         lines.append(
-            "  a group that teaches nothing is replaced by one of another prompt, until"
+            "  a group without a gradient is replaced by one of another prompt, until"
             f" {one.max_attempts} were tried"
         )
     if settings.groups_generated > settings.trainer.groups_per_step:
@@ -181,16 +181,16 @@ def _who_waits(settings: RunSettings) -> list[str]:
         ]
     if settings.rollout.budget_tokens:
         lines.append(
-            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were drawn."
+            f"- A rollout ends when {settings.rollout.budget_tokens} tokens were sampled."
             " Unfinished groups continue in the next rollout, with its weights; explorers wait for"
             " them before they become too stale."
         )
     if settings.rollout.streaming:
         lines.append(
             f"- Explorers stream: each keeps its {_count(settings.slots, 'slot')} full, takes"
-            " prompts and newer weights between two chunks of tokens, and has each group judged"
-            " when it is whole. Beside an unfinished group it begins no more than can be trained"
-            " before that one becomes too stale."
+            " prompts and newer weights between two chunks of tokens, and has each group scored"
+            " when it is complete. While a group is unfinished, it begins only as many others as"
+            " can be trained before that group becomes too stale."
         )
     ahead = schedule.batches_ahead
     lines.append(
@@ -226,7 +226,7 @@ def draw(schedule: SyncSchedule, explorers: int, meets: bool) -> str:
 
 
 def _lane(spans: Sequence[ForecastSpan]) -> str:
-    """Draws a role's row; times are columns."""
+    """Draws a role's row; columns are times."""
     text = ""
     for span in spans:
         text += "·" * (round(span.begin) - len(text))

@@ -1,4 +1,4 @@
-"""Targets: accelerators to compile for that this machine need not have.
+"""Targets: accelerators to compile for, which this machine need not have.
 
 A program compiles for a TPU with libtpu (`pip install 'jax[tpu]'`), and for a GPU with JAX's CUDA
 plugin (`pip install 'jax[cuda12]'`). Neither a device nor a driver is needed.
@@ -22,12 +22,12 @@ from rl_sync.spelling import hint
 
 HOST_GPUS = 8
 _POD_SIDE = 16  # Chips along each axis of a pod of v5e or v6e.
-_CUBE_SIDE = 4  # Of v4, v5p and tpu7x switches join cubes of chips.
+_CUBE_SIDE = 4  # Chips along each axis of a cube of v4, v5p or tpu7x, which switches join.
 _EXAMPLES = "v5e:4x4, v5p:2x2x1 or h100:8"
 
 
 class TargetError(ConfigError):
-    """A target cannot be used; one line says why."""
+    """A target cannot be used; one line gives the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Target:
     """Accelerators of one kind.
 
     Attributes:
-      name: the kind, a key of `CHIPS`.
-      shape: of a TPU slice, its chips along each axis; of GPUs, their number.
+      name: kind of accelerator, a key of `CHIPS`.
+      shape: number of chips along each axis of a TPU slice, or number of GPUs.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def chip(self) -> Chip:
-        """The kind's memory and rates."""
+        """Memory and rates of the kind."""
         return CHIPS[self.name]
 
     @property
@@ -72,20 +72,21 @@ class Target:
         )
 
     def rates(self, devices: int) -> Rates:
-        """Returns the rates of a device of a role that has so many."""
+        """Returns the rates of a device in a role with `devices` devices."""
         chip, link = self.chip, self.chip.link
         if chip.platform == "tpu":
-            # The devices of a single chip are connected as if by all links that a chip can have.
+            # The devices of a single chip are assumed to be connected by all links that a chip can
+            # have.
             link *= self.links or 2 * chip.axes
         elif devices > HOST_GPUS:
             link = chip.network
         return Rates(chip.flops, chip.bandwidth, link)
 
     def devices(self) -> list[jax.Device]:
-        """Returns the devices, which programs can be compiled for, but not run on.
+        """Returns the devices, for which programs can be compiled, but not run.
 
         Raises:
-          TargetError: the compiler for them is not installed, or knows no such topology.
+          TargetError: their compiler is not installed, or does not know such a topology.
         """
         tpu = self.chip.platform == "tpu"
         missing = [part for part in _packages(tpu) if importlib.util.find_spec(part) is None]
@@ -106,16 +107,16 @@ def target(text: str) -> Target:
     """Reads a target, such as `v5e:4x4` or `h100:8`.
 
     Raises:
-      TargetError: it is none.
+      TargetError: the text is not a target.
     """
     match = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", text)
     if match is None:
-        raise TargetError(f"{text!r} is no target: give a chip and a shape, such as {_EXAMPLES}.")
+        raise TargetError(
+            f"{text!r} is not a target: give a chip and a shape, such as {_EXAMPLES}."
+        )
     name, shape = match[1], tuple(map(int, match[2].split("x")))
     if name not in CHIPS:
-        raise TargetError(
-            f"{name!r} is no kind of chip, which is one of {', '.join(CHIPS)}{hint(name, CHIPS)}"
-        )
+        raise TargetError(f"{name!r} is not one of the chips {', '.join(CHIPS)}{hint(name, CHIPS)}")
     gpu = CHIPS[name].platform == "gpu"
     if min(shape) < 1 or (gpu and len(shape) > 1):
         what = "a number of GPUs" if gpu else "chips along each axis"
@@ -128,12 +129,12 @@ def _packages(tpu: bool) -> tuple[str, ...]:
 
 
 def _tpus(wanted: Target) -> list[jax.Device]:
-    # libtpu asks the machine for its TPU unless it is told of one.
+    # libtpu asks the machine for its TPU unless this is set.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_WORKER_ID", "0")
-    # Nothing runs on a TPU here, so several processes may have the compiler at once.
+    # Nothing runs on a TPU here, so several processes may use the compiler at once.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     more = {"chip_config_name": "megacore"} if wanted.name == "v4" else {}
     return list(topologies.get_topology_desc(str(wanted), platform="tpu", **more).devices)

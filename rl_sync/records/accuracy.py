@@ -14,6 +14,19 @@ SEEN, UNSEEN = "seen", "unseen"
 MAJORITY = "majority@"
 
 
+class MeasuredAccuracy(NamedTuple):
+    """An accuracy with the ends of its confidence interval; None where they were not recorded."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.1%}"
+        return f"{self.value:.1%} ({self.low:.1%} to {self.high:.1%})"
+
+
 class JudgedAnswer(NamedTuple):
     """One completion of a problem.
 

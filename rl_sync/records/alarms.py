@@ -8,16 +8,12 @@ when.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metric_catalog import EVALUATION, RL, Threshold, thresholds
-from rl_sync.workdir import Workdir
 
 UNPRINTABLE = "unprintable_fraction"
 """The metric of the share of completions with text that cannot be printed."""
@@ -410,14 +406,6 @@ def describe(periods: Sequence[Period], last_step: int) -> list[str]:
         said = "; ".join(f"{name} (steps {', '.join(when)})" for name, when in passed.items())
         lines.append(f"Alarms that have passed: {said}")
     return lines
-
-
-def read_restarts(workdir: str | os.PathLike[str]) -> dict[str, int]:
-    """Counts the restarts of each role in a run's records."""
-    path = Workdir(workdir).restarts
-    if not path.exists():
-        return {}
-    return dict(collections.Counter(line["role"] for line in read_json_lines(path, strict=False)))
 
 
 def _is_number(value: Any) -> bool:

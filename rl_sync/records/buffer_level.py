@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rl_sync.records.spans import Span, SpanKind
+from rl_sync.records.summary import of_kind
 
 
 class BufferEntry(NamedTuple):
@@ -16,7 +17,8 @@ class BufferEntry(NamedTuple):
     Attributes:
       role: the explorer's role.
       step: the explorer step; None if neither the insert nor the rollout records it.
-      start_secs, end_secs: the start of the first insert and the end of the last, in Unix seconds.
+      start_secs: the start of the first insert, in Unix seconds.
+      end_secs: the time at which the last of the groups was in the buffer; see `arrivals`.
       leases: the lease ids of the groups.
     """
 
@@ -27,19 +29,47 @@ class BufferEntry(NamedTuple):
     leases: tuple[int, ...]
 
 
-class Passage(NamedTuple):
-    """Groups that went from one explorer step, through the buffer, to one trainer step."""
-
-    entry: BufferEntry
-    train: Span
-    leases: tuple[int, ...]
-
-
 class Level(NamedTuple):
     """Fill level: from `secs` (Unix seconds) on, the buffer holds `groups` groups."""
 
     secs: float
     groups: int
+
+
+class Arrival(NamedTuple):
+    """The time at which a group entered the buffer, in Unix seconds, and its insert."""
+
+    secs: float
+    insert: Span
+
+
+def arrivals(spans: Iterable[Span]) -> dict[int, Arrival]:
+    """Finds the arrival of each group in the buffer, by its lease.
+
+    A group enters when its insert ends. The trainer may take it before the explorer has the answer
+    that ends the insert; such a group enters when its insert starts, and no later than it is taken.
+    """
+    spans, found = list(spans), dict[int, Arrival]()
+    taken = _taken(spans, min)
+    for insert in of_kind(spans, SpanKind.INSERT):
+        if "error" in insert.attributes:
+            continue
+        for lease in insert.leases:
+            first_use = taken.get(lease, insert.end_secs)
+            late = first_use < insert.end_secs
+            secs = min(insert.start_secs, first_use) if late else insert.end_secs
+            if lease not in found or secs < found[lease].secs:
+                found[lease] = Arrival(secs, insert)
+    return found
+
+
+def _taken(spans: Iterable[Span], which: Callable[[float, float], float]) -> dict[int, float]:
+    """Finds the first or the last time at which the trainer took each group, or refused it."""
+    found: dict[int, float] = {}
+    for train in of_kind(spans, SpanKind.TRAIN):
+        for lease in (*train.leases, *train.attributes.get("dropped", ())):
+            found[lease] = which(train.start_secs, found.get(lease, train.start_secs))
+    return found
 
 
 def entries(spans: Iterable[Span]) -> list[BufferEntry]:
@@ -49,67 +79,41 @@ def entries(spans: Iterable[Span]) -> list[BufferEntry]:
     """
     spans = list(spans)
     steps = {
-        (span.role, lease): span.step
-        for span in spans
-        if span.kind is SpanKind.ROLLOUT
-        for lease in span.leases
+        (rollout.role, lease): rollout.step
+        for rollout in of_kind(spans, SpanKind.ROLLOUT)
+        for lease in rollout.leases
     }
-    by_step: dict[tuple[str, object], list[Span]] = {}
-    for index, span in enumerate(spans):
-        if span.kind is SpanKind.INSERT and span.leases and "error" not in span.attributes:
-            step = span.step if span.step is not None else steps.get((span.role, span.leases[0]))
-            key = ("alone", index) if step is None else step
-            by_step.setdefault((span.role, key), []).append(span)
+    by_step: dict[tuple[str, object], dict[int, Arrival]] = {}
+    for lease, arrival in arrivals(spans).items():
+        insert = arrival.insert
+        step = insert.step if insert.step is not None else steps.get((insert.role, lease))
+        key = insert if step is None else step
+        by_step.setdefault((insert.role, key), {})[lease] = arrival
     found = [
         BufferEntry(
             role,
             key if isinstance(key, int) else None,
-            min(span.start_secs for span in inserts),
-            max(span.end_secs for span in inserts),
-            tuple(lease for span in inserts for lease in span.leases),
+            min(one.insert.start_secs for one in groups.values()),
+            max(one.secs for one in groups.values()),
+            tuple(groups),
         )
-        for (role, key), inserts in by_step.items()
+        for (role, key), groups in by_step.items()
     ]
     return sorted(found, key=lambda entry: entry.end_secs)
-
-
-def passages(spans: Iterable[Span]) -> list[Passage]:
-    """Lists the groups of each explorer step in each trainer step, ordered by trainer step."""
-    spans = list(spans)
-    found = []
-    source = {lease: entry for entry in entries(spans) for lease in entry.leases}
-    for train in spans:
-        if train.kind is not SpanKind.TRAIN:
-            continue
-        taken: dict[BufferEntry, list[int]] = {}
-        for lease in train.leases:
-            if lease in source:
-                taken.setdefault(source[lease], []).append(lease)
-        found += [Passage(entry, train, tuple(leases)) for entry, leases in taken.items()]
-    return sorted(found, key=lambda passage: passage.train.start_secs)
 
 
 def fill_level(spans: Iterable[Span]) -> list[Level]:
     """Computes the number of groups in the buffer, from each change on.
 
-    A group enters when its insert ends. It leaves at the start of the last train step that names it
-    in `leases` (trained on) or in `dropped` (refused).
+    A group enters as `arrivals` says. It leaves at the start of the last train step that names it
+    in `leases` (trained on) or in `dropped` (refused). The order of the spans does not matter.
     """
-    entered: dict[int, float] = {}
-    left: dict[int, float] = {}
-    for span in spans:
-        if span.kind is SpanKind.INSERT and "error" not in span.attributes:
-            for lease in span.leases:
-                entered[lease] = min(span.end_secs, entered.get(lease, span.end_secs))
-        elif span.kind is SpanKind.TRAIN:
-            for lease in (*span.leases, *span.attributes.get("dropped", ())):
-                left[lease] = max(span.start_secs, left.get(lease, span.start_secs))
-    changes: Counter[float] = Counter()
-    for lease, secs in entered.items():
-        changes[secs] += 1
+    spans = list(spans)
+    left, changes = _taken(spans, max), Counter[float]()
+    for lease, arrival in arrivals(spans).items():
+        changes[arrival.secs] += 1
         if lease in left:
-            # A sample can be recorded a moment before the insert that it answers returns.
-            changes[max(secs, left[lease])] -= 1
+            changes[left[lease]] -= 1
     levels, groups = [], 0
     for secs in sorted(changes):
         groups += changes[secs]

@@ -1,4 +1,7 @@
-"""Files of JSON lines that survive a crash of their writer: each line is flushed immediately."""
+"""Files of JSON lines: a writer that survives a crash, and a reader that follows a growing file.
+
+The writer flushes each line immediately. A whole file is read by the reader that also follows one.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import orjson
+
+MOST_BYTES = 32 << 20
+"""The most that one reading takes, unless a single line is longer."""
 
 _BLOCK_BYTES = 65536
+_SEAL_BYTES = 64
+_ALL = -1
 _log = logging.getLogger(__name__)
 
 
@@ -139,6 +148,137 @@ class JsonLinesWriter:
         self._lost = 0
 
 
+class FileLine(NamedTuple):
+    """A line of a file: its place and its object.
+
+    Attributes:
+      number: the number of the line, from 1.
+      offset, size: in bytes, without the line break.
+    """
+
+    number: int
+    offset: int
+    size: int
+    record: dict[str, Any]
+
+
+class NewLines(NamedTuple):
+    """The lines that are new since the last reading.
+
+    Attributes:
+      size: the bytes that were read, those of broken lines among them.
+      is_anew: whether the file was replaced, cut or deleted, so that all earlier lines are void.
+      broken: for each line that is no JSON object, its number and the reason.
+    """
+
+    lines: list[FileLine]
+    size: int
+    is_anew: bool
+    broken: list[tuple[int, str]]
+
+
+class JsonLinesReader:
+    """Reads what is new in a file, and notices if the file was cut or replaced.
+
+    An unfinished last line waits until it is whole. Broken lines are left out.
+
+    Args:
+      path: the file; it need not exist yet.
+      root: the directory that it must lie in. A path that leads out of it, as by a symbolic link,
+        is treated like a file that does not exist. None allows any path.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], root: Path | None = None):
+        self._path, self._root = Path(path), root
+        self._offset = self._number = 0
+        self._inode: int | None = None
+        self._seal = b""
+
+    def read(self, most_bytes: int = MOST_BYTES) -> NewLines:
+        """Returns the whole lines since the last reading; at most about `most_bytes` of them."""
+        try:
+            return self._read(most_bytes)
+        except OSError:
+            was_read = self._inode is not None
+            self._begin(None)
+            return NewLines([], 0, was_read, [])
+
+    def read_all(self) -> NewLines:
+        """Returns all lines from here on.
+
+        Raises:
+          OSError: the file cannot be read.
+        """
+        return self._read(_ALL)
+
+    def _read(self, most_bytes: int) -> NewLines:
+        if self._root is not None and not is_inside(self._path, self._root):
+            raise FileNotFoundError(self._path)
+        with open(self._path, "rb") as file:
+            is_anew = self._is_another(file)
+            if is_anew:
+                self._begin(self._inode)
+            file.seek(self._offset)
+            chunk = file.read(most_bytes)
+            while b"\n" not in chunk and (more := file.read(most_bytes)):
+                chunk += more
+        whole = chunk[: chunk.rfind(b"\n") + 1]
+        lines, broken = self._parsed(whole)
+        self._seal = (self._seal + whole)[-_SEAL_BYTES:]
+        return NewLines(lines, len(whole), is_anew, broken)
+
+    def _is_another(self, file: BinaryIO) -> bool:
+        """Says whether the file is not the one that was read before, or lacks what was read."""
+        inode, known = os.fstat(file.fileno()).st_ino, self._inode
+        self._inode = inode
+        if known is None:
+            return False
+        file.seek(self._offset - len(self._seal))
+        return inode != known or file.read(len(self._seal)) != self._seal
+
+    def _begin(self, inode: int | None) -> None:
+        self._offset, self._number, self._inode, self._seal = 0, 0, inode, b""
+
+    def _parsed(self, whole: bytes) -> tuple[list[FileLine], list[tuple[int, str]]]:
+        lines, broken = [], []
+        for text in whole.split(b"\n")[:-1]:
+            self._number += 1
+            try:
+                record = orjson.loads(text)
+                if not isinstance(record, dict):
+                    raise ValueError(f"it is {record!r}")
+            except ValueError as error:
+                broken.append((self._number, str(error)))
+            else:
+                lines.append(FileLine(self._number, self._offset, len(text), record))
+            self._offset += len(text) + 1
+        return lines, broken
+
+
+class JsonLinesFolder:
+    """Follows all files of JSON lines in a folder; see `JsonLinesReader`.
+
+    Args:
+      folder: the folder; it need not exist yet.
+      root: the directory that all files must lie in; None allows any.
+    """
+
+    def __init__(self, folder: Path, root: Path | None = None):
+        self._folder, self._root = folder, root
+        self._readers: dict[Path, JsonLinesReader] = {}
+
+    def read(self) -> Iterator[tuple[Path, NewLines]]:
+        """Yields each file with its new lines, by name; a deleted file is anew, without lines."""
+        for path in sorted({*self._readers, *self._folder.glob("*.jsonl")}):
+            reader = self._readers.setdefault(path, JsonLinesReader(path, self._root))
+            yield path, reader.read()
+
+
+def is_inside(path: Path, root: Path) -> bool:
+    """Says whether a path, with its links followed, lies in a directory."""
+    return path.resolve().is_relative_to(root.resolve())
+
+
 def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> list[dict[str, Any]]:
     """Reads all whole lines; an unfinished last line of a killed writer is left out.
 
@@ -150,27 +290,38 @@ def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> lis
       FileNotFoundError: there is no such file.
       ValueError: a line in the middle is not a JSON object; the message gives its number.
     """
-    lines = Path(path).read_bytes().split(b"\n")
-    records, broken = [], []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError(f"it is {record!r}")
-        except ValueError as error:
-            if strict:
-                raise ValueError(f"{path}, line {number} is not a JSON object: {error}") from error
-            broken.append(number)
-        else:
-            records.append(record)
+    news = JsonLinesReader(path).read_all()
+    if news.broken and strict:
+        number, why = news.broken[0]
+        raise ValueError(f"{path}, line {number} is not a JSON object: {why}")
+    warn_of_broken(path, news.broken)
+    return [line.record for line in news.lines]
+
+
+def warn_of_broken(path: str | os.PathLike[str], broken: Sequence[tuple[int, str]]) -> None:
+    """Warns of lines that are left out, if there are any; see `NewLines`."""
     if broken:
         _log.warning(
             "%s: %d lines are broken and left out, the first of them line %d.",
             path,
             len(broken),
-            broken[0],
+            broken[0][0],
         )
-    return records
+
+
+def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
+    """Reads a file that holds one JSON object; empty where there is none that can be read.
+
+    Args:
+      root: the directory that the file must lie in; None allows any.
+    """
+    try:
+        if root is not None and not is_inside(path, root):
+            return {}
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _cut_torn_line(path: Path) -> None:

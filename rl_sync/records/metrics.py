@@ -4,14 +4,51 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from rl_sync.records.json_lines import read_json_lines
+from rl_sync.records.json_lines import JsonLinesReader, warn_of_broken
 from rl_sync.records.metric_catalog import LINE_FIELDS
-from rl_sync.records.resumption import RESUMED_AT, SFT, standing
+from rl_sync.records.resumption import RESUMED_AT, SFT, StandingRecords
 from rl_sync.workdir import Workdir
 
 PHASES = ("sft", "rl", "evaluation")
+
+
+class MetricLines:
+    """Follows the metrics of a run.
+
+    For steps that were repeated after a crash, only the later line counts.
+
+    Args:
+      workdir: the run's directory.
+      root: see `JsonLinesReader`.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
+        self._path = Workdir(workdir).metrics
+        self._reader = JsonLinesReader(self._path, root)
+        self._standing = StandingRecords(is_void)
+
+    def refresh(self) -> int:
+        """Reads what is new, warns of broken lines, and returns the number of bytes."""
+        news = self._reader.read()
+        warn_of_broken(self._path, news.broken)
+        if news.is_anew:
+            self._standing = StandingRecords(is_void)
+        for line in news.lines:
+            if RESUMED_AT in line.record or {"phase", "step"} <= line.record.keys():
+                self._standing.add(line.record)
+        return news.size
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines that count, in the order written."""
+        return self._standing.records
+
+    def of_phase(self, phase: str) -> list[dict[str, Any]]:
+        """Returns the lines of one phase."""
+        return [line for line in self.lines if line["phase"] == phase]
 
 
 def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
@@ -21,11 +58,13 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
 
     Raises:
       FileNotFoundError: the work directory has no metrics.
-      ValueError: a line is not a JSON object; the message gives its number.
     """
-    found = read_json_lines(Workdir(workdir).metrics, strict=False)
-    lines = standing(found, is_void)
-    return [line for line in lines if phase is None or line.get("phase") == phase]
+    metrics, path = MetricLines(workdir), Workdir(workdir).metrics
+    if not path.exists():
+        raise FileNotFoundError(path)
+    while metrics.refresh():
+        pass
+    return metrics.lines if phase is None else metrics.of_phase(phase)
 
 
 def measured(line: Mapping[str, Any]) -> dict[str, Any]:

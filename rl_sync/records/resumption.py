@@ -31,16 +31,28 @@ def mark(step: int, sft_step: int | None = None, **fields: Any) -> Record:
     return {"time": time.time(), **where, **fields}
 
 
-def standing(records: Iterable[Record], is_void: Callable[[Record, Record], bool]) -> list[Record]:
-    """Returns the records that count, in their order, without the marks.
+class StandingRecords:
+    """The records that count, in their order, without the marks; records are added as they come.
 
     Args:
       is_void: says whether a later mark makes a record void.
     """
-    stands: list[Record] = []
-    for record in records:
+
+    def __init__(self, is_void: Callable[[Record, Record], bool]):
+        self._is_void = is_void
+        self.records: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        """Adds a record, or has a mark make earlier ones void."""
         if RESUMED_AT in record:
-            stands = [one for one in stands if not is_void(one, record)]
+            self.records = [one for one in self.records if not self._is_void(one, record)]
         else:
-            stands.append(record)
-    return stands
+            self.records.append(record)
+
+
+def standing(records: Iterable[Record], is_void: Callable[[Record, Record], bool]) -> list[Record]:
+    """Returns the records that count; see `StandingRecords`."""
+    stands = StandingRecords(is_void)
+    for record in records:
+        stands.add(record)
+    return stands.records

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import orjson
 import regex
 
+from rl_sync.records.json_lines import JsonLinesReader, warn_of_broken
 from rl_sync.workdir import Workdir
 
 POLICY, ENVIRONMENT = "policy", "environment"
 """Who wrote a turn of an episode."""
 
 _PART = re.compile(r"step-(\d+)\.jsonl")
-_log = logging.getLogger(__name__)
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +103,56 @@ class Rollout:
         return sum(count for version, count in self.versions if version >= 0)
 
     @property
+    def mean_logprob(self) -> float | None:
+        """The mean log-probability of the tokens that the policy drew, in nats; None if unknown."""
+        known = [value for value in self.logprobs if value is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
     def said(self) -> str:
         """All that was said after the prompt."""
         if self.turns is None:
             return self.completion
         return "".join(turn["text"] for turn in self.turns)
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Rollout:
+        """Makes a record from the object of a line; unknown fields are left out.
 
-_FIELDS = frozenset(field.name for field in dataclasses.fields(Rollout))
+        Raises:
+          TypeError: a field is missing.
+        """
+        return cls(**{name: record[name] for name in record.keys() & cls.__dataclass_fields__})
+
+
+ORDERS: Mapping[str, str] = {
+    "step": "step",
+    "reward": "reward",
+    "advantage": "advantage",
+    "tokens": "drawn_tokens",
+    "staleness": "staleness",
+    "logprob": "mean_logprob",
+}
+"""From the name of an order to the figure of a record by which it sorts."""
+
+Recorded = TypeVar("Recorded")
+
+
+def ordered(found: Iterable[Recorded], order: str) -> list[Recorded]:
+    """Sorts records, or rows with their figures; equal ones stay in their order.
+
+    Those without the figure come last.
+
+    Args:
+      order: a key of `ORDERS`, with a - in front if the greatest come first.
+    """
+    name, sign = ORDERS[order.removeprefix("-")], -1 if order.startswith("-") else 1
+
+    def rank(one: Recorded) -> tuple[bool, float]:
+        value = getattr(one, name)
+        return value is None, sign * (value or 0.0)
+
+    return sorted(found, key=rank)
 
 
 class RolloutFile(NamedTuple):
@@ -143,19 +185,25 @@ class RolloutFilter(NamedTuple):
     pattern: regex.Pattern[str] | None = None
 
     def holds(self, one: Rollout) -> bool:
-        """Says whether a record fulfils all conditions.
+        """Says whether a record fulfils all conditions; raises what `finds` raises."""
+        return self.fits(one) and self.finds(one)
 
-        Raises:
-          TimeoutError: the pattern takes longer than `SEARCH_SECS` on a text.
-        """
+    def fits(self, one: Any) -> bool:
+        """Says whether the figures of a record, or of a row of them, fulfil the conditions."""
         if one.step < self.first_step or (self.last_step is not None and one.step > self.last_step):
             return False
         if self.prompt_id not in (None, one.prompt_id) or self.lease not in (None, one.lease):
             return False
         if self.least is not None and (one.reward is None or one.reward < self.least):
             return False
-        if self.greatest is not None and (one.reward is None or one.reward > self.greatest):
-            return False
+        return self.greatest is None or (one.reward is not None and one.reward <= self.greatest)
+
+    def finds(self, one: Rollout) -> bool:
+        """Says whether a record holds the pattern.
+
+        Raises:
+          TimeoutError: the pattern takes longer than `SEARCH_SECS` on a text.
+        """
         return self.pattern is None or any(
             self.pattern.search(text, timeout=SEARCH_SECS) for text in (one.prompt, one.said)
         )
@@ -244,18 +292,12 @@ def digest(rollouts: Sequence[Rollout]) -> Digest:
 
 def _read(path: Path) -> Iterator[Rollout]:
     """Reads the whole lines of a part; what is broken is left out, with a warning."""
-    broken = 0
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # It is being written, or its writer was killed.
-                try:
-                    record = orjson.loads(line)
-                    yield Rollout(**{name: record[name] for name in record.keys() & _FIELDS})
-                except (ValueError, TypeError, AttributeError):
-                    broken += 1
-    except FileNotFoundError:
-        return
-    if broken:
-        _log.warning("%s: %d lines are broken and left out.", path, broken)
+    reader, broken = JsonLinesReader(path), list[tuple[int, str]]()
+    while (news := reader.read(_BLOCK_BYTES)).size:
+        broken += news.broken
+        for line in news.lines:
+            try:
+                yield Rollout.from_json(line.record)
+            except TypeError as error:
+                broken.append((line.number, str(error)))
+    warn_of_broken(path, broken)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_sync.records.json_lines import read_object
 from rl_sync.workdir import Workdir
 
 _PACKAGES = ("rl_sync", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -56,23 +57,15 @@ def versions_here() -> dict[str, str]:
 
 def read_versions(workdir: str | os.PathLike[str]) -> dict[str, str]:
     """Returns the versions that a run recorded; empty if it recorded none."""
-    return {str(name): str(one) for name, one in _read(Workdir(workdir).versions).items()}
+    return {str(name): str(one) for name, one in read_object(Workdir(workdir).versions).items()}
 
 
 def read_outcome(workdir: str | os.PathLike[str]) -> RunOutcome | None:
     """Returns the end of a run; None while it goes on, and if it was killed."""
-    found = _read(Workdir(workdir).outcome)
+    found = read_object(Workdir(workdir).outcome)
     if "secs" not in found:
         return None
     return RunOutcome(found["secs"], found.get("digest"), found.get("failed"), found.get("stopped"))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

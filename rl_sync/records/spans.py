@@ -17,10 +17,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rl_sync.records.json_lines import JsonLinesWriter, plain, read_json_lines
-from rl_sync.records.resumption import RESUMED_AT, SFT, mark
+from rl_sync.records.json_lines import JsonLinesWriter, plain
+from rl_sync.records.resumption import mark
 from rl_sync.transfer import TRANSFERS
-from rl_sync.workdir import Workdir
 
 
 class SpanKind(enum.StrEnum):
@@ -243,85 +242,3 @@ class SpanRecorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
-    """Reads the spans of all roles, ordered by their start.
-
-    For a run that was resumed, spans that a crash made void are left out. The time in which it did
-    not run is left out too, so that later spans are moved to the end of the earlier ones.
-
-    Raises:
-      FileNotFoundError: the work directory has no spans.
-      ValueError: a line is not a span; the message gives its number.
-    """
-    files = Workdir(workdir).spans_of("*")
-    paths = sorted(files.parent.glob(files.name))
-    if not paths:
-        raise FileNotFoundError(
-            f"{workdir} holds no {files.relative_to(workdir)}: it is not the work directory of a"
-            " run, or the run ended before any role started. Give the --workdir that the run was"
-            " given."
-        )
-    spans, seams = [], []
-    for path in paths:
-        last = 0.0
-        for number, record in enumerate(read_json_lines(path, strict=False), start=1):
-            try:
-                if RESUMED_AT in record:
-                    seams.append(_Seam(record[RESUMED_AT], record.get(SFT), last, record["began"]))
-                else:
-                    spans.append(Span.from_json(record))
-                    last = max(last, spans[-1].end_secs)
-            except (KeyError, ValueError, TypeError) as error:
-                raise ValueError(f"{path}, line {number} is not a span: {error!r}") from error
-    gap = 0.0
-    for seam in sorted(seams, key=lambda seam: seam.began_secs):
-        spans, closed = seam.joined(spans, gap)
-        gap += closed
-    return sorted(spans, key=lambda span: (span.start_secs, span.end_secs))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seam:
-    """A point at which a run was resumed.
-
-    Attributes:
-      step, sft_step: see `rl_sync.records.resumption.mark`.
-      ended_secs, began_secs: the trainer's last record before, and its start afterwards.
-    """
-
-    step: int
-    sft_step: int | None
-    ended_secs: float
-    began_secs: float
-
-    def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float]:
-        """Drops void spans before the seam, and moves the spans after it to close the gap.
-
-        Args:
-          gap: the seconds by which the spans were moved already.
-
-        Returns:
-          The spans, and the further seconds by which those after the seam are moved.
-        """
-        ended, began = self.ended_secs - gap, self.began_secs - gap
-        # Other roles' clocks, and the ends of their processes, are close to the trainer's.
-        middle = (ended + began) / 2
-        before = [span for span in spans if span.start_secs < middle]
-        lost = min((s.start_secs for s in before if self._is_void(s)), default=middle)
-        kept = [span for span in before if span.start_secs < lost]
-        end = min(ended, max((span.end_secs for span in kept), default=began))
-        closed = max(0.0, began - end)
-        after = [
-            dataclasses.replace(s, start_secs=s.start_secs - closed, end_secs=s.end_secs - closed)
-            for s in spans
-            if s.start_secs >= middle
-        ]
-        return kept + after, closed
-
-    def _is_void(self, span: Span) -> bool:
-        if span.kind is SpanKind.TRAIN:
-            return (span.step or 0) > self.step
-        is_sft = span.kind is SpanKind.SFT and self.sft_step is not None
-        return is_sft and (span.step or 0) > (self.sft_step or 0)

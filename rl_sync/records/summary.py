@@ -6,14 +6,17 @@ the start of the first rollout to the end of the last train step.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.role_names import MASTER, TRAINER, is_explorer, role_order
 
 Interval = tuple[float, float]
+Name = TypeVar("Name", bound=Hashable)
 
 WORK_KINDS = frozenset(SpanKind) - SYNC_KINDS - {SpanKind.WAIT}
 
@@ -155,14 +158,17 @@ def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
     return total
 
 
-def uncovered(span: Span, others: Iterable[Span]) -> list[Span]:
-    """Returns the parts of a span in which none of the others is open."""
+def uncovered(span: Span, intervals: Sequence[Interval]) -> list[Span]:
+    """Returns the parts of a span that lie in none of some disjoint intervals, given in order."""
     parts, start = [], span.start_secs
-    for left, right in [*union(others), (span.end_secs, span.end_secs)]:
-        end = min(left, span.end_secs)
-        if end > start:
-            parts.append(dataclasses.replace(span, start_secs=start, end_secs=end))
-        start = max(start, right)
+    at = bisect.bisect_right(intervals, start, key=lambda one: one[1])
+    while at < len(intervals) and intervals[at][0] < span.end_secs:
+        left, right = intervals[at]
+        if left > start:
+            parts.append(dataclasses.replace(span, start_secs=start, end_secs=left))
+        start, at = right, at + 1
+    if start < span.end_secs:
+        parts.append(dataclasses.replace(span, start_secs=start))
     return parts
 
 
@@ -234,7 +240,7 @@ def summarize(spans: Iterable[Span]) -> RunSummary:
     start_secs, end_secs = rl_phase(spans)
     phase = clipped(spans, start_secs, end_secs)
     roles = tuple(
-        _summarize_role(role, phase, end_secs - start_secs)
+        summarize_role(role, phase, end_secs - start_secs)
         for role in sorted({span.role for span in phase}, key=role_order)
     )
     rollouts, trains = of_kind(phase, SpanKind.ROLLOUT), of_kind(phase, SpanKind.TRAIN)
@@ -247,7 +253,7 @@ def summarize(spans: Iterable[Span]) -> RunSummary:
         ),
         train_secs=union_secs(trains),
         overlap_secs=overlap_secs(rollouts, trains),
-        wait_secs=_wait_secs(phase),
+        wait_secs=wait_secs(phase, _reason),
         rollout_tokens=sum(
             span.attributes.get("tokens", 0)
             for span in of_kind(spans, SpanKind.ROLLOUT)
@@ -292,24 +298,40 @@ def describe(summary: RunSummary) -> list[str]:
     return lines
 
 
-def _summarize_role(role: str, phase: list[Span], wall_secs: float) -> RoleSummary:
+def summarize_role(role: str, phase: Iterable[Span], wall_secs: float) -> RoleSummary:
+    """Sums up the time of one role in a stretch of time.
+
+    Args:
+      phase: the spans of all roles, clipped to the stretch.
+      wall_secs: the duration of the stretch.
+    """
     spans = [span for span in phase if span.role == role]
     work, syncs = of_kind(spans, *WORK_KINDS), of_kind(spans, *SYNC_KINDS)
     busy_secs = union_secs(work)
     sync_secs = union_secs(work + syncs) - busy_secs
     idle_secs = max(0.0, wall_secs - busy_secs - sync_secs)
-    return RoleSummary(role, busy_secs, sync_secs, idle_secs, _wait_secs(spans))
+    return RoleSummary(role, busy_secs, sync_secs, idle_secs, wait_secs(spans, _reason))
 
 
-def _wait_secs(spans: Iterable[Span]) -> dict[str, float]:
-    """Sums wait seconds by reason, longest first; waits of different roles add up."""
+def _reason(span: Span) -> str:
+    return span.attributes.get("reason", "something")
+
+
+def wait_secs(spans: Iterable[Span], name: Callable[[Span], Name]) -> dict[Name, float]:
+    """Sums wait seconds by a name, longest first; waits of different roles add up.
+
+    Only time in which a role neither works nor moves weights counts.
+
+    Args:
+      name: names a wait.
+    """
     spans = list(spans)
-    totals: collections.Counter[str] = collections.Counter()
+    totals: collections.Counter[Name] = collections.Counter()
     for role in {span.role for span in spans}:
-        others = of_kind(spans, *WORK_KINDS, *SYNC_KINDS, role=role)
-        waits: dict[str, list[Span]] = {}
+        others = union(of_kind(spans, *WORK_KINDS, *SYNC_KINDS, role=role))
+        waits: dict[Name, list[Span]] = {}
         for span in of_kind(spans, SpanKind.WAIT, role=role):
-            parts = uncovered(span, others)
-            waits.setdefault(span.attributes.get("reason", "something"), []).extend(parts)
-        totals.update({reason: union_secs(parts) for reason, parts in waits.items()})
-    return {reason: secs for reason, secs in totals.most_common() if secs > 0}
+            waits.setdefault(name(span), []).extend(uncovered(span, others))
+        for named, parts in waits.items():
+            totals[named] += union_secs(parts)  # type: ignore[assignment]
+    return {named: secs for named, secs in totals.most_common() if secs > 0}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.json_lines import JsonLinesFolder, JsonLinesWriter
+from rl_sync.workdir import Workdir
 
 EVERY_SECS = 5.0
+_KEPT_LINES = 24
+"""Lines of a process over which its share of a core is taken: two minutes."""
 
 
 class UsageRecorder:
@@ -45,3 +51,62 @@ class UsageRecorder:
     def close(self) -> None:
         """Closes the file."""
         self._lines.close()
+
+
+class Usage(NamedTuple):
+    """Use of the machine by a process and those that it has started.
+
+    Attributes:
+      name: of the process.
+      cores: CPU seconds in a second, over the last two minutes; None with a single line.
+      memory_bytes: resident memory at the last line.
+    """
+
+    name: str
+    cores: float | None
+    memory_bytes: int
+
+
+class MachineUse:
+    """Follows the records of use of all processes.
+
+    Args:
+      workdir: the run's directory.
+      root: see `JsonLinesReader`.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
+        self._folder = JsonLinesFolder(Workdir(workdir).usage, root)
+        self._lines: dict[str, collections.deque[tuple[float, float, int]]] = {}
+
+    def refresh(self) -> int:
+        """Reads what is new; returns the number of bytes."""
+        size = 0
+        for path, news in self._folder.read():
+            lines = self._lines.setdefault(path.stem, collections.deque(maxlen=_KEPT_LINES))
+            for line in news.lines:
+                said = [line.record.get(key) for key in ("time", "cpu_secs", "memory_bytes")]
+                if not all(isinstance(value, int | float) for value in said):
+                    continue
+                secs, cpu_secs, memory_bytes = map(float, said)  # type: ignore[arg-type]
+                if lines and cpu_secs < lines[-1][1]:
+                    lines.clear()  # The process was started again, or one of its own has ended.
+                lines.append((secs, cpu_secs, int(memory_bytes)))
+            size += news.size
+        return size
+
+    @property
+    def last_secs(self) -> float:
+        """The time of the newest line, in Unix seconds; 0 without any."""
+        return max((lines[-1][0] for lines in self._lines.values() if lines), default=0.0)
+
+    @property
+    def now(self) -> list[Usage]:
+        """The use of each process at its last line, by name."""
+        found = []
+        for name, lines in sorted(self._lines.items()):
+            if lines:
+                (began, before, _), (ended, after, memory) = lines[0], lines[-1]
+                cores = (after - before) / (ended - began) if ended > began else None
+                found.append(Usage(name, cores, memory))
+        return found

@@ -1,4 +1,4 @@
-"""A model on devices of this process, for rewards: rows of any length, in few shapes."""
+"""A model on devices of this process, for rewards: rows of any length, in few padded shapes."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from rl_sync.workdir import Workdir
 _LEAST_LENGTH = 16
 Step = int | str | None
 Pass = Callable[[ModelConfig, Params, Array, Array, Array], Float[Array, " B"]]
-"""From model, parameters, tokens [B, T], starts [B] and lengths [B] to a value a row."""
+"""A function of model, parameters, tokens [B, T], starts [B] and lengths [B] to row values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSite:
-    """Devices and memory of a served model; rewards by models have its fields among their options.
+    """Devices and memory of a served model; these fields are options of rewards by models.
 
     Attributes:
       platform: `cpu`, `gpu`, `tpu`; empty for JAX's default.
       data, fsdp, tensor: sizes of its mesh.
-      rows: the most rows at once.
-      dtype: of its parameters and of its computations.
+      rows: maximum number of rows at once.
+      dtype: dtype of its parameters and computations.
 
     Raises:
-      ValueError: a value that cannot be.
+      ValueError: a value is invalid.
     """
 
     platform: str = "cpu"
@@ -66,22 +66,22 @@ class ModelSite:
         shards = MeshShape(self.data, self.fsdp, self.tensor).devices
         if self.rows < 1 or self.rows % (self.data * self.fsdp):
             raise ValueError(
-                f"rows={self.rows} must be a multiple of data · fsdp = {self.data * self.fsdp}, the"
-                f" parts that a mesh of {shards} devices cuts a batch into."
+                f"rows={self.rows} must be a multiple of data · fsdp = {self.data * self.fsdp},"
+                f" the number of parts that a mesh of {shards} devices shards a batch into."
             )
 
     def layout(self) -> Layout:
         """Makes the mesh on this process's devices.
 
         Raises:
-          ValueError: there are too few.
+          ValueError: there are too few devices.
         """
         shape = MeshShape(self.data, self.fsdp, self.tensor)
         if self.platform and multiprocessing.parent_process() is not None:
-            # A worker has no other models. Without this, JAX would take the accelerators, too.
+            # A worker has no other models. Without this, JAX would also take the accelerators.
             jax.config.update("jax_platforms", self.platform)
             if self.platform == "cpu" and shape.devices > 1:
-                with contextlib.suppress(RuntimeError):  # It has begun; `mesh` tells of too few.
+                with contextlib.suppress(RuntimeError):  # JAX has started; `mesh` checks devices.
                     jax.config.update("jax_num_cpu_devices", shape.devices)
         devices = jax.local_devices(backend=self.platform or None)
         return Layout(shape.mesh(devices), ShardingSettings().rules)
@@ -91,14 +91,14 @@ class Served:
     """A loaded model with its tokenizer.
 
     Args:
-      path: the directory of a checkpoint, the hub name of one in the local cache, or the work
-        directory of a run.
-      step: of a run's snapshot, `best`, None for the newest, or 0 for the policy it began with.
-      site: where it computes.
+      path: directory of a checkpoint, hub name of one in the local cache, or work directory of a
+        run.
+      step: step of a run's snapshot, `best`, None for the newest, or 0 for the initial policy.
+      site: devices that it computes on.
       chat, system: see `TokenizerConfig`; a run has its own.
 
-    Raises:
-      ValueError: it cannot be loaded.
+      Raises:
+        ValueError: the model cannot be loaded.
     """
 
     def __init__(
@@ -130,15 +130,15 @@ class Served:
     def values(
         self, one: Pass, rows: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Float[np.ndarray, " rows"]:
-        """Computes a value of each row, in their order.
+        """Computes a value of each row, in order.
 
-        Rows of like length are padded to one of few lengths, so that little is compiled. Equal rows
-        are computed once: completions of a group are often the same.
+        Rows of similar length are padded to one of a few lengths, so that little is compiled. Equal
+        rows are computed once, since completions of a group are often the same.
 
         Args:
           one: the pass.
           rows: token ids.
-          starts: a position in each row that the pass wants.
+          starts: position in each row that the pass needs.
         """
         asked = [(tuple(row), start) for row, start in zip(rows, starts, strict=True)]
         by_width: dict[int, list[tuple[tuple[int, ...], int]]] = {}
@@ -199,13 +199,13 @@ def _numbered(path: str, step: Step) -> int | None:
 
 
 def model_of(path: str, step: Step = None) -> ModelConfig:
-    """Describes the model of a path, without loading it.
+    """Returns the model config of a path, without loading the model.
 
     Args:
       path, step: see `Served`.
 
     Raises:
-      ValueError: there is none, or a run has no such snapshot.
+      ValueError: there is no model, or a run has no such snapshot.
     """
     if not is_run(path):
         return load_config(locate(path))
@@ -222,7 +222,7 @@ def tokenizer_of(path: str, chat: str, system: str | None) -> Tokenizer:
       path, chat, system: see `Served`.
 
     Raises:
-      ValueError: there is none, or it has no such chat template.
+      ValueError: there is no tokenizer, or it has no such chat template.
     """
     if is_run(path):
         return wiring.load_task(settings_of_run(_workdir(path))).tokenizer
@@ -230,14 +230,14 @@ def tokenizer_of(path: str, chat: str, system: str | None) -> Tokenizer:
 
 
 def require_fit(tokenizer: Tokenizer, text: str, model: ModelConfig) -> None:
-    """Refuses a prompt that a model cannot read.
+    """Rejects a prompt that a model cannot read.
 
     Raises:
-      ValueError: the tokenizer lacks a character of it, or it is too long.
+      ValueError: the tokenizer lacks one of its characters, or it is too long.
     """
     try:
         length = len(tokenizer.encode_prompt(text))
-    except Exception as error:  # From tokenizers, which have many.
+    except Exception as error:  # Tokenizers raise many kinds.
         raise ValueError(f"the model's tokenizer cannot encode it: {error}") from error
     if length >= model.max_length:
         raise ValueError(

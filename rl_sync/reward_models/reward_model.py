@@ -30,20 +30,20 @@ from rl_sync.types import Params
 class RewardModel(ModelSite):
     """Scores completions by a model, such as one that algorithm.name=reward_model has trained.
 
-    The score is that of the last token of prompt, completion and end of sequence; a truncated
-    completion has no end of sequence.
+    The score is the head's output at the last token of prompt, completion and end of sequence; a
+    truncated completion has no end of sequence.
 
     Attributes:
-      path: the directory of a checkpoint, as `rl-sync export` writes it, or another
+      path: directory of a checkpoint, as `rl-sync export` writes it, or another
         `AutoModelForSequenceClassification` with one label.
       normalize: whether the score is (score − mean) / std.
-      mean, std: None for those of the notes beside the checkpoint, which were measured on held-out
+      mean, std: None for the values in the checkpoint's notes, which were measured on held-out
         pairs.
-      chat, system: see `config.tokenizer`; None for those of the notes, or `auto` and none.
+      chat, system: see `config.tokenizer`; None for the values in the notes, or `auto` and none.
       platform, data, fsdp, tensor, rows, dtype: see `ModelSite`.
 
     Raises:
-      ValueError: there is no reward model, or an option cannot be.
+      ValueError: there is no reward model, or an option is invalid.
     """
 
     path: str
@@ -62,7 +62,7 @@ class RewardModel(ModelSite):
             )
         if not self._model.scalar_head:
             raise ValueError(
-                f"{self.path} is no reward model: its config.json names no"
+                f"{self.path} is not a reward model: its config.json names no"
                 " …ForSequenceClassification with one label."
             )
         mean, std = self._scale
@@ -73,7 +73,7 @@ class RewardModel(ModelSite):
         """Checks that the model can read a row's prompt.
 
         Raises:
-          ValueError: its tokenizer lacks a character of it, or it is too long.
+          ValueError: its tokenizer lacks one of its characters, or it is too long.
         """
         require_fit(self._tokenizer, str(row["prompt"]), self._model)
 
@@ -81,12 +81,12 @@ class RewardModel(ModelSite):
         """Loads the model.
 
         Raises:
-          ValueError: it cannot be loaded.
+          ValueError: the model cannot be loaded.
         """
         _ = self._served
 
     def __call__(self, rows: Sequence[Row], completions: Sequence[Completion]) -> list[Judgement]:
-        """Judges completions.
+        """Scores completions.
 
         Raises:
           ValueError: the model cannot be loaded.
@@ -99,7 +99,7 @@ class RewardModel(ModelSite):
             try:
                 asked = tokenizer.encode_prompt(str(row["prompt"]))
                 ids[i] = [*asked, *tokenizer.encode(completion.text), *end]
-            except Exception as error:  # From tokenizers, which have many.
+            except Exception as error:  # Tokenizers raise many kinds.
                 found[i] = Judgement.unknown(f"the completion cannot be encoded: {error}")
                 continue
             if not 0 < len(ids[i]) <= served.model.max_length:
@@ -127,7 +127,7 @@ class RewardModel(ModelSite):
 
     @property
     def _prompting(self) -> tuple[str, str | None]:
-        """The settings `chat` and `system` of the tokenizer."""
+        """Tokenizer settings `chat` and `system`."""
         notes = self._notes or ScoreNotes()
         return self.chat or notes.chat, self.system or notes.system
 

@@ -41,20 +41,21 @@ _AFTER_CHAT: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 class SelfJudge(ModelSite):
     """Asks a language model about each completion, in one forward pass for each verdict.
 
-    The score is Σ value · P(verdict) / Σ P(verdict): with `yes` and `no`, how much likelier it
-    holds `yes`. The component `mass` is Σ P(verdict): near 0 the model would say something else.
+    The score is Σ value · P(verdict) / Σ P(verdict): with `yes` and `no`, the relative probability
+    of `yes`. The component `mass` is Σ P(verdict): near 0 the model would say something else.
 
     Attributes:
       path: a checkpoint, such as the policy's own `model.path`; or the work directory of a run.
-      step: the trainer step of a run's snapshot, or `best`; None for the newest, 0 for its initial
+      step: trainer step of a run's snapshot, or `best`; None for the newest, 0 for its initial
         policy.
-      question: a template; see `Template`. The default asks whether the completion is right.
-      verdicts: the values by the texts that may follow the question; None for yes and no.
+      question: template of the question; see `Template`. The default asks whether the completion is
+        right.
+      verdicts: values by the texts that may follow the question; None for yes and no.
       chat, system: see `config.tokenizer`; a run's work directory has its own.
       platform, data, fsdp, tensor, rows, dtype: see `ModelSite`.
 
     Raises:
-      ValueError: there is no model, or an option cannot be.
+      ValueError: there is no model, or an option is invalid.
     """
 
     path: str
@@ -81,7 +82,8 @@ class SelfJudge(ModelSite):
         """Checks that a row has the fields of the question, and that the model can read it.
 
         Raises:
-          ValueError: it lacks one, or the tokenizer lacks a character, or it is too long.
+          ValueError: the row lacks a field, the tokenizer lacks a character, or the question is too
+            long.
         """
         self._template.check(row)
         question, _ = self._template.fill(row, Completion(""))
@@ -91,12 +93,12 @@ class SelfJudge(ModelSite):
         """Loads the model.
 
         Raises:
-          ValueError: it cannot be loaded.
+          ValueError: the model cannot be loaded.
         """
         _ = self._served
 
     def __call__(self, rows: Sequence[Row], completions: Sequence[Completion]) -> list[Judgement]:
-        """Judges completions.
+        """Scores completions.
 
         Raises:
           ValueError: the model cannot be loaded.
@@ -110,7 +112,7 @@ class SelfJudge(ModelSite):
             try:
                 ids = served.tokenizer.encode_prompt(question)
                 asked[i] = [[*ids, *served.tokenizer.encode(text)] for text in verdicts]
-            except Exception as error:  # From tokenizers, which have many.
+            except Exception as error:  # Tokenizers raise many kinds.
                 found[i] = Judgement.unknown(f"the question cannot be encoded: {error}")
                 continue
             starts[i] = len(ids)
@@ -118,7 +120,7 @@ class SelfJudge(ModelSite):
             if longest > served.model.max_length:
                 del asked[i]
                 found[i] = Judgement.unknown(
-                    f"the question has {longest} tokens, and the judge takes"
+                    f"the question has {longest} tokens, but the judge takes"
                     f" {served.model.max_length}"
                 )
         every = [ids for of in asked.values() for ids in of]

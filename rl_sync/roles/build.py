@@ -1,4 +1,4 @@
-"""The programs of the trainer and of explorers, put together from a run's settings."""
+"""The programs of the trainer and of explorers, built from a run's settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.weight_calls import AskNewest
+from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
 from rl_sync.records.rollout_parts import RolloutParts
@@ -60,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resources) -> None:
-    """Runs the trainer, or one process of it."""
+    """Runs the trainer, or one of its processes."""
     layout, team = resources.layout, resources.team
     workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
     with Session(settings, TRAINER, addresses.master, team) as session:
@@ -86,7 +87,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             if not settings.explorers:
                 return DataReader(session, drawing(settings.algorithm, task))
             _await_replay(session, replay)
-            # A server that is not ours may hold another run's groups.
+            # A server that this run did not start may hold another run's groups.
             session.agree("reset", lambda: replay.reset(TABLE))
             return BatchReader(
                 session, replay, table=TABLE, schedule=schedule, idle=idle, pipeline=pipeline
@@ -122,23 +123,25 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
 
 
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
-    """The trainer actor of a run."""
+    """Returns the trainer actor of a run."""
     kind = RewardTrainer if settings.algorithm.scores else Trainer
     return kind(
         model=wiring.trainer_model(settings, task),
-        algorithm=settings.algorithm,
+        loss=LossConfig(
+            settings.algorithm,
+            group_size=settings.trainer.group_size,
+            max_completion_tokens=task.max_drawn_tokens,
+            end_ids=wiring.sampling(settings, task).stop_ids,
+            microbatch_rows=settings.trainer.microbatch_rows,
+        ),
         optimizer=settings.optimizer,
-        group_size=settings.trainer.group_size,
-        max_completion_tokens=task.max_drawn_tokens,
-        end_ids=wiring.sampling(settings, task).stop_ids,
-        # Nothing has shaped the task's own data.
+        # No rollout temperature applies to the task's own data.
         temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
         repetition_penalty=(
             settings.rollout.repetition_penalty if settings.algorithm.generates else 1.0
         ),
         steps=settings.trainer.steps,
         sft=settings.sft,
-        microbatch_rows=settings.trainer.microbatch_rows,
         logits_bytes=settings.trainer.logits_bytes,
         layout=layout,
         critic=settings.critic if settings.algorithm.needs_values else None,
@@ -148,7 +151,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
 
 
 def _before_training(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
-    """Lists what the trainer computes besides its steps, which it has compiled itself."""
+    """Lists the trainer's programs besides its steps, which it has compiled itself."""
     resumes = latest_snapshot(Workdir(settings.workdir).snapshots) is not None
     left_out = {TRAINING, SFT} if resumes else {TRAINING}
     programs = trainer_programs(settings, task, trainer)
@@ -177,14 +180,14 @@ def _evaluator(
 
 
 def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
-    """From a trainer step to the demonstrations beside its rollouts; None for a run without."""
+    """Returns the demonstrations for each trainer step, as a function; None for a run without."""
     rows, seed = settings.algorithm.demonstration_rows, settings.seed
-    # A word more than SFT's, so that step t draws others than its t-th batch.
+    # One word more than in SFT's seeds, so that step t draws others than SFT's t-th batch.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
 def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] | None:
-    """From the step that a run goes on from to its recorder of rollouts; None for a run without."""
+    """Returns a function that makes the recorder of rollouts from the first step; None for none."""
     settings = session.settings
     if not (settings.observe.rollouts and settings.explorers):
         return None
@@ -198,7 +201,7 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
 def run_explorer(
     settings: RunSettings, addresses: Addresses, number: int, resources: Resources
 ) -> None:
-    """Runs one explorer, or one process of it."""
+    """Runs one explorer, or one of its processes."""
     layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
@@ -259,7 +262,7 @@ def run_explorer(
 
 
 def _await_host(session: Session) -> None:
-    """Waits until the trainer leaves the cluster, however long its last evaluation is judged."""
+    """Waits until the trainer leaves the cluster, however long its last evaluation takes."""
 
     def is_over() -> bool:
         return host_leaves(_HOST_POLL_SECS) or not session.lasts
@@ -271,7 +274,7 @@ def _await_host(session: Session) -> None:
 def _site(
     session: Session, resources: Resources, task: Task, *, master: str, transfer: str
 ) -> EndSite:
-    """Describes where a program's end of the transfer is."""
+    """Returns the site of a program's end of the transfer."""
 
     def abstract_params_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).abstract_published()
@@ -280,7 +283,7 @@ def _site(
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:
-    """The parameters of a run's policy."""
+    """Returns the parameters of a run's policy."""
     return Parameters(
         model=wiring.model_config(settings, task),
         path=settings.model.path,

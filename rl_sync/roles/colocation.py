@@ -30,17 +30,17 @@ _log = logging.getLogger(__name__)
 
 
 def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
-    """Runs the trainer and all explorers, each in a thread of its own.
+    """Runs the trainer and all explorers, each in its own thread.
 
-    When one fails the run is stopped, and a trainer that has begun to learn saves what it has.
+    When one fails, the run is stopped, and a trainer that has begun to train saves its state.
 
     Raises:
       ConfigError: there are too few devices.
-      Exception: what the first role to fail failed with.
+      Exception: error of the first role that failed.
     """
-    wiring.load_task(settings)  # Before there are threads, which find it loaded and share it.
-    # A CPU is one device unless JAX is told another number before it starts. Accelerators need
-    # nothing.
+    wiring.load_task(settings)  # Loaded before the threads start, which then share it.
+    # A CPU is one device unless JAX gets another number before it starts. Accelerators need no
+    # setting.
     needed = [settings.mesh_of(role).devices for role in settings.roles]
     wanted = max(needed) if settings.launch.share_devices else sum(needed)
     jax.config.update("jax_num_cpu_devices", wanted)
@@ -62,17 +62,17 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
 
 
 def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, list[jax.Device]]:
-    """Chooses the devices of each role: its own where there are enough, else the first one, shared.
+    """Chooses the devices of each role: its own if there are enough, otherwise shared first ones.
 
     Raises:
-      ConfigError: a role's mesh needs more than there are.
+      ConfigError: the mesh of a role needs more devices than there are.
     """
     needed = {role: settings.mesh_of(role).devices for role in [TRAINER, *settings.roles[:-1]]}
     role, most = max(needed.items(), key=lambda item: item[1])
     if most > len(devices):
         raise ConfigError(
             f"{split(role)[0]}.mesh needs {most} devices, but this process has {len(devices)}:"
-            " lower the mesh, or give it more devices."
+            " use a smaller mesh, or give the process more devices."
         )
     if settings.launch.share_devices or sum(needed.values()) > len(devices):
         return {role: list(devices[:count]) for role, count in needed.items()}
@@ -85,9 +85,10 @@ def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, lis
 
 @dataclasses.dataclass
 class RoleThreads:
-    """Threads that end together.
+    """Threads of the roles, which end together.
 
-    Who has nothing to save is not waited for: explorers, and a trainer that has not begun to learn.
+    Roles without a state to save are not waited for: explorers, and a trainer that has not begun to
+    train.
     """
 
     settings: RunSettings
@@ -96,9 +97,9 @@ class RoleThreads:
     _learns: bool = False
 
     def run(self, work: dict[str, Callable[[], None]]) -> None:
-        """Runs all to their end; raises what the first failure was.
+        """Runs all threads to their end; raises the first failure.
 
-        After a failure it waits for a trainer that has something to save, and for nobody else.
+        After a failure it waits only for a trainer that has a state to save.
         """
         threads = [
             threading.Thread(target=self._do, args=item, name=item[0], daemon=True)
@@ -114,7 +115,7 @@ class RoleThreads:
             raise self._failures[0]
 
     def _let_save(self, trainers: Sequence[threading.Thread]) -> None:
-        """Waits for the end of a trainer that learns, as long as it works."""
+        """Waits until a trainer that is training has ended, as long as it makes progress."""
         if not self._learns:
             return
         launch, master = self.settings.launch, self._master()
@@ -126,7 +127,7 @@ class RoleThreads:
                 movement.see(None)
             if movement.still_secs > launch.stop_secs:
                 _log.error(
-                    "The trainer did not end, and nothing has moved for launch.stop_secs=%g.",
+                    "The trainer did not end, and made no progress for launch.stop_secs=%g.",
                     launch.stop_secs,
                 )
                 break
@@ -145,7 +146,7 @@ class RoleThreads:
             self._failures.append(error)
 
     def _stop(self, reason: str) -> None:
-        """Has the run stopped, having seen whether its trainer learns."""
+        """Stops the run, and records whether its trainer has begun to train."""
         master = self._master()
         try:
             call_secs = self.settings.launch.call_secs

@@ -20,15 +20,15 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class AheadCounts:
-    """Counts of the programs of a role, by the moment at which they were compiled.
+    """Counts of a role's programs, by the time of their compilation.
 
     Attributes:
-      listed: programs that were to be compiled ahead.
-      ready: of those that were needed, the ones that were compiled by then.
-      awaited: those that were being compiled when they were needed.
-      at_need: those that were listed, but whose compilation began when they were needed.
-      unlisted: those that were not listed.
-      waited_secs: the time for which those awaited were waited for.
+      listed: number of programs to compile ahead.
+      ready: number of used programs that were compiled before their first use.
+      awaited: number of programs that were being compiled at their first use.
+      at_need: number of listed programs whose compilation started at their first use.
+      unlisted: number of used programs that were not listed.
+      waited_secs: time spent waiting for those in `awaited`.
     """
 
     listed: int = 0
@@ -42,11 +42,11 @@ class AheadCounts:
 class Ahead:
     """Compiles the programs of a role in background threads, before they are needed.
 
-    JAX keeps what is lowered and compiled here. A later call of the same function, with arguments
-    of the same shapes and shardings, finds it and compiles nothing.
+    JAX caches the programs that are lowered and compiled here. A later call of the same function,
+    with arguments of the same shapes and shardings, finds the compiled program.
 
     Args:
-      threads: their number; 0 to compile everything when it is needed.
+      threads: number of threads; 0 to compile every program at its first use.
     """
 
     def __init__(self, threads: int) -> None:
@@ -57,10 +57,10 @@ class Ahead:
         self.counts = AheadCounts()
 
     def begin(self, programs: Callable[[], Iterable[Listed]]) -> None:
-        """Begins to compile programs in their order, after those of earlier calls.
+        """Starts to compile programs in their order, after the programs of earlier calls.
 
         Args:
-          programs: lists them; is not called where nothing is compiled ahead.
+          programs: lists the programs; not called if nothing is compiled ahead.
         """
         if self._pool is None:
             return
@@ -70,9 +70,10 @@ class Ahead:
                 self.counts.listed += 1
 
     def settle(self, key: Hashable) -> None:
-        """Is called before a program's first call: waits for the thread that compiles it, if any.
+        """Waits for the thread that compiles a program, if there is one; call it before the first
+        use.
 
-        A program that no thread has begun is left to the caller.
+        The caller compiles a program that no thread has started.
 
         Args:
           key: see `Listed`.
@@ -94,14 +95,15 @@ class Ahead:
             self.counts.waited_secs += time.monotonic() - started
 
     def close(self) -> None:
-        """Begins no more; logs the counts. What a thread is compiling is not waited for."""
+        """Starts no more compilations, and logs the counts. It does not wait for running ones."""
         if self._pool is None:
             return
         self._pool.shutdown(wait=False, cancel_futures=True)
         counts = self.counts
         _log.info(
-            "Of %d programs that were listed, %d were compiled when they were needed, %d were being"
-            " compiled (waits of %.1f s), and %d were not begun. %d others were needed.",
+            "Of %d listed programs, %d were compiled before their first use, %d were being compiled"
+            " at that time (waits of %.1f s), and %d were not started. %d used programs were not"
+            " listed.",
             counts.listed,
             counts.ready,
             counts.awaited,
@@ -112,7 +114,7 @@ class Ahead:
 
 
 def _compile(program: Listed) -> None:
-    """Compiles a program. A failure is logged; the program's real call meets it again."""
+    """Compiles a program. A failure is logged; the program's real call will raise it again."""
     try:
         program.lower().compile()
     except Exception:
@@ -120,11 +122,11 @@ def _compile(program: Listed) -> None:
 
 
 def ahead_of(settings: RunSettings, role: str) -> Ahead:
-    """Returns what compiles a role's programs ahead, with as many threads as the settings say.
+    """Returns the `Ahead` of a role, with the number of threads that the settings give.
 
-    Unless `launch.compile_ahead` is set, those are half of the machine's cores on accelerators. On
-    CPUs there are none: compiling would compete with the run for the cores. Nor are there any for
-    several processes on GPUs, which compile each program together.
+    If `launch.compile_ahead` is not set, it is half of the machine's cores on accelerators. On CPUs
+    it is 0, because compiling would compete with the run for the cores. It is also 0 for several
+    processes on GPUs, which compile each program together.
     """
     threads = settings.launch.compile_ahead
     if threads is None:

@@ -1,4 +1,4 @@
-"""Engines of a run: the one that an explorer generates with, and the trainer's for evaluations."""
+"""Engines of a run: the engine of an explorer, and the trainer's engine for evaluations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BeforeFirst = Callable[[CompiledProgram], None]
 
 
 def _at_once(program: CompiledProgram) -> None:
-    """Lets a program compile when it is called."""
+    """Does not compile a program in advance."""
 
 
 def rollout_engine(
     settings: RunSettings, task: Task, layout: Layout, before_first: BeforeFirst = _at_once
 ) -> Engine:
-    """Makes the engine that an explorer generates with, on its devices.
+    """Makes an explorer's engine, on its devices.
 
     Args:
       before_first: see `Engine`.
@@ -44,14 +44,14 @@ def rollout_engine(
 
 
 def rollout_changes(settings: RunSettings, task: Task) -> LogitsProcessors:
-    """Returns the changes of logits of an explorer's engine, and what it records of them."""
+    """Returns the logits processors of an explorer's engine, and what it records of them."""
     changes, keeps = sampled_changes(settings, task), settings.rollout.keep_sampling_mask
     excludes = LogitsProcessors.of(wiring.sampling(settings, task)).excludes
     return changes._replace(masks=excludes and keeps, whole=excludes and not keeps)
 
 
 def sampled_changes(settings: RunSettings, task: Task) -> LogitsProcessors:
-    """Returns the changes of logits that a run's rollouts and evaluations ask for."""
+    """Returns the logits processors that a run's rollouts and evaluations need."""
     rollouts, examination = wiring.sampling(settings, task), wiring.examination(settings, task)
     return LogitsProcessors.of(rollouts).with_those(LogitsProcessors.of(examination.sampling))
 
@@ -66,7 +66,7 @@ def evaluation_engine(
     """Makes the engine with which the trainer completes held-out problems.
 
     Args:
-      model: the policy's shape.
+      model: the policy's model config.
       before_first: see `Engine`.
     """
     problems = len(wiring.examination(settings, task).prompts)

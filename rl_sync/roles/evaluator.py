@@ -1,4 +1,4 @@
-"""Evaluations on held-out problems: their requests, and the completions to be judged."""
+"""Evaluations on held-out problems: their requests, and the completions to score."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 
 _SEED = 0x65766C
-"""A word of the seeds of evaluations, so that their draws are not those of rollouts."""
+"""Word in the seeds of evaluations, which makes their samples differ from those of rollouts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-    """The held-out problems of an evaluation, and how they are completed.
+    """The held-out problems of an evaluation, and the sampling of their completions.
 
     The same weights give the same completions at every evaluation.
 
     Attributes:
-      task: the problems.
-      sampling: how completions are drawn.
-      problems: the most problems.
-      samples: completions of each problem.
-      seed: the seed of the run.
-      plays: whether an environment answers the policy.
+      task: the task with the problems.
+      sampling: sampling choices of the completions.
+      problems: maximum number of problems.
+      samples: number of completions of each problem.
+      seed: seed of the run.
+      plays: whether the problems are episodes in an environment.
     """
 
     task: Task
@@ -58,7 +58,7 @@ class EvaluationSet:
 
     @property
     def requests(self) -> Sequence[CompletionRequest | EpisodeRequest]:
-        """A request for each problem, in their order."""
+        """Returns a request for each problem, in order."""
         if self.plays:
             return [
                 EpisodeRequest(
@@ -82,7 +82,7 @@ class EvaluationSet:
     def written(
         self, generated: Sequence[Sequence[FinishedCompletion | Played]]
     ) -> list[CompletionToScore]:
-        """Describes the completions of each problem to those that judge."""
+        """Returns the completions of each problem as records for scoring."""
         return [
             written(
                 self.task,
@@ -104,22 +104,22 @@ class Measure(Protocol):
         """Evaluates the model after a step; the master publishes the result.
 
         Args:
-          moment: names the evaluation; see `HandInEvaluation`.
+          moment: name of the evaluation; see `HandInEvaluation`.
         """
         ...
 
     def accuracy(self, params: Params, problems: int) -> dict[str, float]:
-        """Returns the accuracy on at most so many problems, and what else describes it."""
+        """Returns the accuracy on at most `problems` problems, and related metrics."""
         ...
 
 
 class Evaluator(NamedTuple):
-    """Completes held-out problems with an engine of its own.
+    """Completes held-out problems with its own engine.
 
     Attributes:
-      session: the trainer's part in the run; the master has completions judged.
+      session: the trainer's session; the master scores completions.
       examination: the problems of an evaluation.
-      greedy: the sampling of a probe, which takes the likeliest tokens.
+      greedy: sampling of a probe, which takes the likeliest tokens.
       engine: makes an engine.
     """
 
@@ -129,16 +129,16 @@ class Evaluator(NamedTuple):
     engine: Callable[[], Engine | EpisodeEngine]
 
     def hand_in(self, params: Params, moment: str, step: int) -> None:
-        """Generates the completions of an evaluation, and leaves their judging to the master."""
+        """Generates the completions of an evaluation, which the master then scores."""
         with self.session.spans.span(SpanKind.EVALUATION, step=step):
             items = self._completed(params, self.examination)
             self.session.call(HandInEvaluation(moment, step, Records(items)))
 
     def accuracy(self, params: Params, problems: int) -> dict[str, float]:
-        """Measures the accuracy of the likeliest completions, and waits for it.
+        """Measures the accuracy of greedy completions, and waits for the result.
 
         Args:
-          problems: the most problems.
+          problems: maximum number of problems.
 
         Returns:
           See `rl_sync.records.accuracy.measure`.
@@ -163,7 +163,8 @@ class Evaluator(NamedTuple):
         return values
 
     def _completed(self, params: Params, examination: EvaluationSet) -> list[CompletionToScore]:
-        # A new one each time: it holds on to weights that train steps donate, and to its cache.
+        # A new engine each time, since an engine keeps its cache, and weights that train steps
+        # donate.
         engine = self.engine()
         count = len(examination.prompts) * examination.samples
 
@@ -179,14 +180,14 @@ def completed(
 ) -> Sequence[Sequence[FinishedCompletion | Played]]:
     """Completes the problems of an evaluation; returns the completions of each.
 
-    The environments of an engine of episodes are ended.
+    Then ends the environments of an episode engine.
 
     Raises:
       RunError: the weights are broken.
     """
     engine.load(params, version=0)
     try:
-        return engine.generate(cast(Any, examination.requests))  # Which the engine is made for.
+        return engine.generate(cast(Any, examination.requests))  # The engine fits the requests.
     except NonFiniteLogitsError as error:
         raise RunEndedError(f"The policy cannot be evaluated. {error}") from error
     finally:
@@ -195,10 +196,10 @@ def completed(
 
 
 def await_evaluations(session: Session) -> None:
-    """Waits until all evaluations that were handed in are measured.
+    """Waits until all submitted evaluations are measured.
 
     Raises:
-      TimeoutError: nothing was judged for too long; see
+      TimeoutError: nothing was scored for too long; see
         `rl_sync.scoring.score_requests.await_call`.
       RunStoppedError: the run is being stopped.
     """
@@ -208,11 +209,11 @@ def await_evaluations(session: Session) -> None:
 
 
 class EvaluationResults:
-    """The judged completions of an evaluation, each of which counts once.
+    """The scored completions of an evaluation, each of which counts once.
 
     Args:
       examination: the problems.
-      category: the field of a row that names a problem's category.
+      category: field of a row that names a problem's category.
     """
 
     def __init__(self, examination: EvaluationSet, category: str) -> None:
@@ -222,7 +223,7 @@ class EvaluationResults:
         self._games: dict[tuple[int, int], Mapping[str, float]] = {}
 
     def new(self, items: Sequence[CompletionToScore]) -> list[CompletionToScore]:
-        """Returns those of some completions that were never here before, each once."""
+        """Returns the completions that were never submitted before, without duplicates."""
         fresh = []
         for item in items:
             if (key := (item.prompt_id, item.sample)) not in self._asked:
@@ -231,7 +232,7 @@ class EvaluationResults:
         return fresh
 
     def add(self, item: CompletionToScore, judgement: Judgement, solved: bool) -> None:
-        """Takes the judgement of a completion; another one of the same completion is ignored."""
+        """Adds the score of a completion; a second score of the same completion is ignored."""
         known = solved if judgement.is_known else None
         key = item.prompt_id, item.sample
         self.answers.setdefault(key, JudgedAnswer(known, judgement.answer))
@@ -239,17 +240,17 @@ class EvaluationResults:
             self._games.setdefault(key, item.ending.metrics)
 
     def forget(self) -> None:
-        """Drops the answers, which are measured; whatever comes after them is ignored."""
+        """Drops the answers once they are measured; later ones are ignored."""
         self.answers, self._games = {}, {}
 
     @property
     def is_complete(self) -> bool:
-        """True where every completion of every problem is judged."""
+        """True once every completion of every problem is scored."""
         return len(self.answers) == len(self._examination.prompts) * self._examination.samples
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems with the answers so far, in their order."""
+        """The problems with their answers so far, in order."""
         task, samples = self._examination.task, range(self._examination.samples)
         return [
             Problem(
@@ -267,8 +268,8 @@ class EvaluationResults:
     def measure(self) -> dict[str, float]:
         """Computes the metrics; see `rl_sync.records.accuracy.measure`.
 
-        Of games of several players also `games_won`, `games_drawn` and `games_lost`, as shares of
-        those that were judged; a game that a limit cut is none of them.
+        For games of several players it adds `games_won`, `games_drawn` and `games_lost`, as
+        fractions of the scored games; a game that a limit cut counts as none of them.
         """
         values = accuracy.measure(self.problems, self._examination.samples)
         for name in RESULTS if self._games else ():

@@ -1,4 +1,4 @@
-"""A run's parameters: where they start, what of them travels, what explorers generate with."""
+"""A run's parameters: their start, their published part, and the form that explorers use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Parameters:
     """The parameters of one run's policy.
 
     Attributes:
-      model: its shape. With adapters, they alone are trained, and they alone travel.
-      path: the checkpoint that they start from; None for a random start.
-      seed: of a random start, and of the adapters'.
-      layout: where they lie in this process.
-      dtype: what explorers hold them in, and what they travel in. Adapters travel in float32, and
-        are merged in it.
+      model: model config. With adapters, only these are trained and published.
+      path: checkpoint that the parameters start from; None for a random start.
+      seed: seed of a random start, and of the adapters.
+      layout: sharding in this process.
+      dtype: dtype of explorers' parameters and of published ones. Adapters are published in
+        float32, and merged in it.
     """
 
     model: ModelConfig
@@ -42,14 +42,14 @@ class Parameters:
 
     @functools.cached_property
     def abstract(self) -> Params:
-        """All parameters' shapes and shardings, as they are trained."""
+        """Shapes and shardings of all parameters, as they are trained."""
         return abstract_params(self.model, self.layout)
 
     def initial(self) -> Params:
-        """Makes the parameters that the run starts with; the same in every process.
+        """Makes the run's initial parameters, the same in every process.
 
         Raises:
-          ConfigError: the checkpoint's weights cannot be read, or are not those of its config.json.
+          ConfigError: the checkpoint's weights cannot be read, or do not match its config.json.
         """
         if self.path is None:
             return init_sharded(self.model, jax.random.key(self.seed), self.layout)
@@ -71,21 +71,21 @@ class Parameters:
             raise ConfigError(f"config.model.path={self.path!r}: {error}") from error
 
     def kept(self, params: Params) -> Params:
-        """The part of the parameters that snapshots hold: with adapters, these alone."""
+        """Returns the part of the parameters that snapshots hold: with adapters, only these."""
         return lora.split(params)[0] if self.model.lora else params
 
     def base_digest(self, params: Params) -> str | None:
-        """The digest of what snapshots do not hold; None where they hold everything."""
+        """Returns the digest of the part that snapshots omit; None if they hold everything."""
         return digest(lora.split(params)[1]) if self.model.lora else None
 
     def completed(self, kept: Params, base_digest: str | None) -> Params:
         """Inverts `kept`.
 
         Args:
-          base_digest: of the parameters that `kept` was taken from.
+          base_digest: digest of the omitted part at the time of the snapshot.
 
-        Raises:
-          ConfigError: what is not kept cannot be had again, or is another.
+          Raises:
+            ConfigError: the omitted part is unavailable, or has changed.
         """
         if not self.model.lora:
             return kept
@@ -95,33 +95,33 @@ class Parameters:
             start = f"seed={self.seed}" if self.path is None else f"model.path={self.path!r}"
             raise ConfigError(
                 f"The snapshot's adapters were trained on a base model with digest {base_digest},"
-                f" but that of config.{start} has {found}: it has changed since. Restore it, or"
-                " begin anew with another --config.workdir."
+                f" but the one of config.{start} now has {found}, so it has changed. Restore it, or"
+                " start again with another --config.workdir."
             )
         return lora.join(kept, base)
 
     def published(self, params: Params) -> Params:
-        """The part of the parameters that is published."""
+        """Returns the part of the parameters that is published."""
         if self.model.lora:
             return lora.split(params)[0]
         return params if self.dtype == "float32" else _cast(params, self.dtype)
 
     def abstract_published(self) -> Params:
-        """The shapes and shardings of what is published, and arrives."""
+        """Shapes and shardings of the published parameters."""
         return lora.split(self.abstract)[0] if self.model.lora else self.abstract_held
 
     def blank(self) -> Params:
-        """Zeros in the shapes of what explorers generate with, to compile with."""
+        """Makes zeros in the shapes of explorers' parameters, to compile with."""
         return zeros(self.abstract_held)
 
     def receiving(self, puller: Puller) -> Puller:
-        """A puller of what explorers generate with, from one of what travels."""
+        """Wraps a puller of published parameters as one of explorers' parameters."""
         if not self.model.lora:
             return puller
         return MergingPuller(puller, self.model, self.base(), self.abstract_held)
 
     def _stored_head(self) -> Params:
-        """The scalar head of a checkpoint that has one, which goes before one that is drawn."""
+        """Returns a checkpoint's scalar head, if it has one, which replaces a random one."""
         if self.path is None or not self.model.scalar_head:
             return {}
         directory = locate(self.path)
@@ -130,7 +130,7 @@ class Parameters:
         return load_params(directory, lora.merged_config(self.model), {HEAD: self.abstract[HEAD]})
 
     def _drawn(self, part: Literal[0, 1]) -> Params:
-        """Adapters and scalar head (0), or the rest (1), of a random start."""
+        """Makes adapters and scalar head (0), or the rest (1), of a random start."""
 
         def draw(key: Array) -> Params:
             return lora.split(init_params(self.model, key))[part]
@@ -141,7 +141,7 @@ class Parameters:
 
     @property
     def abstract_held(self) -> Params:
-        """The shapes, dtypes and shardings of what explorers generate with."""
+        """Shapes, dtypes and shardings of explorers' parameters."""
         return cast_abstract(lora.split(self.abstract)[1], self.dtype)
 
 
@@ -151,13 +151,13 @@ def _cast(params: Params, dtype: str) -> Params:
 
 
 class MergingPuller:
-    """Pulls adapters, and gives them merged into the parameters that do not change.
+    """Pulls adapters, and merges them into the fixed parameters.
 
     Args:
-      puller: of the adapters.
-      model: with `lora`.
-      base: the parameters without adapters.
-      abstract: what is to come of it: dtypes and shardings.
+      puller: puller of the adapters.
+      model: model config with `lora`.
+      base: parameters without adapters.
+      abstract: dtypes and shardings of the result.
     """
 
     def __init__(self, puller: Puller, model: ModelConfig, base: Params, abstract: Params) -> None:

@@ -1,4 +1,4 @@
-"""The policy of a run, or its reward model, as a checkpoint that transformers loads."""
+"""Export of a run's policy, or its reward model, as a checkpoint that transformers loads."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def export(workdir: Path, target: Path, dtype: str | None, named: str | None = N
     Its max_position_embeddings are the `max_length` of `model_of_run`.
 
     Args:
-      dtype: float32, bfloat16 or float16; None for as imported, or float32.
-      named: the snapshot; see `rl_sync.roles.saved_policy.step_named`.
+      dtype: float32, bfloat16 or float16; None for the imported checkpoint's, or float32.
+      named: name of the snapshot; see `rl_sync.roles.saved_policy.step_named`.
 
     Returns:
       The trainer step of the snapshot.
 
     Raises:
-      ConfigError: there is no run or no snapshot, or it cannot be written there or so.
+      ConfigError: there is no run or no snapshot, or it cannot be written there or in this form.
     """
     settings = settings_of_run(workdir)
-    # Beside a run that still holds the accelerators, and in the host's memory.
+    # On the host, since a run may still hold the accelerators.
     here = jax.local_devices(backend="cpu")[:1]
     layout = Layout(MeshShape().mesh(here), settings.sharding.rules)
     with jax.default_device(here[0]):
@@ -59,7 +59,7 @@ def export(workdir: Path, target: Path, dtype: str | None, named: str | None = N
 
 
 def _notes(workdir: Path, policy: RunPolicy) -> dict[str, str]:
-    """Writes what a reward model's scores are read by; nothing for a policy."""
+    """Returns notes on how to read a reward model's scores; none for a policy."""
     if not policy.model.scalar_head:
         return {}
     settings = policy.settings
@@ -81,7 +81,7 @@ def _notes(workdir: Path, policy: RunPolicy) -> dict[str, str]:
 
 
 def _tokenizer(settings: RunSettings, task: Task) -> dict[str, Any]:
-    """The run's tokenizer, where it is not that of `model.path`, which hands on its own."""
+    """Returns the run's tokenizer, unless `model.path` provides its own."""
     tokenizer, path = task.tokenizer, settings.tokenizer.path
     if isinstance(tokenizer, CharacterTokenizer):
         return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}

@@ -1,7 +1,7 @@
 """One process of a role: `python -m rl_sync.roles.process --role=… --workdir=… --master=…`.
 
 The launcher starts these on one machine. It gives each a pipe as standard input; a role whose pipe
-closes ends itself, since nobody watches it any more.
+closes ends itself, since nothing supervises it any more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
     arguments = _arguments()
     log_to_stderr()
     faulthandler.enable()
-    # The launcher decides when a role stops; a terminal's Ctrl-C is for the launcher alone.
+    # The launcher decides when a role stops; a terminal's Ctrl-C is only for the launcher.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def log_to_stderr() -> None:
-    """Lets this process say what it does, and Orbax only what it warns of, not every file."""
+    """Logs this process's messages, but only warnings from Orbax, which logs every file."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -66,7 +66,7 @@ def log_to_stderr() -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
-    """Runs the role; loads what that takes, and no more."""
+    """Runs the role; imports only the modules that it needs."""
     if arguments.role == MASTER:
         with loading():
             from rl_sync.roles.master.service import run_master
@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
         from rl_sync.weights import storage
 
         if arguments.role in (TRAINER, TOGETHER):
-            storage.load_orbax()  # They need it soon, and do not yet have threads.
+            storage.load_orbax()  # They need it soon, and have no threads yet.
     addresses = Addresses(arguments.master, arguments.replay, arguments.coordinator, arguments.team)
     if arguments.role == TOGETHER:
         colocation.run_colocated(settings, addresses)
@@ -93,10 +93,10 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once, without taking the interpreter down.
+    """Ends the process immediately, without shutting down the interpreter.
 
-    An ordinary exit may wait for threads that stand in calls, and for a cluster's barrier; and a
-    thread of XLA that still lets go of a Python object meanwhile aborts the process.
+    An ordinary exit may wait for threads that are inside calls, and for a cluster's barrier; and an
+    XLA thread that releases a Python object meanwhile aborts the process.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -110,10 +110,10 @@ def _arguments() -> argparse.Namespace:
         required=True,
         help="master, trainer, explorer1, explorer2, …, or trainer+explorers",
     )
-    parser.add_argument("--workdir", required=True, help="the run's; holds its config.json")
+    parser.add_argument("--workdir", required=True, help="work directory with config.json")
     parser.add_argument("--master", required=True, help="host:port of the master")
     parser.add_argument("--replay", required=True, help="host:port of the replay server")
-    parser.add_argument("--process", type=int, default=0, help="which of the role's processes")
+    parser.add_argument("--process", type=int, default=0, help="index of the role's process")
     parser.add_argument("--coordinator", default="", help="host:port of the process's cluster")
     parser.add_argument("--team", default="", help="host:port of the role's first process")
     parser.add_argument("--lifeline", action="store_true", help="end when standard input is closed")

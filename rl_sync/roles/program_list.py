@@ -1,8 +1,8 @@
-"""Listing of the programs that each role of a run compiles, known before the run begins.
+"""List of the programs that each role of a run compiles, known before the run begins.
 
-A program is a jitted function for given shapes of its arguments. Listed are those that compute
-with the model: the trainer's steps, and the functions of rollout engines. Small ones, which draw,
-move or compare weights, are not.
+A program is a jitted function for given shapes of its arguments. The list contains programs that
+compute with the model: the trainer's steps, and the functions of rollout engines. It omits small
+ones, which initialize, move or compare weights.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TRAINING, SFT, EVALUATION, ROLLOUT = "training", "sft", "evaluation", "rollout"
 
 
 class Listed(NamedTuple):
-    """A program that a role compiles, or may have to.
+    """A program that a role compiles, or may have to compile.
 
     Attributes:
-      purpose: what the role needs it for.
-      name: the function.
-      key: a name that no other program of the role has.
+      purpose: use of the program in the role.
+      name: name of the function.
+      key: unique key among the role's programs.
       lower: traces the function for the shapes of its arguments.
     """
 
@@ -46,7 +46,7 @@ class Listed(NamedTuple):
 
 
 def shapes_of(arguments: Any) -> Hashable:
-    """Returns the shapes and dtypes of a pytree's leaves, as a part of a program's key."""
+    """Returns the shapes and dtypes of a pytree's leaves, for a program's key."""
     return tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(arguments))
 
 
@@ -56,10 +56,10 @@ def sft_key(drawn: Demonstrations) -> Hashable:
 
 
 def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
-    """Lists the programs of the trainer, about in the order in which it needs them.
+    """Lists the programs of the trainer, roughly in the order of their first use.
 
-    With `trainer.batching=shared` steps are missing: their batches may have too many shapes. So are
-    evaluations of reward models.
+    With `trainer.batching=shared` steps are omitted, since their batches may have too many shapes.
+    Evaluations of reward models are omitted, too.
     """
     return [
         *_sft(settings, task, trainer),
@@ -71,7 +71,7 @@ def trainer_programs(settings: RunSettings, task: Task, trainer: Trainer) -> lis
 def explorer_programs(
     settings: RunSettings, task: Task, engine: Engine, parameters: Parameters
 ) -> list[Listed]:
-    """Lists the programs of an explorer's engine, about in the order in which it needs them."""
+    """Lists the programs of an explorer's engine, roughly in the order of their first use."""
     return _of_engine(ROLLOUT, engine, parameters.abstract_held, _rollouts(settings, task))
 
 
@@ -118,7 +118,7 @@ def _of_engine(purpose: str, engine: Engine, params: Params, requests: Requests)
 
 
 def _rollouts(settings: RunSettings, task: Task) -> Requests:
-    """Describes the requests to an explorer's engine."""
+    """Returns the requests that an explorer's engine will get."""
     prompts = settings.groups_at_once * (1 + settings.algorithm.needs_baselines)
     asked: Iterable[Prompt] = task.train
     if settings.evaluates_on_explorers:
@@ -130,7 +130,7 @@ def _rollouts(settings: RunSettings, task: Task) -> Requests:
 
 
 def _evaluations(settings: RunSettings, task: Task, slots: int) -> Requests:
-    """Describes the requests to the trainer's engine."""
+    """Returns the requests that the trainer's engine will get."""
     return _requests(settings, task, wiring.examination(settings, task).prompts, slots)
 
 
@@ -142,7 +142,7 @@ def _requests(
     recomputes: bool = False,
 ) -> Requests:
     sampling, plays = wiring.sampling(settings, task), settings.plays
-    # Environments say how long prompts are.
+    # Environments determine the length of prompts.
     any_length = frozenset(range(1, task.row_tokens))
     return Requests(
         prompt_tokens=any_length if plays else task.prompt_lengths(asked),

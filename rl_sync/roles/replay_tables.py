@@ -1,4 +1,4 @@
-"""Tables that a run needs of a replay buffer, and the check that a server has them."""
+"""Tables of a run's replay buffer, and the check that a server has them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TABLE = "groups"
 
 
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
-    """The replay buffer's tables: one, from which each group is taken `replay.times_sampled` times.
+    """Returns the replay buffer's one table, which gives each group `replay.times_sampled` times.
 
-    Unless `replay.max_size` says otherwise, it has room for every batch that may be ahead of the
-    trainer, and for groups whose lease is over, so that no explorer waits for room while the
-    schedule lets it go on. It makes explorers wait rather than remove a group: the master has an
-    account of every one.
+    If `replay.max_size` is not set, it has room for every batch that may be ahead of the trainer,
+    and for groups whose leases have ended, so that no explorer waits for room while the schedule
+    lets it continue. It makes explorers wait instead of removing a group, since the master accounts
+    for every group.
     """
     replay = settings.replay
     sampler = cast(Selector, replay.sampler)
@@ -30,10 +30,10 @@ def replay_tables(settings: RunSettings) -> list[TableSpec]:
 
 
 def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
-    """Checks that a replay server, which somebody may have started by hand, has the run's table.
+    """Checks that a replay server, which a user may have started, has the run's table.
 
     Raises:
-      ConfigError: it has not.
+      ConfigError: it does not have the table.
       ReplayError: it does not answer.
     """
     (wanted,) = replay_tables(settings)
@@ -46,7 +46,7 @@ def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
 
 
 def _serves(found: TableInfo, wanted: TableSpec) -> bool:
-    """Says whether a table gives groups as the run wants them, and has room for as many."""
+    """Says whether a table returns groups as the run needs them, and has enough room."""
     has_room = found.max_size >= wanted.max_size
     drawn = (found.sampler, found.max_times_sampled)
     return has_room and drawn == (wanted.sampler, wanted.max_times_sampled)

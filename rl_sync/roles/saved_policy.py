@@ -1,4 +1,4 @@
-"""The policy of a run: that of a snapshot, or the one that it began with."""
+"""The saved policy of a run: from a snapshot, or the initial one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class RunPolicy(NamedTuple):
     """A run's policy, or its reward model, after some trainer step.
 
     Attributes:
-      settings, task: of the run.
-      step: the finished trainer steps.
-      model, params: the model, adapters merged; see `model_of_run`.
+      settings, task: settings and task of the run.
+      step: number of finished trainer steps.
+      model, params: model config and parameters, with adapters merged; see `model_of_run`.
     """
 
     settings: RunSettings
@@ -44,7 +44,7 @@ def settings_of_run(workdir: Path) -> RunSettings:
     """Reads the settings of the run in a work directory.
 
     Raises:
-      ConfigError: there is no run.
+      ConfigError: the directory does not contain a run.
     """
     config = Workdir(workdir).config
     try:
@@ -70,8 +70,9 @@ def step_named(workdir: Path, name: str | None) -> int | None:
         best = read_best(Workdir(workdir))
         if best is None:
             raise ConfigError(
-                f"The run in {workdir} has no best snapshot: it is kept where checkpoint.best names"
-                " a metric of evaluations. Give step=NUMBER, or leave step out for the newest."
+                f"The run in {workdir} has no best snapshot: runs keep one if checkpoint.best"
+                " names a metric of evaluations. Give step=NUMBER, or leave step out for the"
+                " newest."
             )
         return best.step
     if not name.isdecimal():
@@ -87,10 +88,10 @@ def step_named(workdir: Path, name: str | None) -> int | None:
 
 
 def require_snapshot(workdir: Path) -> None:
-    """Refuses a run that has no snapshot.
+    """Rejects a run without snapshots.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: there is no snapshot.
     """
     require(
         latest_snapshot(Workdir(workdir).snapshots) is not None,
@@ -105,7 +106,7 @@ def load_policy(
     """Loads the policy of a snapshot, with adapters merged.
 
     Args:
-      layout: where the parameters go.
+      layout: sharding of the parameters.
       step: see `step_named`.
 
     Returns:
@@ -123,9 +124,9 @@ def load_policy(
         raise ConfigError(str(error)) from error
     except FileNotFoundError as error:
         raise ConfigError(
-            f"The run in {workdir} has no snapshot yet: one is taken every"
-            f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0 for"
-            " none), and when the run ends or is stopped."
+            f"The run in {workdir} has no snapshot yet: a run saves one every"
+            f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0"
+            " for none), and when it ends or is stopped."
         ) from error
     params = parameters.completed(part["params"], metadata.get("base_digest"))
     return step, lora.merge(model, params) if model.lora else params
@@ -135,8 +136,8 @@ def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> RunPolicy:
     """Loads the policy of a run as its own settings describe it.
 
     Args:
-      layout: where the parameters go.
-      step: see `step_named`; 0 for the policy that the run began with, before any SFT.
+      layout: sharding of the parameters.
+      step: see `step_named`; 0 for the initial policy, before any SFT.
 
     Raises:
       ConfigError: see `load_policy`.
@@ -153,11 +154,11 @@ def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> RunPolicy:
 
 
 def model_of_run(settings: RunSettings, task: Task) -> ModelConfig:
-    """Describes a run's model for use after it, adapters merged.
+    """Returns a run's model config for use after the run, with adapters merged.
 
-    Its `max_length` is that of the checkpoint that the run began with. Of a model that began at
-    random it is 2,048, or as many as its rows have if those are longer: RoPE has no last position,
-    and who uses the model should not be kept to the lengths that it was trained on.
+    Its `max_length` is that of the checkpoint that the run started from. After a random start it is
+    2,048, or the length of the run's rows if that is greater: RoPE has no last position, and users
+    should not be limited to the lengths of training.
     """
     model = lora.merged_config(wiring.model_config(settings, task))
     if settings.model.path is not None:

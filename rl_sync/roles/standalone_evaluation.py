@@ -1,4 +1,4 @@
-"""An evaluation alone: without a run, on the devices of this process."""
+"""Evaluation without a run, on the devices of this process."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class PolicySource(NamedTuple):
     """The policy to evaluate.
 
     Attributes:
-      workdir: the run whose snapshot it is; None for `model.path` of the settings.
-      step: the snapshot; see `rl_sync.roles.saved_policy.step_named`.
+      workdir: work directory of the run; None for `model.path` of the settings.
+      step: name of the snapshot; see `rl_sync.roles.saved_policy.step_named`.
     """
 
     workdir: Path | None = None
@@ -46,10 +46,10 @@ class Evaluation:
     """A measured evaluation with all its completions.
 
     Attributes:
-      policy: a description of the policy.
+      policy: description of the policy.
       values: see `rl_sync.records.accuracy.measure`.
-      completions: the completions with their judgements, problem by problem.
-      generated_secs, judged_secs: the time that each part took.
+      completions: completions with their scores, problem by problem.
+      generated_secs, judged_secs: times of generation and of scoring.
     """
 
     policy: str
@@ -71,9 +71,9 @@ def evaluate(settings: RunSettings, source: PolicySource, say: Callable[[str], N
     """
     require(
         not settings.algorithm.scores,
-        f"algorithm.name={settings.algorithm.name} trains a reward model, which completes nothing:"
-        " its accuracy on held-out pairs is in the run's metrics.jsonl, between steps as often as"
-        " evaluation.every_steps says.",
+        f"algorithm.name={settings.algorithm.name} trains a reward model, which does not"
+        " generate: its accuracy on held-out pairs is in the run's metrics.jsonl, between steps"
+        " as often as evaluation.every_steps says.",
     )
     task = wiring.load_task(settings)
     wiring.check_reward(task)
@@ -97,7 +97,7 @@ def _layout(settings: RunSettings) -> Layout:
     if shape.devices > len(devices):
         raise ConfigError(
             f"explorer.mesh needs {shape.devices} devices, but this process has {len(devices)}:"
-            " lower the mesh, which evaluations use, too."
+            " use a smaller mesh, which evaluations use, too."
         )
     return settings.layout(shape.mesh(devices[: shape.devices]))
 
@@ -126,7 +126,7 @@ def _judged(
     items: list[CompletionToScore],
     say: Callable[[str], None],
 ) -> tuple[EvaluationResults, list[dict[str, Any]]]:
-    """Has completions judged; returns them on a sheet, and as records."""
+    """Has completions scored; returns the results, and the completions as records."""
     main, sheet = (
         Rubric(task.reward).labels[0],
         EvaluationResults(examination, settings.evaluation.category),

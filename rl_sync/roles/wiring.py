@@ -1,4 +1,4 @@
-"""The wiring: from a run's settings to the task, the models and the rest that they describe."""
+"""The wiring: makes the task, the models and other objects from a run's settings."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def load_task(settings: RunSettings) -> Task:
     """Loads the problems and their tokenizer.
 
     Raises:
-      ConfigError: they cannot be read (the message says where), do not fit the model, or there is
-        no demonstrations where a setting wants it.
+      ConfigError: they cannot be read (the message says where), do not fit the model, or lack
+        demonstrations that a setting needs.
     """
     tokenizer = dataclasses.replace(
         settings.tokenizer, path=settings.tokenizer.path or settings.model.path
@@ -73,7 +73,7 @@ def load_task(settings: RunSettings) -> Task:
 
 
 def _require_text(settings: RunSettings, task: Task) -> None:
-    """Refuses a task that shows images, which policies do not see yet."""
+    """Rejects a task that shows images, which policies cannot read yet."""
     name = settings.task.name
     section = getattr(settings.task, name, None)
     has_text = hasattr(section, "as_text")
@@ -90,7 +90,7 @@ def _require_text(settings: RunSettings, task: Task) -> None:
 
 
 def _require_demonstrations(settings: RunSettings, task: Task) -> None:
-    """Refuses a task without demonstrations where a setting wants some."""
+    """Rejects a task without demonstrations if a setting needs some."""
     if task.demonstrations:
         return
     algorithm = settings.algorithm
@@ -99,7 +99,7 @@ def _require_demonstrations(settings: RunSettings, task: Task) -> None:
         "algorithm.demonstration_rows": algorithm.demonstration_rows,
     }
     for name, value in wanted.items():
-        rule = f"{name}={value}, but the task has no demonstrations: use {name}=0 to go without."
+        rule = f"{name}={value}, but the task has no demonstrations: use {name}=0 to do without."
         require(not value, " ".join([rule, *task.notes]))
     require(
         not algorithm.demonstrations_only,
@@ -109,7 +109,7 @@ def _require_demonstrations(settings: RunSettings, task: Task) -> None:
 
 
 def _require_preferences(settings: RunSettings, task: Task) -> None:
-    """Refuses a task without pairs of preference where a reward model is trained."""
+    """Rejects a task without preference pairs if a reward model is trained."""
     for name, pairs in {"train": task.preferences, "hold out": task.held_out_preferences}.items():
         require(
             bool(pairs) or not settings.algorithm.scores,
@@ -120,10 +120,10 @@ def _require_preferences(settings: RunSettings, task: Task) -> None:
 
 
 def check_reward(task: Task) -> None:
-    """Refuses a reward that cannot be made, or that cannot judge the task's problems.
+    """Rejects a reward that cannot be made, or that cannot score the task's problems.
 
     Raises:
-      ConfigError: names the reward, the problem and the way out.
+      ConfigError: the message names the reward, the problem and the remedy.
     """
     try:
         rubric = Rubric(task.reward)
@@ -133,13 +133,13 @@ def check_reward(task: Task) -> None:
 
 
 def try_reward(settings: RunSettings, task: Task) -> list[str]:
-    """Tries on this machine what the reward needs of it; reward servers have tried it themselves.
+    """Tests the reward's requirements on this machine; reward servers have tested their own.
 
     Returns:
-      Sentences on problems whose completions cannot be judged.
+      Sentences about problems whose completions cannot be scored.
 
     Raises:
-      ConfigError: no completion could be judged.
+      ConfigError: no completion could be scored.
     """
     if settings.reward.addresses is not None:
         return []
@@ -152,12 +152,12 @@ def try_reward(settings: RunSettings, task: Task) -> list[str]:
 
 
 def check_reward_servers(settings: RunSettings, task: Task) -> None:
-    """Refuses reward servers with another reward or another secret.
+    """Rejects reward servers with another reward or another secret.
 
-    One that does not answer is not refused: it may come later.
+    A server that does not answer is not rejected: it may start later.
 
     Raises:
-      ConfigError: names the server, what is wrong and the way out.
+      ConfigError: the message names the server, the fault and the remedy.
     """
     if settings.reward.addresses is None:
         return
@@ -180,18 +180,18 @@ def _reward_secret(settings: RewardSettings) -> str:
 
 
 def delivers_beside(settings: RunSettings) -> bool:
-    """Says whether threads have groups judged and inserted while the explorer generates others.
+    """Says whether threads have groups scored and inserted while the explorer generates others.
 
-    The explorer waits where the judgement may have it generate a group again. Streaming explorers
-    never wait: others of their groups are in flight.
+    The explorer waits where scores may make it generate a group again. Streaming explorers never
+    wait, since others of their groups are in flight.
     """
     return settings.rollout.streaming or not settings.algorithm.screening.replaces
 
 
 def delivers_in_parts(settings: RunSettings, task: Task) -> bool:
-    """Says whether explorers deliver each group when it is whole, while others are in flight.
+    """Says whether explorers deliver each group once it is whole, while others are in flight.
 
-    Groups of a quick reward are delivered together, since a call for each would cost more.
+    Groups with a quick reward are delivered together, since a call for each would cost more.
     """
     rollout = settings.rollout
     if rollout.streaming:
@@ -202,10 +202,10 @@ def delivers_in_parts(settings: RunSettings, task: Task) -> bool:
 
 
 def judge_of(settings: RunSettings, task: Task, say: Callable[[str], None]) -> Scorer:
-    """Returns what judges a task's completions: workers, or reward servers if there are some.
+    """Returns the scorer of a task's completions: workers, or reward servers if there are any.
 
     Args:
-      say: gets a line for the user when no server answers.
+      say: function that gets a line for the user when no server answers.
     """
     if settings.reward.addresses is None:
         return LocalScorer(task.reward, settings.reward)
@@ -225,12 +225,12 @@ def judging(
     say: Callable[[str], None],
     scored: Scored | None = None,
 ) -> MasterScoring:
-    """The judging of a task's completions; the reward is tried at once, in a thread.
+    """Makes the scoring of a task's completions; a thread tests the reward immediately.
 
     Args:
-      fail: called with a reason if it cannot be used.
+      fail: called with a reason if the reward cannot be used.
       say: see `judge_of`.
-      scored: called with the success of groups that were judged.
+      scored: called with the success of scored groups.
     """
     made = MasterScoring(
         task=task,
@@ -248,10 +248,10 @@ def judging(
 
 
 def model_config(settings: RunSettings, task: Task) -> ModelConfig:
-    """The model for a task's vocabulary and lengths.
+    """Returns the model config for a task's vocabulary and lengths.
 
     Raises:
-      ConfigError: `model.path` is no checkpoint of ours, or does not fit the task.
+      ConfigError: `model.path` is not a supported checkpoint, or does not fit the task.
     """
     model = settings.model.config(task.tokenizer.vocab_size, task.row_tokens)
     scores = settings.algorithm.scores
@@ -264,10 +264,10 @@ def model_config(settings: RunSettings, task: Task) -> ModelConfig:
 
 
 def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
-    """The model as the trainer computes it.
+    """Returns the model config for the trainer's computations.
 
     Raises:
-      ConfigError: as `model_config`, or its attention cannot express the trainer's rows.
+      ConfigError: as `model_config`, or the attention does not support the trainer's rows.
     """
     batching = settings.trainer.batching
     packed, shared = batching == "packed" or settings.has_segments, batching == "shared"
@@ -275,7 +275,7 @@ def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
 
 
 def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
-    """The model as explorers compute it; raises what `trainer_model` does."""
+    """Returns the model config for explorers' computations; raises as `trainer_model` does."""
     return _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
 
 
@@ -291,7 +291,7 @@ def _computed(
 
 
 def sampling(settings: RunSettings, task: Task) -> Sampling:
-    """The way in which explorers sample completions.
+    """Returns the sampling choices of explorers.
 
     Raises:
       ConfigError: the task's completions are shorter than the settings ask for.
@@ -314,12 +314,12 @@ def sampling(settings: RunSettings, task: Task) -> Sampling:
 
 
 def greedy_sampling(settings: RunSettings, task: Task) -> Sampling:
-    """The way of probes: as explorers do, but always with the likeliest token."""
+    """Returns the sampling choices of probes: those of explorers, but greedy."""
     return dataclasses.replace(sampling(settings, task), greedy=True)
 
 
 def examination(settings: RunSettings, task: Task) -> EvaluationSet:
-    """The held-out problems of an evaluation; several completions of each are drawn at random."""
+    """Returns the held-out problems of an evaluation, with random or greedy sampling."""
     evaluation = settings.evaluation
     if evaluation.samples == 1:
         drawn = greedy_sampling(settings, task)
@@ -337,12 +337,12 @@ def examination(settings: RunSettings, task: Task) -> EvaluationSet:
 
 
 def batching_of(settings: RunSettings, task: Task) -> Batching:
-    """The layout of the trainer's batches of a task; raises what `batching` does."""
+    """Returns the layout of the trainer's batches for a task; raises the errors of `batching`."""
     return batching(settings, task.row_tokens, mask_words(settings, task))
 
 
 def mask_words(settings: RunSettings, task: Task) -> int:
-    """The most entries of a drawn token's sampling mask; 0 for runs that keep no masks."""
+    """Maximum number of entries of a token's sampling mask; 0 for runs without masks."""
     keeps = settings.algorithm.generates and settings.rollout.keep_sampling_mask
     if not (keeps and LogitsProcessors.of(sampling(settings, task)).excludes):
         return 0
@@ -351,7 +351,7 @@ def mask_words(settings: RunSettings, task: Task) -> int:
 
 
 def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Batching:
-    """The layout of the trainer's batches, of trajectories of at most `row_tokens`.
+    """Returns the layout of the trainer's batches, for trajectories of up to `row_tokens` tokens.
 
     Args:
       mask_words: see `Batching`.
@@ -371,7 +371,7 @@ def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Bat
         trajectories=settings.trainer.groups_per_step * settings.trainer.group_size,
         row_tokens=row_tokens,
         updates=settings.optimizer.updates_per_batch,
-        # Rows of packed and shared batches are as many as they have to be.
+        # Packed and shared batches have as many rows as they need.
         microbatch_rows=settings.trainer.microbatch_rows or (shards if shards > 1 else 0),
         with_baselines=settings.algorithm.needs_baselines,
         of_episodes=settings.plays,
@@ -382,10 +382,10 @@ def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Bat
 
 
 def prompt_pool(settings: RunSettings, task: Task) -> PromptPool:
-    """The prompts that the run chooses from.
+    """Returns the prompts that the run chooses from.
 
     Raises:
-      ConfigError: the rows lack what the curriculum goes by.
+      ConfigError: the rows lack a field that the curriculum needs.
     """
     try:
         return pool_of(settings.curriculum, task.train, settings.mixture)
@@ -394,7 +394,7 @@ def prompt_pool(settings: RunSettings, task: Task) -> PromptPool:
 
 
 def master_settings(settings: RunSettings, pool: PromptPool) -> MasterSettings:
-    """The settings that the master actor goes by."""
+    """Returns the settings of the master actor."""
     return MasterSettings(
         schedule=settings.schedule,
         steps=settings.trainer.steps,

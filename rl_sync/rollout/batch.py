@@ -1,4 +1,4 @@
-"""Slots of an engine, and the compiled programs that run on them, as the host sees both."""
+"""The host's view of an engine's slots, and of the compiled programs that run on them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 class Start(NamedTuple):
-    """A sequence to start.
+    """A sequence to start in a slot.
 
     Attributes:
-      source: the row of its prompt in the prefix.
-      target: the slot that it gets.
-      prompt: its prompt.
-      sampling: the sampling choices for its tokens.
-      key: the random key of its draws.
+      source: row of its prompt in the prefix.
+      target: slot that it gets.
+      prompt: token ids of its prompt.
+      sampling: sampling choices for its tokens.
+      key: random key of its sampling.
     """
 
     source: int
@@ -44,14 +44,14 @@ class Start(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A sequence in a slot that goes on after given tokens.
+    """A sequence in a slot that continues after given tokens.
 
     Attributes:
-      target: its slot.
-      newest: the position of its last token so far.
-      given: the tokens that follow.
-      sampling: the sampling choices for the tokens after those.
-      key: the random key of their draws.
+      target: slot of the sequence.
+      newest: position of its last token so far.
+      given: tokens that follow.
+      sampling: sampling choices for the tokens after those.
+      key: random key of their sampling.
     """
 
     target: int
@@ -63,18 +63,18 @@ class Extension(NamedTuple):
 
 @dataclasses.dataclass
 class Batch:
-    """Slots of a number that changes, and the weights that they are decoded with.
+    """The engine's slots, whose number changes, and the weights that decode them.
 
     Attributes:
-      config: the model.
-      sizes: the sizes of its programs; the most slots, and the positions of each.
-      chunk_tokens: the most steps of a chunk.
-      layout: where the weights and the slots lie.
+      config: model config.
+      sizes: sizes of its programs, with the maximum number of slots and the positions of each.
+      chunk_tokens: maximum decode steps of a chunk.
+      layout: sharding of the weights and the slots.
       before_first: called with each program before its first call.
-      rows: the number of slots at present.
-      changes: those of logits that sequences may ask for.
-      compiled: what programs were compiled for.
-      compile_secs: how long that took.
+      rows: current number of slots.
+      changes: kinds of logits processors that sequences may ask for.
+      compiled: programs compiled so far.
+      compile_secs: time spent on compilation.
     """
 
     config: ModelConfig
@@ -92,13 +92,13 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Positions of a slot."""
+        """Number of positions of a slot."""
         return self.sizes.length
 
     def load(self, params: Params) -> None:
-        """Takes new weights; their arrays must stay alive until the next call."""
-        # JAX distinguishes arrays that were placed explicitly from those that were not. Without
-        # this, everything would be compiled again.
+        """Takes new weights; their arrays must stay alive until the next `load`."""
+        # JAX distinguishes arrays that were placed explicitly from others. Without this line,
+        # everything would be compiled again.
         self._params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
 
     @property
@@ -107,7 +107,7 @@ class Batch:
         return self._params is not None
 
     def make_room_for_stop_ids(self, count: int) -> None:
-        """Makes sure that a row may have so many stop ids."""
+        """Makes sure that a row has room for `count` stop ids."""
         width = stop_ids_bucket(count)
         if width <= self._stop_ids:
             return
@@ -119,9 +119,9 @@ class Batch:
         self._stop_ids = width
 
     def resize(self, rows: int, kept: Sequence[int]) -> None:
-        """Changes the number of slots; the kept ones become the first."""
+        """Changes the number of slots; the kept slots become the first ones."""
         if not kept:
-            self._slots = None  # Freed first: two caches may not fit.
+            self._slots = None  # Freed first: two caches may not fit in memory.
             self._slots = self._empty_slots(rows)
         else:
             sources = np.zeros(rows, np.int32)
@@ -138,14 +138,14 @@ class Batch:
         return self._call(program, core.prefill, self.config, self._params, padded)
 
     def copy_cache(self, slot: int, tokens: int) -> KVCache:
-        """Copies the cache of a slot whose sequence has so many tokens, and some room more."""
+        """Copies the cache of a slot whose sequence has `tokens` tokens, rounded up to a bucket."""
         span = self.sizes.prompt_bucket(tokens)
         program = CompiledProgram("copy_cache", (self.rows, span, self._stop_ids))
         source = np.array([slot], np.int32)
         return self._call(program, core.copy_cache, self._slots, source, span=span)
 
     def insert_copy(self, cache: KVCache, start: Start) -> None:
-        """Starts a sequence whose prompt is that of a copied cache."""
+        """Starts a sequence whose prompt's cache was copied before."""
         tokens: Any = _padded([start.prompt], 1, self.sizes.prompt_bucket(len(start.prompt)))
         self._insert("insert_copy", Prefix(tokens, cache), [start])
 
@@ -168,10 +168,10 @@ class Batch:
         )
 
     def extend(self, extensions: Sequence[Extension], most_given: int) -> None:
-        """Lets sequences go on.
+        """Continues sequences after given tokens.
 
         Args:
-          most_given: the most tokens that any of them is given, in this call or another.
+          most_given: maximum number of given tokens of any sequence, in this or any other call.
         """
         filled = [*extensions, *[extensions[-1]] * (self.rows - len(extensions))]
         given = np.zeros((self.rows, most_given), np.int32)
@@ -187,7 +187,7 @@ class Batch:
         self._slots = self._call(program, core.extend, self._slots, given, targets, rows)
 
     def _targets(self, slots: Sequence[int]) -> Int[np.ndarray, " B"]:
-        """Returns the slots, followed by slots that no row has."""
+        """Pads the list of slots with a slot number that no row has."""
         targets = np.full(self.rows, self.rows, np.int32)
         targets[: len(slots)] = slots
         return targets
@@ -199,10 +199,10 @@ class Batch:
         pauses: Int[np.ndarray, " N"],
         longest: int,
     ) -> Chunk:
-        """Draws the next chunk; see `rl_sync.rollout.slots.decode_chunk`.
+        """Decodes the next chunk; see `rl_sync.rollout.slots.decode_chunk`.
 
         Args:
-          longest: the number of tokens of the longest live sequence.
+          longest: number of tokens of the longest live sequence.
         """
         span = self.sizes.span_bucket(longest + self.chunk_tokens)
         program = CompiledProgram("decode", (self.rows, span, self._stop_ids, *self.changes))
@@ -225,7 +225,7 @@ class Batch:
         """Recomputes the cache of all slots with the current weights, and waits for it.
 
         Args:
-          longest: the number of tokens of the longest sequence.
+          longest: number of tokens of the longest sequence.
         """
         span = self.sizes.prompt_bucket(longest)
         count = self.sizes.recomputed_rows(self.rows, span)
@@ -247,7 +247,7 @@ class Batch:
         slots = self._call(
             program, core.empty_slots, self.config, rows, self.length, self._stop_ids
         )
-        # On one device nothing has put them anywhere yet.
+        # On one device nothing has placed the arrays yet.
         return slots if self.layout.mesh.size > 1 else jax.device_put(slots, self.layout.repeated)
 
     def _call(
@@ -266,7 +266,7 @@ class Batch:
 
 
 def _padded(prompts: Sequence[Int[np.ndarray, " P"]], rows: int, width: int) -> np.ndarray:
-    """Puts prompts into the first of some rows, padded on the right."""
+    """Puts prompts into the first rows of an array, padded on the right."""
     padded = np.zeros((rows, width), np.int32)
     for row, prompt in zip(padded, prompts, strict=False):
         row[: len(prompt)] = prompt

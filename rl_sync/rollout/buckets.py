@@ -15,10 +15,10 @@ _MOST_PREFILL_TOKENS = 8192
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of an engine's programs: those that exist, and those that real ones round up to.
+    """The sizes that an engine's programs exist for; real sizes are rounded up to them.
 
     Attributes:
-      slots: the most rows of a batch.
+      slots: maximum rows of a batch.
       length: positions of a row.
       paged: whether a cache is read only as far as its rows reach, so that one span serves all.
     """
@@ -29,7 +29,7 @@ class Sizes:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The numbers of rows of a batch, from the largest: all slots, then powers of two."""
+        """Possible numbers of rows of a batch, largest first: all slots, then powers of two."""
         sizes = [self.slots]
         while (smaller := power_of_two(sizes[-1]) // 2) >= _LEAST_ROWS:
             sizes.append(smaller)
@@ -37,10 +37,10 @@ class Sizes:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """The numbers of a row's positions that decoding reads, from the largest.
+        """Possible numbers of positions that decoding reads of a row, largest first.
 
-        They are the length itself, half of it, a quarter, and so on. So less than twice the filled
-        positions are read.
+        They are the whole length, half of it, a quarter, and so on. So decoding reads less than
+        twice the filled positions.
         """
         sizes = [self.length]
         while not self.paged:
@@ -51,15 +51,15 @@ class Sizes:
         return tuple(sizes)
 
     def row_bucket(self, rows: int) -> int:
-        """Returns the rows of a batch that needs so many, or all slots if these are too few."""
+        """Returns the smallest batch size with room for `rows` rows, or else all slots."""
         return min((size for size in self.rows if size >= rows), default=self.slots)
 
     def next_smaller(self, rows: int) -> int:
-        """Returns the next smaller size of a batch of `rows`; 0 if there is none."""
+        """Returns the next batch size below `rows`; 0 if there is none."""
         return max((size for size in self.rows if size < rows), default=0)
 
     def span_bucket(self, tokens: int) -> int:
-        """Returns how many positions are read of rows of so many tokens."""
+        """Returns the number of positions that are read of rows with `tokens` tokens."""
         return min((size for size in self.spans if size >= tokens), default=self.length)
 
     def prompt_bucket(self, tokens: int) -> int:
@@ -71,16 +71,16 @@ class Sizes:
         return tuple(sorted({self.prompt_bucket(length) for length in lengths}))
 
     def prefill_rows(self, prompts: int, tokens: int) -> int:
-        """Returns how many of some prompts, padded to `tokens`, one prefill has rows for."""
+        """Returns how many of the prompts fit into one prefill, if padded to `tokens`."""
         return prefill_rows(prompts, tokens, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
 
     def recomputed_rows(self, rows: int, tokens: int) -> int:
-        """Returns how many of a batch's rows are recomputed at once, up to position `tokens`."""
+        """Returns how many rows of a batch are recomputed at once, up to position `tokens`."""
         return min(prefill_rows(rows, tokens, 1, _MOST_PREFILL_TOKENS), rows)
 
 
 def power_of_two(number: int) -> int:
-    """Returns the least power of two that is not below a number of at least 1."""
+    """Returns the smallest power of two that is at least `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""Continuations: held sequences go on after given tokens, in their slots or in others."""
+"""Continuations: held sequences continue after given tokens, in their slots or in others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from rl_sync.rollout.slot_table import Held, SlotTable
 
 @dataclasses.dataclass
 class Continuations:
-    """The ways on for held sequences.
+    """The three ways in which held sequences continue.
 
-    One that is parked goes on in its slot. One whose cache is set aside waits for a slot, which
-    gets the cache. Others wait for a prefill of all of their tokens.
+    A sequence that is parked continues in its slot. A sequence whose cache is offloaded waits for a
+    slot, into which the cache is copied. Other sequences wait for a prefill of all their tokens.
 
     Attributes:
-      batch, queue, occupancy, aside: the parts of the engine.
-      most_stepped: the most given tokens that decode steps read; sequences with more are prefilled.
+      batch, queue, occupancy, aside: parts of the engine.
+      most_stepped: maximum number of given tokens that decode steps read; a sequence with more is
+        prefilled again.
     """
 
     batch: Batch
@@ -35,10 +36,10 @@ class Continuations:
     _extensions: list[Extension] = dataclasses.field(default_factory=list)
 
     def begin(self, held: Held, waiting: Waiting, given: Int[np.ndarray, " T"]) -> None:
-        """Lets a sequence go on that is held no longer.
+        """Lets a sequence continue; it is held no longer.
 
         Args:
-          waiting: the request whose prompt has its tokens, and behind them those given.
+          waiting: the request whose prompt is the sequence and then the given tokens.
         """
         if len(given) > self.most_stepped:
             self.aside.forget(held.copy)
@@ -51,7 +52,7 @@ class Continuations:
             self._start(waiting, held.slot, given)
 
     def restore(self, waiting: Waiting, slot: int) -> None:
-        """Starts a request in a slot with its cache that is set aside."""
+        """Starts a request in a slot with its offloaded cache."""
         assert waiting.copy is not None, "its cache is set aside"
         prompt = waiting.request.prompt
         before, given = np.split(prompt, [len(prompt) - waiting.given])
@@ -62,10 +63,10 @@ class Continuations:
         self._start(waiting, slot, given)
 
     def flush(self) -> tuple[int, int]:
-        """Has the device extend the sequences that were started since the last call.
+        """Runs the extension of all sequences that were started since the last call.
 
         Returns:
-          The number of tokens that they are given, and of those whose cache they keep.
+          The number of their given tokens, and the number of tokens whose cache was reused.
         """
         extensions, self._extensions = self._extensions, []
         if extensions:

@@ -41,7 +41,7 @@ CachePolicy = Literal["keep", "recompute"]
 
 
 class NonFiniteLogitsError(RuntimeError):
-    """The weights give logits that are NaN or infinite, so that no token can be drawn."""
+    """The weights give logits that are NaN or infinite, so that no token can be sampled."""
 
 
 class Engine:
@@ -52,12 +52,13 @@ class Engine:
     and the weights. It does not depend on the rest of the batch, its slot, or its start (except for
     the rounding of sums in batches of other sizes).
 
-    Weights may change between two steps: sequences in flight go on with the new weights.
+    Weights may change between two steps: sequences in flight continue with the new weights.
 
-    Completions may be held, so that they go on after given tokens: the turns of an episode. A held
-    sequence is parked in its slot with its cache. When others need the slot, the sequence held
-    longest is evicted. Its cache is set aside in host memory, and goes into a slot again when the
-    sequence goes on; or `extend` prefills the whole sequence again, with the same result.
+    Completions may be held, so that they can continue after given tokens: the turns of an episode.
+    A held sequence is parked in its slot with its cache. When others need the slot, the sequence
+    that was held longest is evicted. Its cache is offloaded to host memory, and goes into a slot
+    again when the sequence continues; or `extend` prefills the whole sequence again, with the same
+    result.
     """
 
     def __init__(
@@ -79,27 +80,28 @@ class Engine:
         """Makes an engine without weights.
 
         Args:
-          config: the model.
-          slots: the most sequences that are decoded at once.
-          max_length: the most tokens of a sequence, prompt included; the model's when left out.
-          chunk_tokens: the most tokens that a sequence gets in a step.
-          stepped_tokens: the most tokens of an extension that decode steps read, one a step. For
-            longer extensions the whole sequence is prefilled again.
-          cache: what becomes of the keys and values of sequences that new weights find under way or
-            parked: `keep` them, or `recompute` them with the new weights. Those set aside are kept
-            likewise, or dropped.
+          config: model config.
+          slots: maximum number of sequences that are decoded at once.
+          max_length: maximum number of tokens of a sequence, prompt included; defaults to the
+            model's.
+          chunk_tokens: maximum number of tokens that a sequence gets in a step.
+          stepped_tokens: maximum number of tokens of an extension that decode steps read, one a
+            step. For longer extensions the whole sequence is prefilled again.
+          cache: treatment of the KV caches of in-flight and parked sequences when new weights
+            arrive: `keep` them, or `recompute` them with the new weights. Offloaded caches are then
+            kept or dropped.
           kv_offload_bytes: host memory for the caches of evicted sequences, for all processes of
-            the program together. What was used longest ago is dropped for others. 0: none is set
-            aside.
-          decode: from token ids to text; stop strings need it.
-          seed: what the draws of requests without a seed depend on.
-          layout: where the weights lie, and where slots are to lie.
-          changes: those of logits that requests are known to ask for; requests that ask for others
-            compile decoding again. Fewer make programs that compile faster.
+            the program together. The least recently used caches are dropped first. 0: none is
+            offloaded.
+          decode: function from token ids to text, which stop strings need.
+          seed: seed for requests without a seed of their own.
+          layout: sharding of the weights and the slots.
+          changes: kinds of logits processors that requests will ask for; a request that asks for
+            another one recompiles decoding. Fewer kinds make programs that compile faster.
           before_first: called with each program before its first call, which compiles it.
 
         Raises:
-          ValueError: a size that is out of range, or rows longer than the model's.
+          ValueError: a size is out of range, or rows are longer than the model's maximum.
         """
         length = config.max_length if max_length is None else max_length
         if slots < 1 or chunk_tokens < 1:
@@ -142,41 +144,41 @@ class Engine:
 
     @property
     def chunk_tokens(self) -> int:
-        """The largest number of tokens that a sequence gets in a step."""
+        """Maximum number of tokens that a sequence gets in a step."""
         return self._batch.chunk_tokens
 
     @property
     def slots(self) -> int:
-        """The most sequences that are decoded at once."""
+        """Maximum number of sequences that are decoded at once."""
         return self._batch.sizes.slots
 
     @property
     def version(self) -> int:
-        """The version of the weights; −1 before any are loaded."""
+        """Version of the weights; −1 before any are loaded."""
         return self._version
 
     @property
     def unfinished(self) -> int:
-        """Number of completions that wait or are in flight."""
+        """Number of completions that are queued or in flight."""
         return self._queue.completions + len(self._occupancy.live)
 
     @property
     def occupied(self) -> int:
-        """Number of slots that are taken or waited for."""
+        """Number of slots that are occupied or waited for."""
         return self.unfinished
 
     @property
     def held(self) -> tuple[Handle, ...]:
-        """The completions that are held, those held longest first."""
+        """Handles of the held completions, longest held first."""
         return self._occupancy.held
 
     @property
     def programs(self) -> frozenset[CompiledProgram]:
-        """The programs that the engine needed, whether it compiled them or found them compiled."""
+        """Programs that the engine has used, whether it compiled them or found them compiled."""
         return frozenset(self._batch.compiled)
 
     def possible(self, params: Params) -> EnginePrograms:
-        """Returns all programs, for weights of these shapes, dtypes and shardings."""
+        """Returns all programs that weights of these shapes, dtypes and shardings may need."""
         batch = self._batch
         return EnginePrograms(
             config=self._config,
@@ -202,7 +204,7 @@ class Engine:
         )
 
     def load(self, params: Params, version: int) -> None:
-        """Takes new weights; unfinished and held sequences go on with them.
+        """Takes new weights; unfinished and held sequences continue with them.
 
         The arrays must not be donated before the next `load`, or the engine's last use.
         """
@@ -225,7 +227,7 @@ class Engine:
           Their tickets, which their completions carry.
 
         Raises:
-          ValueError: a request can never be served; then none is taken.
+          ValueError: a request can never be served; then none is accepted.
         """
         for request in requests:
             self._require_servable(request)
@@ -243,18 +245,18 @@ class Engine:
         seed: tuple[int, ...] | None = None,
         held: bool = False,
     ) -> int:
-        """Lets a held completion go on after given tokens, before requests that wait.
+        """Continues a held completion after given tokens, ahead of queued requests.
 
-        The result is that of a request whose prompt is the sequence so far and the given tokens,
-        except for rounding, and for new weights that `keep` caches of old ones.
+        The result equals a request whose prompt is the sequence so far and then the given tokens,
+        except for rounding, and for caches of older weights that `keep` has kept.
 
         Args:
-          handle: the completion. It is held no longer.
+          handle: the completion, which is held no longer.
           tokens: token ids that follow it; there may be none.
           sampling, seed, held: see `CompletionRequest`.
 
         Returns:
-          The ticket of a new completion, number 0, which has only the tokens drawn from here on.
+          The ticket of a new completion, number 0, which has only the tokens sampled from here on.
 
         Raises:
           ValueError: no such completion is held, or the request can never be served; then the
@@ -271,7 +273,7 @@ class Engine:
         return waiting.ticket
 
     def release(self, handle: Handle) -> None:
-        """Gives up a held completion, whose episode is over.
+        """Releases a held completion, whose episode is over.
 
         Raises:
           ValueError: no such completion is held.
@@ -280,10 +282,10 @@ class Engine:
         self._occupancy.release(handle)
 
     def step(self) -> list[FinishedCompletion]:
-        """Starts sequences in free slots, draws a chunk, and returns finished completions.
+        """Starts sequences in free slots, decodes a chunk, and returns finished completions.
 
         Raises:
-          ValueError: there are no weights.
+          ValueError: no weights are loaded.
           NonFiniteLogitsError: the weights are broken, or too large for the model's dtype.
         """
         if not self._batch.loaded:
@@ -306,8 +308,8 @@ class Engine:
         )
         parked = sum(len(held.tokens) for held in self._occupancy.parked.values())
         self._chunks += 1
-        # The device computes from here on. Meanwhile the host looks for stop strings in the last
-        # chunk's text. Tokens that are now drawn after a stop string are dropped.
+        # The device computes from here on. Meanwhile the host looks for stop strings in the
+        # previous chunk's text. Tokens that are now sampled after a stop string are dropped.
         finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
         jax.block_until_ready([prefix.tokens for prefix in prefixes])
         prefilled = time.monotonic()
@@ -315,11 +317,11 @@ class Engine:
         ended = time.monotonic()
         if not np.isfinite(logprobs[:steps]).all():
             raise NonFiniteLogitsError(
-                "The model's logits are NaN or infinite: its weights are, or what it computes"
-                f" with them in {self._config.dtype} is."
+                "The model's logits are NaN or infinite: either its weights are, or values"
+                f" computed with them in {self._config.dtype} are."
             )
         done = {}
-        # Lists of all rows at once: one row after the other takes three times as long.
+        # Converting all rows at once takes a third of the time that one row after the other takes.
         of_slots = tokens[:steps].T.tolist(), logprobs[:steps].T.tolist()
         for slot, sequence in self._occupancy.live.items():
             sequence.append(
@@ -352,27 +354,28 @@ class Engine:
         return finished
 
     def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
-        """Returns what some completions have so far, of those that are in flight.
+        """Returns the tokens so far of those given completions that are in flight.
 
-        The finished completion begins with it.
+        The finished completion will begin with them.
         """
         found = {}
         for sequence in self._occupancy.live.values():
             if sequence.handle in handles:
-                sequence.cut(self._decode)  # Nothing after a stop string is a part of it.
+                sequence.cut(self._decode)  # Drop what follows a stop string.
                 found[sequence.handle] = sequence.progress()
         return found
 
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
     ) -> list[FinishedCompletion]:
-        """Takes steps until nothing is left, or so many tokens were drawn.
+        """Takes steps until nothing is left, or `tokens` tokens were sampled.
 
-        Unfinished sequences go on with the next step; held ones stay. The budget is checked between
-        steps.
+        Unfinished sequences continue in the next step; held ones stay. The budget is checked
+        between steps.
 
         Args:
-          between: a function called after each step that leaves unfinished sequences; it may `load`
+          between: function called after each step that leaves unfinished sequences; it may `load`
+            new weights.
             new weights.
         """
         before, finished = self._counted.decode_tokens, []
@@ -388,7 +391,7 @@ class Engine:
     def generate(
         self, requests: Sequence[CompletionRequest], between: Callable[[], None] | None = None
     ) -> list[list[FinishedCompletion]]:
-        """Completes requests: returns a list of completions for each, in order.
+        """Completes requests; returns a list of completions for each request, in order.
 
         Args:
           between: see `advance`.

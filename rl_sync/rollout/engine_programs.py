@@ -1,4 +1,4 @@
-"""Programs of an engine: those that it may need for given requests, each to be compiled alone.
+"""Programs that an engine may need for given requests, each of which can be compiled alone.
 
 A program is a function for given sizes of its arguments. `Batch` calls the functions with arrays,
 and `EnginePrograms` lowers them with the shapes of these arrays.
@@ -28,7 +28,7 @@ LEAST_STOP_IDS = 4
 
 
 class CompiledProgram(NamedTuple):
-    """A compiled program: a function, for given sizes of its arguments."""
+    """A compiled program: a function for given sizes of its arguments."""
 
     name: str
     size: tuple[int, ...]
@@ -36,16 +36,16 @@ class CompiledProgram(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """The requests that an engine is to serve, as far as programs depend on them.
+    """Properties of an engine's future requests that its programs depend on.
 
     Attributes:
-      prompt_tokens: the lengths of prompts.
-      prompts: the most requests that wait at once.
-      new_tokens: the most tokens of a completion.
-      stop_ids: the most stop ids of a completion.
-      changes: those of logits that they ask for.
+      prompt_tokens: lengths of prompts.
+      prompts: maximum number of requests that wait at once.
+      new_tokens: maximum number of tokens of a completion.
+      stop_ids: maximum number of stop ids of a completion.
+      changes: kinds of logits processors that the requests ask for.
       held: whether completions are held and extended.
-      offloads_kv: whether caches of held completions are set aside.
+      offloads_kv: whether caches of held completions are offloaded to host memory.
       recomputes: whether new weights recompute caches.
     """
 
@@ -60,19 +60,19 @@ class Requests:
 
 
 def stop_ids_bucket(count: int) -> int:
-    """Returns for how many stop ids a row has room, if it has to have so many."""
+    """Returns the number of stop ids that a row has room for, given the number that it needs."""
     return max(power_of_two(max(count, 1)), LEAST_STOP_IDS)
 
 
 def _prefills(sizes: Sizes, widths: Iterable[int], prompts: int) -> Iterator[tuple[int, int]]:
-    """Yields rows and positions of prefills, those of the most prompts first."""
+    """Yields rows and positions of prefills, those with the most prompts first."""
     for tokens in widths:
         counts = {sizes.prefill_rows(count, tokens) for count in range(1, prompts + 1)}
         yield from ((rows, tokens) for rows in sorted(counts, reverse=True))
 
 
 def _spans(sizes: Sizes, chunk_tokens: int, requests: Requests) -> list[int]:
-    """Lists the spans from that of the shortest prompt to that of the longest sequence."""
+    """Lists the spans from the shortest prompt's to the longest sequence's."""
     shortest = min(requests.prompt_tokens, default=1)
     longest = max(requests.prompt_tokens, default=1) + requests.new_tokens - 1
     if requests.held:
@@ -83,15 +83,15 @@ def _spans(sizes: Sizes, chunk_tokens: int, requests: Requests) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class EnginePrograms:
-    """The programs of an engine, each ready to be lowered from shapes alone.
+    """The programs of an engine, each of which can be lowered from shapes alone.
 
     Attributes:
-      config: the model.
-      sizes: the sizes of the engine's programs.
-      chunk_tokens: the most steps of a chunk.
-      most_given: the most tokens of an extension that decode steps read.
-      layout: where the weights and the slots lie.
-      params: shapes, dtypes and shardings of the weights.
+      config: model config.
+      sizes: sizes of the engine's programs.
+      chunk_tokens: maximum decode steps of a chunk.
+      most_given: maximum number of tokens of an extension that decode steps read.
+      layout: sharding of the weights and the slots.
+      params: abstract parameters: shapes, dtypes and shardings of the weights.
     """
 
     config: ModelConfig
@@ -102,11 +102,10 @@ class EnginePrograms:
     params: Params
 
     def listed(self, requests: Requests) -> list[CompiledProgram]:
-        """Lists the programs that an engine may need, about in the order in which it does.
+        """Lists the programs that an engine may need, roughly in the order of their first use.
 
-        A full batch comes first, with growing spans; then the smaller ones that it shrinks to. An
-        engine needs no other program. It may do with fewer, which depends on the lengths of
-        completions.
+        A full batch comes first, with growing spans; then the smaller batches that it shrinks to.
+        An engine needs no other program. Depending on the lengths of completions it may need fewer.
         """
         sizes, width = self.sizes, stop_ids_bucket(requests.stop_ids)
         prompts = sizes.prompt_buckets(requests.prompt_tokens)
@@ -140,7 +139,7 @@ class EnginePrograms:
         return list(found)
 
     def lower(self, program: CompiledProgram) -> jax.stages.Lowered:
-        """Lowers a program as a call of the engine would, with arguments of the same shapes."""
+        """Lowers a program for arguments of the same shapes as in the engine's calls."""
         with using(self.layout):
             return self._ways[program.name](*program.size)
 
@@ -201,7 +200,7 @@ class EnginePrograms:
         )
 
     def _slots(self, rows: int, stop_ids: int) -> Slots:
-        """Describes slots as they lie on the devices between two calls."""
+        """Returns abstract slots, sharded as the engine keeps them between two calls."""
         abstract = jax.eval_shape(
             lambda: core.empty_slots(self.config, rows, self.sizes.length, stop_ids)
         )
@@ -209,7 +208,7 @@ class EnginePrograms:
         return Slots(by_rows.tokens, self._cache(abstract.cache), by_rows.rows)
 
     def _prefix(self, rows: int, tokens: int) -> Prefix:
-        """Describes the result of a prefill."""
+        """Returns the abstract result of a prefill."""
         given: Any = jax.ShapeDtypeStruct((rows, tokens), jnp.int32)
         abstract = jax.eval_shape(lambda p, t: core.prefill(self.config, p, t), self.params, given)
         read: Any = self.layout.abstract(abstract.tokens, ("batch",))
@@ -221,7 +220,7 @@ class EnginePrograms:
 
 
 def _given(*shape: int) -> Any:
-    """Describes whole numbers that the host gives."""
+    """Returns an abstract array of integers that comes from the host."""
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 

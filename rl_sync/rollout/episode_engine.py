@@ -1,4 +1,4 @@
-"""The engine of episodes: a policy and environments take turns, on the slots of an engine."""
+"""The episode engine: a policy and environments take turns, in the slots of an engine."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _NOTHING_SAID = Trajectory()
 
 T = TypeVar("T")
 Agree = Callable[[str, Callable[[], Any]], Any]
-"""Returns the first process's result of a function in every process of a program."""
+"""Runs a function in a program's first process, and returns its result in every process."""
 
 
 def alone(what: str, thunk: Callable[[], T]) -> T:
-    """Agrees in a program of one process."""
+    """Calls the function directly: an `Agree` for a program of one process."""
     del what
     return thunk()
 
@@ -50,8 +50,8 @@ class _Opponent:
     """An opponent's conversation in an episode.
 
     Attributes:
-      held: the last reply, whose cache the engine holds.
-      turns: the number of replies.
+      held: handle of its last reply, whose cache the engine holds.
+      turns: number of its replies.
     """
 
     held: Handle | None = None
@@ -60,14 +60,14 @@ class _Opponent:
 
 @dataclasses.dataclass
 class _PlayedEpisode:
-    """An episode under way.
+    """An episode in progress.
 
     Attributes:
-      rewards: of the replies that were answered.
-      attempt: the number of its beginnings, from 0.
-      held: the last replies of its segments, whose caches the engine holds.
-      begun: the number of replies of the policy that were begun.
-      opponents: of other players that the engine plays, by their numbers.
+      rewards: rewards of the replies that the environment has answered.
+      attempt: number of the attempt to play it, from 0.
+      held: last reply of each segment, whose caches the engine holds.
+      begun: number of the policy's replies that were begun.
+      opponents: conversations of other players that the engine plays, by player number.
     """
 
     ticket: int
@@ -92,19 +92,19 @@ class _PlayedEpisode:
         return (*self.request.seed, self.index, self.attempt, turns, 1 + opponent)
 
     def segment_of(self, answer: Continue) -> int:
-        """Returns the number of the segment that goes on with a turn."""
+        """Returns the number of the segment that a turn continues."""
         last = len(self.trajectory.segments) - 1
         return last if answer.segment is None else answer.segment
 
     def hold(self, opponent: int | None, segment: int, handle: Handle) -> None:
-        """Notes the last reply of a segment, or of an opponent."""
+        """Records the last reply of a segment, or of an opponent."""
         if opponent is None:
             self.held[segment] = handle
         else:
             self.opponents[opponent].held = handle
 
     def let_go(self, opponent: int | None, segment: int) -> Handle:
-        """Returns the last reply of a segment, or of an opponent, which is held no longer."""
+        """Removes the last reply of a segment, or of an opponent, and returns its handle."""
         if opponent is None:
             return self.held.pop(segment)
         held, self.opponents[opponent].held = self.opponents[opponent].held, None
@@ -114,15 +114,15 @@ class _PlayedEpisode:
 
 @dataclasses.dataclass
 class _Reply:
-    """A reply that is being drawn.
+    """A reply that is being generated.
 
     Attributes:
-      episode: the number of its episode.
-      segment: the number of its segment.
-      opponent: the player who says it; None for the policy that learns.
+      episode: number of its episode.
+      segment: number of its segment.
+      opponent: player who gives the reply; None for the policy that learns.
       request: see `Continue`.
-      streams: whether the director hears it.
-      heard: the number of tokens that the director has heard.
+      streams: whether the director gets the reply's tokens while it is generated.
+      heard: number of tokens that the director has got so far.
     """
 
     episode: int
@@ -134,19 +134,18 @@ class _Reply:
 
 
 class EpisodeEngine:
-    """An engine of episodes, with the methods that explorers call of `Engine`.
+    """An engine of episodes, with those methods of `Engine` that explorers call.
 
-    The cache of what was said stays in the engine while the environment works, as long as no other
-    episode needs the slot.
+    The KV cache of a conversation stays in the engine while its environment works, as long as no
+    other episode needs the slot.
 
     Args:
       engine: decodes the replies; nothing else uses it meanwhile.
-      director: makes what plays the environments, when the first episode begins; only the first
-        process of a program makes it.
-      repeats: whether a run must give the same bits again. Then all answers are awaited before the
-        next chunk of tokens, so that batches are the same however long environments take.
-      side_by_side: whether an episode may have several replies under way, each in a segment of its
-        own.
+      director: makes the director of the environments when the first episode begins; only the first
+        process of a program makes one.
+      repeats: whether a run must be reproducible to the bit. Then all answers are awaited before
+        the next chunk of tokens, so that batches do not depend on how long environments take.
+      side_by_side: whether an episode may have several replies in flight, each in its own segment.
       agree: see `Agree`.
       older: plays opponents with older weights; None where the policy plays them itself.
     """
@@ -196,19 +195,20 @@ class EpisodeEngine:
         return (self.engine,) if self._older is None else (self.engine, self._older.engine)
 
     def _engine_of(self, opponent: int | None) -> Engine:
-        """Returns the engine of the policy that learns, or of an opponent."""
+        """Returns the engine that decodes the replies of the policy, or of an opponent."""
         return self._engines[0 if opponent is None else -1]
 
     @property
     def unfinished(self) -> int:
-        """Number of episodes under way."""
+        """Number of episodes in progress."""
         return len(self._playing)
 
     @property
     def occupied(self) -> int:
-        """Number of slots taken or waited for; environments at work leave theirs to others.
+        """Number of slots that are occupied or waited for.
 
-        As many episodes as there are slots may be with their environments.
+        Episodes whose environments are at work leave their slots to others; there may be as many of
+        these as there are slots.
         """
         return max(self.engine.unfinished, self.unfinished - self.slots)
 
@@ -242,11 +242,12 @@ class EpisodeEngine:
         return list(range(first, self._tickets))
 
     def step(self) -> list[Played]:
-        """Takes the answers of environments, and a step of the engine; returns finished episodes.
+        """Processes the environments' answers, takes a step of the engine, returns finished
+        episodes.
 
         Raises:
           NonFiniteLogitsError: see `Engine.step`.
-          TimeoutError: environments do not answer.
+          TimeoutError: environments did not answer in time.
         """
         if not self._playing:
             return []
@@ -267,7 +268,7 @@ class EpisodeEngine:
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
     ) -> list[Played]:
-        """Takes steps until nothing is left, or so many tokens were drawn; see `Engine.advance`."""
+        """Steps until nothing is left, or `tokens` tokens were sampled; see `Engine.advance`."""
         before, played = self.engine.stats.decode_tokens, []
         while self._playing:
             played += self.step()
@@ -300,7 +301,7 @@ class EpisodeEngine:
         return self._made
 
     def _sayings(self) -> list[Saying]:
-        """Returns what was drawn of replies that stream, since the director last heard of them."""
+        """Returns the tokens of streamed replies that the director has not got yet."""
         streamed = {handle: one for (_, handle), one in self._replying.items() if one.streams}
         sayings = []
         for handle, progress in self.engine.progress(streamed).items() if streamed else ():
@@ -318,7 +319,7 @@ class EpisodeEngine:
             self._director.take(replies)
 
     def _heed(self, answers: Sequence[Continue | End]) -> list[Played]:
-        """Goes on after the answers of environments; returns the episodes that ended."""
+        """Continues after the environments' answers; returns the episodes that ended."""
         played = []
         for answer in answers:
             episode = self._playing[answer.episode]
@@ -326,8 +327,8 @@ class EpisodeEngine:
                 for speaker in (None, *episode.opponents):
                     self._release(episode, speaker)
                 del self._playing[answer.episode]
-                # The last reply has a reward too, and one before a failure may have none. Of
-                # replies side by side, the last may have come behind others that went on.
+                # Here the last reply gets its reward. A reply before a failure may have none, and
+                # of parallel replies, the last one may have finished after others had continued.
                 given = (*episode.rewards, answer.reward, *[0.0] * episode.turns)[: episode.turns]
                 played.append(
                     Played(
@@ -348,9 +349,9 @@ class EpisodeEngine:
         return played
 
     def _open(self, answers: Sequence[Continue | End]) -> None:
-        """Begins the replies to the first turns of a request, once its environments have begun.
+        """Begins the replies to the first turns of a request, once all its environments have begun.
 
-        So its prompt can be read once, and its draws do not depend on the order of the answers.
+        So its prompt is prefilled once, and its samples do not depend on the order of the answers.
         """
         turns: list[Continue] = []
         others: list[Continue] = []
@@ -360,11 +361,11 @@ class EpisodeEngine:
                 (turns if is_first else others).append(answer)
         if turns:
             self._open_first(turns)
-        for answer in others:  # Of episodes that have asked for several replies by now.
+        for answer in others:  # From episodes that have already asked for several replies.
             self._go_on(self._playing[answer.episode], answer)
 
     def _open_first(self, turns: Sequence[Continue]) -> None:
-        """Begins the replies to one turn of each episode of a request."""
+        """Begins the replies to the first turn of each episode of a request."""
         episodes = [self._playing[one.episode] for one in turns]
         request, first = episodes[0].request, turns[0]
         alike = all(
@@ -386,7 +387,7 @@ class EpisodeEngine:
             self._reply_begins(Handle(ticket, episode.index), answer)
 
     def _begin_segment(self, episode: _PlayedEpisode, answer: Continue) -> None:
-        """Begins a conversation with a turn; an opponent's is no part of the trajectory."""
+        """Begins a conversation with a turn; an opponent's one is not in the trajectory."""
         if answer.opponent is None:
             episode.trajectory = begin_segment(episode.trajectory, answer.ids)
         else:
@@ -429,14 +430,14 @@ class EpisodeEngine:
         )
 
     def _restart(self, episode: _PlayedEpisode) -> None:
-        """Drops all that was said in an episode, which begins again."""
+        """Drops the conversation of an episode, which begins again."""
         for speaker in (None, *episode.opponents):
             self._release(episode, speaker)
         episode.trajectory, episode.rewards, episode.opponents = _NOTHING_SAID, (), {}
         episode.attempt, episode.begun = episode.attempt + 1, 0
 
     def _release(self, episode: _PlayedEpisode, speaker: int | None) -> None:
-        """Lets the engine forget what it holds of the policy or an opponent in an episode."""
+        """Releases the completions that the engine holds for the policy, or for an opponent."""
         held = list(episode.held.values())
         if speaker is None:
             episode.held = {}
@@ -447,7 +448,7 @@ class EpisodeEngine:
             self._engine_of(speaker).release(one)
 
     def _said(self, engine: Engine, completion: FinishedCompletion) -> Said:
-        """Records a finished reply."""
+        """Returns the record of a finished reply."""
         reply = self._replying.pop((engine, completion.handle))
         episode, speaker = self._playing[reply.episode], reply.opponent
         episode.hold(speaker, reply.segment, completion.handle)
@@ -474,9 +475,9 @@ class EpisodeEngine:
 
 
 def _sampling(request: EpisodeRequest, answer: Continue) -> Sampling:
-    """The choices of a reply: with the stop strings of the turn, and within the episode's room.
+    """Returns the sampling choices of a reply: with the turn's stop strings and token limits.
 
-    Opponents draw at random also where the policy takes the likeliest tokens.
+    Opponents sample at random even where the policy is greedy.
     """
     sampling = request.sampling
     return dataclasses.replace(

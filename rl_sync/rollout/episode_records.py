@@ -16,16 +16,16 @@ from rl_sync.rollout.sampling import Sampling
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EpisodeRequest:
-    """Request for some episodes of one problem.
+    """Request for several episodes of one problem.
 
     Attributes:
-      row: the fields of the problem; its environment gets them.
-      sampling: the sampling choices of each reply.
-      completions: the number of episodes.
-      seed: the seed of the draws and, with its first two numbers, of the environments: all episodes
+      row: fields of the problem, which its environment gets.
+      sampling: sampling choices of each reply.
+      completions: number of episodes.
+      seed: seed of the sampling and, with its first two numbers, of the environments: all episodes
         of a request begin alike.
-      number: in games of several players, the number with which seats go round.
-      examines: whether the episodes are an evaluation's, with its opponent.
+      number: in games of several players, the number that rotates the seats.
+      examines: whether the episodes belong to an evaluation, and use its opponent.
     """
 
     row: Mapping[str, Any]
@@ -37,10 +37,10 @@ class EpisodeRequest:
 
 
 class BeginEpisode(NamedTuple):
-    """An episode that begins; see `EpisodeRequest`.
+    """An episode to begin; see `EpisodeRequest`.
 
     Attributes:
-      most_tokens: the most tokens of a reply.
+      most_tokens: maximum number of tokens of a reply.
     """
 
     episode: int
@@ -55,8 +55,8 @@ class Said(NamedTuple):
     """A reply of the policy in an episode.
 
     Attributes:
-      tokens: the ids that it drew.
-      is_cut: whether it ends because it has the largest number of tokens.
+      tokens: sampled token ids.
+      is_cut: whether it ends because it reached the maximum number of tokens.
       logprobs, versions: see `append_reply`.
       opponent: see `Continue`.
       request: see `Continue`.
@@ -72,7 +72,7 @@ class Said(NamedTuple):
 
 
 class Saying(NamedTuple):
-    """Tokens of a reply that is still being drawn, those since the last record; see `Said`."""
+    """New tokens of a reply that is still being generated; see `Said`."""
 
     episode: int
     tokens: Int[np.ndarray, " T"]
@@ -82,21 +82,21 @@ class Saying(NamedTuple):
 
 
 class Continue(NamedTuple):
-    """A turn of an environment, after which the policy goes on.
+    """A turn of an environment, after which the policy continues.
 
     Attributes:
-      ids: the tokens after all that was said in the segment; the whole prompt of one that begins.
+      ids: tokens that follow the segment so far; the whole prompt of a segment that begins.
       begins_segment: whether a new segment begins.
-      restarts: whether the episode begins again, and what was drawn is dropped.
-      reward: of the last reply.
-      stop_strings: texts that end the reply besides those of the sampling.
-      room: the most tokens of the reply.
-      streams: whether the director hears the reply while it is drawn.
-      opponent: the player whose turn it is, if that is an opponent: the turn continues that
-        player's conversation, of which nothing is learned. None for the policy that learns.
-      segment: the number of the segment that goes on, or begins.
-      forgets: whether, where a segment begins, no earlier one will ever go on.
-      request: what the reply is to be called, where an episode has several under way.
+      restarts: whether the episode begins again, and its tokens so far are dropped.
+      reward: reward of the last reply.
+      stop_strings: texts that end the reply, in addition to the sampling's.
+      room: maximum number of tokens of the reply.
+      streams: whether the director gets the reply's tokens while it is generated.
+      opponent: player whose turn it is, if it is an opponent: the turn continues that player's
+        conversation, which is not trained on. None for the policy that learns.
+      segment: number of the segment that continues or begins.
+      forgets: where a segment begins, whether all earlier ones are finished.
+      request: name of the reply, where an episode has several in flight.
     """
 
     episode: int
@@ -122,7 +122,7 @@ class End(NamedTuple):
 
 
 class EpisodeDirector(Protocol):
-    """Plays the part of the environments."""
+    """Interface to the environments of episodes."""
 
     def begin(self, episodes: Sequence[BeginEpisode]) -> None:
         """Asks the environments of new episodes for their first turns."""
@@ -131,15 +131,15 @@ class EpisodeDirector(Protocol):
         """Asks environments for their answers to replies."""
 
     def hear(self, sayings: Sequence[Saying]) -> None:
-        """Hears of replies that are still being drawn, if their turns stream."""
+        """Takes the new tokens of replies that are still being generated, if their turns stream."""
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
         """Returns answers that are ready.
 
         Args:
-          timeout_secs: the longest wait for one.
-          all_of_them: waits for everything that was asked instead, but for episodes that cannot
-            begin before others end; orders it by episode.
+          timeout_secs: maximum wait for an answer.
+          all_of_them: waits for all answers instead, except from episodes that cannot begin before
+            others end; orders them by episode.
         """
 
     def close(self) -> None:
@@ -151,10 +151,10 @@ class Played:
     """A finished episode.
 
     Attributes:
-      ticket, index: see `Completion`.
-      trajectory: all that was said; empty where the environment never began.
-      turn_rewards: the reward of each reply; those of the whole episode are in the ending.
-      ending: its end.
+      ticket, index: see `FinishedCompletion`.
+      trajectory: the whole conversation; empty where the environment never began.
+      turn_rewards: reward of each reply; rewards of the whole episode are in the ending.
+      ending: end of the episode.
     """
 
     ticket: int
@@ -165,7 +165,7 @@ class Played:
 
     @property
     def last_reply(self) -> Int[np.ndarray, " T"]:
-        """The tokens of the last reply; none if there was no reply."""
+        """Tokens of the last reply; none if there was no reply."""
         if not self.trajectory.replies:
             return np.zeros(0, np.int32)
         segment, start, stop = self.trajectory.replies[-1]

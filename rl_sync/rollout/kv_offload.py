@@ -1,9 +1,9 @@
-"""Caches set aside: those of held sequences whose slots went to others, in host memory.
+"""KV offload: caches of held sequences that lost their slots are kept in host memory.
 
-They are plain arrays of NumPy, which every platform has, and of which a process needs each part
-once, however many devices share it. Pinned host memory would copy faster, but has one copy for each
-device that holds the same part. Slots are copied one by one, so that devices need memory for one
-copy at most.
+The copies are plain NumPy arrays, which work on every platform, and a process keeps each part once,
+however many devices share it. Pinned host memory would copy faster, but needs one copy for each
+device that holds the same part. Slots are copied one by one, so that devices need memory for at
+most one copy.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _Region = tuple[tuple[int | None, int | None], ...]
 
 
 class _HostArray(NamedTuple):
-    """An array in host memory, as far as this process's devices held it.
+    """A copy in host memory of the parts of an array that this process's devices held.
 
     Attributes:
-      shape, sharding: those that it had, and is to have again.
+      shape, sharding: shape and sharding of the array on the devices.
       blocks: its parts by their regions.
     """
 
@@ -36,10 +36,10 @@ class _HostArray(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class OffloadedCache:
-    """The cache of a sequence, outside the slots.
+    """The cache of a sequence, outside of the slots.
 
     Attributes:
-      size_bytes: of the whole cache, whichever processes hold it.
+      size_bytes: size of the whole cache, across all processes.
       parts: keys and values; None once they are dropped or restored.
     """
 
@@ -53,21 +53,21 @@ class OffloadedCache:
 
 
 class KvOffload:
-    """Copies of caches within a bound; what was used longest ago is dropped for new ones.
+    """Caches in host memory, up to a limit; the least recently used are dropped for new ones.
 
     Args:
-      batch: has the slots.
-      most_bytes: the bound, for all processes of a program together; 0 for no copies.
+      batch: owner of the slots.
+      most_bytes: the limit, for all processes of a program together; 0 disables offloading.
 
-    Attributes:
-      held_bytes: the bytes of all copies.
-      set_aside, restored: numbers of caches so far.
-      dropped: the number of caches that were lost to the bound, or to new weights.
+      Attributes:
+        held_bytes: total size of the copies.
+        set_aside, restored: numbers of offloaded and of restored caches so far.
+        dropped: number of caches that were dropped for new ones, or because of new weights.
     """
 
     def __init__(self, batch: Batch, most_bytes: int) -> None:
         self._batch, self._most_bytes = batch, most_bytes
-        # In the order of their use. A dict keeps it, and finds each at once.
+        # Ordered by last use. A dict keeps the order and finds each copy at once.
         self._copies: dict[OffloadedCache, None] = {}
         self.held_bytes = self.set_aside = self.restored = self.dropped = 0
 
@@ -75,10 +75,10 @@ class KvOffload:
         """Copies the cache of a sequence out of its slot.
 
         Args:
-          tokens: the number of tokens of the sequence.
+          tokens: number of tokens of the sequence.
 
-        Returns:
-          The copy; None where the bound has no room for it, even without the others.
+          Returns:
+            The copy; None where it is larger than the whole limit.
         """
         if not self._most_bytes:
             return None
@@ -95,13 +95,13 @@ class KvOffload:
         return copy
 
     def use_soon(self, copy: OffloadedCache | None) -> None:
-        """Drops other copies first from now on."""
+        """Marks a copy as recently used, so that others are dropped first."""
         if copy in self._copies:
             del self._copies[copy]
             self._copies[copy] = None
 
     def restore(self, copy: OffloadedCache) -> KVCache:
-        """Puts a copy on the devices again, from where it can be inserted; it is gone here."""
+        """Puts a copy back on the devices, ready to be inserted; its host memory is freed."""
         assert copy.parts is not None, "only what is there can be restored"
         keys, values = copy.parts
         self.forget(copy)
@@ -116,7 +116,7 @@ class KvOffload:
             copy.parts = None
 
     def drop_all(self) -> None:
-        """Drops all copies: their sequences are prefilled again."""
+        """Drops all copies; their sequences will be prefilled again."""
         for copy in list(self._copies):
             self._drop(copy)
 
@@ -127,7 +127,7 @@ class KvOffload:
 
 def _to_host(x: Array) -> _HostArray:
     blocks = {_region(shard.index): shard.data for shard in x.addressable_shards}
-    # Copied also where a device's memory is the host's, so that nothing of the device is kept.
+    # Copied even where the device's memory is host memory, so that no device buffer stays alive.
     return _HostArray(x.shape, x.sharding, {at: np.array(block) for at, block in blocks.items()})
 
 

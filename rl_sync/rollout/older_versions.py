@@ -1,4 +1,4 @@
-"""Older versions of the weights, with which opponents are played."""
+"""Older versions of the weights, which play the opponents."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rl_sync.types import Params
 
 
 class OlderVersions:
-    """An engine of its own, whose weights are older than the policy's.
+    """A second engine, whose weights are older than the policy's.
 
-    Whenever there are new weights, one of the versions before them is drawn, each as likely, for
-    the opponents of all games under way. Before there is an older version, they have the policy's.
+    Whenever new weights arrive, one of the earlier versions is drawn uniformly at random for the
+    opponents of all games in progress. Before there is an earlier version, opponents have the
+    policy's weights.
 
     Args:
-      engine: plays the opponents; nothing else uses it.
-      count: the most versions that are kept, in the memory of the devices' host.
-      seed: with the version of the policy, what the draw depends on.
+      engine: decodes the opponents' replies; nothing else uses it.
+      count: maximum number of versions that are kept, in host memory.
+      seed: seeds the draw, together with the policy's version.
     """
 
     def __init__(self, engine: Engine, count: int, seed: int) -> None:
@@ -32,12 +33,12 @@ class OlderVersions:
 
     @property
     def versions(self) -> list[int]:
-        """The versions from which the next opponent's is drawn."""
+        """Versions from which the next opponent is drawn."""
         newest = [] if self._newest is None else [self._newest[0]]
         return [*(version for version, _ in self._kept), *newest][-(self._kept.maxlen or 0) :]
 
     def take(self, params: Params, version: int) -> None:
-        """Takes the policy's new weights, and draws those of its opponents."""
+        """Takes the policy's new weights, and draws the version of its opponents."""
         if self._newest is not None:
             if self._newest[0] == version:
                 return

@@ -1,4 +1,4 @@
-"""Tokens that have a stop string by themselves, at which rows wait for the host."""
+"""Tokens that contain a stop string by themselves, at which rows wait for the host."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NO_TOKEN = -1
 
 
 class Pauses:
-    """Tokens that were seen to have a stop string.
+    """Tokens that were seen to contain a stop string.
 
-    Rows that draw one of them wait for the host. Otherwise they would draw tokens in vain up to the
+    Rows that sample one of them wait for the host. Otherwise they would decode in vain up to the
     end of the chunk.
     """
 
@@ -25,7 +25,7 @@ class Pauses:
         return self._tokens.copy()
 
     def learn(self, token: int | None) -> None:
-        """Remembers a token, while there is room."""
+        """Remembers a token, while there is room for it."""
         free = np.flatnonzero(self._tokens < 0)
         if token is not None and free.size and token not in self._tokens:
             self._tokens[free[0]] = token

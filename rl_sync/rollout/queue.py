@@ -1,4 +1,4 @@
-"""Queue of requests whose completions are still to be started, and their prefilled prompts."""
+"""Queue of requests whose completions have not all started, and their prefilled prompts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rl_sync.rollout.slots import Prefix
 
 @dataclasses.dataclass(eq=False)
 class Waiting:
-    """A request with completions to start, from number `next` on.
+    """A request with completions to start, beginning with number `next`.
 
     Attributes:
-      ticket: the number of the request.
+      ticket: number of the request.
       request: the request itself.
-      seed: the request's own seed, or the one that the engine gave it.
-      prefix, row: the prefilled prompt and its row; None and 0 before the prefill.
-      given, copy: where its prompt is a sequence whose cache is set aside: the number of tokens
-        behind that sequence, and its cache.
+      seed: the request's own seed, or a seed from the engine.
+      prefix, row: its prefilled prompt and the row in it; None and 0 before the prefill.
+      given, copy: for a held sequence with an offloaded cache: the number of prompt tokens that
+        follow the sequence, and its cache.
     """
 
     ticket: int
@@ -40,12 +40,12 @@ class Waiting:
 
     @property
     def is_aside(self) -> bool:
-        """True where a cache set aside is to be restored, so that there is nothing to prefill."""
+        """True where an offloaded cache is to be restored, so that nothing needs a prefill."""
         return self.copy is not None and self.copy.is_there
 
 
 class Queue:
-    """Requests in the order of their arrival, after those that were put ahead."""
+    """Requests in the order of their arrival, behind those that were put ahead."""
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
@@ -61,7 +61,7 @@ class Queue:
 
     @property
     def most_new_tokens(self) -> int:
-        """The largest number of tokens that one of them may get; 0 if there is none."""
+        """Maximum number of new tokens of any queued request; 0 if there is none."""
         return max((w.request.sampling.max_new_tokens for w in self._waiting), default=0)
 
     @property
@@ -74,7 +74,7 @@ class Queue:
         self._waiting.append(waiting)
 
     def put_ahead(self, waiting: Waiting) -> None:
-        """Puts a request before those that were appended, and after those that were put ahead."""
+        """Puts a request before the appended ones, but behind those already put ahead."""
         self._waiting.insert(self._ahead, waiting)
         self._ahead += 1
 
@@ -85,20 +85,20 @@ class Queue:
             self._ahead = max(0, self._ahead - 1)
 
     def forget_prefixes(self) -> None:
-        """Drops all prefixes, which old weights computed; the prompts are prefilled again."""
+        """Drops all prefixes, which older weights computed; the prompts are prefilled again."""
         for waiting in self._waiting:
             waiting.prefix = None
 
     def unread(
         self, free: int, alike: Callable[[CompletionRequest], bool], capacity: Callable[[int], int]
     ) -> Sequence[Waiting]:
-        """Returns the requests whose prompts to prefill now, in order; the head is the first.
+        """Returns the requests whose prompts to prefill now, in order, beginning with the head.
 
         Args:
-          free: the number of free slots. Only prompts for these slots cause a prefill; if its batch
-            has rows to spare, later prompts get them.
+          free: number of free slots. Only prompts for these slots cause a prefill; if it has rows
+            to spare, later prompts get them.
           alike: says whether a prompt fits into the same prefill as the head's.
-          capacity: maps a number of prompts to the number of rows that a prefill has for them.
+          capacity: maps a number of prompts to the number of rows of their prefill.
         """
         needed, unread = 0, []
         for waiting in self._waiting:

@@ -18,7 +18,7 @@ Finish = Literal["stop", "length"]
 
 @dataclasses.dataclass(frozen=True)
 class Handle:
-    """The name of a completion: the ticket of its request, and its number in the request."""
+    """Identifier of a completion: the ticket of its request, and its index in the request."""
 
     ticket: int
     index: int
@@ -26,16 +26,16 @@ class Handle:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompletionRequest:
-    """Request for some completions of one prompt, which is prefilled once for all of them.
+    """Request for several completions of one prompt, which is prefilled once for all of them.
 
     Attributes:
       prompt: token ids, at least one.
-      sampling: the sampling choices.
-      completions: the number of completions.
-      seed: the seed of the draws. With the same seed, prompt and weights, completion i is the same,
+      sampling: sampling choices.
+      completions: number of completions.
+      seed: seed of the sampling. With the same seed, prompt and weights, completion i is the same,
         whatever else is in the batch. None for a new seed from the engine.
-      held: whether the engine holds each completion when it is finished, so that `Engine.extend`
-        can let it go on, until `Engine.release`.
+      held: whether the engine holds each finished completion, so that `Engine.extend` can continue
+        it, until `Engine.release`.
     """
 
     prompt: Int[np.ndarray, " P"]
@@ -64,15 +64,15 @@ class FinishedCompletion:
     """One finished completion; T is its length.
 
     Attributes:
-      ticket: the ticket of its request.
-      index: its number among the request's completions, from 0.
-      tokens: the drawn tokens, including the stop token.
-      logprobs: the log-probability of each token under the distribution that it was sampled from,
-        in nats.
-      versions: the version of the weights that each token was drawn with.
-      finish: the reason of its end: `stop` at a stop token or stop string, `length` at the token
-        limit.
-      masks: the tokens that each token could be drawn from; see `rl_sync.sampling_masks`. It has no
+      ticket: ticket of its request.
+      index: index among the request's completions, from 0.
+      tokens: sampled tokens, including the stop token.
+      logprobs: log-probability of each token under the distribution that it was sampled from, in
+        nats.
+      versions: version of the weights that sampled each token.
+      finish: reason of its end: `stop` at a stop token or stop string, `length` at the token limit.
+      masks: set of tokens that each token could be sampled from; see `rl_sync.sampling_masks`. It
+        has no entries where the engine does not record them.
         entries where the engine does not record them.
     """
 
@@ -86,17 +86,17 @@ class FinishedCompletion:
 
     @property
     def handle(self) -> Handle:
-        """The name by which the engine knows it, if it is held."""
+        """Identifier under which the engine holds it, if it is held."""
         return Handle(self.ticket, self.index)
 
 
 def require_servable(
     request: CompletionRequest, config: ModelConfig, length: int, reads_text: bool
 ) -> None:
-    """Refuses a request that an engine cannot serve.
+    """Rejects a request that an engine cannot serve.
 
     Args:
-      length: the largest number of tokens of a sequence, prompt included.
+      length: maximum number of tokens of a sequence, prompt included.
       reads_text: whether the engine can look for stop strings.
 
     Raises:
@@ -117,26 +117,26 @@ def require_servable(
         )
     if any(stop > known for stop in sampling.stop_ids):
         raise ValueError(
-            f"The stop id {max(sampling.stop_ids)} could never be drawn: the model knows 0 to"
+            f"The stop id {max(sampling.stop_ids)} could never be sampled: the model has ids 0 to"
             f" {known}."
         )
     if sampling.stop_strings and not reads_text:
         raise ValueError(
-            f"Stop strings {sampling.stop_strings} are looked for in text: make the engine with"
-            " decode, from token ids to text."
+            f"Stop strings {sampling.stop_strings} are searched in text: make the engine with"
+            " decode, a function from token ids to text."
         )
 
 
 def draw_key(seed: tuple[int, ...], index: int) -> UInt32[np.ndarray, " 2"]:
-    """Makes the random key of a completion's draws from its request's seed and its own number."""
+    """Makes the random key of a completion from its request's seed and its index."""
     return np.random.SeedSequence([*seed, index]).generate_state(2, np.uint32)
 
 
 def draw_keys(seeds: Sequence[tuple[int, ...]]) -> UInt32[np.ndarray, "N 2"]:
-    """Makes the keys of completions as `draw_key` does, in a hundredth of the time.
+    """Makes the keys of many completions like `draw_key`, in a hundredth of the time.
 
     Args:
-      seeds: of each completion its request's seed, and its own number behind it.
+      seeds: for each completion, its request's seed followed by its index.
     """
     lengths = {*map(len, seeds)}
     if len(lengths) != 1 or any(not 0 <= word < 1 << 32 for seed in seeds for word in seed):
@@ -146,7 +146,7 @@ def draw_keys(seeds: Sequence[tuple[int, ...]]) -> UInt32[np.ndarray, "N 2"]:
 
 
 def _seed_states(words: UInt32[np.ndarray, "W N"]) -> UInt32[np.ndarray, "N 2"]:
-    """Computes `SeedSequence(words).generate_state(2)` of many seeds at once.
+    """Computes `SeedSequence(words).generate_state(2)` for many seeds at once.
 
     The hash is that of NumPy's `SeedSequence`, which NumPy has promised to keep; it follows
     O'Neill (2015), https://www.pcg-random.org/posts/developing-a-seed_seq-alternative.html.

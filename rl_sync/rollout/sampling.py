@@ -27,19 +27,18 @@ class Sampling:
     Logits are changed in the order of the fields from `repetition_penalty` to `min_p`.
 
     Attributes:
-      max_new_tokens: the largest number of tokens of a completion, its stop token included.
+      max_new_tokens: maximum number of tokens of a completion, its stop token included.
       stop_ids: tokens that end a completion; they are part of it.
       stop_strings: texts that end a completion. It ends with the token that completes the first of
         them.
-      min_new_tokens: the smallest number of tokens of a completion, its stop token included.
-      repetition_penalty: a factor for tokens that occur in the prompt or the completion: it divides
+      min_new_tokens: minimum number of tokens of a completion, its stop token included.
+      repetition_penalty: factor for tokens that occur in the prompt or the completion: it divides
         positive logits and multiplies negative ones (CTRL, arXiv:1909.05858, section 4.1).
-      temperature: a divisor of the logits; above 0.
-      top_k: only the k likeliest tokens can be drawn; 0 for all.
-      top_p: of those, only the smallest set of likeliest tokens whose probability reaches p; 1 for
-        all.
+      temperature: divisor of the logits; above 0.
+      top_k: only the k likeliest tokens can be sampled; 0 for all.
+      top_p: then only the smallest set of likeliest tokens whose probability reaches p; 1 for all.
       min_p: only tokens that are at least p times as likely as the likeliest; 0 for all.
-      greedy: whether the likeliest token is always taken; the fields from `temperature` on are
+      greedy: whether the likeliest token is always taken; the fields from `temperature` on are then
         ignored.
 
     Raises:
@@ -68,7 +67,7 @@ class Sampling:
         if any(stop < 0 for stop in self.stop_ids):
             raise ValueError(f"stop_ids={self.stop_ids} must be token ids, which are at least 0.")
         if not all(self.stop_strings):
-            raise ValueError("A stop string must not be empty: every text has it.")
+            raise ValueError("A stop string must not be empty: every text contains it.")
         if self.repetition_penalty <= 0:
             raise ValueError(
                 f"repetition_penalty must be above 0 (1 for none), not {self.repetition_penalty}."
@@ -87,14 +86,14 @@ class Sampling:
 
 
 class LogitsProcessors(NamedTuple):
-    """Kinds of changes of logits that sampling choices ask for; each is a part of a program.
+    """Kinds of logits processors that sampling choices need; each is a part of a program.
 
     Attributes:
       penalizes: a repetition penalty.
-      goes_on: a least number of tokens.
+      goes_on: a minimum number of tokens.
       truncates: `top_k`, `top_p` or `min_p`.
-      masks: none, but the tokens that could be drawn are recorded.
-      whole: none, but log-probabilities are those without `goes_on` and `truncates`.
+      masks: not a processor: the set of tokens that could be sampled is recorded.
+      whole: not a processor: log-probabilities ignore `goes_on` and `truncates`.
     """
 
     penalizes: bool = False
@@ -105,12 +104,12 @@ class LogitsProcessors(NamedTuple):
 
     @property
     def excludes(self) -> bool:
-        """Says whether tokens are excluded."""
+        """True if some tokens are excluded."""
         return self.goes_on or self.truncates
 
     @classmethod
     def of(cls, sampling: Sampling) -> LogitsProcessors:
-        """Returns those that choices ask for."""
+        """Returns the processors that sampling choices need."""
         cuts = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         return cls(
             penalizes=sampling.repetition_penalty != 1,
@@ -119,7 +118,7 @@ class LogitsProcessors(NamedTuple):
         )
 
     def with_those(self, other: LogitsProcessors) -> LogitsProcessors:
-        """Returns the changes that either has."""
+        """Returns the processors that either of the two has."""
         return LogitsProcessors(*map(operator.or_, self, other))
 
 
@@ -127,7 +126,7 @@ ALL_CHANGES = LogitsProcessors(True, True, True)
 
 
 class SamplingParams(NamedTuple):
-    """`Sampling` as arrays with one entry a row, so that a change of choices compiles nothing.
+    """`Sampling` as arrays with one entry a row, so that other choices need no recompilation.
 
     `stop_ids` is padded with −1.
     """
@@ -144,7 +143,7 @@ class SamplingParams(NamedTuple):
 
 
 def knobs(rows: Sequence[Sampling], width: int) -> SamplingParams:
-    """Makes the arrays of the choices of each row, on the host, with room for `width` stop ids."""
+    """Makes the arrays of the rows' choices, on the host, with room for `width` stop ids each."""
 
     def column(name: str, dtype: type) -> Any:
         return np.array([getattr(row, name) for row in rows], dtype)
@@ -166,13 +165,13 @@ def knobs(rows: Sequence[Sampling], width: int) -> SamplingParams:
 
 
 class RowHistory(NamedTuple):
-    """State of rows when their next token is drawn.
+    """State of rows when their next token is sampled.
 
     Attributes:
       tokens: prompt and completion so far, up to `newest`; entries after it are undefined.
-      newest: the position of the newest token.
-      generated: the number of tokens of the completion so far.
-      live: rows whose draw is used; the choices of other rows cost nothing.
+      newest: position of the newest token.
+      generated: number of tokens of the completion so far.
+      live: rows whose sample is used; the choices of other rows cost nothing.
     """
 
     tokens: Int[Array, "B S"]
@@ -192,12 +191,12 @@ def adjusted_logits(
 ) -> Float[Array, "B V"]:
     """Applies sampling choices: returns the logits to sample from, −∞ where excluded.
 
-    Rows that do not ask for a change keep their bits. A change that no live row asks for is not
-    computed. `draw` handles greedy rows.
+    Rows that do not ask for a change keep their logits to the bit. A change that no live row asks
+    for is not computed. `draw` handles greedy rows.
 
     Args:
-      changes: those that rows may ask for. Others are not even compiled: together they take longer
-        to compile than all else that a decode step does.
+      changes: kinds of changes that rows may ask for. Others are not even compiled: together they
+        take longer to compile than everything else in a decode step.
     """
 
     def where_asked(
@@ -227,9 +226,9 @@ def whole_logprobs(
     changes: LogitsProcessors,
     tokens: Int[Array, " B"],
 ) -> Float[Array, " B"]:
-    """Computes the log-probabilities of drawn tokens without the exclusion of others.
+    """Computes the log-probabilities of sampled tokens as if no others were excluded.
 
-    Those of greedy rows are 0.
+    They are 0 in greedy rows.
     """
     changes = changes._replace(goes_on=False, truncates=False)
     logprobs = jax.nn.log_softmax(adjusted_logits(logits, choice, history, changes), axis=-1)
@@ -283,7 +282,7 @@ def _fewest(
 ) -> Bool[Array, "B V"]:
     """Selects the fewest entries, from the highest down, whose weights sum to `wanted`.
 
-    Among equals the first come first. If all weights sum to less, all entries are selected.
+    Ties are resolved in order of position. If all weights sum to less, all entries are selected.
     """
     edge = _edge(order, weights, wanted)[:, None]
     above, level = order > edge, order == edge
@@ -297,9 +296,10 @@ def _fewest(
 def _edge(
     order: UInt32[Array, "B V"], weights: Float[Array, "B V"], wanted: Float[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """Finds the highest number at which the weights of the entries not below sum to `wanted`.
+    """Finds the highest number for which the entries at or above it have weights that sum to
+    `wanted`.
 
-    It is found bit by bit, which takes less time than a sort, to compile and to run.
+    The number is found bit by bit, which compiles and runs faster than a sort.
     """
 
     def decide(i: Int[Array, ""], edge: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
@@ -311,10 +311,10 @@ def _edge(
 
 
 def uniforms(keys: UInt32[Array, "B 2"], generated: Int[Array, " B"]) -> Float[Array, "B 2"]:
-    """Draws two numbers in [0, 1) a row, from the row's key and its count of tokens alone.
+    """Draws two numbers in [0, 1) for each row, from the row's key and its token count alone.
 
-    One Threefry block a row (Parallel Random Numbers: As Easy as 1, 2, 3): the count is the
-    counter, and its two words give 24 bits each.
+    Each row takes one Threefry block (Parallel Random Numbers: As Easy as 1, 2, 3): the token count
+    is the counter, and the two words of the result give 24 bits each.
     """
 
     counts = jnp.stack([generated, jnp.zeros_like(generated)], axis=1).astype(jnp.uint32)
@@ -325,10 +325,10 @@ def uniforms(keys: UInt32[Array, "B 2"], generated: Int[Array, " B"]) -> Float[A
 def draw(
     numbers: Float[Array, "B 2"], logits: Float[Array, "B V"], greedy: Bool[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Draws a token a row from softmax(logits), by inverting the cumulative distribution.
+    """Samples a token for each row from softmax(logits), by inverting the cumulative distribution.
 
     The first number chooses one of about √V blocks of tokens, and the second a token in it. So no
-    array of V random numbers is drawn, and sums stay short enough for float32.
+    array of V random numbers is needed, and sums stay short enough for float32.
 
     Args:
       numbers: uniform numbers in [0, 1); see `uniforms`.
@@ -336,8 +336,8 @@ def draw(
       greedy: rows that take the likeliest token instead; its probability is then 1.
 
     Returns:
-      (tokens, logprobs). A log-probability is NaN where a logit is NaN or +∞, or all are −∞;
-      the token then has no meaning.
+      (tokens, logprobs). A log-probability is NaN where a logit is NaN or +∞, or all are −∞; the
+      token then has no meaning.
     """
     B, V = logits.shape
     width = 1 << ((V - 1).bit_length() + 1) // 2
@@ -362,17 +362,17 @@ def _likeliest(logits: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Arr
 
 
 def _invert(numbers: Float[Array, " B"], mass: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """Finds the first index where the running sum of masses exceeds a share of the total.
+    """Finds the first index where the running sum of masses exceeds a given share of the total.
 
-    Sums are rounded. So entries without mass are skipped even where the sum seems to grow. A number
-    so near to 1 that no entry is left gets the last one with mass.
+    Sums are rounded. So entries without mass are skipped even where the rounded sum seems to grow.
+    A number so close to 1 that no entry is left selects the last one with mass.
     """
-    # A matrix product, since a cumulative sum takes longer to compile.
+    # A matrix product, because a cumulative sum takes longer to compile.
     upper = jnp.triu(jnp.ones((mass.shape[-1], mass.shape[-1])))
     total = jnp.matmul(mass, upper, precision=jax.lax.Precision.HIGHEST)
     possible = mass > 0
     passed = (total > numbers[:, None] * total[:, -1:]) & possible
-    # Minima and maxima of indices, since programs with argmax take longer to compile.
+    # Minima and maxima of indices, because argmax takes longer to compile.
     indices = jnp.arange(mass.shape[-1], dtype=jnp.int32)
     last = jnp.where(possible, indices, 0).max(axis=-1)
     return jnp.where(passed, indices, last[:, None]).min(axis=-1)

@@ -1,4 +1,4 @@
-"""The host's record of a sequence in a slot: its drawn tokens, and the search for stop strings."""
+"""The host's record of a sequence in a slot: sampled tokens, and the search for stop strings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class GrowingSequence:
 
     Attributes:
       ticket, index: see `FinishedCompletion`.
-      request: the request that it belongs to.
-      unread: the number of last tokens of its prompt that decode steps are still to read.
+      request: request that it belongs to.
+      unread: number of its prompt's last tokens that decode steps have not read yet.
       tokens, logprobs, versions: as in `FinishedCompletion`, so far.
-      masks: the sampling masks of each chunk; they may have tokens after the end.
+      masks: sampling masks of each chunk; they may include tokens after the end.
     """
 
     ticket: int
@@ -53,17 +53,17 @@ class GrowingSequence:
 
     @property
     def handle(self) -> Handle:
-        """The name of the completion."""
+        """Identifier of the completion."""
         return Handle(self.ticket, self.index)
 
     @property
     def whole(self) -> Int[np.ndarray, " S"]:
-        """The prompt and the completion so far."""
+        """Tokens of the prompt and of the completion so far."""
         return np.concatenate([self.request.prompt, np.array(self.tokens, np.int32)])
 
     @property
     def left(self) -> int:
-        """The largest number of decode steps still to come."""
+        """Maximum number of decode steps still to come."""
         return self.unread + self.request.sampling.max_new_tokens - len(self.tokens)
 
     def append(
@@ -74,7 +74,7 @@ class GrowingSequence:
         kept: UInt32[np.ndarray, "C W"] | None,
         vocab_size: int,
     ) -> None:
-        """Adds what a chunk drew in each of its steps; see `Chunk`."""
+        """Appends the tokens of a chunk; see `Chunk`."""
         self.unread = max(0, self.unread - len(tokens))
         if NOT_DRAWN in tokens:
             drawn = [i for i, token in enumerate(tokens) if token != NOT_DRAWN]
@@ -89,8 +89,8 @@ class GrowingSequence:
     def cut(self, decode: Decode | None) -> bool:
         """Says whether a stop string is complete, and removes the tokens after it.
 
-        Each call decodes the tokens that are new since the last call, and as many before them as a
-        stop string may have.
+        Each call decodes the tokens that are new since the last call, and as many earlier ones as a
+        stop string may span.
         """
         sampling = self.request.sampling
         stops = sampling.stop_strings
@@ -113,7 +113,7 @@ class GrowingSequence:
         return self._cut
 
     def stop_token(self, decode: Decode | None) -> int | None:
-        """Returns the last token if, by itself, it has one of the stop strings."""
+        """Returns the last token if it contains one of the stop strings by itself."""
         stops = self.request.sampling.stop_strings
         if not stops or decode is None:
             return None
@@ -122,7 +122,7 @@ class GrowingSequence:
 
     @property
     def is_over(self) -> bool:
-        """True where nothing more is to be drawn; `cut` comes first."""
+        """True where no more tokens are to be sampled; call `cut` first."""
         return self._stopped or self.left == 0
 
     @property
@@ -130,7 +130,7 @@ class GrowingSequence:
         return self._cut or self.tokens[-1] in self.request.sampling.stop_ids
 
     def progress(self) -> CompletionProgress:
-        """Returns what was drawn so far; `cut` comes first."""
+        """Returns the tokens so far; call `cut` first."""
         return CompletionProgress(
             np.array(self.tokens, np.int32),
             np.array(self.logprobs, np.float32),
@@ -138,7 +138,7 @@ class GrowingSequence:
         )
 
     def finished(self) -> FinishedCompletion:
-        """Returns the completion as it is."""
+        """Returns the completion in its present state."""
         tokens, logprobs, versions = self.progress()
         return FinishedCompletion(
             ticket=self.ticket,

@@ -14,12 +14,12 @@ _PATIENCE_CHUNKS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Sizing:
-    """Chooses the number of slots, and when a chunk ends so that it can change.
+    """Chooses the number of slots, and when a chunk ends so that the number can change.
 
     Attributes:
-      sizes: the numbers of slots that there are programs for.
-      chunk_tokens: the most steps of a chunk.
-      queue, occupancy: the sequences.
+      sizes: numbers of slots for which programs exist.
+      chunk_tokens: maximum decode steps of a chunk.
+      queue, occupancy: parts of the engine with the sequences.
     """
 
     sizes: Sizes
@@ -30,11 +30,11 @@ class Sizing:
     def rows(self, chunks: int) -> int:
         """Returns the number of slots for the next chunk.
 
-        It fits the unfinished sequences, and those lately parked. So held sequences keep their
-        slots while there may be enough, but none keeps a batch large for long.
+        They have room for the unfinished sequences, and for those that were parked recently. So
+        held sequences keep their slots between two turns, but none keeps a batch large for long.
 
         Args:
-          chunks: the number of chunks so far.
+          chunks: number of chunks so far.
         """
         unfinished = self.queue.completions + len(self.occupancy.live)
         parked = self.occupancy.parked_after(chunks - _PATIENCE_CHUNKS)
@@ -45,7 +45,7 @@ class Sizing:
         """Returns the number of live rows at which a chunk ends early.
 
         It ends early so that other requests can start, or the batch can shrink. While requests
-        wait, it does not end for every single row: each end costs a round trip.
+        wait, it does not end for every single row, since each end costs a round trip.
         """
         live, rows = len(self.occupancy.live), self.occupancy.rows
         if self.queue:
@@ -54,6 +54,6 @@ class Sizing:
         return smaller if live > smaller and self._may_shrink() else 0
 
     def _may_shrink(self) -> bool:
-        """Says whether more than a chunk is to come, so that compiling a smaller batch pays."""
+        """Says whether more than one chunk is left, so that compiling a smaller batch pays."""
         longest = max((sequence.left for sequence in self.occupancy.live.values()), default=0)
         return max(longest, self.queue.most_new_tokens) > self.chunk_tokens

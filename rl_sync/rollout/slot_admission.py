@@ -1,4 +1,4 @@
-"""Admission: requests that wait get the free slots of a batch."""
+"""Admission: waiting requests get the free slots of a batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Admitted(NamedTuple):
     """The prefills of an admission.
 
     Attributes:
-      prefixes: the prefixes that the device computes.
-      prompt_tokens: their number of tokens, without padding.
+      prefixes: prefixes that the device computes.
+      prompt_tokens: number of prompt tokens in them, without padding.
     """
 
     prefixes: list[Prefix]
@@ -32,7 +32,7 @@ class Admitted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """The way from a queue into the slots of a batch."""
+    """Moves sequences from a queue into the slots of a batch."""
 
     batch: Batch
     queue: Queue
@@ -42,7 +42,7 @@ class Admission:
     def admit(self) -> Admitted:
         """Starts waiting completions in free slots, in the order of the queue.
 
-        Held sequences give up slots that are lacking.
+        Held sequences are evicted where slots are missing.
         """
         self.occupancy.make_room(self.queue.completions)
         free = deque(self.occupancy.free)
@@ -76,16 +76,16 @@ class Admission:
     def start(
         self, waiting: Waiting, index: int, slot: int, key: UInt32[np.ndarray, " 2"]
     ) -> Start:
-        """Starts a completion of a request in a slot, as far as the host is concerned."""
+        """Starts a completion of a request in a slot, in the host's records."""
         request = waiting.request
         self.occupancy.start(slot, GrowingSequence(waiting.ticket, index, request))
         return Start(waiting.row, slot, request.prompt, request.sampling, key)
 
     def _prefill(self, free: int) -> int:
-        """Reads the first waiting prompt, with others of its size that come soon.
+        """Prefills the first waiting prompt, and others of its size that will follow soon.
 
         Returns:
-          Their number of tokens.
+          The number of their tokens.
         """
 
         sizes = self.batch.sizes

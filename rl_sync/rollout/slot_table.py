@@ -1,4 +1,4 @@
-"""The sequences in the slots of a batch: those in flight, and finished ones that are held."""
+"""The sequences in the slots of a batch: sequences in flight, and finished ones that are held."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Held:
     """A finished sequence that may be extended.
 
     Attributes:
-      tokens: its prompt and completion.
-      since: the number of the chunk after which it was held.
-      slot: the slot that has its cache; None after an eviction.
-      copy: its cache, if that was set aside.
+      tokens: tokens of its prompt and completion.
+      since: number of the chunk after which it was held.
+      slot: slot that has its cache; None after an eviction.
+      copy: its offloaded cache, if there is one.
     """
 
     tokens: Int[np.ndarray, " S"]
@@ -34,12 +34,12 @@ class SlotTable:
     """The sequence in each slot, as the host knows it.
 
     Args:
-      set_aside: copies the cache out of a slot whose sequence is evicted and has so many tokens, or
-        returns None.
+      set_aside: offloads the cache of an evicted sequence, from its slot and its number of tokens,
+        or returns None.
 
-    Attributes:
-      rows: the number of slots.
-      evictions: the number of held sequences that lost their slots so far.
+      Attributes:
+        rows: number of slots.
+        evictions: number of held sequences that lost their slots so far.
     """
 
     def __init__(self, set_aside: Callable[[int, int], OffloadedCache | None]) -> None:
@@ -51,38 +51,38 @@ class SlotTable:
 
     @property
     def live(self) -> dict[int, GrowingSequence]:
-        """The sequences in flight, by slot, in the order of slots."""
+        """Sequences in flight by slot, in the order of slots."""
         return dict(sorted(self._live.items()))
 
     @property
     def mask(self) -> Bool[np.ndarray, " B"]:
-        """Says of each slot whether its sequence is in flight."""
+        """True for each slot whose sequence is in flight."""
         return np.isin(np.arange(self.rows), list(self._live))
 
     @property
     def held(self) -> tuple[Handle, ...]:
-        """The names of held sequences, those held longest first."""
+        """Handles of the held sequences, longest held first."""
         return tuple(self._held)
 
     @property
     def parked(self) -> dict[int, Held]:
-        """The held sequences that have slots, by slot, those held longest first."""
+        """Held sequences that still have slots, by slot, longest held first."""
         return {held.slot: held for held in self._held.values() if held.slot is not None}
 
     @property
     def free(self) -> list[int]:
-        """The slots without a sequence."""
+        """Slots without a sequence."""
         taken = self._live.keys() | self.parked.keys()
         return [slot for slot in range(self.rows) if slot not in taken]
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each sequence that has a slot."""
+        """Number of tokens of each sequence that has a slot."""
         parked = [len(held.tokens) for held in self.parked.values()]
         return [sequence.length for sequence in self._live.values()] + parked
 
     def parked_after(self, chunk: int) -> int:
-        """Returns the number of parked sequences that later chunks than this one finished."""
+        """Returns the number of parked sequences that finished after chunk number `chunk`."""
         return sum(held.since > chunk for held in self.parked.values())
 
     def start(self, slot: int, sequence: GrowingSequence) -> None:
@@ -93,7 +93,7 @@ class SlotTable:
         """Frees the slot of a finished sequence, unless its request wants it to be held.
 
         Args:
-          chunk: the number of the chunk that finished it.
+          chunk: number of the chunk that finished it.
         """
         sequence = self._live.pop(slot)
         if sequence.request.held:
@@ -103,7 +103,7 @@ class SlotTable:
         """Returns a held sequence.
 
         Raises:
-          ValueError: there is none of that name.
+          ValueError: no sequence is held under this handle.
         """
         if (held := self._held.get(handle)) is None:
             raise ValueError(
@@ -113,11 +113,11 @@ class SlotTable:
         return held
 
     def release(self, handle: Handle) -> None:
-        """Holds a sequence no longer; its slot is free."""
+        """Stops holding a sequence; its slot is free."""
         del self._held[handle]
 
     def make_room(self, wanted: int) -> None:
-        """Evicts held sequences, those held longest first, until so many slots are free."""
+        """Evicts held sequences, longest held first, until `wanted` slots are free."""
         lacking = wanted - len(self.free)
         for held in list(self.parked.values())[: max(0, lacking)]:
             self._evict(held)
@@ -125,7 +125,7 @@ class SlotTable:
     def resize(self, rows: int) -> list[int]:
         """Changes the number of slots, and moves all sequences to the first ones.
 
-        Held sequences without room are evicted, those held longest first.
+        Held sequences without room are evicted, longest held first.
 
         Returns:
           The former slots of the sequences that are kept, in the order of their new slots.

@@ -1,15 +1,16 @@
 """The pure core of the engine: slots in which sequences are decoded, and functions on them.
 
 A slot holds a sequence's tokens, and the KV cache of all of them except the newest. A sequence has
-no other state, be it a prompt without drawn tokens or an interrupted completion. Each decode step
-feeds the newest token and draws the next one. Rows that are not live keep their state.
+no other state, whether it is a prompt without sampled tokens or an interrupted completion. Each
+decode step feeds the newest token and samples the next one. Rows that are not live keep their
+state.
 
-A sequence may go on after its completion: the tokens so far and those that it is extended with are
-its prompt from then on. While the newest token lies before the prompt's last one, a decode step
-takes the next token from the prompt, and draws none.
+A sequence may continue after its completion: its tokens so far and the given ones are then its
+prompt. While the newest token lies before the prompt's last one, a decode step takes the next token
+from the prompt, and samples none.
 
-All functions map state to state. Parameters and sampling choices are arguments, so new weights or
-choices compile nothing. Programs are compiled for shapes, `span` and `chunk_tokens`.
+All functions map state to state. Parameters and sampling choices are arguments, so new values of
+them need no recompilation. Programs are compiled for shapes, `span` and `chunk_tokens`.
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
 prefill, T tokens that extend a sequence, C steps of a chunk, W words of the vocabulary, L layers,
@@ -51,13 +52,13 @@ NOT_DRAWN = -1
 
 
 class SlotRows(NamedTuple):
-    """Values of each sequence, beside its tokens and their cache.
+    """Values of each sequence, in addition to its tokens and their cache.
 
     Attributes:
-      newest: the position of the newest token that is drawn or fed.
-      prompt_lengths: the number of tokens of its prompt, at least 1. The prompt may go on after
+      newest: position of the newest token that is sampled or fed.
+      prompt_lengths: number of tokens of its prompt, at least 1. The prompt may extend beyond
         `newest`.
-      keys: the random key of its draws.
+      keys: random key of its sampling.
       choice: its sampling choices.
     """
 
@@ -71,9 +72,9 @@ class Slots(NamedTuple):
     """A batch of sequences.
 
     Attributes:
-      tokens: prompt and completion of each; entries after both are undefined.
+      tokens: prompt and completion of each sequence; entries after both are undefined.
       cache: keys and values of the tokens before the newest.
-      rows: the other values of each sequence.
+      rows: other values of each sequence.
     """
 
     tokens: Int[Array, "B S"]
@@ -89,17 +90,17 @@ class Prefix(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokens that one call drew.
+    """Tokens that one call sampled.
 
     Attributes:
-      tokens: the token of each step and row; −1 where the next token was one of the prompt, the
-        row was not live any more, or the chunk had ended.
-      logprobs: the log-probability of each token under the distribution that it was sampled from;
-        see `LogitsProcessors.whole`.
-      live: rows that go on.
-      steps: the number of steps taken.
-      kept: the tokens that each could be drawn from, as bits (`rl_sync.sampling_masks`); None
-        without `LogitsProcessors.masks`.
+      tokens: token of each step and row; −1 where the next token came from the prompt, the row was
+        no longer live, or the chunk had ended.
+      logprobs: log-probability of each token under the distribution that it was sampled from; see
+        `LogitsProcessors.whole`.
+      live: rows that continue.
+      steps: number of steps taken.
+      kept: set of tokens that each token could be sampled from, as bits (`rl_sync.sampling_masks`);
+        None without `LogitsProcessors.masks`.
     """
 
     tokens: Int[Array, "C B"]
@@ -127,14 +128,14 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
 
 
 def on_mesh(slots: Slots) -> Slots:
-    """Shards slots as the layout in use says: by rows, and caches also by heads."""
+    """Shards slots as the current layout says: by rows, and caches also by heads."""
     rows = jax.tree.map(lambda x: constrain(x, "batch"), slots.rows)
     cache = map_with_axes(_sharded, slots.cache)
     return Slots(constrain(slots.tokens, "batch"), KVCache(*cache), rows)
 
 
 def _sharded(x: Array, axes: Axes) -> Array:
-    """Shards a cache's keys or values as the layout in use says."""
+    """Shards a cache's keys or values as the current layout says."""
     return constrain(x, *axes)
 
 
@@ -163,11 +164,11 @@ def insert(
 
     Args:
       sources, targets: row and slot of each sequence. Entries after `count` are not used, but their
-        targets must be outside the slots, such as B.
-      rows: the values of the new sequences, in the same order.
+        targets must be outside the slots, for example B.
+      rows: values of the new sequences, in the same order.
     """
 
-    # Gathered once: any slot may get any row.
+    # Gathered once, because any slot may get any row.
     gathered = KVCache(*map_with_axes(_gathered, prefix.cache))
     prefix = Prefix(constrain(prefix.tokens), gathered)
 
@@ -189,9 +190,9 @@ def insert(
 
 @functools.partial(jax.jit, static_argnames="span")
 def copy_cache(slots: Slots, source: Int[Array, " 1"], span: int) -> KVCache:
-    """Copies a slot's cache up to position `span`: that of a prefix with one row.
+    """Copies a slot's cache up to position `span`, as a prefix with one row.
 
-    Devices that share the rows of the slots all get the copy, of the heads that each of them has.
+    All devices that share the rows of the slots get the copy, each for its own heads.
     """
     C = slots.cache.values.shape[4]
     pages, width = -(-span // C), min(span, C)
@@ -202,7 +203,7 @@ def copy_cache(slots: Slots, source: Int[Array, " 1"], span: int) -> KVCache:
 
 
 def _with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> SlotRows:
-    """Replaces the values of the targets, except targets outside the slots."""
+    """Replaces the values of the target slots; targets outside the slots are ignored."""
     return jax.tree.map(lambda old, row: old.at[targets].set(row, mode="drop"), rows, new)
 
 
@@ -220,15 +221,15 @@ def decode_chunk(
     chunk_tokens: int,
     changes: LogitsProcessors = ALL_CHANGES,
 ) -> tuple[Slots, Chunk]:
-    """Takes up to `chunk_tokens` steps: a live row draws a token, or reads one of its prompt.
+    """Takes up to `chunk_tokens` steps: a live row samples a token, or reads one of its prompt.
 
     Args:
-      live: rows that go on; the others are finished.
-      enough: the number of live rows at which the chunk ends early.
-      pauses: tokens at which a row is live no more, if it has its least number of tokens; the host
-        looks whether they complete a stop string.
-      span: the number of cache slots that are read: more than the position of any token that is
-        drawn.
+      live: rows that continue; the others are finished.
+      enough: number of live rows at which the chunk ends early.
+      pauses: tokens at which a row stops being live, once it has its minimum number of tokens; the
+        host then checks whether they complete a stop string.
+      span: number of cache positions that are read; it must exceed the position of every sampled
+        token.
       changes: see `adjusted_logits`.
     """
     B, S = slots.tokens.shape
@@ -280,7 +281,7 @@ def decode_chunk(
         else None,
     )
     slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
-    # The host reads all of it, in every process.
+    # Every process's host reads the whole chunk.
     return on_mesh(slots), jax.tree.map(constrain, chunk)
 
 
@@ -291,7 +292,7 @@ def _sampled(
     history: RowHistory,
     keys: UInt32[Array, "B 2"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None]:
-    """Draws tokens; returns them, their log-probabilities, and what could be drawn."""
+    """Samples tokens; returns them, their log-probabilities, and the sets of possible tokens."""
     adjusted = adjusted_logits(logits, choice, history, changes)
     drawn, logprobs = draw(uniforms(keys, history.generated), adjusted, choice.greedy)
     if changes.whole and changes.excludes:
@@ -303,13 +304,13 @@ def _sampled(
 def extend(
     slots: Slots, given: Int[Array, "B T"], targets: Int[Array, " B"], rows: SlotRows
 ) -> Slots:
-    """Puts tokens after those of finished sequences, which go on from there.
+    """Appends tokens to finished sequences, which continue from there.
 
     Args:
       given: the tokens, padded on the right.
-      targets: the slot of each sequence; those of rows to leave out are outside the slots.
-      rows: the values of the sequences from now on. `newest` is where the cache ends, and
-        `prompt_lengths` counts the given tokens.
+      targets: slot of each sequence; a target outside the slots leaves its row out.
+      rows: new values of the sequences. `newest` is where the cache ends, and `prompt_lengths`
+        counts the given tokens.
     """
     S = slots.tokens.shape[1]
     after = rows.newest[:, None] + 1 + jnp.arange(given.shape[1])

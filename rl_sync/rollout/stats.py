@@ -1,4 +1,4 @@
-"""Counts of an engine's work, which only grow; rates come from the difference of two counts."""
+"""Counts of an engine's work, which only grow; differences of two counts give rates."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class Stats:
     """Counts since the engine was made, or between two moments as `later - earlier`.
 
     Attributes:
-      completions: the number of finished completions.
-      prefill_tokens: the tokens of prefilled prompts (a prompt of several completions counts once),
-        of sequences whose cache was recomputed, and those that decode steps read.
-      prefill_secs: the time spent on prefills.
-      stepped_tokens: of the prefilled tokens, those of extensions that decode steps read; the time
-        counts as decoding.
-      reused_tokens: the number of tokens whose cache sequences kept when they were extended.
-      evictions: the number of held sequences whose slot went to others.
-      set_aside: of these, those whose cache was set aside in host memory.
-      restored: the number of caches set aside that went into a slot again.
-      dropped: the number of caches set aside that were lost to others, or to new weights.
-      decode_tokens: the number of drawn tokens.
-      decode_secs: the time spent on decoding.
-      steps: the number of decode steps.
-      row_steps: the sum over decode steps of the number of rows, live or not.
-      cache_filled, cache_allocated: the sum over chunks of the cache slots in use, and of all
-        slots.
-      programs: the number of compiled programs, one for each size of batch, span or prompt.
-      compile_secs: the time spent on compilation; no other time includes it.
+      completions: number of finished completions.
+      prefill_tokens: number of tokens of prefilled prompts (a prompt of several completions counts
+        once), of sequences whose cache was recomputed, and of extensions that decode steps read.
+      prefill_secs: time spent on prefills.
+      stepped_tokens: the part of `prefill_tokens` that decode steps read; its time counts as
+        decoding.
+      reused_tokens: number of tokens whose cache was reused when their sequences were extended.
+      evictions: number of held sequences that lost their slots.
+      set_aside: number of evictions whose cache was offloaded to host memory.
+      restored: number of offloaded caches that went into a slot again.
+      dropped: number of offloaded caches that were dropped for others, or because of new weights.
+      decode_tokens: number of sampled tokens.
+      decode_secs: time spent on decoding.
+      steps: number of decode steps.
+      row_steps: sum over decode steps of the number of rows, live or not.
+      cache_filled, cache_allocated: sums over chunks of the cache positions in use, and of all
+        cache positions.
+      programs: number of compiled programs, one for each size of batch, span or prompt.
+      compile_secs: time spent on compilation; no other time includes it.
     """
 
     completions: int = 0
@@ -60,22 +60,22 @@ class Stats:
 
     @property
     def prefill_tokens_per_sec(self) -> float:
-        """Tokens that prefills read a second; 0 without prefills."""
+        """Prefilled tokens per second; 0 without prefills."""
         return _ratio(self.prefill_tokens - self.stepped_tokens, self.prefill_secs)
 
     @property
     def decode_tokens_per_sec(self) -> float:
-        """Drawn tokens a second; 0 without drawn tokens."""
+        """Sampled tokens per second; 0 without sampled tokens."""
         return _ratio(self.decode_tokens, self.decode_secs)
 
     @property
     def occupancy(self) -> float:
-        """The share of decoded rows that gave a token."""
+        """Fraction of decoded rows that gave a token."""
         return _ratio(self.decode_tokens, self.row_steps)
 
     @property
     def cache_use(self) -> float:
-        """The share of the allocated cache that held a sequence."""
+        """Fraction of the allocated cache that held a sequence."""
         return _ratio(self.cache_filled, self.cache_allocated)
 
     def summary(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_sync.settings import contradictions, home
+from rl_sync.settings import home, rules
 from rl_sync.settings.algorithm_settings import complete
 from rl_sync.settings.learning_rates import with_learning_rates
 from rl_sync.settings.records import ConfigError, build
@@ -24,7 +24,7 @@ def read_settings(config: Mapping[str, Any]) -> RunSettings:
         settings: RunSettings = build(
             RunSettings, with_learning_rates(complete(home.expand(config))), "config"
         )
-        contradictions.check(settings)
+        rules.check(settings)
     except ConfigError:
         raise
     except ValueError as error:

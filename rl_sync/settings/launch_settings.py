@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.setting import check, setting
-from rl_sync.settings.records import require
-from rl_sync.settings.value_limits import WAIT_SECS, require_shell
+from rl_sync.settings.value_limits import WAIT_SECS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,25 +97,3 @@ class LaunchSettings:
 
     def __post_init__(self) -> None:
         check(self, "launch")
-        for name, address in self.elsewhere.items():
-            require(
-                bool(name and address),
-                f"launch.hosts={self.hosts} must be NAME=ADDRESS,… such as explorer2=10.0.0.2.",
-            )
-        names = [name.partition("=")[0].strip() for name in self.hosts.split(",") if name.strip()]
-        for name in names:
-            require(
-                names.count(name) == 1,
-                f"launch.hosts={self.hosts} says twice where {name} is: say it once.",
-            )
-        require(
-            not self.elsewhere or bool(self.host),
-            f"launch.hosts={self.hosts} needs launch.host, this machine's address as those reach"
-            " it.",
-        )
-        require_shell("launch.remote_shell", self.remote_shell)
-        require(
-            "://" not in (self.compilation_cache or ""),
-            f"launch.compilation_cache={self.compilation_cache} is not a local directory. Give JAX"
-            " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
-        )

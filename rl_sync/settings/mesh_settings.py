@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.models.sharding import MESH_AXES, MeshShape, Rules
+from rl_sync.models.sharding import MeshShape, Rules
 from rl_sync.setting import check, setting
-from rl_sync.settings.records import require
-from rl_sync.spelling import require_one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +66,6 @@ class ExplorerMesh:
         return MeshShape(data=self.data, tensor=self.tensor)
 
 
-def require_parts(section: str, processes: int, mesh: MeshShape) -> None:
-    """Raises ConfigError unless processes can share the devices of a mesh evenly."""
-    require(
-        mesh.devices % processes == 0,
-        f"{section}.processes={processes} cannot share {section}.mesh of {mesh}, which is"
-        f" {mesh.devices} devices, evenly: the mesh is over the devices of all processes, so use"
-        " sizes whose product is a multiple of their number.",
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class ShardingSettings:
     """`config.sharding`: the mesh axes of each logical axis, separated by commas.
@@ -104,15 +92,6 @@ class ShardingSettings:
         "fsdp", "Mesh axes that cut the width of the residual stream in parameters."
     )
     layers: str = setting("", "Mesh axes that cut the stack of layers.")
-
-    def __post_init__(self) -> None:
-        for name, axes in self.rules:
-            for axis in axes:
-                require_one_of(f"sharding.{name}", axis, MESH_AXES)
-            require(
-                len(set(axes)) == len(axes),
-                f"sharding.{name}={getattr(self, name)} names an axis twice: name each once.",
-            )
 
     @property
     def rules(self) -> Rules:

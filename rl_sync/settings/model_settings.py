@@ -31,7 +31,6 @@ class LoraSettings:
 
     def __post_init__(self) -> None:
         check(self, "model.lora")
-        Lora(1, 1.0, self._names)  # A wrong name is wrong also where there are no adapters.
 
     def lora(self) -> Lora | None:
         """The adapters, if there are any.
@@ -39,10 +38,11 @@ class LoraSettings:
         Raises:
           ValueError: a value outside its range.
         """
-        return None if self.rank == 0 else Lora(self.rank, self.alpha, self._names)
+        return None if self.rank == 0 else Lora(self.rank, self.alpha, self.projections)
 
     @property
-    def _names(self) -> tuple[LoraTarget, ...]:
+    def projections(self) -> tuple[LoraTarget, ...]:
+        """The names in `targets`."""
         names = tuple(name.strip() for name in self.targets.split(",") if name.strip())
         return cast(tuple[LoraTarget, ...], names)
 

@@ -7,7 +7,6 @@ import dataclasses
 from rl_sync.records.backends.backend import Labels
 from rl_sync.records.backends.backend_catalog import BACKENDS, TENSORBOARD
 from rl_sync.setting import check, setting
-from rl_sync.spelling import require_one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +74,6 @@ class ObserveSettings:
 
     def __post_init__(self) -> None:
         check(self, "observe")
-        for name in self.chosen_backends:
-            require_one_of("observe.backends", name, BACKENDS)
 
     @property
     def chosen_backends(self) -> list[str]:

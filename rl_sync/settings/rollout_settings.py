@@ -7,7 +7,6 @@ from typing import get_args
 
 from rl_sync.rollout.engine import CachePolicy
 from rl_sync.setting import check, setting
-from rl_sync.settings.records import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,16 +101,13 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         check(self, "rollout")
-        require(
-            all(part.isdecimal() and int(part) < 2**31 for part in self._stop_parts),
-            f"rollout.stop_ids={self.stop_ids!r} must be token ids separated by commas.",
-        )
 
     @property
     def more_stop_ids(self) -> tuple[int, ...]:
         """Token ids that end a completion besides the tokenizer's."""
-        return tuple(map(int, self._stop_parts))
+        return tuple(map(int, self.stop_parts))
 
     @property
-    def _stop_parts(self) -> list[str]:
+    def stop_parts(self) -> list[str]:
+        """The parts of `stop_ids`, which a rule requires to be token ids."""
         return [part.strip() for part in self.stop_ids.split(",") if part.strip()]

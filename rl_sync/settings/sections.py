@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import os
-import re
 from typing import get_args
 
 from rl_sync.learning.batching import SHARED_ROW_TOKENS, BatchingKind
@@ -15,11 +12,9 @@ from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.tables import Selector
 from rl_sync.schedule import MODES, Pull
 from rl_sync.setting import check, section, setting
-from rl_sync.settings.mesh_settings import ExplorerMesh, TrainerMesh, require_parts
-from rl_sync.settings.records import require
-from rl_sync.settings.value_limits import PORT, WAIT_SECS, require_address
+from rl_sync.settings.mesh_settings import ExplorerMesh, TrainerMesh
+from rl_sync.settings.value_limits import PORT, WAIT_SECS
 from rl_sync.transfer import TRANSFERS
-from rl_sync.weights.locations import is_remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +88,6 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         check(self, "trainer")
-        require_parts("trainer", self.processes, self.mesh.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,25 +145,6 @@ class SyncSettings:
 
     def __post_init__(self) -> None:
         check(self, "sync")
-        if self.directory is None:
-            return
-        name = f"sync.directory={self.directory}"
-        if is_remote(self.directory):
-            require(
-                re.fullmatch(r"gs://[^/]+(/.*)?", self.directory) is not None,
-                f"{name} is in no object store that is known: give gs://bucket/…, or mount it and"
-                " give its path.",
-            )
-            require(
-                importlib.util.find_spec("gcsfs") is not None,
-                f"{name} needs gcsfs: pip install gcsfs.",
-            )
-        else:
-            require(
-                os.path.isabs(self.directory),
-                f"{name} must be an absolute path, or gs://bucket/…: processes may run in different"
-                " directories.",
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +187,6 @@ class ExplorerSettings:
 
     def __post_init__(self) -> None:
         check(self, "explorer")
-        require_parts("explorer", self.processes, self.mesh.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,8 +259,6 @@ class ReplaySettings:
 
     def __post_init__(self) -> None:
         check(self, "replay")
-        if self.address is not None:
-            require_address("replay.address", self.address)
 
 
 @dataclasses.dataclass(frozen=True)

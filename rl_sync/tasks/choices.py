@@ -12,8 +12,8 @@ class Choices(NamedTuple):
     """The options of a question.
 
     Attributes:
-      texts: the options; the first gets the letter A.
-      labels: the data set's own labels of the options, if it has any.
+      texts: options; the first gets the letter A.
+      labels: labels of the options in the data set, if it has any.
     """
 
     texts: tuple[str, ...]
@@ -24,7 +24,8 @@ class Choices(NamedTuple):
         """Reads the choices of a field: a list of texts, or {"text": [...], "label": [...]}.
 
         Raises:
-          ValueError: the value is neither; the message describes it, and the caller adds the place.
+          ValueError: the value has neither form; the message describes it, and the caller adds the
+            place.
         """
         texts, labels = value, ()
         if isinstance(value, Mapping):
@@ -53,11 +54,12 @@ class Choices(NamedTuple):
         """Returns the letter of the right option.
 
         Args:
-          answer: its label, its letter, its text, or its index from 0. The first of these that
-            matches counts.
+          answer: the option's label, letter, text, or index from 0. The first of these that matches
+            counts.
 
         Raises:
-          ValueError: it is none of them; the message describes it, and the caller adds the place.
+          ValueError: nothing matches; the message describes the answer, and the caller adds the
+            place.
         """
         letters = string.ascii_uppercase[: len(self.texts)]
         name = str(answer).strip()
@@ -69,7 +71,7 @@ class Choices(NamedTuple):
             return letters[int(name)]
         called = f", a label ({', '.join(self.labels)})" if self.labels else ""
         raise ValueError(
-            f"is {answer!r}, which is none of the {len(letters)} choices: it must be an index from"
-            f" 0 to {len(letters) - 1}, a letter from A to {letters[-1]}{called}, or a choice's"
-            " text."
+            f"is {answer!r}, which is not one of the {len(letters)} choices: it must be an index"
+            f" from 0 to {len(letters) - 1}, a letter from A to {letters[-1]}{called}, or a"
+            " choice's text."
         )

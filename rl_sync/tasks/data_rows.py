@@ -15,7 +15,7 @@ from rl_sync.models.huggingface.files import LFS_POINTER
 _PARQUET = ".parquet"
 _JSON = ".json"
 _FILE_SUFFIXES = (".jsonl", _JSON, _PARQUET)
-# Beginnings of files that are often mistaken for text: their kind, and the remedy.
+# First bytes of files that are often mistaken for text, with their kind and the remedy.
 _NO_TEXT = {
     LFS_POINTER: ("a Git LFS pointer", "fetch the file itself with `git lfs pull`"),
     b"\x1f\x8b": ("compressed with gzip", "unpack it first"),
@@ -31,8 +31,8 @@ class DataRow(NamedTuple):
     """One row.
 
     Attributes:
-      where: its file and line or row number, for messages.
-      fields: its columns by name.
+      where: file and line, or row number, for messages.
+      fields: columns by name.
     """
 
     where: str
@@ -44,11 +44,11 @@ class RowSource:
     """Source of rows.
 
     Attributes:
-      path: a file (.parquet, .json with a list of objects, or any other with an object a line), a
-        directory, or the name of a data set on the hub. A directory was written by
-        `Dataset.save_to_disk`, or is one that `datasets.load_dataset` reads.
-      subset: the configuration of a data set that has several.
-      split: the split; a file has none.
+      path: a file (.parquet, .json with a list of objects, or any other with one object a line), a
+        directory, or the name of a data set on the hub. A directory must come from
+        `Dataset.save_to_disk`, or be readable for `datasets.load_dataset`.
+      subset: configuration of a data set that has several.
+      split: name of the split; a file has none.
     """
 
     path: str
@@ -60,7 +60,7 @@ def read_rows(source: RowSource, limit: int = 0) -> list[DataRow]:
     """Reads the rows of a source; only the first `limit` if that is not 0.
 
     Raises:
-      ValueError: there is no such source or split, it has no rows, or a row is malformed (the
+      ValueError: the source or split does not exist, has no rows, or has a malformed row (the
         message names file and line).
       OSError: a file cannot be read.
     """
@@ -85,7 +85,7 @@ def _file_rows(path: Path) -> Iterator[DataRow]:
     if path.suffix == _PARQUET:
         return _parquet_rows(path)
     text = _text(path)
-    # Many .json files have an object a line.
+    # Many .json files have one object a line.
     if path.suffix == _JSON and text.lstrip().startswith("["):
         return _list_rows(path, text)
     return _line_rows(path, text)
@@ -107,7 +107,7 @@ def _text(path: Path) -> str:
 
 
 def _line_rows(path: Path, text: str) -> Iterator[DataRow]:
-    # Not splitlines, which ends lines at characters that JSON strings may hold.
+    # Not splitlines, which also splits at characters that JSON strings may contain.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -124,7 +124,7 @@ def _parsed(where: str, text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read: make it flat.") from error
-    except ValueError as error:  # Also for a number with too many digits.
+    except ValueError as error:  # Raised also for a number with too many digits.
         raise ValueError(f"{where} is not JSON: {error}.") from error
 
 
@@ -154,7 +154,7 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
 
 
 def _library_rows(source: RowSource) -> Iterator[DataRow]:
-    """Reads rows through `datasets`, which is imported here: that takes a second or two."""
+    """Reads rows through `datasets`, which is imported here because that takes a second or two."""
     import datasets
 
     try:

@@ -27,13 +27,13 @@ class DatasetConfig:
     """`config.task.dataset`.
 
     Raises:
-      ValueError: an unknown format, or a field of it that cannot be.
+      ValueError: an unknown format, or an invalid field of it.
     """
 
     path: str | None = setting(
         None,
-        "Rows of the training problems: a .jsonl, .json or .parquet file, a directory, or the name"
-        " of a data set.",
+        "Source of the training problems: a .jsonl, .json or .parquet file, a directory, or the"
+        " name of a data set.",
         implied="none, and task.name=dataset needs one",
         is_path=True,
     )
@@ -45,7 +45,7 @@ class DatasetConfig:
     split: str = setting("train", "Split of the training problems; a file has none.")
     held_out_path: str | None = setting(
         None,
-        "Rows of the held-out problems, as for `path`.",
+        "Source of the held-out problems, as for `path`.",
         implied="path",
         is_path=True,
     )
@@ -57,12 +57,12 @@ class DatasetConfig:
     )
     held_out_fraction: float = setting(
         0.1,
-        "Share of the different prompts that is then held out, each with all its rows, in a seeded"
-        " choice.",
+        "Fraction of the different prompts that is then held out, each with all its rows, chosen"
+        " by the seed.",
         least=0,
         greatest=1,
     )
-    limit: int = setting(0, "Rows that are read to train on, the first ones; 0 for all.", least=0)
+    limit: int = setting(0, "Number of training rows to read, from the first; 0 for all.", least=0)
     format: str = setting(
         "plain",
         "Named format of the rows; it says which fields are the prompt, the answer and the"
@@ -71,13 +71,13 @@ class DatasetConfig:
     )
     prompt: str | None = setting(
         None,
-        "Field that is asked, such as `meta.question`, or `question|problem` for the first of these"
-        " that a row has; a template goes before it.",
+        "Field of the question, such as `meta.question`, or `question|problem` for the first of"
+        " these that a row has; ignored if there is a template.",
         implied="the format's",
     )
     template: str | None = setting(
         None,
-        "Text that is asked, with fields in braces, such as `Solve: {question}`; empty for none.",
+        "Template of the question, with fields in braces: `Solve: {question}`; empty for none.",
         implied="the format's",
     )
     answer: str | None = setting(
@@ -89,31 +89,31 @@ class DatasetConfig:
     answer_pattern: str | None = setting(
         None,
         "Regular expression: the answer is the last group of its last match in the field, such as"
-        r" `####\s*(.+)`; empty for all of the field.",
+        r" `####\s*(.+)`; empty for the whole field.",
         implied="the format's",
     )
     choices: str | None = setting(
         None,
-        "Field of a question's options, which are asked as lettered lines; the answer becomes the"
-        " right one's letter; empty for none.",
+        "Field of a question's options, which are shown as lettered lines; the answer becomes the"
+        " letter of the right option; empty for none.",
         implied="the format's",
     )
     demonstration: str | None = setting(
         None,
-        "Field that is imitated in SFT, by demonstration rows and by algorithm.name=sft: a text,"
+        "Field of the demonstration, for SFT, demonstration rows and algorithm.name=sft: a text,"
         " or a list of messages; empty for the answer.",
         implied="the format's",
     )
     tools: str | None = setting(
         None,
-        "Field of the tools' JSON schemas beside messages to imitate: a list, or its JSON; empty"
-        " for none.",
+        "Field of the tools' JSON schemas, for demonstrations that are lists of messages: a list,"
+        " or its JSON; empty for none.",
         implied="the format's",
     )
     chosen: str | None = setting(
         None,
-        "Field of the preferred completion of a pair, for algorithm.name=reward_model: a text, or"
-        " a list of messages, the last of which counts; empty for no pairs.",
+        "Field of a pair's preferred completion, for algorithm.name=reward_model: a text, or a"
+        " list of messages, the last of which counts; empty for no pairs.",
         implied="the format's",
     )
     rejected: str | None = setting(
@@ -121,7 +121,7 @@ class DatasetConfig:
     )
     margin: str | None = setting(
         None,
-        "Field of the least difference between the scores of a pair, a number from 0; empty for"
+        "Field of the minimum difference between the scores of a pair, a number from 0; empty for"
         " none.",
         implied="the format's",
     )
@@ -137,7 +137,7 @@ class DatasetConfig:
 
     @property
     def row_format(self) -> RowFormat:
-        """The named format with the fields that are set here."""
+        """Returns the named format, with the fields that are set here."""
         fields = dataclasses.fields(RowFormat)
         return FORMATS[self.format].override(**{f.name: getattr(self, f.name) for f in fields})
 
@@ -146,12 +146,12 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
     """Reads and maps the problems.
 
     Args:
-      section: the name of the config's section in messages.
+      section: name of the config's section in messages.
 
-    Raises:
-      ValueError: there is no path; a row is malformed or does not fit the format (the message names
-        file and line); or the fraction leaves no problems on one side.
-      OSError: a file cannot be read.
+      Raises:
+        ValueError: there is no path; a row is malformed or does not fit the format (the message
+          names file and line); or the fraction leaves no problems on one side.
+        OSError: a file cannot be read.
     """
     if not config.path:
         raise ValueError(f"{section}.path is not set. {_WAY_OUT}")
@@ -171,7 +171,7 @@ def problems_of(
     """Maps rows to problems.
 
     Args:
-      held_out_rows: None to hold out some of the others.
+      held_out_rows: rows of the held-out problems; None to hold out some of the training rows.
 
     Raises:
       ValueError: a row does not fit the format, or the fraction leaves no problems on one side.
@@ -228,7 +228,7 @@ def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
     )
     if config.held_out_split is not None and Path(source.path).is_file():
         raise ValueError(
-            f"task.dataset.held_out_split={config.held_out_split!r} names a split, and the file"
+            f"task.dataset.held_out_split={config.held_out_split!r} names a split, but the file"
             f" {source.path} has none: use task.dataset.held_out_path or held_out_fraction."
         )
     return source
@@ -237,7 +237,7 @@ def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
 def _split(
     section: str, config: DatasetConfig, examples: Sequence[Example], seed: int
 ) -> tuple[list[Example], list[Example]]:
-    """Holds out some of the prompts, each with all its rows: no prompt is on both sides."""
+    """Holds out some of the prompts, each with all its rows, so that no prompt is on both sides."""
     fraction, prompts = config.held_out_fraction, _distinct(examples)
     held_out = round(len(prompts) * fraction)
     if not 0 < held_out < len(prompts):
@@ -253,7 +253,7 @@ def _split(
 
 
 def _distinct(examples: Sequence[Example]) -> list[str]:
-    """Returns the prompts in their order, each once."""
+    """Returns the different prompts in order."""
     return list(dict.fromkeys(one.prompt for one in examples))
 
 

@@ -1,4 +1,4 @@
-"""Random choice of the demonstrations to imitate in a step."""
+"""Random choice of a step's demonstrations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rl_sync.types import Demonstrations
 
 
 def draw(task: Task, count: int, words: list[int]) -> Demonstrations:
-    """Draws some demonstrations, with equal chances and with replacement.
+    """Draws demonstrations uniformly, with replacement.
 
     Args:
-      words: the seed of the draw; it depends on nothing else.
+      words: seed of the draw, which depends on nothing else.
     """
     random = np.random.default_rng(words)
     chosen = random.integers(0, len(task.demonstrations), count)

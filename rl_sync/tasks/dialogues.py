@@ -1,4 +1,4 @@
-"""Demonstrations of several turns: conversations with tools, as chat data sets have them."""
+"""Multi-turn demonstrations: conversations with tools, as in chat data sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 class DialogueCall(NamedTuple):
-    """A call of a tool in an assistant's message; see `ToolCall` of environments."""
+    """A tool call in an assistant's message; see `ToolCall` of environments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -24,8 +24,8 @@ class DialogueMessage(NamedTuple):
 
     Attributes:
       role, content, name, tool_call_id: see `Message` of environments.
-      calls: the calls in an assistant's message.
-      is_learned: whether an assistant's message is imitated.
+      calls: tool calls in an assistant's message.
+      is_learned: whether an assistant's message is trained on.
     """
 
     role: str
@@ -37,11 +37,11 @@ class DialogueMessage(NamedTuple):
 
 
 class Dialogue(NamedTuple):
-    """A conversation whose assistant is to be imitated.
+    """A conversation whose assistant is the demonstration.
 
     Attributes:
-      lines: the messages.
-      tools: the schemas of the tools that the assistant sees.
+      lines: messages.
+      tools: schemas of the tools that the assistant sees.
     """
 
     lines: tuple[DialogueMessage, ...]
@@ -49,7 +49,7 @@ class Dialogue(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """The contents of all messages."""
+        """Returns the contents of all messages."""
         return [line.content for line in self.lines]
 
 
@@ -61,20 +61,20 @@ class Spoken(NamedTuple):
 
 
 class Demonstrated(NamedTuple):
-    """A demonstration as a sequence of tokens, one that attends to no other.
+    """A demonstration as tokens, in one sequence that attends to no other.
 
     Attributes:
       tokens: token ids.
-      mask: true at the tokens to imitate, each reply's end of sequence included.
+      mask: true at the tokens to train on, including each reply's end of sequence.
     """
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
 
     def cut(self, most_tokens: int) -> Demonstrated | None:
-        """Returns the beginning up to the last reply that ends within so many tokens.
+        """Returns the beginning, up to the last reply that ends within `most_tokens` tokens.
 
-        None where no reply does.
+        None if no reply does.
         """
         ends = [
             at + 1
@@ -89,7 +89,7 @@ class Demonstrated(NamedTuple):
 
 Rendering = Callable[[Tokenizer, Dialogue], list[Demonstrated]]
 """A function that writes a dialogue in a tokenizer's chat template. It returns several sequences
-where the template writes earlier messages anew. It raises ValueError where it cannot be written."""
+if the template rewrites earlier messages. It raises ValueError if it cannot write the dialogue."""
 
 
 def is_messages(value: Any) -> bool:
@@ -102,12 +102,12 @@ def is_messages(value: Any) -> bool:
 
 
 def opening(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the first message of a user, or an empty one."""
+    """Returns the text of the first user message, or an empty text."""
     return next((_content(one) for one in messages if one["role"] == "user"), "")
 
 
 def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the assistant's last message, or an empty one."""
+    """Returns the text of the last assistant message, or an empty text."""
     replies = [_content(one) for one in messages if one["role"] == "assistant"]
     return replies[-1].strip() if replies else ""
 
@@ -116,14 +116,14 @@ def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Dia
     """Reads a dialogue.
 
     Args:
-      messages: those of a row, in the form of OpenAI and of chat templates: `role`, `content` (a
+      messages: messages of a row, in the form of OpenAI and of chat templates: `role`, `content` (a
         text, a list of parts with texts, or null), `tool_calls`, `name`, `tool_call_id`, and
-        `weight`, which is 0 for replies that are not imitated. Arguments of calls are an object, or
-        its JSON. Other fields are not read.
+        `weight`, which is 0 for replies that are not trained on. The arguments of a call are an
+        object or its JSON. Other fields are ignored.
       tools: a list of schemas, its JSON, or None.
 
-    Raises:
-      ValueError: a message or a tool has another form, or no reply is to be imitated.
+      Raises:
+        ValueError: a message or a tool has another form, or there is no reply to train on.
     """
     lines = []
     for number, message in enumerate(messages, start=1):
@@ -202,9 +202,9 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _parsed(value: Any) -> Any:
-    """Parses a text of JSON; other values stay, without the nulls of tables.
+    """Parses a JSON text; other values are returned without the nulls of tables.
 
-    A table's column has the same fields in all rows: those that a row lacks are null there.
+    All rows of a table's column have the same fields: the missing ones are null.
     """
     if not isinstance(value, str):
         return _without_nulls(value)
@@ -223,9 +223,9 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _with_ids(lines: Sequence[DialogueMessage]) -> list[DialogueMessage]:
-    """Gives calls without an id one of their own, and the answers to them, in their order.
+    """Gives calls without an id, and their answers, new ids in order.
 
-    They are those of episodes.
+    The ids have the same form as in episodes.
     """
     named, count, open_calls = [], 0, list[DialogueCall]()
     for line in lines:

@@ -1,6 +1,6 @@
-"""A task from the user's own file, with a JSON object {"prompt": …, "answer": …} a line.
+"""A task from the user's own file, with one JSON object {"prompt": …, "answer": …} a line.
 
-It is a `dataset` task in its plain format; the only settings are those of where its rows are.
+It is a `dataset` task in its plain format; its only settings are the sources of its rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class JsonlConfig:
 
     path: str | None = setting(
         None,
-        'File of the training problems: an object `{"prompt": …, "answer": …}` a line; where an'
-        " environment judges, without the answer.",
+        'File of the training problems, with one object `{"prompt": …, "answer": …}` a line;'
+        " the answer may be missing if an environment gives the reward.",
         implied="none, and task.name=jsonl needs one",
         is_path=True,
     )
@@ -35,8 +35,8 @@ class JsonlConfig:
     )
     held_out_fraction: float = setting(
         0.1,
-        "Share of the different prompts that is held out where there is no file of them, in a"
-        " seeded choice.",
+        "Fraction of the different prompts that is held out if there is no file for them, chosen"
+        " by the seed.",
         least=0,
         greatest=1,
     )
@@ -49,8 +49,8 @@ def load(config: JsonlConfig, seed: int) -> Problems:
     """Loads the problems of a file.
 
     Raises:
-      ValueError: there is no path; a row is malformed or has no prompt or answer (the message names
-        file and line); or the fraction leaves no problems on one side.
+      ValueError: there is no path; a row is malformed or lacks its prompt or answer (the message
+        names file and line); or the fraction leaves no problems on one side.
       OSError: a file cannot be read.
     """
     if not config.path:

@@ -21,29 +21,29 @@ class LengthLimits:
     """Lengths of prompts and completions: settings of `config.task`.
 
     Raises:
-      ValueError: a limit below 1, or an unknown choice.
+      ValueError: a limit is below 1, or a choice is unknown.
     """
 
     max_prompt_tokens: int | None = setting(
         None,
-        "The most tokens of a prompt, chat template included. Rows have room for the longest prompt"
-        " that is left, not for more.",
+        "Maximum tokens of a prompt, chat template included. Rows have room for the longest"
+        " remaining prompt, and no more.",
         unit="tokens",
         least=1,
         implied="no limit",
     )
     max_completion_tokens: int | None = setting(
         None,
-        "The most tokens of a completion, end of sequence included.",
+        "Maximum tokens of a completion, end of sequence included.",
         unit="tokens",
         least=1,
-        implied="those of the longest answer or demonstration",
+        implied="the length of the longest answer or demonstration",
     )
     too_long: str = setting(
         "drop",
         "Treatment of longer prompts: `drop` leaves the problem out, `truncate` cuts its text from"
-        " the left, inside the chat template. Of dialogues to imitate, `truncate` leaves out the"
-        " turns behind the last reply that has room.",
+        " the left, inside the chat template. Dialogues in demonstrations are cut by `truncate`"
+        " after the last reply that fits.",
         choices=TOO_LONG_CHOICES,
     )
 
@@ -63,11 +63,11 @@ def fit(
 
     Args:
       episode_tokens: see `Task`; a demonstration is then a whole episode.
-      rendering: writes dialogues; without it there must be none.
+      rendering: writes dialogues; required if there are any.
 
     Raises:
       ValueError: no problem is left to train on or to hold out, a chat template alone is too long,
-        or nothing says how long completions may be.
+        or the length of completions is not given.
     """
     if limits.max_prompt_tokens is not None:
         problems = _with_short_prompts(
@@ -94,9 +94,9 @@ def fit(
     most = max((len(one.tokens) - longest for one in dialogues), default=0)
     if limits.max_completion_tokens is None and not any(answers) and most < 1:
         raise ValueError(
-            "task.max_completion_tokens is not set, and the task has no answers or demonstrations,"
-            " whose greatest length it would be: set the most tokens of a completion (in an"
-            " environment, of a reply)."
+            "task.max_completion_tokens is not set, and the task has no answers or"
+            " demonstrations that give their maximum length: set the maximum tokens of a"
+            " completion (in an environment, of a reply)."
         )
     return Task(
         train=problems.train,
@@ -120,11 +120,11 @@ def _dialogues(
     """Writes the dialogues as sequences that fit into a row.
 
     Args:
-      room: the most tokens of a row; 0 for as many as the longest has.
-      cuts: whether longer ones are cut behind a reply.
+      room: maximum tokens of a row; 0 for the length of the longest.
+      cuts: whether longer ones are cut after a reply.
 
     Returns:
-      The sequences, and the notes of the problems with more of them.
+      The sequences, and the problems with the notes about dialogues.
     """
     kept: list[Demonstrated] = []
     refused: list[str] = []
@@ -145,11 +145,11 @@ def _dialogues(
     notes = list(problems.notes)
     if refused:
         notes.append(
-            f"{len(refused)} of {len(problems.dialogues)} dialogues are not imitated. Of the first:"
-            f" {refused[0]}"
+            f"{len(refused)} of {len(problems.dialogues)} dialogues cannot be trained on. The"
+            f" first one: {refused[0]}"
         )
     if long:
-        way = "cut behind the last reply that has room, or left out" if cuts else "left out"
+        way = "cut after the last reply that fits, or left out" if cuts else "left out"
         notes.append(
             f"{long} of {number} dialogues are {way}: they are longer than the {room} tokens of a"
             " row (task.max_completion_tokens behind the longest prompt, or"
@@ -161,7 +161,7 @@ def _dialogues(
 def _with_short_prompts(
     problems: Problems, tokenizer: Tokenizer, max_tokens: int, too_long: str
 ) -> Problems:
-    """Drops or cuts the problems with longer prompts, also among the demonstrations."""
+    """Drops or cuts problems with longer prompts, in the demonstrations too."""
     notes = list(problems.notes)
 
     def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -198,7 +198,7 @@ def _with_short_demonstrations(
     max_tokens: int,
     setting: str = "task.max_completion_tokens",
 ) -> Problems:
-    """Leaves out longer demonstrations: if they were cut, they would teach not to end."""
+    """Leaves out longer demonstrations, which would teach not to end if they were cut."""
     everything = problems.demonstrations
     kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
@@ -211,7 +211,7 @@ def _with_short_demonstrations(
 
 
 def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int) -> Problems:
-    """Leaves out pairs with a longer completion: where it was cut, its score would mean nothing."""
+    """Leaves out pairs with a longer completion, whose score would be meaningless if it was cut."""
 
     def fits(pair: Preference) -> bool:
         both = (pair.chosen, pair.rejected)
@@ -222,8 +222,8 @@ def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int)
              problems.held_out_preferences)]  # fmt: skip
     left_out = len(every) - sum(map(len, short))
     note = (
-        f"{left_out} of {len(every)} pairs of preference are left out: with the end of sequence a"
-        f" completion of theirs is longer than task.max_completion_tokens={max_tokens}."
+        f"{left_out} of {len(every)} preference pairs are left out: one of their completions,"
+        f" with its end of sequence, is longer than task.max_completion_tokens={max_tokens}."
     )
     notes = [*problems.notes, *([note] if left_out else [])]
     return dataclasses.replace(
@@ -232,9 +232,9 @@ def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int)
 
 
 def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
-    """Cuts a text from the left, so that as a prompt it has at most so many tokens.
+    """Cuts a text from the left, so that its prompt has at most `max_tokens` tokens.
 
-    The text is cut rather than its tokens, so that the chat template around it stays whole.
+    The text is cut instead of its tokens, so that the chat template around it stays whole.
 
     Raises:
       ValueError: the chat template and special tokens leave no room for any of the text.

@@ -25,13 +25,13 @@ class Example(NamedTuple):
 
     Attributes:
       prompt: the question.
-      answer: the answer, for rewards; empty if the format has none, or the row.
-      demonstration: the text to imitate; None if the row lacks it.
+      answer: the answer, for rewards; empty if the format or the row has none.
+      demonstration: text of the demonstration; None if the row lacks it.
       fields: the row.
       pair: a preferred completion, the other one, and the margin; None if the format has no pairs.
-      dialogue: the conversation to imitate in place of a text; None if there is none.
-      unanswered: the complaint that the row lacks the answer which its format names, or has an
-        empty one; empty for none.
+      dialogue: conversation that replaces the demonstration's text; None if there is none.
+      unanswered: complaint that the row lacks the answer that its format names, or has an empty
+        one; empty if there is none.
     """
 
     prompt: str
@@ -47,9 +47,9 @@ def example(row: DataRow, row_format: RowFormat) -> Example:
     """Maps one row to an example.
 
     Raises:
-      ValueError: a field but the answer is missing or empty; one is not a text, or holds half a
-        character; or the answer does not match its pattern or the choices. The message names file
-        and line.
+      ValueError: a field other than the answer is missing or empty; a field is not a text, or has
+        an unpaired surrogate; or the answer does not match its pattern or the choices. The message
+        names file and line.
     """
     choices = None
     if row_format.choices is not None:
@@ -97,7 +97,7 @@ def _prompt(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str
 
 
 def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
-    """Returns the conversation that is a row's demonstration, if it is one."""
+    """Returns the conversation that is a row's demonstration, if there is one."""
     field = row_format.demonstration
     messages: Any = _MISSING if field is None else _lookup(row.fields, field)
     if field is None or not is_messages(messages):
@@ -110,7 +110,7 @@ def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
 
 
 def _unanswered(row: DataRow, field: str | None) -> str:
-    """Returns a complaint where the field of the answer is missing or empty; else an empty text."""
+    """Returns a complaint if the field of the answer is missing or empty, else an empty text."""
     if field is None:
         return ""
     value = _lookup(row.fields, field)
@@ -181,7 +181,7 @@ class _Filler(string.Formatter):
         )  # fmt: skip
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Returns the text of a field; a template's names are paths, not Python's attributes."""
+        """Returns the text of a field; names in a template are paths, not Python attributes."""
         del args, kwargs
         if self._choices is not None and field_name in self._choices_names:
             return self._choices.lines(), field_name
@@ -210,9 +210,9 @@ def _value(row: DataRow, field: str) -> Any:
 
 
 def _lookup(fields: Mapping[str, Any], field: str) -> Any:
-    """Returns the value at the first path of `a.b|c` that leads to one, or `_MISSING`."""
+    """Returns the first existing value among the paths of `a.b|c`, or `_MISSING`."""
     values = [_at(fields, path) for path in field.split("|")]
-    # A data set holds null in rows that lack a field of other rows.
+    # Data sets have null in rows that lack a field of other rows.
     given = [value for value in values if value is not _MISSING and value is not None]
     return given[0] if given else None if None in values else _MISSING
 

@@ -25,14 +25,14 @@ class MixtureConfig:
     sets: str | None = setting(
         None,
         f"Tasks with weights, such as {_EXAMPLE}. Options are settings of the task's section, or"
-        " those of a function of your own; `set` names the set, which is else called like its"
-        " task.",
+        " options of a function of your own; `set` names the set, which otherwise has the name of"
+        " its task.",
         implied="none, and task.name=mixture needs some",
     )
     weights: str = setting(
         "fixed",
         "Shares of the sets among the prompts: `fixed`, by their weights, or `progress`, by their"
-        " weights times how much their prompts teach by now, 4p(1-p) of success rates p.",
+        " weights times how much their prompts teach now, 4p(1-p) for success rates p.",
         choices=("fixed", "progress"),
     )
 
@@ -46,9 +46,9 @@ class TaskSet(NamedTuple):
     """A set of a mixture.
 
     Attributes:
-      name: its name.
-      weight: its weight.
-      task: the name of its task, and `options` what is set of it.
+      name: name of the set.
+      weight: weight of the set.
+      task: name of its task, and `options` its settings.
     """
 
     name: str
@@ -61,7 +61,7 @@ def sets_of(text: str) -> list[TaskSet]:
     """Reads the sets of a mixture.
 
     Raises:
-      ValueError: there are fewer than two, a weight is not above 0, or two have one name.
+      ValueError: there are fewer than two sets, a weight is not above 0, or two have the same name.
     """
     sets = []
     for term in parse_sum(text):
@@ -76,8 +76,8 @@ def sets_of(text: str) -> list[TaskSet]:
     double = [name for name in names if names.count(name) > 1]
     if double:
         raise ValueError(
-            f"task.mixture.sets has two sets called {double[0]}: name one of them otherwise, as in"
-            f" {_EXAMPLE}."
+            f"task.mixture.sets has two sets called {double[0]}: give one of them another name, as"
+            f" in {_EXAMPLE}."
         )
     if len(sets) < 2:
         raise ValueError(f"task.mixture.sets={text!r} is one set: a mixture has two or more.")
@@ -89,11 +89,11 @@ def mixed(
     load: Callable[[TaskSet], Problems],
     played: Collection[str],
 ) -> Problems:
-    """Loads the sets and puts them one behind the other; rows get the field `task_set`.
+    """Loads the sets and concatenates them; rows get the field `task_set`.
 
     Args:
       load: loads the problems of a set.
-      played: the sets whose environment judges.
+      played: sets whose environment gives the reward.
 
     Raises:
       ValueError: a set cannot be loaded (the message names it), or lacks answers.
@@ -117,7 +117,7 @@ def mixed(
     for one, part in zip(sets, parts, strict=True):
         first = len(train)
         train += [_of_set(prompt, one.name, first) for prompt in part.train]
-        # Spread over the whole, since an evaluation takes the first problems.
+        # Spread over all places, since an evaluation takes the first problems.
         held_out += [
             ((i + 0.5) / len(part.held_out), _of_set(prompt, one.name, 0))
             for i, prompt in enumerate(part.held_out)
@@ -131,7 +131,7 @@ def mixed(
         notes += [f"{one.name}: {note}" for note in part.notes]
         notes.append(
             f"{one.name}: {len(part.train):,} problems to train on, {len(part.held_out):,} held"
-            f" out, weight {one.weight:g}, judged by {part.reward}."
+            f" out, weight {one.weight:g}, scored by {part.reward}."
         )
     spread = [prompt for _, prompt in sorted(held_out, key=lambda one: one[0])]
     charsets = [part.charset for part in parts]

@@ -11,7 +11,7 @@ WAY_OUT = 'Install it: pip install "rl_sync[tasks]"'
 def missing(module: str, task: str) -> str:
     """Returns the message that a task's package is not installed."""
     package = module.partition(".")[0].replace("_", "-").replace("sklearn", "scikit-learn")
-    return f"task.name={task} needs the package {package}, which is not there. {WAY_OUT}"
+    return f"task.name={task} needs the package {package}, which is not installed. {WAY_OUT}"
 
 
 def require(module: str, task: str) -> ModuleType:

@@ -11,11 +11,11 @@ def prompt_at(ordinal: int, count: int, seed: int, replacement: int = 0) -> int:
     """Returns the index of the prompt at a place in a run's order.
 
     Args:
-      ordinal: the place, from 0; every prompt occurs once in each `count` places.
-      count: the number of prompts.
-      seed: the seed of the run.
-      replacement: the number of prompts that were already tried and replaced at the place. Each
-        number has an order of its own.
+      ordinal: place in the order, from 0; every prompt occurs once in each `count` places.
+      count: number of prompts.
+      seed: seed of the run.
+      replacement: number of prompts that were already tried and replaced at this place. Each number
+        has its own order.
     """
     epoch, place = divmod(ordinal, count)
     return int(_permutation(epoch, count, seed, replacement)[place])
@@ -23,6 +23,6 @@ def prompt_at(ordinal: int, count: int, seed: int, replacement: int = 0) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _permutation(epoch: int, count: int, seed: int, replacement: int) -> np.ndarray:
-    # Without replacement, the order depends on (seed, epoch) alone.
+    # Without replacement, the order depends only on (seed, epoch).
     words = [seed, epoch, replacement] if replacement else [seed, epoch]
     return np.random.default_rng(words).permutation(count)

@@ -25,15 +25,15 @@ def is_own(name: str) -> bool:
 
 
 def load(name: str, config: DatasetConfig, seed: int) -> Problems:
-    """Calls the function or class, which gets `seed` if it takes one, for its problems.
+    """Calls the user's function or class for its problems; it gets `seed` if it takes one.
 
-    It returns rows (mappings, which `task.dataset` maps to problems and holds some of out), or
+    It returns rows (mappings, which `task.dataset` maps to problems, some of them held out), or
     {"train": rows, "held_out": rows}, or `Problems`. A class may instead have a method `load` that
-    returns these. It must return the same for the same seed, since each role calls it.
+    returns these. The result must be the same for the same seed, since each role calls it.
 
     Args:
-      name: such as `path/to/file.py:function(level=3)`.
-      config: the fields of its rows.
+      name: reference, such as `path/to/file.py:function(level=3)`.
+      config: meaning of the rows' fields.
 
     Raises:
       ValueError: it cannot be imported or called, or returns something else.

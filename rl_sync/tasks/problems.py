@@ -1,4 +1,4 @@
-"""Problems of a task as text; a loader returns them before they are tokenized."""
+"""Problems of a task as text, which a loader returns before they are tokenized."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Problems:
     Attributes:
       train: problems to train on; `train[i].prompt_id == i`.
       held_out: other problems, for evaluation.
-      demonstrations: training problems whose answer is the text to imitate; `prompt_id` is the id
-        of the training problem.
-      dialogues: conversations to imitate, of training problems that have one.
-      reward: the expression of the task's own reward; see `rl_sync.expression`.
+      demonstrations: training problems whose answer is the demonstration's text; `prompt_id` is the
+        id of the training problem.
+      dialogues: conversations of training problems, as demonstrations.
+      reward: expression of the task's own reward; see `rl_sync.expression`.
       preferences: pairs of completions of training problems.
-      held_out_preferences: pairs of held-out problems.
-      charset: the characters of a tokenizer of characters, in order; None for those in the texts.
+      held_out_preferences: pairs of completions of held-out problems.
+      charset: characters of a character tokenizer, in order; None for those in the texts.
       notes: sentences about data that was left out.
-      unanswered: the complaint about the first row without the answer that its format names, for
+      unanswered: complaint about the first row that lacks the answer that its format names, for
         rewards that read answers; empty if every row has it.
     """
 
@@ -40,12 +40,12 @@ class Problems:
     dialogues: Sequence[Spoken] = ()
 
     def asking(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Problems:
-        """Returns the problems with these prompts alone, which get new numbers.
+        """Returns only the problems with these prompts, which get new numbers.
 
-        Demonstrations and pairs of the others are left out; the rest take the prompts' texts.
+        Demonstrations and pairs of other prompts are left out; the rest take the prompts' texts.
 
         Args:
-          train, held_out: some of the prompts, with their old numbers; texts may be others.
+          train, held_out: some of the prompts, with their old numbers; their texts may differ.
         """
         asked = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(train)}
         kept_out = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(held_out)}
@@ -71,7 +71,7 @@ class Problems:
 def _of_asked(
     pairs: Sequence[Preference], asked: Mapping[int, tuple[int, str]]
 ) -> list[Preference]:
-    """Returns the pairs of the prompts that are asked, with their new numbers and texts."""
+    """Returns the pairs of the given prompts, with their new numbers and texts."""
     return [
         pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], pair.prompt.answer))
         for pair in pairs

@@ -1,4 +1,4 @@
-"""The history of a run's prompts: how often each was used, with what success, and when last."""
+"""The history of a run's prompts: number of uses, success rate, and last use of each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rl_sync.types import Seen, Use
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PromptHistory:
-    """The history of prompts by id; those beyond the arrays were never used.
+    """The history of prompts by id; prompts beyond the arrays were never used.
 
-    Attributes: one value a prompt; see `Seen`.
+    Attributes: one value for each prompt; see `Seen`.
     """
 
     uses: Int[np.ndarray, " P"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
@@ -33,10 +33,11 @@ class PromptHistory:
                          for x in arrays))  # fmt: skip
 
     def after(self, uses: Iterable[Use], newest_weight: float) -> PromptHistory:
-        """Returns the history after further uses, in their order.
+        """Returns the history after further uses, in order.
 
         Args:
-          newest_weight: the weight of a use in the success rate, beside that of all before it.
+          newest_weight: weight of a use in the success rate; all earlier ones together have the
+            rest.
         """
         uses = list(uses)
         if not uses:

@@ -1,4 +1,4 @@
-"""Mapping of a data set's rows to problems: the meaning of fields, and presets by name."""
+"""Mapping of a data set's rows to problems: the meaning of fields, and named presets."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class RowFormat:
     r"""Meaning of a row's fields.
 
     A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
-    `question|problem` is the first of these two that the row has. Of a list of messages, the prompt
-    is the first user's text, the answer the assistant's last one, and the demonstration all of it.
+    `question|problem` is the first of these two that the row has. In a list of messages, the prompt
+    is the first user message, the answer the last assistant message, and the demonstration the
+    whole list.
 
     Attributes:
-      prompt: the field with the question; not used if there is a template.
-      template: a format string for the question, such as `Solve: {question}`, with fields in braces
-        (literal braces are doubled). None for the field of `prompt`, with the choices below it.
-      answer: the field with the answer, for rewards. A list of texts becomes lines. None for none.
-      answer_pattern: a regular expression; the answer is the last group of its last match in the
-        field, such as `####\s*(.+)`. None for all of the field.
-      choices: the field of a question's options. They are written as lines with letters, in a
-        template too, and the answer becomes the letter of the right option.
-      demonstration: the field of the demonstration, which SFT imitates; None for the
-        answer.
-      tools: the field of the schemas that a demonstration's assistant sees, where the demonstration
-        is a list of messages; None for none.
-      chosen, rejected: the fields of a preferred completion and of the other one: texts, or lists
-        of messages, the last of which counts. None for no pairs.
-      margin: the field of the least difference between their scores; None for none.
+      prompt: field of the question; ignored if there is a template.
+      template: format string of the question, such as `Solve: {question}`, with fields in braces
+        (literal braces are doubled). None for the field of `prompt`, followed by the choices.
+      answer: field of the answer, for rewards. A list of texts becomes lines. None for no answer.
+      answer_pattern: regular expression; the answer is the last group of its last match in the
+        field, such as `####\s*(.+)`. None for the whole field.
+      choices: field of a question's options. They are written as lettered lines, in a template too,
+        and the answer becomes the letter of the right option.
+      demonstration: field of the demonstration, for SFT; None for the answer.
+      tools: field of the schemas that a demonstration's assistant sees, if the demonstration is a
+        list of messages; None for none.
+      chosen, rejected: fields of a preferred completion and of the other one: texts, or lists of
+        messages, the last of which counts. None for no pairs.
+      margin: field of the minimum difference between their scores; None for none.
 
     Raises:
-      ValueError: a name, a template or a pattern is not valid.
+      ValueError: a name, a template or a pattern is invalid.
     """
 
     prompt: str | None = None
@@ -89,18 +89,19 @@ class RowFormat:
         named = [_FIELD.fullmatch(name or "") and not spec for _, name, spec, _ in parts]
         if not named or not all(named):
             raise ValueError(
-                f"template={template!r} must name fields in braces, such as {{question}}; a brace"
-                " that stands for itself is doubled."
+                f"template={template!r} must name fields in braces, such as {{question}}; a"
+                " literal brace is doubled."
             )
 
     def override(self, **fields: str | None) -> RowFormat:
-        """Replaces fields of this format; None keeps a field, and an empty text unsets it."""
+        """Replaces fields of this format; None keeps a field, and an empty text removes it."""
         changed = {name: text or None for name, text in fields.items() if text is not None}
         return dataclasses.replace(self, **changed)
 
 
 def _boxed() -> str:
-    r"""Returns the pattern of \boxed{…} with braces within braces, four deep, and of \boxed 5."""
+    r"""Returns a pattern for \boxed{…}, with up to four levels of nested braces, and for \boxed
+    5."""
     inside = r"[^{}]*"
     for _ in range(4):
         inside = rf"(?:[^{{}}]|\{{{inside}\}})*"

@@ -16,10 +16,10 @@ _FIELDS = ["question", "answer"]
 
 
 def require_template(template: str) -> None:
-    """Checks the text of a solved problem.
+    """Checks the template of a solved problem.
 
     Raises:
-      ValueError: it is no format string with `{question}` and then `{answer}`.
+      ValueError: it is not a format string with `{question}` and then `{answer}`.
     """
     try:
         parts = list(string.Formatter().parse(template))
@@ -31,26 +31,26 @@ def require_template(template: str) -> None:
     if fields != [(name, "", None) for name in _FIELDS]:
         raise ValueError(
             f"task.shot_template={template!r} must have {{question}} once, and after it {{answer}}"
-            " once; a brace that stands for itself is doubled."
+            " once; a literal brace is doubled."
         )
 
 
 def with_shots(problems: Problems, count: int, seed: int, template: str = TEMPLATE) -> Problems:
-    """Puts solved training problems in front of every question, as a text that is to be continued.
+    """Puts solved training problems in front of every question, as a text to be continued.
 
-    All questions have the same ones; where rows name a `category`, all of a category have. They are
-    drawn by the seed from the training problems, to which they then no longer belong.
-
+    All questions get the same ones; if rows have a `category`, all questions of a category do. The
+    seed chooses them from the training problems, from which they are removed.
     Source: Brown et al. 2020, "Language Models are Few-Shot Learners", arXiv:2005.14165.
 
     Args:
-      count: the number of solved problems; 0 leaves the problems as they are.
-      template: the text of a solved problem, with `{question}` and `{answer}`. The question that is
-        asked is the part before the answer, without spaces at its end: tokens of words begin with
-        a space.
+      count: number of solved problems; 0 changes nothing.
+      template: text of a solved problem, with `{question}` and `{answer}`. The prompt's own
+        question is the part before the answer, without trailing spaces, since word tokens begin
+        with a space.
 
-    Raises:
-      ValueError: a category has too few training problems with an answer, or the template is none.
+      Raises:
+        ValueError: a category has too few training problems with an answer, or the template is
+          invalid.
     """
     if not count:
         return problems
@@ -74,7 +74,7 @@ def with_shots(problems: Problems, count: int, seed: int, template: str = TEMPLA
 
 
 def _chosen(problems: Problems, count: int, seed: int) -> dict[str, list[Prompt]]:
-    """Draws the solved problems of each category."""
+    """Chooses the solved problems of each category."""
     solved: dict[str, list[Prompt]] = collections.defaultdict(list)
     for prompt in problems.train:
         if prompt.answer:

@@ -1,4 +1,4 @@
-"""The record of a task: problems to train on, held-out problems, a tokenizer, a reward."""
+"""A loaded task: problems to train on, held-out problems, a tokenizer, a reward."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ class Task:
 
     Attributes:
       train: problems to train on; `train[i].prompt_id == i`.
-      held_out: problems for evaluation; `is_seen` says which of them are trained on too.
-      demonstrations: training problems with answers to imitate in SFT, and dialogues as
-        tokens; may be empty.
-      tokenizer: the tokenizer.
-      reward: the expression of the reward; see `rl_sync.rewards.rubric.Rubric`.
-      max_prompt_tokens: P, the number of tokens of the longest prompt, chat template included.
-      max_completion_tokens: C, the largest number of tokens of a completion, end of sequence
-        included.
+      held_out: problems for evaluation; `is_seen` says which of them are also trained on.
+      demonstrations: training problems with demonstrated answers, and dialogues as tokens; may be
+        empty.
+      tokenizer: tokenizer of all texts.
+      reward: expression of the reward; see `rl_sync.rewards.rubric.Rubric`.
+      max_prompt_tokens: number of tokens of the longest prompt, P, chat template included.
+      max_completion_tokens: maximum number of tokens of a completion, C, end of sequence included.
       preferences, held_out_preferences: pairs of completions of training problems and of held-out
         ones; may be empty.
-      episode_tokens: the most tokens of an episode in an environment; 0 where there is none.
+      episode_tokens: maximum number of tokens of an episode in an environment; 0 without one.
       notes: sentences for the user about data that was left out or changed.
 
     Raises:
@@ -111,22 +110,22 @@ class Task:
 
     @property
     def row_tokens(self) -> int:
-        """T, the number of tokens of a row: prompt and completion, or a whole episode."""
+        """Number of tokens of a row, T: prompt and completion, or a whole episode."""
         return self.episode_tokens or self.max_prompt_tokens + self.max_completion_tokens
 
     @property
     def max_drawn_tokens(self) -> int:
-        """The most tokens that the policy draws for a row."""
+        """Maximum number of tokens that the policy samples for a row."""
         return self.episode_tokens or self.max_completion_tokens
 
     def prompt_lengths(self, prompts: Iterable[Prompt]) -> frozenset[int]:
-        """Returns the numbers of tokens that some prompts have."""
+        """Returns the different numbers of tokens of prompts."""
         return frozenset(prompt_tokens(self.tokenizer, prompt.text) for prompt in prompts)
 
     def encode_prompts(
         self, texts: Sequence[str]
     ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
-        """Encodes prompts: returns their token ids, padded on the right, and their lengths."""
+        """Encodes prompts; returns their token ids, padded on the right, and their lengths."""
         tokens = np.full((len(texts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
         lengths = np.zeros(len(texts), np.int32)
         for row, text in enumerate(texts):
@@ -137,9 +136,9 @@ class Task:
     def encode_demonstrations(
         self, prompts: Sequence[Prompt | Demonstrated]
     ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
-        """Encodes rows of prompt, answer and end of sequence, and the mask of answer and end.
+        """Encodes rows of prompt, answer and end of sequence, with a mask of answer and end.
 
-        Dialogues have their own tokens and masks.
+        Dialogues already have tokens and masks.
         """
         tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
@@ -156,7 +155,7 @@ class Task:
     def encode_preferences(
         self, preferences: Sequence[Preference]
     ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
-        """Encodes two rows of each pair, as demonstrations are: the chosen, then the rejected."""
+        """Encodes two rows for each pair, like demonstrations: the chosen, then the rejected."""
         return self.encode_demonstrations(
             [
                 pair.prompt._replace(answer=text)
@@ -167,5 +166,5 @@ class Task:
 
 
 def _shown(prompt: Prompt) -> Hashable:
-    """Returns all that a prompt shows."""
+    """Returns a key of everything that a prompt shows."""
     return (prompt.text, *images_of(prompt.row or {}))

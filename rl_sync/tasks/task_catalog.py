@@ -1,4 +1,4 @@
-"""Tasks by name: from `config.task` and `config.tokenizer` to loaded problems.
+"""Tasks by name: loads problems from `config.task` and `config.tokenizer`.
 
 A task is a module with a section of settings and a function that loads its problems, and a line in
 `TaskSections`.
@@ -43,20 +43,20 @@ _loading = threading.Lock()
 
 
 def task(record: type, load: Loader, meaning: str) -> Any:
-    """Makes the field of a task: its section of the config, with the function that loads it."""
+    """Makes the field of a task: its section of the config, with its loader."""
     field = section(record, meaning)
     return dataclasses.field(default_factory=record, metadata={**field.metadata, "load": load})
 
 
 def _only_as_a_whole(config: MixtureConfig, seed: int) -> Problems:
-    """Refuses a mixture within a mixture: the sections of its sets are not in its own."""
+    """Rejects a mixture within a mixture, whose section cannot hold the inner sets' sections."""
     del config, seed
     raise ValueError("a mixture cannot be a set of a mixture: name its sets in the outer one.")
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskSections:
-    """The tasks by name."""
+    """Sections of the tasks by name."""
 
     arithmetic: ArithmeticConfig = task(
         ArithmeticConfig,
@@ -92,7 +92,7 @@ class TaskSections:
     dataset: DatasetConfig = task(
         DatasetConfig,
         dataset.load,
-        "Problems of a data set, and fields of the rows of a task of your own.",
+        "Problems of a data set; also the meaning of the fields in rows of a task of your own.",
     )
 
 
@@ -106,24 +106,24 @@ class TaskConfig(TaskSections, LengthLimits):
     """`config.task`: the task, the limits of its texts, and the settings of each task.
 
     Raises:
-      ValueError: an unknown name, or a limit that cannot be.
+      ValueError: an unknown name, or an invalid limit.
     """
 
     name: str = setting(
         "arithmetic",
-        f"Task that the run learns: {', '.join(TASKS)}, or one of your own, `module:function` or"
+        f"Task that the run trains on: {', '.join(TASKS)}, or one of your own, `module:function` or"
         " `path/to/file.py:function`, with options as in `file.py:function(level=3)`.",
     )
     reward: str | None = setting(
         None,
-        "Reward that judges completions: a name, `module:function` or `path/to/file.py:function`,"
-        " or a weighted sum such as `math + 0.2 * format(pattern='<answer>.*</answer>')`.",
+        "Reward of completions: a name, `module:function` or `path/to/file.py:function`, or a"
+        " weighted sum such as `math + 0.2 * format(pattern='<answer>.*</answer>')`.",
         implied="the task's own",
     )
     shots: int = setting(
         0,
-        "Solved training problems in front of every question (few-shot), of its category where rows"
-        " have one. The prompt is then a text to be continued: no chat template.",
+        "Number of solved training problems in front of every question (few-shot), from its"
+        " category if rows have one. The prompt is then a text to be continued: no chat template.",
         least=0,
         greatest=64,
     )
@@ -153,19 +153,20 @@ def load_task(
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
-    Threads that ask for the same task at the same time share one load. It may import `transformers`
-    or `datasets`; a second thread would find them half imported.
+    Threads that load the same task at the same time share one load, because it may import
+    `transformers` or `datasets`, which a second thread would find half imported.
 
     Args:
-      more_characters: what a tokenizer of characters has to know besides those of the problems.
+      more_characters: characters that a character tokenizer needs in addition to those of the
+        problems.
       episode_tokens: see `Task`.
-      rendering: writes dialogues that are to be imitated.
-      reward: judges completions if `config.reward` names none; None for the problems' own.
-      played: the sets of a mixture whose environment judges.
+      rendering: writes dialogues of demonstrations.
+      reward: reward of completions if `config.reward` names none; None for the problems' own.
+      played: sets of a mixture whose environment gives the reward.
 
     Raises:
-      ValueError, OSError: they cannot be loaded, or lack answers that the reward reads; the message
-        says where it fails.
+      ValueError, OSError: the problems cannot be loaded, or lack answers that the reward reads; the
+      message says where.
     """
     with _loading:
         return _load(
@@ -210,11 +211,7 @@ def _load(
 
 def _problems(config: TaskConfig, seed: int, played: frozenset[str]) -> Problems:
     if config.name == mixture.NAME:
-        if config.mixture.sets is None:
-            raise ValueError(
-                "task.name=mixture needs task.mixture.sets: two or more tasks with weights, such as"
-                " 2 * arithmetic + jsonl(path='mine.jsonl')."
-            )
+        assert config.mixture.sets is not None, "a rule of the settings"
         sets = mixture.sets_of(config.mixture.sets)
         return mixture.mixed(sets, lambda one: _of_set(config, one, seed), played)
     if own.is_own(config.name):
@@ -238,12 +235,6 @@ def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
 def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokenizer:
     if config.path is not None:
         return pretrained.load(config.path, config.chat, config.system)
-    if config.chat == "yes" or config.system is not None:
-        setting = "chat=yes" if config.chat == "yes" else f"system={config.system!r}"
-        raise ValueError(
-            f"tokenizer.{setting} needs a tokenizer with a chat template, and this run's tokens are"
-            " characters: give --config.tokenizer.path=DIRECTORY."
-        )
     if problems.charset is not None:
         new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
         return CharacterTokenizer(problems.charset + new)

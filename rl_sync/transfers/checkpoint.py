@@ -40,9 +40,7 @@ from rl_sync.weights.versions import VersionDirectory
 from rl_sync.workdir import Workdir
 
 LEAST_KEPT = 3
-"""Least number of versions to keep. With fewer, readers would find theirs deleted again and
-again.
-"""
+"""Minimum number of versions to keep. With fewer, readers would keep finding theirs deleted."""
 
 _PARAMS = "params"
 _DIGEST = "digest"
@@ -64,25 +62,25 @@ class _Pending(NamedTuple):
 
 
 class CheckpointPublisher:
-    """Saves versions in a thread of its own; the trainer only pays for a copy on device.
+    """Saves versions in its own thread; the trainer only pays for a copy on device.
 
     At most one version is being saved and one waits; while one waits, `publish` blocks. If versions
-    may be skipped, two may wait, and a third replaces the older one. It is two, since the newest
-    may still be in computation when the one before could already be saved.
+    may be skipped, two may wait, and a third replaces the older one. Two are needed, since the
+    newest may still be in computation when the one before it could already be saved.
 
     Args:
       directory: the weights directory; unfinished versions of a killed publisher are removed.
-      keep: the number of newest versions that stay; at least `LEAST_KEPT`. A version that an
-        explorer is reading stays as well.
+      keep: number of newest versions to keep; at least `LEAST_KEPT`. A version that an explorer is
+        reading is kept as well.
       may_skip: whether a newer version may replace one whose save has not begun. Use it for latest
         pulls, but not for exact pulls, which need every version.
-      timeout_secs: the deadline of `publish` for its turn, and of `close` for the last save.
-      reader_expiry_secs: the time after which a reader counts as dead, so that its version may be
+      timeout_secs: deadline of `publish` for its turn, and of `close` for the last save.
+      reader_expiry_secs: time after which a reader counts as dead, so that its version may be
         deleted.
-      resume_from: the version of a trainer that resumes; newer versions, which its earlier run
-        left, are deleted.
-      on_saved: a function called in the saving thread with each version and the seconds of its
-        save, counted from the end of its computation.
+      resume_from: version that a trainer resumes from; newer versions, left by its earlier run, are
+        deleted.
+      on_saved: function that the saving thread calls with each version and the seconds that its
+        save took, counted from the end of its computation.
 
     Raises:
       ValueError: `keep` is too small.
@@ -125,7 +123,7 @@ class CheckpointPublisher:
         self._thread.start()
 
     def publish(self, version: int, params: Params) -> None:
-        """Copies `params` on the device and queues the copy; see `interface.Publisher`.
+        """Copies `params` on the device and queues the copy; see `ends_interface.Publisher`.
 
         It does not wait for the computation of `params`. A version that exists already is replaced.
 
@@ -163,7 +161,7 @@ class CheckpointPublisher:
             self._raise_error()
 
     def _tidy(self, resume_from: int | None) -> None:
-        """Removes unfinished versions, and those newer than the resumed one."""
+        """Removes unfinished versions, and versions newer than the resumed one."""
         self._directory.sweep()
         if resume_from is not None:
             for version in self._directory.versions():
@@ -202,7 +200,7 @@ class CheckpointPublisher:
                 self._changed.notify_all()
 
     def _skip(self) -> list[int]:
-        """Returns the oldest waiting versions, as far as too many wait."""
+        """Returns the oldest waiting versions if too many wait."""
         with self._changed:
             return [version for version in self._pending if version != self._saving][
                 :-_MOST_WAITING
@@ -215,7 +213,7 @@ class CheckpointPublisher:
         if chosen is None:
             return None
         with self._changed:
-            # This process may be behind the one that has chosen; it will publish the version too.
+            # This process may lag behind the one that chose; it will publish the version too.
             self._wait_until(lambda: chosen in self._pending, f"for version {chosen}")
             self._saving = chosen
             pending = self._pending.pop(chosen)
@@ -225,18 +223,19 @@ class CheckpointPublisher:
             return pending
 
     def _choose(self) -> int | None:
-        """Returns the version to save next; None at the end, `_NOTHING_YET` after a while."""
+        """Returns the version to save next; None at the end, or `_NOTHING_YET` after some time."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._closed, _IDLE_SECS)
             if not self._pending:
                 return None if self._closed else _NOTHING_YET
             computed = sum(pending.computed for pending in self._pending.values())
-            # The newest computed version; if none is computed, the one that will be first.
+            # The newest computed version; if none is computed, the oldest, which will be computed
+            # first.
             self._saving = list(self._pending)[max(computed - 1, 0)]
             return self._saving
 
     def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
-        jax.block_until_ready(pending.arrays)  # Their computation may only have been dispatched.
+        jax.block_until_ready(pending.arrays)  # The computation may only have been dispatched.
         start = time.monotonic()
         self._agree_saving("room", lambda: self._make_room(pending.version))
         storage.write(self._directory.path(pending.version), pending.arrays)
@@ -259,11 +258,11 @@ class CheckpointPuller:
     Args:
       directory: the publisher's weights directory.
       params: abstract params in the shardings to restore into.
-      reader: a name that no other running puller of the directory has; by default host and process.
+      reader: name that no other running puller of the directory has; by default host and process.
       check_digest: whether to compare the digest of the restored weights with the published one.
-      processes: the explorer's processes, by their indices in the cluster; this process alone by
-        default.
-      agree: their means to agree.
+      processes: the explorer's processes, by their indices in the cluster; by default only this
+        process.
+      agree: lets the explorer's processes agree; see `Agree`.
     """
 
     def __init__(
@@ -291,13 +290,13 @@ class CheckpointPuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """Waits for a version and restores it; see `interface.Puller`.
+        """Waits for a version and restores it; see `ends_interface.Puller`.
 
-        A read that fails is repeated; with the newest version, if any will do.
+        A failed read is repeated; if any version will do, with the newest one.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
-          WeightsMismatchError: a version's digest is wrong, however often it is read.
+          WeightsMismatchError: a version's digest stays wrong after repeated reads.
           ValueError: the versions belong to another model than `params`.
         """
         wanted = wanted_text(exactly, at_least)
@@ -327,7 +326,7 @@ class CheckpointPuller:
             time.sleep(self._directory.poll_secs)
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `interface.Puller`."""
+        """See `ends_interface.Puller`."""
         return self._agree("newest", lambda: self._await(at_least, timeout_secs))
 
     def close(self) -> None:
@@ -368,11 +367,11 @@ class CheckpointPuller:
 
 
 class CheckpointTrainerEnd(Offering):
-    """Saves versions in the background, and tells the master when one can be read.
+    """Saves versions in the background, and tells the master when each is readable.
 
     Args:
       site: the trainer's site.
-      schedule: decides how many versions stay, and whether every one is needed.
+      schedule: decides how many versions are kept, and whether every version is needed.
     """
 
     def __init__(self, site: EndSite, schedule: SyncSchedule):
@@ -413,9 +412,9 @@ def _directory(site: EndSite) -> str:
 
 
 def _published_bytes(version: int, schedule: SyncSchedule) -> int:
-    """Counts the version that is saved, and the host's copy.
+    """Returns the bytes of the version that is saved, and of the host's copy.
 
-    If steps go on meanwhile, two versions wait, and one is being written.
+    If steps continue meanwhile, two more versions wait, and one is being written.
     """
     return (5 if schedule.pull == "latest" else 2) * version
 
@@ -424,5 +423,5 @@ ENDS = Ends(
     trainer=CheckpointTrainerEnd,
     explorer=_explorer,
     published_bytes=_published_bytes,
-    arriving_bytes=lambda version: version,  # Files are read to the host first.
+    arriving_bytes=lambda version: version,  # Files are read to host memory first.
 )

@@ -2,9 +2,9 @@
 
 Trainer and explorers are processes of one cluster (`rl_sync.weights.cluster`). The processes of
 both sides enter a transfer together (`rl_sync.weights.link`), and agree on it beforehand: explorers
-ask at the master's meeting point (`rl_sync.weights.rendezvous`), and the trainer grants. They enter
-it in the thread that calls `publish`, `serve` or `pull`. Only this thread may dispatch collectives
-in its process.
+send requests to the master's meeting point (`rl_sync.weights.rendezvous`), and the trainer grants
+them. They enter the transfer in the thread that calls `publish`, `serve` or `pull`. Only this
+thread may dispatch collectives in its process.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class CollectivePublisher:
 
     Args:
       session: the trainer's session.
-      links: the link to each explorer, by its number; at least one.
-      kind: the kind of the spans of transfers.
+      links: link to each explorer, by the explorer's number; at least one.
+      kind: span kind of transfers.
       meet: whether `publish` waits until each explorer has received the version. Use it for exact
-        pulls, and then publish only versions that explorers will use. Otherwise explorers get the
-        newest version when the trainer calls `serve`, from a copy, so that the trainer may donate
-        its parameters.
-      timeout_secs: the deadline of `publish` for the explorers.
+        pulls, and then publish only versions that explorers will use. Otherwise explorers receive
+        the newest version when the trainer calls `serve`, from a copy, so that the trainer may
+        donate its parameters.
+      timeout_secs: deadline for explorers to come to `publish`.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class CollectivePublisher:
         self._meet, self._timeout_secs = meet, timeout_secs
         self._held: _WaitingVersion | None = None
         self._granted_secs: float | None = None
-        # The span of a wait, from when nobody stands ready to the first grant.
+        # Span of a wait, from the time when no explorer is ready to the first grant.
         self._waiting: contextlib.ExitStack | None = None
 
     def awaits(self, version: int) -> bool:
-        """Always: explorers that are let in would stand in the transfer until there are values."""
+        """Returns True: an explorer that is granted early would wait inside the transfer."""
         return True
 
     def publish(self, version: int, params: Params) -> None:
-        """Holds `version` for the explorers, and with `meet` sends it to each of them.
+        """Holds `version` for the explorers; with `meet`, sends it to each of them.
 
         Raises:
           RunStoppedError: the run is being stopped.
-          ValueError: `params` is not as planned.
+          ValueError: `params` does not match the plan.
           WeightsTimeoutError: an explorer did not come in time; the message names it.
           WeightsTransferError: a transfer broke.
         """
@@ -143,13 +143,13 @@ class CollectivePublisher:
             served = self._give(held, min(_SLICE_SECS, self._timeout_secs - waited))
             missing -= set(served)
             if missing and not served:
-                time.sleep(_PAUSE_SECS)  # Those who stand ready may wait for later versions.
+                time.sleep(_PAUSE_SECS)  # Those that are ready may wait for later versions.
 
     def _now(self) -> float:
         return self._session.agree("the time", time.monotonic)
 
     def _give(self, held: _WaitingVersion, wait_secs: float) -> list[int]:
-        """Sends a version to the explorers that stand ready for it; waits for a first one."""
+        """Sends a version to the explorers that are ready for it; waits for the first one."""
         served = []
         for request in self._session.agree("ready explorers", lambda: self._ready(wait_secs)):
             if not request.accepts(held.version):
@@ -207,12 +207,12 @@ class CollectivePuller:
 
     Args:
       session: the explorer's session.
-      link: the link from the trainer.
-      explorer: this explorer's number.
+      link: link from the trainer.
+      explorer: number of this explorer.
       check_digest: whether to compare the digest of the received weights with the published one.
 
-    Attributes:
-      granted_secs: the time of the last grant, by the clock of the session's spans.
+      Attributes:
+        granted_secs: time of the last grant, by the clock of the session's spans.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class CollectivePuller:
     ) -> tuple[int, Params]:
         """Waits for a version and receives it.
 
-        The deadline is for the trainer's grant. The transfer itself cannot be interrupted.
+        The deadline applies to the trainer's grant. The transfer itself cannot be interrupted.
 
         Raises:
           RunStoppedError: the run is being stopped.
@@ -257,7 +257,7 @@ class CollectivePuller:
     def _grant(
         self, exactly: int | None, at_least: int | None, timeout_secs: float
     ) -> Grant | None:
-        """Stands ready until the trainer grants; None if it grants nothing in time."""
+        """Requests a version and waits for the trainer's grant; None if there is none in time."""
         call = self._session.call
         deadline = time.monotonic() + timeout_secs
         ticket = call(AskWeights(self._explorer, exactly, at_least))
@@ -270,7 +270,7 @@ class CollectivePuller:
                     self._session.check()
                 except RunStoppedError as error:
                     stopped = error
-            # A grant that came before the withdrawal must be followed: the trainer enters.
+            # A grant that came before the withdrawal must be followed, because the trainer enters.
             grant = grant or call(Withdraw(ticket))
         self.granted_secs = self._session.spans.now()
         if stopped is not None and grant is None:
@@ -303,7 +303,7 @@ def _explorer(site: EndSite) -> ExplorerEnd:
 
 
 def _link(site: EndSite, explorer: int) -> Link:
-    """Makes the link from the trainer to an explorer, in a cluster of both."""
+    """Makes the link from the trainer to an explorer; both are in one cluster."""
     settings = site.session.settings
     there, here = (
         site.abstract_params_on(layout_of(settings, role))

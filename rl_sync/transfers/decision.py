@@ -1,7 +1,7 @@
-"""The decision how weights travel, which all roles of a run hear of.
+"""The choice of the transfer, which all roles of a run share.
 
-The trainer decides, since it knows first whether its backend has what a transfer needs, and tells
-the master, whom the explorers ask; so all decide alike.
+The trainer chooses, since it is the first to know whether its backend supports a transfer. It tells
+the master, and the explorers ask the master, so that all use the same one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def decide_transfer(session: Session, master_address: str) -> str:
-    """The trainer's side: how weights travel in this run, told to everybody.
+    """Chooses the run's transfer, on the trainer's side, and tells the master.
 
-    That is what the settings ask for, or its fallback where that cannot be had.
+    It is the transfer that the settings ask for, or its fallback where that is unavailable.
     """
     transfer = session.agree("transfer", lambda: _possible(session, master_address))
     session.call(DecideTransfer(transfer))
@@ -38,7 +38,7 @@ def _possible(session: Session, master_address: str) -> str:
     try:
         ends_of(transfer).try_out(master_address)
     except TransferUnavailableError as error:
-        reason = f"Weights travel by {fallback} instead of sync.transfer={transfer}: {error}"
+        reason = f"Weights use transfer {fallback} instead of sync.transfer={transfer}: {error}"
         _log.warning("%s", reason)
         session.tell(Report(RunResult(transfer=reason)))
         return fallback
@@ -46,7 +46,7 @@ def _possible(session: Session, master_address: str) -> str:
 
 
 def decided_transfer(session: Session) -> str:
-    """An explorer's side of `decide_transfer`; waits until the trainer has decided.
+    """Returns the run's transfer, on an explorer's side; waits until the trainer has chosen.
 
     Raises:
       RunStoppedError: the run is being stopped.

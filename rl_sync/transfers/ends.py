@@ -1,6 +1,7 @@
-"""The registry of transfers: the two ends of each, as trainer and explorers see them.
+"""The registry of transfers: the trainer's end and the explorers' end of each.
 
-A transfer is a module of this folder, with its name in `rl_sync.transfer.TRANSFERS` and its `ENDS`.
+A transfer is a module of this folder that defines `ENDS`, and whose name is in
+`rl_sync.transfer.TRANSFERS`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from rl_sync.types import Params
 from rl_sync.weights.ends_interface import Publisher, Puller
 
 HANDED_OVER = "local"
-"""The module for roles that share a process, in place of a joint transfer's own."""
+"""Module for roles that share a process, which replaces a joint transfer's own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EndSite:
-    """Surroundings of an end.
+    """The program that an end belongs to.
 
     Attributes:
-      session: the session of the program whose end it is.
-      kind: the kind of the spans of transfers.
-      resources: the program's resources.
+      session: session of the program.
+      kind: span kind of transfers.
+      resources: resources of the program.
       master_address: the master's `host:port`.
       abstract_params_on: returns abstract params of a version, with their shardings on a layout.
     """
@@ -48,15 +49,15 @@ class EndSite:
 
     @property
     def verify(self) -> bool:
-        """Says whether explorers compare what they received with what was published."""
+        """True if explorers compare the digests of received and published weights."""
         return self.session.settings.sync.verify
 
 
 class TrainerEnd(Publisher, Protocol):
-    """A publisher that knows who waits for whom, and records spans."""
+    """A publisher that knows which side waits for the other, and records spans."""
 
     def awaits(self, version: int) -> bool:
-        """Says whether the step that makes a version has to be over before it is published."""
+        """Says whether the step that makes a version must be over before it is published."""
 
     def publish(self, version: int, params: Params) -> None:
         """Offers a version to the explorers.
@@ -67,7 +68,7 @@ class TrainerEnd(Publisher, Protocol):
         """
 
     def serve(self) -> None:
-        """Serves explorers that stand ready; called between steps and while the trainer waits."""
+        """Serves explorers that are ready; called between steps and while the trainer waits."""
 
 
 class ExplorerEnd(NamedTuple):
@@ -84,15 +85,15 @@ class ExplorerEnd(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """A transfer: how its ends are made, and the memory that they need.
+    """A transfer: how to make its ends, and the memory that they need.
 
     Attributes:
       trainer: makes the trainer's end.
       explorer: makes an explorer's end.
-      published_bytes: from the bytes of a version, returns the most bytes of published versions in
-        the trainer's process.
-      arriving_bytes: from the bytes of a version, returns the most bytes that an explorer's process
-        needs while a version arrives, besides the version.
+      published_bytes: from the size of a version, returns the maximum bytes of published versions
+        in the trainer's process.
+      arriving_bytes: from the size of a version, returns the maximum bytes that an explorer's
+        process needs while a version arrives, in addition to the version.
       try_out: raises `TransferUnavailableError` if the transfer is unavailable. Takes the master's
         address.
     """
@@ -105,7 +106,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(transfer: str, in_one_process: bool = False) -> Ends:
-    """Returns the ends of a transfer; loads only the libraries that it needs.
+    """Returns the ends of a transfer; imports only the libraries that it needs.
 
     Args:
       transfer: a key of `TRANSFERS`.
@@ -118,28 +119,28 @@ def ends_of(transfer: str, in_one_process: bool = False) -> Ends:
 
 
 class NoTransfer:
-    """The trainer's end in a run in which nobody generates; see `TrainerEnd`."""
+    """The trainer's end in a run without explorers; see `TrainerEnd`."""
 
     def awaits(self, version: int) -> bool:
         """Never."""
         return False
 
     def publish(self, version: int, params: Params) -> None:
-        """Leaves the weights where they are."""
+        """Does nothing: no explorer needs the weights."""
 
     def serve(self) -> None:
-        """Nobody stands ready."""
+        """Does nothing: there are no explorers."""
 
     def close(self) -> None:
-        """Nothing was begun."""
+        """Does nothing: no transfer was started."""
 
 
 class Offering:
-    """A trainer's end that offers versions, which explorers take when they like.
+    """A trainer's end that offers versions, which explorers fetch at any time.
 
     Args:
       site: the trainer's site.
-      schedule: decides who waits.
+      schedule: decides which side waits.
       publisher: offers the versions.
     """
 
@@ -150,7 +151,7 @@ class Offering:
     def awaits(self, version: int) -> bool:
         """Says whether the next batch needs the version.
 
-        The step's report, and the end of its span, then come before the first rollout that uses it.
+        Then the step's report, and the end of its span, come before the first rollout that uses it.
         """
         schedule = self._schedule
         return schedule.pull == "exact" and schedule.first_user(version) == version + 1
@@ -162,7 +163,7 @@ class Offering:
             self._publisher.publish(version, params)
 
     def serve(self) -> None:
-        """See `TrainerEnd`; explorers serve themselves."""
+        """See `TrainerEnd`; explorers need no service here."""
 
     def close(self) -> None:
         """See `TrainerEnd`."""

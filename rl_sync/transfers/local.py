@@ -1,8 +1,8 @@
 """Local transfer: weights go from the trainer's devices to each explorer's in one process.
 
 Trainer and explorers are threads. The trainer copies its parameters on its own devices and hands
-the copy over; explorers place it on theirs. Neither enters the other's step, so nobody waits for a
-meeting.
+over the copy; explorers place it on theirs. Neither takes part in the other's step, so neither
+waits.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class _Offer(NamedTuple):
 
 
 class LocalPublisher:
-    """The trainer's end; the explorers' ends take from it.
+    """The trainer's end, from which the explorers' ends take versions.
 
     Args:
-      explorers: the number of pullers.
-      keep: the number of newest versions that are held for explorers that have not taken them.
+      explorers: number of pullers.
+      keep: number of newest versions that are held for explorers that have not taken them.
     """
 
     def __init__(self, explorers: int, *, keep: int) -> None:
@@ -57,12 +57,12 @@ class LocalPublisher:
         self._closed = False
 
     def publish(self, version: int, params: Params) -> None:
-        """Offers a copy of `params`, without waiting; see `interface.Publisher`.
+        """Offers a copy of `params`, without waiting; see `ends_interface.Publisher`.
 
         Raises:
-          ValueError: the version is not above those before it.
+          ValueError: the version is not above the previous ones.
         """
-        held = copied(params)  # The caller may donate its own to the next step.
+        held = copied(params)  # The caller may donate its own arrays to the next step.
         offer = _Offer(version, held, digest_words(held))
         with self._changed:
             assert not self._closed, "publish() after close()"
@@ -74,7 +74,7 @@ class LocalPublisher:
             self._changed.notify_all()
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """Returns the newest version offered, -1 if there is none; see `interface.Puller`."""
+        """Returns the newest version offered, -1 if there is none; see `ends_interface.Puller`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._newest() >= at_least, timeout_secs)
             return self._newest()
@@ -91,7 +91,8 @@ class LocalPublisher:
     def take(
         self, explorer: int, exactly: int | None, at_least: int | None, timeout_secs: float
     ) -> _Offer:
-        """Waits for a version, for an explorer's end; frees versions that all have taken.
+        """Waits for a version on behalf of an explorer; frees versions that all explorers have
+        taken.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
@@ -133,7 +134,7 @@ class LocalPublisher:
             there = ", ".join(str(offer.version) for offer in self._offers)
             raise WeightsTransferError(
                 f"Explorer {explorer} asks for version {exactly}, which is gone: versions {there}"
-                " are at hand, and older ones do not come back."
+                " are available, and older ones do not come back."
             )
 
 
@@ -143,7 +144,7 @@ class LocalPuller:
     Args:
       publisher: the trainer's end, in the same process.
       params: abstract params in the shardings to place them in.
-      explorer: the number of the explorer, from 1.
+      explorer: number of the explorer, from 1.
       check_digest: whether to compare the digest of the placed weights with the published one.
     """
 
@@ -157,7 +158,7 @@ class LocalPuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """Waits for a version and places it; see `interface.Puller`.
+        """Waits for a version and places it; see `ends_interface.Puller`.
 
         On the trainer's own devices nothing is copied.
 
@@ -176,7 +177,7 @@ class LocalPuller:
         return offer.version, params
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `interface.Puller`."""
+        """See `ends_interface.Puller`."""
         return self._publisher.newest(at_least, timeout_secs)
 
     def close(self) -> None:
@@ -188,14 +189,14 @@ class LocalTrainerEnd(Offering):
 
     Args:
       site: the trainer's site.
-      schedule: decides who waits.
+      schedule: decides which side waits.
     """
 
     def __init__(self, site: EndSite, schedule: SyncSchedule):
         super().__init__(site, schedule, _shared(site))
 
     def publish(self, version: int, params: Params) -> None:
-        """See `TrainerEnd`; waits for nobody."""
+        """See `TrainerEnd`; returns without waiting."""
         super().publish(version, params)
         self._session.call(Happened(VersionPublished(version)))
 

@@ -1,7 +1,8 @@
 """Point-to-point transfer: the trainer offers parts of each version, and explorers fetch them.
 
 Trainer and explorers are independent JAX programs. Each process of the trainer offers the parts
-that its own devices hold; an explorer's process asks each of them for what it needs. Nobody waits.
+that its own devices hold; an explorer's process requests the parts that it needs from each of them.
+Neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class _Source(NamedTuple):
     """Connection to one process of the trainer.
 
     Attributes:
-      name: the name of the process, for errors.
+      name: name of the process, for errors.
       client: calls its publisher.
-      connection: the connection to its transfer server.
-      parts: the parts that are fetched from it.
+      connection: connection to its transfer server.
+      parts: parts that are fetched from it.
     """
 
     name: str
@@ -71,21 +72,22 @@ class _Source(NamedTuple):
 class ServerPuller:
     """Fetches versions from a trainer's processes into the explorer's own sharding.
 
-    Each process of an explorer has a puller, which gets the shards of its own devices. All of them
-    call `pull` with the same arguments.
+    Each process of an explorer has a puller, which fetches the shards of its own devices. All of
+    them call `pull` with the same arguments.
 
     Args:
       params: abstract params in the shardings to pull into.
-      reader: a name that no other running puller of the trainer has.
+      reader: name that no other running puller of the trainer has.
       find: finds the publishers of the trainer's processes, by their index; called again after a
-        failure. A ConnectionError of it is an error of the pull.
+        failure. If it raises a ConnectionError, the pull fails.
       newest: returns the newest offered version, -1 if there is none. Its arguments are the version
-        to wait for, and the longest wait in seconds.
+        to wait for, and the maximum wait in seconds.
       host: this process's own interface.
-      call_secs: the longest that a publisher takes to answer, besides what it is asked to wait.
+      call_secs: maximum time that a publisher takes to answer, beyond the wait that it is asked
+        for.
       check_digest: whether to compare the digest of the received weights with the published one.
-      agree: the explorer's processes agree by it; the first of them chooses the version.
-      stall_secs: the time after which a transfer without progress is given up.
+      agree: lets the explorer's processes agree; the first of them chooses the version.
+      stall_secs: time after which a transfer without progress is given up.
       on_lost: called when a pull breaks; it may raise the reason, in place of the pull's error.
 
     Raises:
@@ -120,10 +122,10 @@ class ServerPuller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """Waits for a version and fetches it; see `interface.Puller`.
+        """Waits for a version and fetches it; see `ends_interface.Puller`.
 
-        The deadline is for the offer; a transfer that makes progress may take longer. After an
-        error the next pull connects anew.
+        The deadline applies to the offer; a transfer that makes progress may take longer. After an
+        error the next pull connects again.
 
         Raises:
           WeightsTimeoutError: no such version was offered in time.
@@ -157,7 +159,7 @@ class ServerPuller:
         return offers[0].version, params
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `interface.Puller`."""
+        """See `ends_interface.Puller`."""
         return self._newest(at_least, timeout_secs)
 
     def close(self) -> None:
@@ -188,15 +190,15 @@ class ServerPuller:
         offers = self._ask(version, None, time.monotonic() + self._stall_secs)
         if offers is None:
             raise WeightsTransferError(
-                f"Process 0 of this explorer was offered version {version}, but {self._reader} was"
-                " not."
+                f"Process 0 of this explorer got an offer of version {version}, but"
+                f" {self._reader} did not."
             )
         return offers
 
     def _ask(
         self, exactly: int | None, at_least: int | None, deadline: float
     ) -> list[VersionOffer] | None:
-        """Asks each process for an offer of one version; None if there is none at the moment."""
+        """Asks each process for an offer of one version; None if there is none at present."""
         if self._arrivals is None:
             self._connect()
         offers: list[VersionOffer] = []
@@ -210,7 +212,7 @@ class ServerPuller:
         return offers
 
     def _connect(self) -> None:
-        """Opens a line to each of the trainer's processes that has parts for this process."""
+        """Opens a line to each of the trainer's processes that holds parts for this process."""
         clients = self._find()
         manifest = clients[0].call(AskManifest(), self._call_secs)
         if (pair := first_difference(leaves_of(self._params), manifest.leaves)) is not None:
@@ -246,8 +248,8 @@ class ServerPuller:
             wait_ready(array, self._stall_secs, name)
             return array
 
-        # All processes of an explorer compute the digest together, so at its end all have
-        # everything. Until then the version is kept for each of them.
+        # All processes of an explorer compute the digest together, so at its end each has all its
+        # parts. Until then the version is kept for them.
         checked = self._check_digest or jax.process_count() > 1
         leaves: list[Array] = []
         sums: list[LeafSums] = []
@@ -260,7 +262,7 @@ class ServerPuller:
 
 
 class ServerTrainerEnd(Offering):
-    """Cuts versions on the devices and offers them; explorers fetch them when they like.
+    """Cuts versions on the devices and offers them; explorers fetch them at any time.
 
     Args:
       site: the trainer's site.
@@ -284,7 +286,7 @@ class ServerTrainerEnd(Offering):
 def puller_of(site: EndSite) -> ServerPuller:
     """Makes an explorer's puller.
 
-    A pull raises a `RunStoppedError` if it breaks since the run is being stopped, or since the
+    A pull raises a `RunStoppedError` if it breaks because the run is being stopped, or because the
     trainer has made its last step.
     """
     session = site.session

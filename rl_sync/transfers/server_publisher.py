@@ -1,8 +1,8 @@
 """The trainer's end of the server transfer: it offers parts of each version to explorers.
 
 On publication, the devices cut a version into parts. The version is offered once the first parts
-are computed, so that they are transferred while the others are computed. A version stays until
-every explorer that began to fetch it has it, or counts as dead.
+are computed, so that the others are computed during the transfer. A version is kept until every
+explorer that began to fetch it has it, or counts as dead.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class VersionOffer(NamedTuple):
     """One version, ready to be fetched by one explorer's process.
 
     Attributes:
-      version: the policy version.
-      uuid: the id to ask the transfer server for.
+      version: policy version.
+      uuid: id under which the transfer server has it.
     """
 
     version: int
@@ -64,9 +64,9 @@ class AskManifest(Call[Manifest]):
 
 @dataclasses.dataclass(frozen=True)
 class OpenLine(Call[str]):
-    """Starts a transfer server for an explorer's process, in place of its earlier one.
+    """Starts a transfer server for an explorer's process, which replaces its earlier one.
 
-    The answer is the server's address.
+    The result is the server's address.
     """
 
     reader: str
@@ -74,9 +74,9 @@ class OpenLine(Call[str]):
 
 @dataclasses.dataclass(frozen=True)
 class AskOffer(Call[VersionOffer | None]):
-    """Waits for a version, and registers parts of it with the explorer's transfer server.
+    """Waits for a version, and registers its parts with the explorer's transfer server.
 
-    The answer is None if there is no such version in time.
+    The result is None if there is no such version in time.
     """
 
     reader: str
@@ -90,7 +90,7 @@ class AskOffer(Call[VersionOffer | None]):
 class Taken(Call[str]):
     """Reports that the explorer's process has fetched all parts of its last offer.
 
-    The answer is the digest of that version's parameters, which is computed during the transfer.
+    The result is the digest of that version's parameters, which is computed during the transfer.
     """
 
     reader: str
@@ -98,7 +98,7 @@ class Taken(Call[str]):
 
 @dataclasses.dataclass(frozen=True)
 class CloseLine(Call[None]):
-    """Reports that the explorer's process will not ask again."""
+    """Reports that the explorer's process will send no more calls."""
 
     reader: str
 
@@ -115,8 +115,9 @@ class _Line:
 
     Attributes:
       server: the server.
-      offered: the version that the explorer was offered last.
-      busy_until_secs: the time until which it may be fetching that version; None if it has it.
+      offered: version of the explorer's last offer.
+      busy_until_secs: time until which the explorer may be fetching that version; None once it has
+        it.
     """
 
     server: Any
@@ -129,13 +130,13 @@ class ServerPublisher:
 
     Args:
       params: abstract params in the trainer's shardings.
-      host: the interface at which explorers reach this process.
+      host: interface at which explorers reach this process.
       secret: the run's secret, which callers must know.
-      expected: the regions that explorers are expected to hold; see `plan_manifest`.
-      keep: the number of newest versions that are offered.
-      reader_expiry_secs: the time to fetch an offer. After it an explorer counts as dead, and the
-        memory of its version may be freed.
-      on_ready: a function called in a thread of the publisher with each version once it is offered.
+      expected: regions that explorers are expected to hold; see `plan_manifest`.
+      keep: number of newest versions that are offered.
+      reader_expiry_secs: maximum time for fetching an offer. After it, an explorer counts as dead,
+        and the memory of its version may be freed.
+      on_ready: function that a thread of the publisher calls with each version once it is offered.
 
     Attributes:
       address: `host:port`, where calls are answered.
@@ -158,8 +159,8 @@ class ServerPublisher:
         on_ready: Callable[[int], None] | None = None,
     ) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep} versions are none to offer: keep at least 1.")
-        self._spare = start_server(host)  # Fails now if there is none.
+            raise ValueError(f"keep={keep} leaves no version to offer: keep at least 1.")
+        self._spare = start_server(host)  # Raises here if there is none.
         self._host, self._params = host, params
         self._manifest = plan_manifest(params, expected)
         self._cutter = Cutter(self._manifest, params)
@@ -185,12 +186,12 @@ class ServerPublisher:
         self.address = f"{host}:{self._server.port}"
 
     def publish(self, version: int, params: Params) -> None:
-        """Cuts `params` into parts on the devices, without waiting; see `interface.Publisher`.
+        """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.
 
         Every process of the trainer calls it.
 
         Raises:
-          ValueError: `params` is not as planned.
+          ValueError: `params` does not match the plan.
           WeightsTransferError: an earlier version could not be computed.
         """
         if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
@@ -205,7 +206,7 @@ class ServerPublisher:
                 raise WeightsTransferError(
                     f"Weights could not be offered: {self._error}"
                 ) from self._error
-        # The digest begins later, so that the first explorer need not wait for it.
+        # The digest starts later, so that the first explorer need not wait for it.
         held = _OfferedCopy(version, parts, concurrent.futures.Future())
         self._published.put(held)
         try:
@@ -215,7 +216,7 @@ class ServerPublisher:
             raise
 
     def close(self) -> None:
-        """Stops offering, lets explorers finish their fetches for a while, and frees everything."""
+        """Stops offering, lets explorers finish their fetches for a while, and frees all memory."""
         self._published.put(None)
         self._thread.join()
         with self._changed:
@@ -234,7 +235,7 @@ class ServerPublisher:
         return server.address()
 
     def _offer(self, call: AskOffer) -> VersionOffer | None:
-        """Raises a ConnectionError if the explorer lost its line; it must open one."""
+        """Raises a ConnectionError if the explorer lost its line; it must open a new one."""
 
         def suitable() -> _OfferedCopy | None:
             for held in reversed(self._held):
@@ -265,7 +266,7 @@ class ServerPublisher:
             return to_text(held.digest.result(_DIGEST_SECS))
         except concurrent.futures.TimeoutError as error:
             raise TimeoutError(
-                f"{call.reader} has waited {_DIGEST_SECS:.0f} s for the trainer to begin with the"
+                f"{call.reader} has waited {_DIGEST_SECS:.0f} s for the trainer to start the"
                 f" digest of version {held.version}, which it has fetched."
             ) from error
 
@@ -276,7 +277,7 @@ class ServerPublisher:
 
     def _line(self, reader: str) -> _Line:
         if reader not in self._lines:
-            raise ConnectionError(f"{reader} has no line to the trainer, or was taken for dead")
+            raise ConnectionError(f"{reader} has no line to the trainer, or counts as dead")
         return self._lines[reader]
 
     def _hold_all(self) -> None:
@@ -288,7 +289,7 @@ class ServerPublisher:
                     self._expire()
                     self._held.append(held)
                     # The other processes of an explorer will ask for the version that one of them
-                    # has.
+                    # already has.
                     wanted = {of.offered.version for of in self._lines.values() if of.offered}
                     wanted |= {of.version for of in self._held[-self._keep :]}
                     self._held = [of for of in self._held if of.version in wanted]
@@ -301,7 +302,7 @@ class ServerPublisher:
                 self._changed.notify_all()
 
     def _expire(self) -> None:
-        """Drops explorers that have not fetched their offer in time, which frees their versions."""
+        """Drops explorers that have not fetched their offer in time, and frees their versions."""
         now = time.monotonic()
         for reader, line in list(self._lines.items()):
             if line.busy_until_secs is not None and line.busy_until_secs < now:

@@ -1,7 +1,7 @@
-"""Pieces of a device's arrays: cut out where they are sent, put together where they arrive.
+"""Pieces of a device's arrays: cut where they are sent, assembled where they arrive.
 
-The start of a piece in its array is an argument of the programs, so that pieces of one shape
-compile once.
+The position of a piece in its array is an argument of the programs, so that all pieces of one shape
+share one compiled program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def take(
     arrays: Mapping[int, Shaped[Array, "*shard"]],
     held: Mapping[int, Region],
 ) -> list[Shaped[Array, "*piece"]]:
-    """Cuts pieces out of the arrays of a device; a whole array is returned as it is.
+    """Cuts pieces out of the arrays of a device; a whole array is returned unchanged.
 
     Args:
       pieces: the pieces.
@@ -53,13 +53,13 @@ def take(
 class LeafAssembly:
     """Assembles a device's part of every leaf from pieces that arrive one after the other.
 
-    A piece that is the whole part is kept as it is. Others are put into their place at once, so
+    A piece that is the whole part is kept as it is. Other pieces are written into place at once, so
     that nothing but the parts stays in memory.
 
     Args:
       device: the device.
-      dtypes: the dtype of each leaf, by the leaf's number.
-      held: the region that the device will have of each leaf.
+      dtypes: dtype of each leaf, by the leaf's number.
+      held: region that the device will have of each leaf.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class LeafAssembly:
         self._arrays: dict[int, Shaped[Array, "*shard"]] = {}
 
     def make_room(self, leaves: Iterable[int]) -> None:
-        """Makes room for leaves of which less than the whole part arrives at once."""
+        """Allocates the leaves whose part does not arrive as one piece."""
         for leaf in leaves:
             self._arrays[leaf] = self._room(leaf)
 
     def add(self, pieces: Sequence[Piece], values: Sequence[Shaped[Array, "*piece"]]) -> None:
-        """Adds pieces on the device, as far as it will have them."""
+        """Writes pieces into the device's parts; elements outside of the parts are dropped."""
         put: dict[Piece, Shaped[Array, "*piece"]] = {}
         for piece, value in zip(pieces, values, strict=True):
             held = self._held.get(piece.leaf)
@@ -98,19 +98,19 @@ class LeafAssembly:
             self._arrays |= zip(leaves, filled, strict=True)
 
     def pop(self, leaf: int) -> Shaped[Array, "*shard"]:
-        """Removes and returns the part of a leaf; zeros where nothing has arrived."""
+        """Removes and returns the part of a leaf; elements that have not arrived are zeros."""
         self._arrays[leaf] = self._room(leaf)
         return self._arrays.pop(leaf)
 
     def _room(self, leaf: int) -> Shaped[Array, "*shard"]:
-        """Returns what has arrived of a leaf, or zeros."""
+        """Returns the elements of a leaf that have arrived, and zeros elsewhere."""
         if leaf in self._arrays:
             return self._arrays[leaf]
         return zeros(self._device, shape_of(self._held[leaf]), self._dtypes[leaf])
 
 
 def zeros(device: jax.Device, shape: tuple[int, ...], dtype: np.dtype) -> Shaped[Array, "*shape"]:
-    """Makes zeros on a device; `jnp.zeros` would make them on the first one, and copy them."""
+    """Makes zeros on a device; `jnp.zeros` would make them on the first device, then copy them."""
     return _zeros(shape, dtype, SingleDeviceSharding(device))
 
 

@@ -1,8 +1,8 @@
-"""The planner of transfers: regions that devices hold of each leaf, cut into cells.
+"""The planner of transfers: cuts the regions that devices hold of each leaf into cells.
 
 A region is a start and a stop for each axis; the region of a scalar is empty. A cell lies in one
-shard of the trainer, and every device of an explorer needs it whole or not at all. It is a pure
-plan: numbers of leaves and devices, no arrays.
+shard of the trainer, and every device of an explorer needs either the whole cell or nothing of it.
+The plan is pure: it consists of leaf and device numbers, without arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_sync.types import Params
 Region = tuple[tuple[int, int], ...]
 
 DeviceRegions = tuple[tuple[Region, ...], ...]
-"""For each device the region of every leaf, in flattening order."""
+"""For each device, the regions of all leaves in flattening order."""
 
 
 class Piece(NamedTuple):
@@ -34,8 +34,8 @@ class Cell(NamedTuple):
     """A region of a leaf that some devices hold and others need.
 
     Attributes:
-      holders: the numbers of the devices that hold it.
-      readers: the numbers of the devices that need it.
+      holders: numbers of the devices that hold it.
+      readers: numbers of the devices that need it.
     """
 
     region: Region
@@ -44,11 +44,11 @@ class Cell(NamedTuple):
 
 
 def cells(sources: Iterable[Region], targets: Sequence[Region]) -> Iterator[Cell]:
-    """Cuts a leaf into cells, which hold each of its elements once; cells of one shard follow.
+    """Cuts a leaf into cells that cover each of its elements once; cells of one shard are adjacent.
 
     Args:
-      sources: the region of the leaf that each device holds.
-      targets: the region that each device of the other side will hold.
+      sources: region of the leaf that each device holds.
+      targets: region that each device of the other side will hold.
     """
     holders: dict[Region, list[int]] = {}
     for source, region in enumerate(sources):
@@ -59,7 +59,7 @@ def cells(sources: Iterable[Region], targets: Sequence[Region]) -> Iterator[Cell
             if (shared := overlap(region, other)) is not None:
                 needed.setdefault(shared, []).append(target)
         found = [cell for cell in cut(region, needed) if size_of(cell)]
-        apart = needed.keys() <= set(found)  # On a grid of devices; it saves comparing all pairs.
+        apart = needed.keys() <= set(found)  # True on device grids; saves comparing all pairs.
         for cell in found:
             readers = needed.get(cell, ()) if apart else _readers(cell, needed)
             yield Cell(cell, tuple(devices), tuple(readers))
@@ -81,13 +81,13 @@ def size_of(region: Region) -> int:
 
 
 def overlap(one: Region, other: Region) -> Region | None:
-    """Returns the intersection of two regions; None if it is empty."""
+    """Returns the intersection of two regions; None if they do not overlap."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None
 
 
 def moved(inner: Region, outer: Region) -> Region:
-    """Returns a region relative to the start of another."""
+    """Returns a region in coordinates relative to the start of another."""
     return tuple(
         (start - origin, stop - origin)
         for (start, stop), (origin, _) in zip(inner, outer, strict=True)
@@ -95,7 +95,7 @@ def moved(inner: Region, outer: Region) -> Region:
 
 
 def within(inner: Region, outer: Region) -> tuple[slice, ...]:
-    """Returns the slices of a region in an array that holds another region."""
+    """Returns the slices that select a region from an array that holds another region."""
     return tuple(slice(*interval) for interval in moved(inner, outer))
 
 
@@ -140,7 +140,7 @@ def mesh_regions(params: Params) -> DeviceRegions:
 
 def _leaf_regions(leaf: Any) -> list[Region]:
     sharding = leaf.sharding
-    assert isinstance(sharding, NamedSharding), f"{sharding} is not of a mesh"
+    assert isinstance(sharding, NamedSharding), f"{sharding} is not on a mesh"
     sizes = dict(sharding.mesh.shape)
     regions = []
     for coordinates in itertools.product(*(range(size) for size in sizes.values())):

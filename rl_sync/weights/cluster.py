@@ -1,4 +1,4 @@
-"""The `jax.distributed` cluster: processes that compute, or move weights, together."""
+"""The `jax.distributed` cluster: processes that compute or move weights together."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def init_cluster(
 ) -> None:
     """Joins the cluster and waits for all others; call it before any other use of JAX.
 
-    On CPU collectives use gloo, on GPU and TPU the hardware's own transport.
+    Collectives use gloo on CPUs, and the hardware's own transport on GPUs and TPUs.
 
     Args:
-      coordinator_address: the `host:port` where process 0 listens, on that interface alone.
-      num_processes: the number of processes.
-      process_id: the index of this process, from 0.
-      timeout_secs: the deadline for the others to join.
-      heartbeat_secs: the heartbeat timeout: a process that is silent for this long counts as dead,
-        and the others abort.
+      coordinator_address: the `host:port` where process 0 listens, on that interface only.
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
+      timeout_secs: deadline for the others to join.
+      heartbeat_secs: heartbeat timeout: a process that is silent for this long counts as dead, and
+        the others abort.
 
     Raises:
       ValueError: `process_id` does not fit `num_processes`.
@@ -54,7 +54,7 @@ def init_cluster(
     if process_id == 0:
         _check_port(coordinator_address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Otherwise SIGTERM would be a notice of preemption, and would not end the process.
+    # Otherwise JAX would take SIGTERM as a notice of preemption, and the process would not end.
     jax.config.update("jax_enable_preemption_service", False)
     _join(
         timeout_secs,
@@ -72,12 +72,12 @@ def init_cluster(
 
 
 def host_leaves(timeout_secs: float) -> bool:
-    """Waits until process 0, which hosts the cluster, is about to leave; says whether it is.
+    """Waits for process 0, the cluster's host, to start leaving; says whether it has.
 
-    True without a cluster, and in process 0 itself.
+    Returns True without a cluster, and in process 0 itself.
 
     Args:
-      timeout_secs: the longest wait.
+      timeout_secs: maximum wait.
 
     Raises:
       WeightsTransferError: the cluster is gone.
@@ -95,13 +95,13 @@ def host_leaves(timeout_secs: float) -> bool:
 
 
 def leave_cluster(timeout_secs: float = 120.0) -> None:
-    """Leaves the cluster once every process is about to leave; does nothing without a cluster.
+    """Leaves the cluster once all processes are ready to leave; does nothing without a cluster.
 
     Process 0 hosts the cluster: if it exited earlier, the others would be killed.
 
     Raises:
-      WeightsTimeoutError: a process has not come to leave. The cluster cannot be left cleanly any
-        more; when the process's own work is saved, end it immediately (`os._exit`).
+      WeightsTimeoutError: another process was not ready in time. The cluster can then no longer be
+        left cleanly; once this process's work is saved, end it immediately (`os._exit`).
     """
     client = distributed.global_state.client
     if client is None:
@@ -119,14 +119,14 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
 
 
 def _check_port(coordinator_address: str) -> None:
-    """Binds the port for a moment, since JAX may crash on a taken port."""
+    """Binds the port briefly, since JAX may crash on a port that is taken."""
     host, _, port = coordinator_address.rpartition(":")
     try:
         socket.create_server((host, int(port))).close()
     except OSError as error:
         raise WeightsTransferError(
             f"The cluster's coordinator cannot listen on port {port} of {coordinator_address}:"
-            f" {error}. Choose another port, or end the program that has it."
+            f" {error}. Choose another port, or end the program that uses it."
         ) from error
 
 

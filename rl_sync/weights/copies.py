@@ -1,7 +1,7 @@
-"""Copies on the devices that are only dispatched: the caller continues while they are made.
+"""Device copies that are dispatched asynchronously: the caller continues meanwhile.
 
 On a CPU, XLA runs a program of less than 1000 arithmetic operations in the calling thread, however
-many bytes it copies. So these programs have some operations more.
+many bytes it copies. So these programs contain some extra operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_sync.weights.cells import Region
 _OPERATIONS = 2000
 
 Cut = tuple[int, Region]
-"""The number of an array, and the region that is copied of it."""
+"""Number of an array, and the region of it to copy."""
 
 
 def copied(tree: Any) -> Any:
@@ -31,7 +31,7 @@ def copied(tree: Any) -> Any:
 def cut_out(
     arrays: Sequence[Shaped[Array, "*shard"]], cuts: tuple[Cut, ...]
 ) -> list[Shaped[Array, "*region"]]:
-    """Copies regions of the arrays of one device, in one program."""
+    """Copies regions of one device's arrays, in one program."""
     return _cut_out(list(arrays), np.float32(1), cuts=cuts)[0]
 
 

@@ -1,13 +1,12 @@
 """Digest of parameters: equal for equal bits, and cheap enough to check after every transfer.
 
-Each element's bits are mixed with the element's row-major index, and the mixed words are added up
+Each element's bits are mixed with the element's row-major index, and the mixed words are summed
 modulo 2^32. Integer addition is associative, so the result depends neither on the sharding nor on
-the order of a reduction. Through the index it reveals swapped, shifted and missing elements. Each
-leaf's sums are mixed with its path, shape and dtype before the leaves are added up in the same way.
+the order of a reduction. The index reveals swapped, shifted and missing elements. Each leaf's sums
+are mixed with its path, shape and dtype before the leaves are summed in the same way. Each device
+sums its own shards, with one program for each shard. The devices communicate once, at the end.
 
-Each device adds up its own shards, one program a shard. The devices meet once, at the end.
-
-It guards against mistakes and broken hardware, not against an adversary.
+The digest guards against mistakes and broken hardware, not against an adversary.
 """
 
 from __future__ import annotations
@@ -26,16 +25,14 @@ from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
 
-_GOLDEN = 0x9E3779B1  # odd, so that multiplying by it loses nothing
+_GOLDEN = 0x9E3779B1  # Odd, so that multiplying by it loses no information.
 _SILVER = 0x85EBCA77
 _WORD = 0xFFFFFFFF
 UNSIGNED: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
-"""The dtype for reading an element's bits, by its number of bytes; 8-byte elements are two
-words.
-"""
+"""Dtype for reading an element's bits, by its number of bytes; 8-byte elements are two words."""
 
 LeafSums = Mapping[jax.Device, UInt32[Array, " 2"]]
-"""The sums of a leaf's shards, by the device of this process that adds up the shard."""
+"""Sums of a leaf's shards, by the device of this process that sums the shard."""
 
 
 def digest(params: Params) -> str:
@@ -56,7 +53,7 @@ def to_text(words: UInt32[Array, " 2"]) -> str:
 def digest_words(params: Params) -> UInt32[Array, " 2"]:
     """Computes the digest as two words on the devices, so that the caller need not wait for it.
 
-    Every process that holds a part of the parameters calls it.
+    Every process that holds a part of the parameters must call it.
 
     Raises:
       TypeError: as in `digest`.
@@ -68,7 +65,7 @@ def digest_words(params: Params) -> UInt32[Array, " 2"]:
 
 
 def leaf_sums(leaf: Array) -> LeafSums:
-    """Adds up the shards of a leaf that this process holds; of replicas, only the first."""
+    """Sums the shards of a leaf that this process holds; only the first of several replicas."""
     shape = (*leaf.shape, 2) if leaf.dtype.itemsize > 4 else leaf.shape
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     sums = {}
@@ -82,13 +79,13 @@ def leaf_sums(leaf: Array) -> LeafSums:
 
 
 def combine(params: Params, sums: Sequence[LeafSums]) -> UInt32[Array, " 2"]:
-    """Returns the digest of parameters from the sums of their leaves.
+    """Computes the digest of parameters from the sums of their leaves.
 
-    Every process that holds a part of the parameters calls it.
+    Every process that holds a part of the parameters must call it.
 
     Args:
       params: the arrays.
-      sums: what `leaf_sums` returned for each leaf, in flattening order.
+      sums: result of `leaf_sums` for each leaf, in flattening order.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
@@ -134,12 +131,12 @@ def _salt(path: str, leaf: Array) -> list[int]:
 
 @jax.jit
 def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> UInt32[Array, " 2"]:
-    """Adds up a shard's mixed words.
+    """Sums a shard's mixed words.
 
     Args:
       x: the shard.
-      place: the row-major index in the leaf of its first word, and the stride of words along each
-        axis.
+      place: row-major index in the leaf of the shard's first word, and the stride of words along
+        each axis.
     """
     words = _element_words(x)
     index = jnp.full(words.shape, place[0])
@@ -147,8 +144,8 @@ def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> 
         index = index + lax.broadcasted_iota(jnp.uint32, words.shape, axis) * place[1 + axis]
     once = _mix(words + index * jnp.uint32(_GOLDEN))
     twice = once ^ (words * jnp.uint32(_SILVER) + jnp.uint32(_GOLDEN))
-    # Both sums at once: XLA computes them at memory speed on a CPU, while each alone takes ten
-    # times as long.
+    # Both sums in one expression: XLA then computes them at memory speed on a CPU, while separate
+    # sums take ten times as long.
     zero = jnp.uint32(0)
     # Row by row, so that XLA uses all cores.
     axes = tuple(range(1 if x.ndim > 1 else 0, words.ndim))
@@ -157,7 +154,7 @@ def _shard_sums(x: Shaped[Array, "*shape"], place: UInt32[Array, " 1+axes"]) -> 
 
 
 def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """Reads an array's bits as words, one an element (two, in a last axis, for 8-byte dtypes)."""
+    """Reads an array's bits as words, one per element (two, in a last axis, for 8-byte dtypes)."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     return lax.bitcast_convert_type(x, UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
@@ -167,7 +164,7 @@ def _element_words(x: Shaped[Array, "*shape"]) -> UInt32[Array, "*shape"]:
 def _column(
     sums: list[UInt32[Array, " 2"] | None], zero: UInt32[Array, " 2"]
 ) -> UInt32[Array, "1 leaves 2"]:
-    """Stacks a device's sums; a leaf of which it adds up nothing counts as zero."""
+    """Stacks a device's sums; a leaf without shards on this device counts as zero."""
     return jnp.stack([zero if of is None else of for of in sums])[None]
 
 

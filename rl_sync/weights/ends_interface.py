@@ -12,11 +12,11 @@ class WeightsTimeoutError(TimeoutError):
 
 
 class WeightsMismatchError(RuntimeError):
-    """The received weights are not the published ones: their digests differ.
+    """The received weights differ from the published ones, by their digests.
 
     Attributes:
       version: the policy version.
-      published, received: the two digests.
+      published, received: digests of the published and of the received weights.
     """
 
     def __init__(self, version: int, published: str, received: str) -> None:
@@ -31,11 +31,11 @@ class WeightsMismatchError(RuntimeError):
 
 
 class WeightsTransferError(RuntimeError):
-    """A transfer broke; its process group or its storage can no longer be used."""
+    """A transfer broke; its process group or its storage is no longer usable."""
 
 
 class TransferUnavailableError(RuntimeError):
-    """A transfer cannot be had with this version of JAX, or on its backend."""
+    """A transfer is unavailable in this version of JAX, or on this backend."""
 
 
 class Publisher(Protocol):
@@ -50,7 +50,7 @@ class Publisher(Protocol):
         """
 
     def close(self) -> None:
-        """Finishes the transfers that `publish` began, and frees all resources."""
+        """Finishes the transfers that `publish` started, and frees all resources."""
 
 
 class Puller(Protocol):
@@ -62,13 +62,13 @@ class Puller(Protocol):
         """Waits for a version and receives it.
 
         Args:
-          exactly: the version to wait for, and no other.
-          at_least: the least version: the newest one is received once it is not below this. With
-            neither argument the newest version is received, whichever it is.
-          timeout_secs: how long to wait.
+          exactly: the only version that will do.
+          at_least: minimum version: the newest version is received once it reaches this. With
+            neither argument, the newest version is received, whichever it is.
+          timeout_secs: maximum wait.
 
         Returns:
-          The version and its parameters, bit for bit as they were published.
+          The version and its parameters, equal to the published ones to the bit.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
@@ -79,9 +79,9 @@ class Puller(Protocol):
         """Returns the newest version that can be pulled now; -1 if there is none.
 
         Args:
-          at_least: a version to wait for.
-          timeout_secs: the longest wait for it. The wait may end earlier if the version will not
-            come, because the run is being stopped.
+          at_least: version to wait for.
+          timeout_secs: maximum wait for it. The wait ends early if the version will not come,
+            because the run is being stopped.
         """
 
     def close(self) -> None:

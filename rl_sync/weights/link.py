@@ -1,9 +1,10 @@
-"""A link moves parameters from the devices of one mesh to those of another, shard to shard.
+"""A link moves parameters from the devices of one mesh to the devices of another, shard to shard.
 
-The processes of both meshes enter it together; only the order of their dispatches pairs them.
-Beside its parameters, and the new ones on the target's side, each device holds at most one bucket:
-a third each for what it sends, for what is under way (not on CPUs), and for what it receives.
-Parameters that both sides shard in the same way, and that need not be cut, are sent without a copy.
+The processes of both meshes enter the transfer together; only their dispatch order pairs them. In
+addition to its parameters, and to the new ones on the target's side, each device holds at most one
+bucket: a third each for data that it sends, data in flight (not on CPUs), and data that it
+receives. Parameters that both sides shard in the same way, and that need not be cut, are sent
+without a copy.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Link:
     """A link from one mesh to another. Both sides make the same plan, once.
 
     Args:
-      source: abstract params with their shardings on the one mesh.
-      target: abstract params with their shardings on the other mesh; the two have no common device.
-      bucket_bytes: the largest size of a bucket; the same on both sides.
+      source: abstract params with their shardings on the sending mesh.
+      target: abstract params with their shardings on the receiving mesh; the two share no device.
+      bucket_bytes: maximum size of a bucket; the same on both sides.
 
     Raises:
       ValueError: the sides have different models or share a device, or buckets are too small.
@@ -70,7 +71,7 @@ class Link:
         self._movers = [_mover(mesh, bundle, len(self._senders)) for bundle in self._plan.bundles]
 
     def lower(self) -> list[jax.stages.Lowered]:
-        """Lowers the programs that move data; the devices need not be there."""
+        """Lowers the programs that move data; the devices need not be present."""
         wave = jax.ShapeDtypeStruct((), np.int32, sharding=self._replicated)
         lowered = {}
         for number, bundle in enumerate(self._plan.bundles):
@@ -85,14 +86,14 @@ class Link:
         """Sends the parameters, on the source's side; blocks until the target has everything.
 
         Raises:
-          ValueError: `params` is not as planned.
+          ValueError: `params` does not match the plan.
           jax.errors.JaxRuntimeError: the other side is gone.
         """
         self._check(params)
         self._run(self._shards(params), {})
 
     def receive(self) -> Params:
-        """Receives the parameters in the target's sharding; blocks until it has everything.
+        """Receives the parameters in the target's sharding; blocks until all have arrived.
 
         Raises:
           jax.errors.JaxRuntimeError: the other side is gone.
@@ -100,7 +101,7 @@ class Link:
         return self._received({})
 
     def _received(self, shards: Mapping[jax.Device, Mapping[int, Array]]) -> Params:
-        """Receives the parameters; sends shards on those devices of this process that have them."""
+        """Receives the parameters; this process's devices also send the shards that they have."""
         assemblies = {
             device: LeafAssembly(device, self._dtypes, self._held[device])
             for device in self._receivers
@@ -121,7 +122,7 @@ class Link:
         )
 
     def _shards(self, params: Params) -> dict[jax.Device, dict[int, Array]]:
-        """Returns this process's devices' parts of the leaves, by the leaves' numbers."""
+        """Returns the shards of this process's devices, by the leaves' numbers."""
         shards: dict[jax.Device, dict[int, Array]] = {}
         for number, leaf in enumerate(jax.tree.leaves(params)):
             for shard in leaf.addressable_shards:
@@ -159,10 +160,10 @@ class Link:
                     for device, assembly in assemblies.items():
                         if device in arriving:
                             assembly.add(arriving[device], moved[device])
-                    del moved  # Nothing of it remains when the next one is sent.
+                    del moved  # Free it before the next one is sent.
 
     def _moved(self, move: Any, loads: Sequence[_Arrays], wave: int) -> dict[jax.Device, _Arrays]:
-        """Exchanges the loads of this process's devices; returns what arrived on each device."""
+        """Exchanges the loads of this process's devices; returns the arrays that each received."""
         joined = [
             jax.make_array_from_single_device_arrays(
                 self._shape(parts[0].shape),
@@ -186,18 +187,18 @@ class Link:
         device: jax.Device,
         blanks: dict[jax.Device, dict[_Kind, Array]],
     ) -> _Arrays:
-        """Returns what a device sends that has nothing to send: one array of each kind.
+        """Returns the arrays that a device sends when it has nothing to send: one of each kind.
 
-        It is kept in `blanks`, as the next turn often needs the same.
+        They are kept in `blanks`, as the next turn often needs the same.
         """
         kinds = [(box.shape, self._dtypes[box.leaf]) for box in turn]
         if blanks.get(device, {}).keys() != set(kinds):
-            blanks.pop(device, None)  # Freed before others are made.
+            blanks.pop(device, None)  # Freed before new ones are made.
             blanks[device] = {kind: zeros(device, *kind) for kind in set(kinds)}
         return [blanks[device][kind] for kind in kinds]
 
     def _cut_leaves(self, device: jax.Device) -> list[int]:
-        """Returns the leaves of which a receiver gets less than its whole shard at once."""
+        """Returns the leaves whose shard does not reach a receiver as one piece."""
         number, held = self._receivers.index(device), self._held[device]
         return sorted(
             {
@@ -211,7 +212,7 @@ class Link:
         )
 
     def _shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of all devices' parts of one shape, which may be of scalars."""
+        """Returns the global shape of one part per device; parts may be scalars."""
         first, *others = part or (1,)
         return first * self._sharded.mesh.size, *others
 
@@ -235,7 +236,7 @@ class Link:
 
 
 def plan(source: Params, target: Params, bucket_bytes: int = BUCKET_BYTES) -> LinkPlan:
-    """Plans the transfer of a link; arguments as for `Link`, but the meshes may be abstract ones.
+    """Plans a link's transfer; arguments as for `Link`, but the meshes may be abstract.
 
     Raises:
       ValueError: buckets are too small.
@@ -245,23 +246,22 @@ def plan(source: Params, target: Params, bucket_bytes: int = BUCKET_BYTES) -> Li
 
 
 def wire_dtype(dtype: np.dtype, platform: str) -> np.dtype:
-    """Returns the dtype as which a leaf is cut, sent and put together.
+    """Returns the dtype in which a leaf is cut, sent and assembled.
 
-    On CPUs XLA widens floats of less than 32 bits to float32 for a transfer, which doubles their
-    bytes and changes NaNs, as it also does where it puts them into arrays. It leaves integers as
-    they are.
+    On CPUs XLA widens floats below 32 bits to float32 for a transfer, which doubles their bytes and
+    changes NaNs; it also does so when it writes them into arrays. It leaves integers unchanged.
     """
     narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < _WORD_BYTES
     return np.dtype(UNSIGNED[dtype.itemsize]) if narrow and platform == "cpu" else dtype
 
 
 def viewed(x: Shaped[Array, "*shape"], dtype: np.dtype) -> Shaped[Array, "*shape"]:
-    """Views an array as another dtype; if it is another, the array's memory is the host's."""
+    """Views an array as another dtype; this needs an array in host memory if the dtype differs."""
     return x if x.dtype == dtype else jax.device_put(np.asarray(x).view(dtype), x.sharding)
 
 
 def _mover(mesh: Mesh, bundle: Bundle, senders: int) -> Any:
-    """Makes the program that moves loads along the routes of a wave, which is an argument."""
+    """Makes the program that moves loads along the routes of a wave; the wave is an argument."""
     waves = [
         [(source, senders + target) for source, target in (bundle.routes[of] for of in wave)]
         for wave in bundle.waves

@@ -10,7 +10,7 @@ Location = str | os.PathLike[str]
 
 
 def is_remote(location: Location) -> bool:
-    """Says whether a location is in a bucket (`gs://bucket/…`), and not on a file system."""
+    """Says whether a location is in a bucket (`gs://bucket/…`) instead of a file system."""
     return "://" in os.fspath(location)
 
 

@@ -1,7 +1,7 @@
-"""Parts: the arrays that a trainer's devices offer, and of which explorers make their shards.
+"""Parts: the arrays that a trainer's devices offer, and that explorers assemble into shards.
 
-A part is a cell of one leaf. Which process offers which parts stands in a *manifest*, which is the
-same for all versions of a run.
+A part is a cell of one leaf. A *manifest* lists the parts that each process offers; it is the same
+for all versions of a run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Part(NamedTuple):
     """One array that is transferred.
 
     Attributes:
-      holder: the index of the trainer's process that offers it.
-      device: the id of the device there.
+      holder: index of the trainer's process that offers it.
+      device: id of the device in that process.
       piece: its leaf and region.
     """
 
@@ -61,11 +61,11 @@ class Part(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """All parts that are offered of each version.
+    """All parts of each offered version.
 
     Attributes:
       leaves: the leaves in flattening order.
-      parts: the parts, leaf by leaf; together they hold every element of every leaf once.
+      parts: parts, leaf by leaf; together they cover every element of every leaf once.
     """
 
     leaves: tuple[Leaf, ...]
@@ -92,7 +92,7 @@ def leaves_of(params: Params) -> tuple[Leaf, ...]:
 
 
 def first_difference(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> tuple[str, str] | None:
-    """Describes the first pair of leaves that differ; None if all are the same."""
+    """Describes the first pair of leaves that differ; None if all are equal."""
     for pair in itertools.zip_longest(leaves, others):
         if pair[0] != pair[1]:
             first, second = (str(leaf) if leaf else "nothing" for leaf in pair)
@@ -104,10 +104,10 @@ def plan_manifest(params: Params, expected: DeviceRegions = ()) -> Manifest:
     """Plans the parts of parameters.
 
     Args:
-      params: abstract params in the trainer's shardings. If several devices hold a cell, the one
-        with the least to offer so far offers it.
-      expected: the regions that explorers are expected to hold, so that each gets what it needs and
-        no more. An explorer with other regions gets parts of which it needs only a piece.
+      params: abstract params in the trainer's shardings. If several devices hold a cell, the device
+        that has the least to offer so far offers it.
+      expected: regions that explorers are expected to hold, so that each fetches only what it
+        needs. An explorer with other regions fetches parts of which it needs only a piece.
     """
     leaves = leaves_of(params)
     offered: collections.Counter[jax.Device] = collections.Counter()
@@ -140,7 +140,7 @@ class Cutter:
       params: abstract params in the trainer's shardings.
 
     Attributes:
-      first: the parts that are made first.
+      first: parts that are cut first.
     """
 
     def __init__(self, manifest: Manifest, params: Params) -> None:
@@ -165,7 +165,7 @@ class Cutter:
                     self.first += run
 
     def cut(self, params: Params) -> dict[int, Shaped[Array, "*part"]]:
-        """Copies the parts on the devices, by their numbers, without waiting for them."""
+        """Copies the parts on the devices, without waiting; returns them by their numbers."""
         leaves = jax.tree.leaves(params)
         parts: dict[int, Shaped[Array, "*part"]] = {}
         for device, numbers, needed, cuts in self._cuttings:
@@ -175,15 +175,15 @@ class Cutter:
 
 
 class Arrivals:
-    """Makes this process's shards of each version from parts.
+    """Assembles this process's shards of each version from parts.
 
     Args:
       params: abstract params in the explorer's shardings.
       manifest: the parts.
 
     Attributes:
-      wanted: the parts that are needed here, in the order of need: the shape and dtype of each, and
-        the device where it arrives.
+      wanted: parts that this process needs, in the order of use: shape and dtype of each, and the
+        device where it arrives.
     """
 
     def __init__(self, params: Params, manifest: Manifest) -> None:
@@ -214,7 +214,7 @@ class Arrivals:
         """Yields the leaves of one version, as soon as their local shards are complete.
 
         Args:
-          arrive: returns a part, and may wait for it; called once for each wanted part.
+          arrive: returns a part once it has arrived; called once for each wanted part.
         """
         for number, (leaf, held) in enumerate(zip(self._leaves, self._held, strict=True)):
             assemblies = {
@@ -231,7 +231,7 @@ class Arrivals:
 
 
 def _runs(numbers: Sequence[int], manifest: Manifest) -> list[tuple[int, ...]]:
-    """Splits parts into a few runs with about equal numbers of bytes."""
+    """Splits parts into a few consecutive runs of about equal numbers of bytes."""
     dtypes = manifest.dtypes
     sizes = [
         size_of(region) * dtypes[leaf].itemsize

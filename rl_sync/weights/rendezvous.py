@@ -1,6 +1,7 @@
-"""Rendezvous: both sides agree on a collective transfer before it, as nothing can interrupt it.
+"""Rendezvous: both sides agree on a collective transfer in advance, as it cannot be interrupted.
 
-An explorer asks for a version. When the trainer has it, it grants, and both enter the transfer.
+An explorer requests a version. Once the trainer has it, the trainer grants the request, and both
+enter the transfer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from rl_sync.weights.ends_interface import wanted_text
 
 
 class Request(NamedTuple):
-    """Request of an explorer that is ready to receive weights.
+    """An explorer's request: it is ready to receive weights.
 
     Attributes:
-      explorer: its number, from 1.
-      ticket: a number that distinguishes this request from the explorer's earlier ones.
-      exactly, at_least: the wanted version, as in `interface.Puller.pull`.
+      explorer: number of the explorer, from 1.
+      ticket: number that distinguishes this request from the explorer's earlier ones.
+      exactly, at_least: requested version, as in `ends_interface.Puller.pull`.
     """
 
     explorer: int
@@ -31,14 +32,14 @@ class Request(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Promise of the trainer to enter the transfer of a version now, with the version's digest."""
+    """The trainer's promise to transfer a version now, with the digest of the version."""
 
     version: int
     digest: str
 
 
 class MeetingPoint:
-    """The place of requests and grants, in one process and safe to call from any thread."""
+    """Exchange of requests and grants, in one process; all threads may call it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -47,7 +48,7 @@ class MeetingPoint:
         self._grants: dict[int, Grant] = {}
 
     def ask(self, explorer: int, exactly: int | None, at_least: int | None) -> int:
-        """Registers a request, in place of the explorer's earlier one; returns its ticket.
+        """Registers a request, which replaces the explorer's earlier one; returns its ticket.
 
         Raises:
           ValueError: both `exactly` and `at_least` are given.
@@ -61,7 +62,7 @@ class MeetingPoint:
             return self._tickets
 
     def granted(self, ticket: int, timeout_secs: float) -> Grant | None:
-        """Waits for the grant of a ticket and returns it, once; None if there is none in time.
+        """Waits for the grant of a ticket and returns it once; None if none comes in time.
 
         After a grant the explorer must enter the transfer.
         """
@@ -70,7 +71,7 @@ class MeetingPoint:
             return self._grants.pop(ticket, None)
 
     def withdraw(self, ticket: int) -> Grant | None:
-        """Withdraws a request, or returns its grant if that came first and must be followed."""
+        """Withdraws a request; returns its grant if that came first and must be followed."""
         with self._changed:
             for explorer, request in list(self._requests.items()):
                 if request.ticket == ticket:
@@ -78,7 +79,7 @@ class MeetingPoint:
             return self._grants.pop(ticket, None)
 
     def waiting(self, timeout_secs: float) -> list[Request]:
-        """Returns the requests of waiting explorers, in the order of arrival; waits for a first."""
+        """Waits for the first request, and returns all open ones in the order of arrival."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests, timeout_secs)
             return sorted(self._requests.values(), key=lambda request: request.ticket)

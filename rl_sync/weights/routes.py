@@ -1,9 +1,9 @@
-"""Plan of a collective transfer: which device sends what to which, and in what order.
+"""Plan of a collective transfer: which device sends what to which device, and in what order.
 
-Leaves whose cells go the same ways form a *bundle*. In a *wave* of a bundle each device sends to at
-most one device and receives from at most one. A *turn* of a bundle sends some of its leaves along
-every wave, as many as fit into a third of a bucket; a leaf that does not fit is cut into equal
-boxes. So all devices send arrays of the same shapes at a turn, as a collective needs it.
+Leaves whose cells take the same routes form a *bundle*. In a *wave* of a bundle, each device sends
+to at most one device and receives from at most one. A *turn* of a bundle sends some of its leaves
+along every wave, as many as fit into a third of a bucket; a leaf that does not fit is cut into
+equal boxes. So all devices send arrays of the same shapes in a turn, as collectives require.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 from rl_sync.weights.cells import DeviceRegions, Region, cells, shape_of
 
 SHARES = 3
-"""A bucket holds what a device sends, as much under way, and what it receives."""
+"""Number of shares of a bucket: data that a device sends, data in flight, and data it receives."""
 
 _LONG = 64
 _TILE = 8
 
 Route = tuple[int, int]
-"""The numbers of a sender and of a receiver."""
+"""Numbers of the sending and of the receiving device."""
 
 
 class CellBox(NamedTuple):
     """An array that is sent along every route of a bundle.
 
     Attributes:
-      leaf: the number of the leaf that it is a part of.
-      shape: its shape.
-      regions: its region of the leaf, for each route of the bundle.
+      leaf: number of the leaf that it is a part of.
+      shape: shape of the array.
+      regions: region of the leaf that it covers, for each route of the bundle.
     """
 
     leaf: int
@@ -42,12 +42,12 @@ class CellBox(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Leaves that go the same ways.
+    """Leaves that take the same routes.
 
     Attributes:
-      routes: the ways, one for each cell of a leaf.
-      waves: the numbers of routes that share no sender and no receiver.
-      turns: the boxes that are sent together.
+      routes: routes, one for each cell of a leaf.
+      waves: groups of route numbers; routes of a wave share no sender and no receiver.
+      turns: groups of boxes that are sent together.
     """
 
     routes: tuple[Route, ...]
@@ -59,9 +59,9 @@ class LinkPlan(NamedTuple):
     """Plan of a transfer.
 
     Attributes:
-      bundles: the bundles, one after the other.
-      nbytes: the most bytes that a device sends at once.
-      programs: the number of programs that send them.
+      bundles: bundles, sent one after the other.
+      nbytes: maximum bytes that a device sends at once.
+      programs: number of programs that send them.
     """
 
     bundles: tuple[Bundle, ...]
@@ -70,7 +70,7 @@ class LinkPlan(NamedTuple):
 
     @property
     def exchanges(self) -> int:
-        """The number of times that devices send and receive."""
+        """Number of times that devices send and receive."""
         return sum(len(bundle.waves) * len(bundle.turns) for bundle in self.bundles)
 
 
@@ -80,18 +80,18 @@ def plan_transfer(
     """Plans the transfer of every leaf to its targets.
 
     Args:
-      dtypes: the dtype of each leaf.
-      sources: the regions that each device holds.
-      targets: the regions that each device of the other side will hold.
-      bucket_bytes: the most bytes that a device sends, receives and has under way at once.
+      dtypes: dtype of each leaf.
+      sources: regions that each device holds.
+      targets: regions that each device of the other side will hold.
+      bucket_bytes: maximum bytes that a device sends, receives and has in flight at once.
 
     Raises:
-      ValueError: `bucket_bytes` is too little for an element.
+      ValueError: `bucket_bytes` is too small for one element.
     """
     most = bucket_bytes // SHARES
     if most < max((dtype.itemsize for dtype in dtypes), default=1):
         raise ValueError(
-            f"bucket_bytes={bucket_bytes} is too little for {SHARES} elements: give more."
+            f"bucket_bytes={bucket_bytes} is too small for {SHARES} elements: raise it."
         )
     alike: dict[tuple[Route, ...], list[CellBox]] = {}
     for leaf, dtype in enumerate(dtypes):
@@ -114,7 +114,7 @@ def plan_transfer(
         sizes = [nbytes(box) for box in boxes]
         turns = _filled(boxes, sizes, most)
         even = _filled(boxes, sizes, math.ceil(sum(sizes) / len(turns)))
-        # Turns of equal sizes are often of equal shapes, too, and share a program.
+        # Turns of equal sizes often have equal shapes, and then share a program.
         turns = even if len(even) == len(turns) else turns
         bundles.append(Bundle(routes, _waves(routes, devices), tuple(map(tuple, turns))))
     every = [turn for bundle in bundles for turn in bundle.turns]
@@ -130,9 +130,9 @@ def plan_transfer(
 def _deliveries(
     sources: Sequence[Region], targets: Sequence[Region]
 ) -> Iterator[tuple[Route, Region]]:
-    """Yields the way of each target's elements of a leaf, each element once.
+    """Yields the route and region of each delivery of a leaf; every target gets each element once.
 
-    If several sources hold the same part, each of them sends it to an equal share of the targets.
+    If several sources hold the same part, each of them serves an equal share of the targets.
     """
     for holders, shard in itertools.groupby(cells(sources, targets), lambda cell: cell.holders):
         wanted = sorted((target, cell.region) for cell in shard for target in cell.readers)
@@ -141,7 +141,7 @@ def _deliveries(
 
 
 def _cut(box: CellBox, most: int) -> list[CellBox]:
-    """Cuts a box into equal ones of at most `most` elements; the last ones may overlap."""
+    """Cuts a box into equal boxes of at most `most` elements; the last ones may overlap."""
     parts = math.ceil(math.prod(box.shape) / most)
     if parts == 1:
         return [box]
@@ -165,7 +165,7 @@ def _cut(box: CellBox, most: int) -> list[CellBox]:
 
 
 def _filled(boxes: Sequence[CellBox], sizes: Sequence[int], most: int) -> list[list[CellBox]]:
-    """Puts boxes into turns of at most so many bytes, or of a single box."""
+    """Fills turns with boxes, up to `most` bytes for each turn, or a single larger box."""
     turns: list[list[CellBox]] = []
     filled = most
     for box, size in zip(boxes, sizes, strict=True):
@@ -178,10 +178,10 @@ def _filled(boxes: Sequence[CellBox], sizes: Sequence[int], most: int) -> list[l
 
 
 def _waves(routes: Sequence[Route], devices: int) -> tuple[tuple[int, ...], ...]:
-    """Puts each route into the first wave that has neither its sender nor its receiver.
+    """Puts each route into the first wave that uses neither its sender nor its receiver.
 
-    Routes go by their distance around the ring of devices. This gives the fewest waves if every
-    device sends to every other.
+    Routes are ordered by their distance around the ring of devices. This gives the fewest waves if
+    every device sends to every other.
     """
     waves: list[tuple[list[int], set[int], set[int]]] = []
 

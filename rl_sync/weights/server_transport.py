@@ -1,10 +1,10 @@
 """JAX's transfer server behind one module: start it, connect to it, wait for its arrays.
 
-Its properties in jax 0.10 to 0.12: A server without transport addresses of its own ends the process
-at the first pull. A registered array can be fetched once; it stays in memory until then, or until
-the server is gone. All peers of a server share its buffers, so a peer that gets stuck in a transfer
-blocks the others: give each peer its own server. Its time-outs have no effect. Nothing checks that
-a shape or a dtype is the registered one.
+In jax 0.10 to 0.12 it behaves as follows. A server without transport addresses of its own crashes
+the process at the first pull. A registered array can be fetched once; it stays in memory until
+then, or until the server is gone. All peers of a server share its buffers, so a peer that gets
+stuck in a transfer blocks the others: give each peer its own server. Its time-outs have no effect.
+It does not check that a requested shape or dtype is the registered one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def start_server(host: str) -> Any:
     """Starts a transfer server on free ports.
 
     Args:
-      host: the interface to listen on, as the peers reach it.
+      host: interface to listen on, as the peers reach it.
 
     Raises:
-      TransferUnavailableError: there is none; the message says why.
+      TransferUnavailableError: this JAX or backend has none; the message says why.
     """
     device = jax.local_devices()[0]
     address = f"[{host}]:0" if ":" in host else f"{host}:0"
@@ -43,7 +43,7 @@ def start_server(host: str) -> Any:
             _CHUNKS,
             _CHUNK_BYTES,
             False,
-            # On a CPU memory is sent without a copy.
+            # On a CPU, memory is sent without a copy.
             device.platform == "cpu",
         )
     except (ImportError, AttributeError, TypeError, RuntimeError, ValueError) as error:
@@ -58,8 +58,8 @@ def wait_ready(array: Any, stall_secs: float, from_whom: str) -> None:
 
     Args:
       array: the array that `pull` returned.
-      stall_secs: the longest time without progress.
-      from_whom: the name of the peer in errors.
+      stall_secs: maximum time without progress.
+      from_whom: name of the peer in errors.
 
     Raises:
       WeightsTransferError: the connection broke, or the transfer makes no progress.
@@ -69,7 +69,7 @@ def wait_ready(array: Any, stall_secs: float, from_whom: str) -> None:
         if time.monotonic() - start > stall_secs:
             raise WeightsTransferError(
                 f"Nothing has arrived from {from_whom} for {stall_secs:g} s, so the transfer is"
-                " given up: that process stands still, or the network to it is gone."
+                " given up: that process hangs, or the network to it is down."
             )
         time.sleep(_POLL_SECS)
     try:

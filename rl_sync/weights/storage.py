@@ -1,7 +1,7 @@
 """Named arrays in files, through Orbax, uncompressed.
 
-On a file system a directory of arrays appears by one rename, complete. In a bucket of an object
-store (`gs://…`) its files appear one by one. The processes of one program write and read together,
+On a file system, a complete directory of arrays appears by one rename. In a bucket of an object
+store (`gs://…`), its files appear one by one. The processes of one program write and read together,
 each its own shards. Other processes of their cluster take no part.
 """
 
@@ -20,14 +20,14 @@ from rl_sync.models.placement import put
 from rl_sync.weights.locations import Location, absolute
 
 TEMPORARY = ".orbax-checkpoint-tmp"
-"""A part of a directory's name while it is being written."""
+"""Part of a directory's name while it is being written."""
 
 
 def _no_metrics(*_: Any, **__: Any) -> list[Any]:
-    """Replaces TensorStore's counters for Orbax by an empty list.
+    """Replaces TensorStore's counters for Orbax with an empty list.
 
     Orbax reads them before and after each save and restore, to log a rate that nobody needs.
-    TensorStore never frees its answers: some kilobytes each time, as long as a run lasts.
+    TensorStore never frees the results: each read leaks some kilobytes.
     """
     return []
 
@@ -37,8 +37,8 @@ _loading = threading.Lock()
 
 @functools.cache
 def load_orbax() -> Any:
-    """Imports Orbax, at the first call only: many processes never store anything."""
-    with _loading:  # Two threads that import it at once may find it half made.
+    """Imports Orbax at the first call, since many processes never store anything."""
+    with _loading:  # A second thread that imports it meanwhile may find it half initialized.
         import orbax.checkpoint
         import tensorstore
 
@@ -54,9 +54,9 @@ class ArrayStorage:
     """Writes and reads directories of named arrays. One thread may use one object at a time.
 
     Args:
-      name: a name that no other storage in use by the program has.
-      processes: the program's processes, by their indices in the cluster; this process alone by
-        default.
+      name: name that no other storage of this program uses.
+      processes: the program's processes, by their indices in the cluster; by default only this
+        process.
     """
 
     def __init__(self, name: str = "arrays", processes: Iterable[int] | None = None) -> None:
@@ -79,14 +79,15 @@ class ArrayStorage:
         """Writes named arrays.
 
         Args:
-          directory: a path that does not exist yet.
+          directory: path that does not exist yet.
           arrays: jax or numpy arrays. In a cluster, jax arrays that only this process holds are
-            fetched to the host first, since Orbax accepts only arrays of several processes there.
+            fetched to the host first, since Orbax then accepts only arrays that span several
+            processes.
 
         Raises:
-          ValueError: the directory exists.
+          ValueError: the directory exists already.
         """
-        # Orbax refuses arrays without elements; `read` makes them from their shape.
+        # Orbax rejects arrays without elements; `read` makes them from their shape.
         full = {name: x for name, x in arrays.items() if math.prod(x.shape)}
         if jax.process_count() > 1:
             full = {name: _fetched(x) for name, x in full.items()}
@@ -98,14 +99,14 @@ class ArrayStorage:
         """Reads named arrays.
 
         Args:
-          directory: one that `write` made.
+          directory: directory that `write` made.
           abstract: for each written name, the array or `jax.ShapeDtypeStruct` to read into. A numpy
-            array gives a numpy array. Any other gives a jax array in its sharding, or, without one,
-            uncommitted on the default device.
-          partial: whether other arrays may be stored too; they are not read.
+            array gives a numpy array. Any other gives a jax array in its sharding, or, without a
+            sharding, uncommitted on the default device.
+          partial: whether the directory may hold other arrays too; they are not read.
 
         Raises:
-          MismatchError: other names, shapes or dtypes are stored; the message names the first
+          MismatchError: the stored names, shapes or dtypes differ; the message names the first
             difference.
           FileNotFoundError: there is no such directory.
         """
@@ -128,7 +129,7 @@ class ArrayStorage:
     def _check_stored(
         self, directory: Location, abstract: Mapping[str, Any], partial: bool
     ) -> None:
-        """Compares the stored arrays with the wanted ones, without reading them.
+        """Compares the stored arrays with the requested ones, without reading them.
 
         Do not call it for every read: TensorStore leaks some kilobytes for each array that it
         describes.
@@ -170,7 +171,7 @@ def flatten_named(tree: Any) -> dict[str, Any]:
 
 
 def unflatten_named(abstract: Any, named: Mapping[str, Any]) -> Any:
-    """Inverts `flatten_named` for a pytree of the structure of `abstract`."""
+    """Inverts `flatten_named`, for a pytree with the structure of `abstract`."""
     return jax.tree.unflatten(
         jax.tree.structure(abstract), [named[k] for k in flatten_named(abstract)]
     )
@@ -189,7 +190,7 @@ def _fetched(x: Any) -> Any:
 
 def _restore_args(x: Any) -> Any:
     sharding = placement(x)
-    # In a cluster an array that only this process holds is read to the host, and placed afterwards.
+    # In a cluster, an array that only this process holds is read to the host, then placed.
     by_host = jax.process_count() > 1 and (sharding is None or sharding.is_fully_addressable)
     ocp = load_orbax()
     if by_host or sharding is None:
@@ -209,7 +210,7 @@ def _check(
     directory: Location, stored: Mapping[str, Any], abstract: Mapping[str, Any], partial: bool
 ) -> None:
     """Raises the MismatchError of `ArrayStorage.read`."""
-    # For a part that is not stored, Orbax returns the placeholder.
+    # Orbax returns the placeholder for an array that is not stored.
     names = {name for name, x in stored.items() if hasattr(x, "shape")}
     names = names & set(abstract) if partial else names
     _check_names(directory, names, set(abstract))

@@ -1,12 +1,12 @@
-"""The directory of published versions: the versions, their readers, and deletion.
+"""The directory of published versions: writing, reading and deleting them.
 
-    <directory>/version_00000012/        arrays, of which some may be missing yet
-    <directory>/version_00000012.ready   says that none is
-    <directory>/readers/<name>@12@<time> says that a reader reads the version since then
+    <directory>/version_00000012/        arrays, possibly still incomplete
+    <directory>/version_00000012.ready   marks them as complete
+    <directory>/readers/<name>@12@<time> marks that a reader has read the version since <time>
 
-It is on a file system that all processes share, or in a bucket of an object store. Processes only
-check whether a name exists. Nothing is renamed, since a bucket cannot rename. No file's content
-matters, since on a file system it may be half written.
+The directory is on a file system that all processes share, or in a bucket of an object store.
+Processes only check whether a name exists. Nothing is renamed, since a bucket cannot rename. No
+file's content matters, since on a file system it may be half written.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class VersionDirectory:
     """The files of a directory of versions, shared by one publisher and any number of readers.
 
     Args:
-      root: the directory; it is made when it does not exist.
+      root: the directory; it is created if it does not exist.
 
     Attributes:
-      poll_secs: the time to wait between two looks for something that is not there yet.
+      poll_secs: time between two checks for something that is not there yet.
 
     Raises:
       ImportError: a package for the object store is not installed; the message names it.
@@ -48,7 +48,7 @@ class VersionDirectory:
         remote = is_remote(root)
         self.root = absolute(root)
         self.poll_secs = _REMOTE_POLL_SECS if remote else _POLL_SECS
-        # No cache of listings, since other processes write here too.
+        # Listings are not cached, since other processes write here too.
         self._files, self._at = fsspec.core.url_to_fs(
             os.fspath(self.root), use_listings_cache=False
         )
@@ -74,10 +74,10 @@ class VersionDirectory:
 
     @contextlib.contextmanager
     def held(self, reader: str, version: int) -> Iterator[None]:
-        """Keeps a version from being deleted within the block.
+        """Protects a version from deletion within the block.
 
         Raises:
-          FileNotFoundError: it does not exist, or not any more.
+          FileNotFoundError: the version does not exist, or no longer exists.
         """
         mark = f"{self._at}/{_READERS}/{reader}@{version}@{time.time():.3f}"
         self._touch(mark)
@@ -89,13 +89,13 @@ class VersionDirectory:
             self._remove(mark)
 
     def held_versions(self, expiry_secs: float) -> set[int]:
-        """Returns the versions that some reader has held for less than `expiry_secs`."""
+        """Returns the versions that a reader has held for less than `expiry_secs`."""
         holds = map(_HOLD.fullmatch, self._names(_READERS))
         now = time.time()
         return {int(hold[1]) for hold in holds if hold and now - float(hold[2]) < expiry_secs}
 
     def retain(self, keep: int, expiry_secs: float) -> None:
-        """Deletes all versions except the `keep` newest and those that are held."""
+        """Deletes all versions except the `keep` newest and those that readers hold."""
         old = self.versions()[:-keep]
         held = self.held_versions(expiry_secs)
         for version in old:
@@ -103,7 +103,7 @@ class VersionDirectory:
                 self._delete_unless_held(version, expiry_secs)
 
     def delete(self, version: int) -> None:
-        """Deletes a version, whoever holds it."""
+        """Deletes a version, even if a reader holds it."""
         self._withdraw(version)
         self._remove(f"{self._at}/{_name(version)}")
 
@@ -115,7 +115,7 @@ class VersionDirectory:
                 self._remove(f"{self._at}/{name}")
 
     def clear(self) -> None:
-        """Deletes everything, after a test write; nobody may use the directory meanwhile."""
+        """Deletes everything after a test write; no process may use the directory meanwhile."""
         probe = f"{self._at}/{_PROBE}"
         self._touch(probe)
         self._remove(probe)
@@ -143,7 +143,7 @@ class VersionDirectory:
     def _names(self, below: str = "") -> list[str]:
         try:
             paths = self._files.ls(f"{self._at}/{below}".rstrip("/"), detail=False)
-        except FileNotFoundError:  # For an empty directory of a bucket.
+        except FileNotFoundError:  # An empty directory in a bucket does not exist.
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
 

@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.algorithms.algorithm import KL_ESTIMATORS
 from rl_sync.algorithms.kl import adapted_coefficient
-from rl_sync.algorithms.pieces import KL_ESTIMATORS
 from tests.algorithms.golden import MASK, VALUES
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.algorithms.screening import (
     NO_SCREENING,
     NO_SPREAD,

@@ -44,5 +44,5 @@ def test_the_file_has_what_follows(tmp_path):
     assert json.loads((tmp_path / "given.json").read_text())["sft"]["steps"] == 0
     assert path == str(tmp_path / "given.py")
     assert config_file("configs/arithmetic.py", {}, tmp_path) == "configs/arithmetic.py"
-    with pytest.raises(ConfigError, match="no number, text, list or dict"):
+    with pytest.raises(ConfigError, match="not a number, text, list or dict"):
         config_file({"seed": object()}, {}, tmp_path)

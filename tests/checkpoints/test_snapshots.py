@@ -152,7 +152,7 @@ def flip(path):
 
 
 DAMAGES = {
-    "another content": flip,
+    "other content than": flip,
     "bytes instead of": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "it lacks": lambda path: path.unlink(),
 }
@@ -173,7 +173,7 @@ def test_damage_of_any_file_leads_to_the_snapshot_before_it_and_is_said(kind, tm
         assert (step, metadata, float(state["x"][7])) == (1, {"position": 1}, 1.0), path
         (said,) = (r.getMessage() for r in caplog.records if r.name.endswith(".snapshots"))
         assert "snapshot_00000002 is damaged: " in said
-        assert "The one of step 1 is used instead." in said
+        assert "The snapshot of step 1 is used instead." in said
         assert kind in said or path.name == "files.json"
 
 
@@ -211,7 +211,7 @@ def test_without_a_whole_snapshot_nothing_is_moved_and_each_is_named(tmp_path):
         (tmp_path / f"snapshot_0000000{step}" / name).unlink()
     with pytest.raises(SnapshotError, match=r"0002: it lacks metadata.json; .*1: it lacks files"):
         newest_whole(tmp_path, aside=True)
-    with pytest.raises(SnapshotError, match=r"No snapshot in .* --config.workdir to begin anew"):
+    with pytest.raises(SnapshotError, match=r"No snapshot in .* --config.workdir to start again"):
         load_snapshot(tmp_path, None, LIKE)
     assert sorted(os.listdir(tmp_path)) == ["snapshot_00000001", "snapshot_00000002"]
 

@@ -109,7 +109,7 @@ def test_a_directory_that_cannot_be_used_is_warned_of_and_done_without(tmp_path)
 def test_a_directory_that_others_may_write_to_is_refused_with_the_way_out(tmp_path, mode):
     """Anybody who can write a program there can run code as another user."""
     tmp_path.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"mode is {mode:o}.* chmod go-w {tmp_path}\. Or name"):
+    with pytest.raises(ConfigError, match=rf"mode is {mode:o}.* chmod go-w {tmp_path}\. Or set"):
         compilation_cache.check(str(tmp_path), {})
     read, errors = finish(start(tmp_path))
     assert read == 0

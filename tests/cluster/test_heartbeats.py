@@ -16,7 +16,7 @@ def test_who_gives_no_sign_for_so_long_is_named_with_what_it_was_doing():
     (silence,) = heartbeats.silences(20.0)
     assert (silence.name, silence.process, silence.secs) == ("trainer", 8, 20.0)
     assert "trainer (process 8) hangs, or was stopped" in str(silence)
-    assert "no sign of life for 20 s" in str(silence)
+    assert "no heartbeat for 20 s" in str(silence)
     assert str(silence).endswith("when it was at train (step 2)")
 
 

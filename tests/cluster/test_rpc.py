@@ -72,7 +72,7 @@ def test_what_answering_raises_is_named(serve, client):
 
 def test_a_call_that_nobody_answers_is_named(serve, client):
     serve(refuse)
-    with pytest.raises(RemoteError, match="ValueError: This process answers no Other"):
+    with pytest.raises(RemoteError, match="ValueError: This process does not answer Other"):
         client.call(Other(), 10.0)
 
 
@@ -82,7 +82,7 @@ def test_a_call_that_cannot_be_read_is_answered_with_the_reason(port):
         call = channel.unary_unary("/rl_sync.Role/Call")
         shout = msgpack.packb(msgpack.ExtType(3, encode(["Shout", {}])))
         reply = call(shout, timeout=10, metadata=[("rl-sync-secret", "ours")])
-    why = "ValueError: A Shout is no record that processes send each other."
+    why = "ValueError: A Shout is not a record that processes send each other."
     assert decode(reply) == (False, why)
     server.close(0.0)
 

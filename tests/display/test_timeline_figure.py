@@ -1,22 +1,26 @@
 """Pictures of simulated runs: their contents, and their windows."""
 
 import json
+import re
 
 import matplotlib.image
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import PathPatch, Rectangle
 
 from rl_sync.display.figure import draw
 from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.display.timeline_figure import (
     default_steps,
     draw_timeline,
+    figure_of,
     parse_steps,
     run_title,
     steps_window,
 )
-from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.workdir import Workdir
 from tests.records.simulated_runs import MODES, simulate, write_spans
 
@@ -89,8 +93,8 @@ def test_lanes_are_named_from_the_explorers_down_to_the_trainer():
 
 def test_one_arrow_for_each_explorer_step_and_each_batch():
     axes = _drawn(simulate("synchronous"))
-    arrows = [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]
-    assert len(arrows) == 6 + 6
+    (shafts,) = [one for one in axes.collections if isinstance(one, LineCollection)]
+    assert len(shafts.get_segments()) == 6 + 6
 
 
 def test_a_sync_of_a_millisecond_is_still_seen():
@@ -130,6 +134,26 @@ def test_a_wait_for_the_next_batch_does_not_cover_the_step_that_is_computed():
     assert (wait.get_x(), wait.get_width()) == (5.0, 3.0)
 
 
+def test_a_window_has_few_blocks_however_many_spans_there_are():
+    spans = [Span("trainer", SpanKind.TRAIN, t / 10, t / 10 + 0.09, {}) for t in range(20_000)]
+    axes = draw(spans, (0.0, 2000.0)).axes[0]
+    (narrow,) = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
+    assert 800 <= len(narrow.get_path().vertices) / 5 <= 1000
+    assert not _boxes(axes, SpanKind.TRAIN)
+    assert len(_boxes(draw(spans, (500.0, 501.0)).axes[0], SpanKind.TRAIN)) == 10
+
+
+def test_a_block_says_what_it_is():
+    boxes = _boxes(_drawn(simulate("synchronous")), SpanKind.ROLLOUT)
+    assert re.fullmatch(r"rollout e3 · v2: [\d.]+ to [\d.]+ s, [\d.]+ s long", boxes[0].get_gid())
+
+
+def test_roles_that_are_named_have_lanes_also_where_nothing_happened():
+    axes = draw(simulate("synchronous"), (0.0, 1.0), roles=["explorer1", "trainer", "master"])
+    names = [label.get_text() for label in axes.axes[0].get_yticklabels()]
+    assert names == ["Explorer", "Buffer", "Trainer", "Master"]
+
+
 def test_the_default_window_skips_the_slow_first_steps():
     assert default_steps(simulate("synchronous", 12)) == (3, 8)
     assert default_steps(simulate("synchronous", 4)) == (1, 6)
@@ -151,10 +175,9 @@ def test_steps_that_the_run_has_not_are_refused(tmp_path):
     write_spans(tmp_path, simulate("synchronous", 4))
     with pytest.raises(ValueError, match="it has 1 to 4"):
         draw_timeline(tmp_path, steps=(9, 12))
-    with pytest.raises(ValueError, match="not in both"):
-        draw_timeline(tmp_path, start_secs=0.0, steps=(1, 2))
+    start = read_spans(tmp_path)[0].start_secs
     with pytest.raises(ValueError, match="Nothing happened between 900"):
-        draw_timeline(tmp_path, start_secs=900.0, end_secs=910.0)
+        draw(read_spans(tmp_path), (start + 900.0, start + 910.0))
 
 
 def test_a_window_in_seconds_counts_from_the_first_span(tmp_path):
@@ -164,8 +187,8 @@ def test_a_window_in_seconds_counts_from_the_first_span(tmp_path):
     axes = draw(spans, (origin + 2.0, origin + 9.0), "").axes[0]
     assert axes.get_xlim() == pytest.approx((2.0, 9.0))
     assert "SFT" in _texts(axes)
-    png, _ = draw_timeline(tmp_path, start_secs=2.0, end_secs=9.0)
-    assert png.exists()
+    first, _ = figure_of(tmp_path, steps=(2, 3)).axes[0].get_xlim()
+    assert figure_of(tmp_path, steps=(2, 3), secs=5).axes[0].get_xlim() == (first, first + 5)
 
 
 def test_a_run_that_has_only_warmed_up_is_drawn_whole(tmp_path):

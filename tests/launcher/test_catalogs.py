@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.environments.environment_catalog import ENVIRONMENTS
 from rl_sync.launcher.catalogs import CATALOGS

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms import returns
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit
 from rl_sync.types import Rows, TrainBatch
 

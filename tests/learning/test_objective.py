@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit, objective
 from rl_sync.types import Packing, Rows, TrainBatch
 from tests.algorithms.golden import LENGTHS, MASK, VALUES, packed

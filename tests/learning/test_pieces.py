@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from rl_sync.algorithms import pieces
+from rl_sync.algorithms import algorithm as pieces
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.learning.objective import BatchExperience, Totals
@@ -44,7 +44,11 @@ def test_a_piece_is_called_with_what_it_has_arguments_for():
     def piece(low, high=2.0, epsilon=1.0):
         return low, high, epsilon
 
-    assert pieces.call(piece, {"low": 0.0, "high": 3.0, "width": 9}, low=1.0) == (1.0, 3.0, 1.0)
+    assert pieces.call(piece, {"low": 0.0, "high": 3.0, "width": 9}, low=1.0) == (
+        1.0,
+        3.0,
+        1.0,
+    )
     with pytest.raises(TypeError, match="low"):
         pieces.call(piece, {"high": 3.0})
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.forward import Forward
@@ -17,7 +17,6 @@ from rl_sync.models.placement import move
 from rl_sync.types import Group
 from tests.models import tiny
 from tests.models.meshes import layout
-from tests.roles.trainer.tiny import OPTIMIZER
 from tests.roles.trainer.training import TWICE, comparable, logprobs_of, trainer_of
 
 T, WIDTH = 16, 24
@@ -222,16 +221,16 @@ def test_a_step_is_that_of_rows_of_their_own(name, model, changes, fields):
         ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.01, allow_unsafe=True
     )
     of = {
-        "algorithm": algorithm,
-        "optimizer": dataclasses.replace(OPTIMIZER, **PLAIN, **TWICE),
+        "algorithm": dataclasses.asdict(algorithm),
+        "optimizer": PLAIN | TWICE,
         "model": model,
         "max_completion_tokens": 14,
         "critic": CriticConfig("own", None, 0.5, 0.2, 0) if algorithm.needs_values else None,
     }
     groups = _groups(model, jax.tree.map(lambda x: 0.9 * x, params))
     on = layout(*fields.pop("layout", ()))
-    one = dataclasses.replace(trainer_of(layout=layout()), **of)
-    other = dataclasses.replace(trainer_of(layout=on), **of, **fields)
+    one = trainer_of(**of, layout=layout())
+    other = trainer_of(**of, layout=on, **fields)
     batch = _batch("shared", groups, 2, fields.get("microbatch_rows", on.batch_shards))
     assert batch.rows.tokens.shape[0] < 16
     padded = _batch("padded", groups)

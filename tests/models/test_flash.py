@@ -216,7 +216,7 @@ def test_the_kernel_is_one_that_can_express_the_call(platform, config, call, ker
         ("splash", "cpu", {}, "is for TPUs, not for a CPU"),
         ("cudnn", "tpu", {}, "is for GPUs, not for a TPU"),
         ("cudnn", "gpu", {"packed": True}, "rows of one sequence"),
-        ("triton", "gpu", {"slides": True}, "no sliding windows"),
+        ("triton", "gpu", {"slides": True}, "does not support sliding windows"),
         ("splash", "tpu", {"shared": True}, "trainer.batching=shared"),
     ],
 )

@@ -110,18 +110,18 @@ def check(page, address: str, workdir: Path) -> None:
     assert token.evaluate(colour) not in found
     # The timeline is drawn, and zooms.
     page.goto(address + "timeline")
-    expect(page.locator("#looks")).to_contain_text("train")
-    painted = """() => {
-        const one = document.getElementById('timeline');
-        const data = one.getContext('2d').getImageData(0, 0, one.width, one.height).data;
-        const seen = new Set();
-        for (let i = 0; i < data.length; i += 4) seen.add(`${data[i]},${data[i+1]},${data[i+2]}`);
-        return seen.has('247,201,72') && seen.has('87,167,115');
-    }"""
-    assert page.evaluate(painted), "The colours of rollout and train are missing."
+    train = page.locator("#timeline [id^='train t']").last
+    expect(train).to_be_visible()
+    assert (
+        train.locator("path").evaluate("one => getComputedStyle(one).fill") == "rgb(87, 167, 115)"
+    )
+    train.hover()
+    expect(page.locator("#block")).to_contain_text(" s long")
     before = page.locator("#window").inner_text()
-    page.locator("#timeline").press("+")
+    with page.expect_response(re.compile("start=")):
+        page.locator("#timeline").press("+")
     assert page.locator("#window").inner_text() != before
+    expect(page.locator("#timeline svg")).to_have_css("transform", "none")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 import asyncio
 import csv
 import io
+import re
 import time
 
 import pytest
 from starlette.testclient import TestClient
 
-from rl_sync.page.page_server import changes, make_app
-from rl_sync.page.watched_run import open_runs
+from rl_sync.display.span_styles import SPAN_STYLES
+from rl_sync.page import text
+from rl_sync.page.page_server import changes, make_app, stamp
 from rl_sync.records.run_outcome import RunOutcome, record_end
+from rl_sync.records.run_records import open_runs
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, metrics, rollout, write_run, write_step
 
@@ -45,7 +48,7 @@ def client(workdir):
         ("/rollouts?sort=-reward&from=2&to=3&least=1", "4 of 20 recorded completions"),
         ("/group?step=2&lease=4", "token 1, id 6, logprob -9, version 2, not learned from"),
         ("/prompt?prompt=4", "Problem 4 over the steps"),
-        ("/timeline", "<canvas"),
+        ("/timeline", 'id="timeline"'),
         ("/flow", "The bound is 2 trainer steps."),
         ("/curves?x=seconds&smooth=0.9&log=1", 'data-unit="s"'),
         ("/curves?x=tokens", "nothing yet"),
@@ -174,15 +177,15 @@ def test_a_run_that_has_ended_or_gone_silent_does_not_count_as_live(tmp_path):
 def test_an_open_page_is_told_when_a_run_goes_silent(tmp_path, monkeypatch):
     path = write_run(tmp_path / "run")
     append(Workdir(path).metrics, metrics(5, time=time.time()))
-    (run,) = open_runs([path])
+    (run,) = runs = open_runs([path])
     run.refresh()
-    before, now = run.stamp(), time.time()
-    assert (run.state, run.stamp()) == ("live", before)
-    monkeypatch.setattr("rl_sync.page.watched_run.time.time", lambda: now + 310)
-    assert run.state == "no record for 5 minutes"
-    assert run.stamp() != before
-    monkeypatch.setattr("rl_sync.page.watched_run.time.time", lambda: now + 86400)
-    assert run.state == "no record for 24 hours"
+    before, now = stamp(runs), time.time()
+    assert (text.state(run), stamp(runs)) == ("live", before)
+    monkeypatch.setattr("rl_sync.records.run_records.time.time", lambda: now + 310)
+    assert text.state(run) == "no record for 5 minutes"
+    assert stamp(runs) != before
+    monkeypatch.setattr("rl_sync.records.run_records.time.time", lambda: now + 86400)
+    assert text.state(run) == "no record for 24 hours"
 
 
 def test_a_run_whose_processes_record_their_use_of_the_machine_is_live(tmp_path):
@@ -221,14 +224,24 @@ def test_a_fragment_is_the_inside_of_a_view_alone(client):
     assert response.headers["x-stamp"]
 
 
-def test_the_timeline_has_lanes_and_the_buffer(client):
-    data = client.get("/data/timeline?width=400&start=10&end=14").json()
-    lanes = dict(data["lanes"])
-    assert [*lanes] == ["explorer1", "trainer"]
-    kinds = {block[0] for blocks in lanes.values() for block in blocks}
-    assert {"rollout", "train"} <= kinds <= data["looks"].keys()
-    assert all(10 <= b[1] < b[2] <= 14 for blocks in lanes.values() for b in blocks)
-    assert data["looks"]["train"] == ["train", "#57A773"]
+def test_the_timeline_is_the_picture_of_a_window(client):
+    data = client.get("/data/timeline?width=960&start=10&end=14").json()
+    assert (data["start"], data["end"]) == (10, 14)
+    assert data["left"] + data["width"] < 960
+    assert data["svg"].startswith("<svg")
+    blocks = re.findall(r'id="(\w+) [^":]*: ([\d.]+) to ([\d.]+) s, [\d.]+ s long"', data["svg"])
+    assert {"rollout", "train"} <= {kind for kind, *_ in blocks}
+    assert all(10 <= float(start) < float(end) <= 14 for _, start, end in blocks)
+    assert SPAN_STYLES["train"].colour.lower() in data["svg"]
+    assert not re.search("<style| style=|<script", data["svg"]), "the page forbids them"
+
+
+def test_without_a_window_the_timeline_follows_the_end(client):
+    data = client.get("/data/timeline?secs=3&dark=1").json()
+    assert data["end"] == data["duration"]
+    assert data["end"] - data["start"] == pytest.approx(3)
+    assert "#18181b" in data["svg"], "waits on a dark ground"
+    assert client.get("/data/timeline?start=5000&end=5001").status_code == 200
 
 
 def test_other_names_in_the_host_header_are_refused(client):

@@ -9,9 +9,8 @@ import pytest
 from rl_sync.launcher.commands import compare, report
 from rl_sync.launcher.processes import deviations
 from rl_sync.page import run_comparison
-from rl_sync.page.bands import band
-from rl_sync.page.run_facts import read_all
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
+from rl_sync.records.run_records import open_runs
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, metrics, rollout, write_run
@@ -229,9 +228,12 @@ def test_runs_of_different_length_are_compared_as_far_as_all_have_come(
 
 def test_a_band_is_from_the_least_to_the_greatest_of_the_seeds(workdir, tmp_path):
     paths = _runs(workdir, tmp_path)
-    seeds, _ = run_comparison.group(read_all([tmp_path / path for path in paths]))
-    assert band(seeds, "rl", "reward_mean")[-1] == (5, 0.1, 0.2, 0.5)
-    assert band(seeds, "rl", "none") == []
+    runs = open_runs(paths)
+    for one in runs:
+        one.read(rollouts=False)
+    seeds, _ = run_comparison.group(runs)
+    assert seeds.curve("rl", "reward_mean")[5] == (0.1, 0.2, 0.5)
+    assert seeds.curve("rl", "none") == {}
 
 
 def test_a_run_without_a_config_is_a_group_of_its_own(workdir, tmp_path, capsys):

@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_not_proposed(run):
 
 
 def test_a_target_that_does_not_exist_is_one_line(run):
-    with pytest.raises(ConfigError, match="no kind of chip"):
+    with pytest.raises(ConfigError, match="not one of the chips"):
         describe_found(*run, "v9:2x2")
 
 

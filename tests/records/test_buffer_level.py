@@ -1,5 +1,7 @@
 """The buffer's fill level and the path of groups, derived from spans."""
 
+import itertools
+
 import pytest
 
 from rl_sync.records import buffer_level
@@ -28,9 +30,20 @@ def test_a_group_leaves_with_its_last_use_and_a_dropped_one_leaves_too():
     assert buffer_level.fill_level(spans) == [(1, 3), (2, 2), (4, 0)]
 
 
-def test_a_batch_that_starts_before_its_insert_returns_leaves_no_debt():
-    levels = buffer_level.fill_level([_insert(2.0, [0]), _train(1.9, 1, [0])])
-    assert [level.groups for level in levels] == [0]
+def test_groups_that_are_taken_before_their_insert_returns_pass_through_the_buffer():
+    """An insert from 1.5 to 2.0, of which a train step takes a group at 1.9."""
+    spans = [_insert(2.0, [0, 1]), _train(1.9, 1, [0]), _train(3.5, 2, [1])]
+    for order in itertools.permutations(spans):
+        assert buffer_level.fill_level(order) == [(1.5, 1), (1.9, 0), (2.0, 1), (3.5, 0)]
+        (entry,) = buffer_level.entries(order)
+        assert (entry.end_secs, sorted(entry.leases)) == (2.0, [0, 1])
+
+
+def test_the_level_never_falls_below_nothing_whatever_clocks_say():
+    spans = [_insert(2.0, [0]), _train(1.2, 1, [0]), _train(1.4, 2, [0])]
+    for order in itertools.permutations(spans):
+        assert buffer_level.fill_level(order) == [(1.2, 1), (1.4, 0)]
+    assert buffer_level.fill_level([_train(1.0, 1, [0])]) == [], "its insert has not ended yet"
 
 
 def test_a_failed_insert_brings_nothing():
@@ -48,18 +61,12 @@ def test_streamed_inserts_of_one_step_are_one_entry():
     ]
 
 
-def test_passages_split_a_step_over_the_batches_that_took_it():
-    spans = [_insert(1, [0, 1, 2, 3], step=1), _train(2, 1, [0, 3]), _train(4, 2, [1, 2])]
-    taken = [(passage.train.step, passage.leases) for passage in buffer_level.passages(spans)]
-    assert taken == [(1, (0, 3)), (2, (1, 2))]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_no_run_takes_more_than_was_put_in(mode):
     spans = simulate(mode)
     levels = buffer_level.fill_level(spans)
     assert min(level.groups for level in levels) >= 0
     inserted = sum(len(span.leases) for span in spans if span.kind is SpanKind.INSERT)
-    trained = sum(len(passage.leases) for passage in buffer_level.passages(spans))
+    trained = sum(len(span.leases) for span in spans if span.kind is SpanKind.TRAIN)
     assert trained == 12 * GROUPS
     assert levels[-1].groups == inserted - trained

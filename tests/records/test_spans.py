@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rl_sync.records.json_lines import JsonLinesWriter, RecordsError, read_json_lines
-from rl_sync.records.spans import Span, SpanKind, SpanRecorder, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import Span, SpanKind, SpanRecorder
 from rl_sync.workdir import Workdir
 from tests.records.full_disk import files_of_at_most
 

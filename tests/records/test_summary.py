@@ -11,6 +11,7 @@ from rl_sync.records.summary import (
     staleness,
     summarize,
     uncovered,
+    union,
     union_secs,
 )
 from tests.records.simulated_runs import MODES, TOKENS, simulate
@@ -36,10 +37,13 @@ def test_overlap_counts_time_in_which_both_sides_are_open():
 def test_what_of_a_wait_no_work_covers():
     wait = _span(2, 10, SpanKind.WAIT, reason="experiences")
     work = [_span(0, 3), _span(5, 6), _span(5.5, 7), _span(9, 12)]
-    assert [(part.start_secs, part.end_secs) for part in uncovered(wait, work)] == [(3, 5), (7, 9)]
+    assert [(part.start_secs, part.end_secs) for part in uncovered(wait, union(work))] == [
+        (3, 5),
+        (7, 9),
+    ]
     assert uncovered(wait, []) == [wait]
-    assert uncovered(wait, [_span(0, 20)]) == []
-    assert uncovered(wait, [_span(0, 1), _span(10, 11)]) == [wait]
+    assert uncovered(wait, [(0, 20)]) == []
+    assert uncovered(wait, [(0, 1), (10, 11)]) == [wait]
 
 
 def _hand_made_run() -> list[Span]:

@@ -141,7 +141,7 @@ def test_what_is_no_reward_model_is_refused(tmp_path, checkpoint):
     with pytest.raises(ValueError, match="neither a directory"):
         RewardModel(str(tmp_path / "nowhere"))
     write(tmp_path / "policy", dataclasses.replace(MODEL, scalar_head=False), None)
-    with pytest.raises(ValueError, match="is no reward model"):
+    with pytest.raises(ValueError, match="is not a reward model"):
         RewardModel(str(tmp_path / "policy"))
     write(tmp_path / "unmeasured", notes=None)
     with pytest.raises(ValueError, match=r"no mean and std .* normalize=False"):

@@ -44,11 +44,6 @@ def test_a_mesh_that_the_process_cannot_hold_is_refused():
         _allotted(2, **{"trainer__mesh__data": 2, "trainer__mesh__fsdp": 2})
 
 
-def test_sharing_needs_one_process():
-    with pytest.raises(ConfigError, match=r"use it with launch\.colocate=true"):
-        settings_with(**{"launch__share_devices": True})
-
-
 class Master:
     """A master that keeps the reasons for which it was told to stop the run.
 

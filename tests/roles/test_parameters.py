@@ -85,7 +85,7 @@ def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted
     expected = lora.join(kept, lora.split(initial)[1])
     assert same(parameters.completed(kept, parameters.base_digest(initial)), expected)
     start = "seed=3" if path is None else "model.path="
-    with pytest.raises(ConfigError, match=rf"digest 0123, but that of config.{start}.* changed"):
+    with pytest.raises(ConfigError, match=rf"digest 0123, but the one of config.{start}.* changed"):
         parameters.completed(kept, "0123")
 
 

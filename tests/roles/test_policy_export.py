@@ -138,7 +138,7 @@ def test_the_newest_snapshot_that_is_whole_is_exported(tmp_path, caplog):
     metadata = [snapshot_path(Workdir(tmp_path / "run").snapshots, step) for step in (1, 2)]
     (metadata[1] / "metadata.json").write_text("{}")
     assert export(tmp_path / "run", tmp_path / "out", None) == 1
-    assert "The one of step 1 is used instead." in caplog.text
+    assert "The snapshot of step 1 is used instead." in caplog.text
     assert metadata[1].exists(), "the run may still be at work there"
     (metadata[0] / "metadata.json").unlink()
     with pytest.raises(ConfigError, match=r"No snapshot in .* is whole"):

@@ -384,7 +384,7 @@ def test_nothing_is_drawn_in_vain_after_a_token_that_is_known_to_have_a_stop_str
             "need rows of 24, but the engine's have 16",
         ),
         (CompletionRequest(np.array([11]), SAMPLING), "the model knows 0 to 10"),
-        (CompletionRequest(PROMPTS[0], Sampling(2, (11,))), "stop id 11 could never be drawn"),
+        (CompletionRequest(PROMPTS[0], Sampling(2, (11,))), "stop id 11 could never be sampled"),
         (CompletionRequest(PROMPTS[0], Sampling(2, (), ("x",))), "make the engine with decode"),
     ],
 )

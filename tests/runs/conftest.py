@@ -22,7 +22,8 @@ from rl_sync.checkpoints.ledger import read_consumed, read_ledger
 from rl_sync.checkpoints.snapshots import latest_snapshot, load_snapshot
 from rl_sync.records import metric_catalog
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.spans import Span, SpanKind, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of, trainer_of
 from rl_sync.settings.config_reading import read_settings

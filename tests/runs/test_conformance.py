@@ -350,8 +350,8 @@ def test_a_run_needs_no_program_that_was_not_listed_before_it_began(runs, role):
     run = runs.get(*ONE_STEP, EMBEDDED, AHEAD)
     log = run.workdir.log(role).read_text()
     counts = re.search(
-        r"Of (\d+) programs that were listed, (\d+) were compiled when they were needed, (\d+)"
-        r" were being compiled .*, and (\d+) were not begun\. (\d+) others were needed\.",
+        r"Of (\d+) listed programs, (\d+) were compiled before their first use, (\d+) were being"
+        r" compiled .*, and (\d+) were not started\. (\d+) used programs were not listed\.",
         log,
     )
     assert counts, log

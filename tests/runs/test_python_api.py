@@ -73,7 +73,7 @@ def test_a_policy_generates_what_its_engine_does_and_the_same_again(finished):
     [
         ({"trainer": {"stepps": 3}}, None, "config.trainer.stepps is not a setting; did you mean"),
         ("configs/arithmetics.py", None, "did you mean --config=configs/arithmetic.py"),
-        ({"seed": object()}, None, "no number, text, list or dict"),
+        ({"seed": object()}, None, "not a number, text, list or dict"),
     ],
 )
 def test_a_mistake_raises_what_the_launcher_would_say(config, changes, says, tmp_path):

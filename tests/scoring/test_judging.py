@@ -11,7 +11,8 @@ import pytest
 from rl_sync.cluster.messages import decode, encode
 from rl_sync.cluster.scoring_calls import CompletionToScore, ScoredCompletion
 from rl_sync.records.json_lines import read_json_lines
-from rl_sync.records.spans import SpanRecorder, read_spans
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.role_names import MASTER

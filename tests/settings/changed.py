@@ -17,7 +17,8 @@ def config_with(config: Any, **fields: Any) -> dict[str, Any]:
         for part in sections:
             section = section[part]
         section[field] = value
-    return {**config.to_dict(), "workdir": "somewhere"}
+    values = config.to_dict()
+    return {**values, "workdir": values["workdir"] or "somewhere"}
 
 
 def settings_with(**fields: Any) -> RunSettings:

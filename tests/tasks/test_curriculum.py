@@ -152,19 +152,3 @@ def test_rows_without_the_difficulty_are_refused(rows, message):
     prompts = [Prompt(i, "ab"[i], "", row) for i, row in enumerate(rows)]
     with pytest.raises(ValueError, match=rf"curriculum\.difficulty='level' must be .*{message}"):
         pool_of(settings, prompts)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"selection": "hard_first"}, "curriculum.selection='hard_first'"),
-        ({"low": 0.9}, r"curriculum\.low=0\.9 is above curriculum\.high=0\.8"),
-        ({"low": float("nan")}, r"curriculum\.low=nan is above"),
-        ({"explore": 1.0}, r"curriculum\.explore=1 must be at least 0 and below 1"),
-        ({"newest_weight": 0.0}, r"curriculum\.newest_weight=0 must be above 0"),
-        ({"difficulty": "level"}, r"curriculum\.selection=easy_to_hard alone, not with shuffled"),
-    ],
-)
-def test_mistakes_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        CurriculumSettings(**fields)

@@ -34,14 +34,6 @@ def test_a_fraction_is_held_out_by_the_seed(tmp_path):
     assert {p.text for p in task.demonstrations} == texts[0]
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.5])
-def test_a_fraction_that_is_none_is_refused(tmp_path, fraction):
-    with pytest.raises(
-        ValueError, match=rf"held_out_fraction={fraction} must be at least 0 and at most 1"
-    ):
-        _load(_file(tmp_path, _rows(4)), fraction=fraction)
-
-
 def test_all_rows_of_a_prompt_are_trained_on_or_held_out(tmp_path):
     rows = [{"prompt": f"{i % 8}+1=", "answer": str(i)} for i in range(40)]
     task = _load(_file(tmp_path, rows))

@@ -83,22 +83,6 @@ def test_limits_that_leave_nothing_are_refused():
         _fit(prompt=1)
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        (
-            (0, None, "drop"),
-            "task.max_prompt_tokens=0 must be at least 1 token, or left out for no limit",
-        ),
-        ((None, -1, "drop"), "task.max_completion_tokens=-1 must be at least 1"),
-        ((None, None, "cut"), "task.too_long='cut' is not one of drop, truncate"),
-    ],
-)
-def test_limits_that_cannot_be_are_refused(limits, message):
-    with pytest.raises(ValueError, match=message):
-        LengthLimits(*limits)
-
-
 def test_a_cut_prompt_keeps_its_chat_template_whole():
     tokenizer = pretrained.load(str(TOKENIZER), "auto", "Be brief.")
     around = len(tokenizer.encode_prompt(""))

@@ -103,11 +103,6 @@ def test_mistakes_are_refused(tmp_path, sets, message):
         mixture(tmp_path, sets)
 
 
-def test_a_mixture_without_sets_is_refused():
-    with pytest.raises(ValueError, match=r"task\.name=mixture needs task\.mixture\.sets"):
-        load(name="mixture")
-
-
 def test_a_set_that_lacks_answers_is_named_unless_its_environment_judges(tmp_path):
     path = str(write_lines(tmp_path / "rows.jsonl", [{"prompt": f"b{i}"} for i in range(20)]))
     sets = f"arithmetic + jsonl(path={path!r}, set='games')"

@@ -86,7 +86,7 @@ def test_a_template_says_how_a_problem_and_its_answer_are_written():
     [
         ("{answer} {question}", "question} once, and after it {answer}"),
         ("{question}", "question} once, and after it {answer}"),
-        ("{question} {answer} {answer}", "a brace that stands for itself is doubled"),
+        ("{question} {answer} {answer}", "a literal brace is doubled"),
         ("{question:>9} {answer}", "question} once, and after it {answer}"),
         ("{question} {answer", "is not a format string: expected '}'"),
     ],
@@ -104,14 +104,10 @@ def test_too_few_solved_problems_are_refused():
         with_shots(_problems(held_out=other), 1, seed=0)
 
 
-def test_a_config_asks_for_them_and_a_chat_has_no_place_for_them():
+def test_a_config_asks_for_them_and_prompts_are_then_no_chat():
     config = config_with(base.get_config(), task__shots=2)
     assert read_settings(config).task.shots == 2
     assert load(tokenizer=TOKENIZER).tokenizer.chat
     task = load(tokenizer=TOKENIZER, shots=2)
     assert not task.tokenizer.chat
     assert _shown(task.train[0]) == _shown(task.held_out[0])
-    for chat in ({"chat": "yes"}, {"system": "Be brief."}):
-        fields = {f"tokenizer__{name}": value for name, value in chat.items()}
-        with pytest.raises(ConfigError, match=r"task.shots=2 makes prompts .*use one of the two"):
-            settings_with(task__shots=2, **fields)

@@ -313,7 +313,7 @@ def test_an_explorer_that_does_not_fetch_what_it_asked_for_is_taken_for_dead(sou
         client, offer = client_of(publisher), AskOffer("explorer1", [0], 0, None, 10)
         client.call(OpenLine("explorer1"), 10)
         assert client.call(offer, 10) is not None
-        with pytest.raises(RemoteError, match=r"explorer1 has no line .* taken for dead"):
+        with pytest.raises(RemoteError, match=r"explorer1 has no line .* counts as dead"):
             client.call(offer, 10)
 
 

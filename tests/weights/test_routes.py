@@ -178,5 +178,5 @@ def test_a_transfer_of_nothing_needs_no_group():
 
 
 def test_buckets_too_small_for_three_elements_are_refused():
-    with pytest.raises(ValueError, match="bucket_bytes=11 is too little for 3 elements"):
+    with pytest.raises(ValueError, match="bucket_bytes=11 is too small for 3 elements"):
         plan([Placed(4, shards(9, 1), shards(9, 1))], 11)

@@ -18,7 +18,7 @@ from rl_sync.launcher.commands.report import check_run, write_page
 from rl_sync.page import run_comparison
 from rl_sync.page.reach import cut
 from rl_sync.page.run_comparison import VALUES, SeedGroup, Spread, Value
-from rl_sync.page.run_facts import RunFacts, read_all
+from rl_sync.records.run_records import RunRecords, open_runs
 from rl_sync.settings.records import ConfigError
 
 _PLAIN_COLUMNS = 200  # Width of an output that is not a terminal.
@@ -47,7 +47,9 @@ def show(flags: Mapping[str, Any], words: Sequence[str]) -> int:
     paths = list(dict.fromkeys(Path(os.path.abspath(one)) for one in named))
     if len(paths) < 2:
         raise ConfigError(f"All of these are the same run, {paths[0]}: give another one.")
-    runs = read_all(paths)
+    runs = open_runs(paths)
+    for run in runs:
+        run.read(rollouts=False)
     empty = [str(path) for path, one in zip(paths, runs, strict=True) if one.is_empty]
     if empty:
         raise ConfigError(f"These runs have recorded nothing yet: {', '.join(empty)}.")
@@ -111,17 +113,17 @@ def _digests(groups: Sequence[SeedGroup]) -> list[str]:
     lines = []
     if any(len(of.runs) > 1 for of in groups):
         lines.append("Results of several seeds: least / median / greatest.")
-    by_digest: dict[str, list[RunFacts]] = {}
+    by_digest: dict[str, list[RunRecords]] = {}
     for one in every:
         if one.outcome and one.outcome.digest:
             by_digest.setdefault(one.outcome.digest, []).append(one)
     for digest, of in by_digest.items():
         if len(of) > 1:
-            names = ", ".join(one.run.name for one in of)
+            names = ", ".join(one.name for one in of)
             lines.append(f"Equal to the bit (digest {digest}): {names}.")
     if run_comparison.are_equal(every) is False and all(len(of) == 1 for of in by_digest.values()):
         lines.append("The parameters of no two runs are equal: all digests differ.")
-    unknown = [one.run.name for one in every if not (one.outcome and one.outcome.digest)]
+    unknown = [one.name for one in every if not (one.outcome and one.outcome.digest)]
     if unknown:
         lines.append(f"No digest was recorded for: {', '.join(unknown)}.")
     return lines

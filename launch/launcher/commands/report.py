@@ -10,6 +10,7 @@ from typing import Any
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.processes import deviations
 from rl_sync.plan.schedule_text import describe
+from rl_sync.records.run_records import RunRecords
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.workdir import Workdir
@@ -31,13 +32,13 @@ def write(flags: Mapping[str, Any]) -> int:
     workdir = flags["workdir"]
     check_run(workdir, f"--workdir={workdir}")
     from rl_sync.page.report_page import render
-    from rl_sync.page.run_facts import read_facts
 
-    facts = read_facts(Path(workdir), samples=True)
-    if facts.is_empty:
+    run = RunRecords(workdir)
+    run.read()
+    if run.is_empty:
         raise ConfigError(f"The run in {workdir} has recorded nothing yet. Wait a little.")
     config = _config(workdir)
-    page = render(facts, Path(workdir).absolute(), _changes(config), _plan(config))
+    page = render(run, _changes(config), _plan(config))
     out = Path(flags.get("out") or Path(workdir, _FILE))
     write_page(out / _FILE if out.is_dir() else out, page)
     return 0

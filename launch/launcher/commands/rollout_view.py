@@ -19,12 +19,6 @@ _COLUMN = 36
 _MOST_REWARDS = 16
 
 
-def mean_logprob(one: Rollout) -> float | None:
-    """Returns the mean log-probability of the drawn tokens, in nats; None without any."""
-    values = [value for value in one.logprobs if value is not None]
-    return sum(values) / len(values) if values else None
-
-
 def steps(by_step: Mapping[int, Sequence[Rollout]]) -> RenderableType:
     """A table of steps."""
     table = _table("step", "groups", "rollouts", "reward", "least", "greatest", "tokens", "cut")
@@ -113,7 +107,7 @@ def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:
     facts = [] if one.advantage is None else [f"advantage {one.advantage:+.3f}"]
     facts += [] if one.baseline is None else [f"baseline {one.baseline:.3f}"]
     facts += [f"{one.drawn_tokens} tokens", f"staleness {one.staleness}", _versions(one)]
-    logprob = mean_logprob(one)
+    logprob = one.mean_logprob
     facts += [] if logprob is None else [f"logprob {logprob:.3f}"]
     facts += ["cut by a limit"] if one.truncated else []
     if one.mask and not any(learned for learned, _ in one.mask):

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import regex
 from rich.console import Console
@@ -15,15 +15,16 @@ from rich.console import Console
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import rollout_view as view
 from rl_sync.records import alarms
-from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollout_records import (
     SEARCH_SECS,
     Rollout,
     RolloutFilter,
     groups_of,
+    ordered,
     parts,
     read_rollouts,
 )
+from rl_sync.records.run_records import RunRecords
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 
@@ -31,31 +32,6 @@ FOUND_NOTHING = 1
 _STEPS, _GROUPS, _SAMPLES = 20, 40, 10
 _PLAIN_COLUMNS = 120  # Width of an output that is not a terminal.
 _INT, _FLOAT = r"\d+", r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-
-KEYS: Mapping[str, Callable[[Rollout], float | None]] = {
-    "step": lambda one: one.step,
-    "reward": lambda one: one.reward,
-    "advantage": lambda one: one.advantage,
-    "tokens": lambda one: one.drawn_tokens,
-    "staleness": lambda one: one.staleness,
-    "logprob": lambda one: view.mean_logprob(one),
-}
-"""Sort keys of records, by the order's name; records whose key is None come last."""
-
-
-class Order(NamedTuple):
-    """An order of records: a key of `KEYS`, and whether the greatest comes first."""
-
-    key: str
-    descends: bool
-
-    def sort(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Returns records in this order; the sort is stable."""
-        value = KEYS[self.key]
-        known = [one for one in rollouts if value(one) is not None]
-        unknown = [one for one in rollouts if value(one) is None]
-        sign = -1 if self.descends else 1
-        return sorted(known, key=lambda one: sign * (value(one) or 0.0)) + unknown
 
 
 def execute(arguments: Arguments) -> int:
@@ -77,7 +53,7 @@ def show(flags: Mapping[str, Any]) -> int:
       ConfigError: a flag is invalid, or the run has no records.
     """
     workdir, selection = _workdir(flags), _selection(flags)
-    order, limit = _order(flags.get("sort")), flags.get("limit")
+    order, limit = flags.get("sort"), flags.get("limit")
     found = read_rollouts(workdir, selection)
     if "json" in flags:
         return _as_json(found, order, limit)
@@ -127,21 +103,21 @@ def _groups(console: Console, rollouts: list[Rollout], limit: int) -> None:
     console.print(f"\nOne of them whole: --lease={shown[0][1]}", style="dim")
 
 
-def _samples(console: Console, rollouts: list[Rollout], order: Order | None, limit: int) -> None:
+def _samples(console: Console, rollouts: list[Rollout], order: str | None, limit: int) -> None:
     """Prints whole records; a group side by side if it is the only one."""
-    ordered = rollouts if order is None else order.sort(rollouts)
-    some = ordered[:limit]
+    found = rollouts if order is None else ordered(rollouts, order)
+    some = found[:limit]
     if len(groups_of(some)) == 1 and len(some) > 1:
         console.print(view.side_by_side(some, console.width))
     else:
         for one in some:
             console.print(view.sample(one))
-    if len(some) < len(ordered):
-        console.print(f"{len(ordered) - len(some)} more: --limit={len(ordered)}")
+    if len(some) < len(found):
+        console.print(f"{len(found) - len(some)} more: --limit={len(found)}")
 
 
-def _as_json(found: Iterator[Rollout], order: Order | None, limit: int | None) -> int:
-    rollouts = found if order is None else iter(order.sort(list(found)))
+def _as_json(found: Iterator[Rollout], order: str | None, limit: int | None) -> int:
+    rollouts = found if order is None else iter(ordered(found, order))
     count = 0
     for one in rollouts:
         fields = {name: getattr(one, name) for name in Rollout.__dataclass_fields__}
@@ -160,18 +136,10 @@ def _nothing(workdir: Workdir) -> int:
 
 
 def _alarms(workdir: Workdir) -> list[str]:
-    """Returns the alarms of a run; nothing if it has no metrics yet."""
-    try:
-        lines = read_metrics(workdir)
-        config: dict[str, Any] = json.loads(workdir.config.read_text())
-    except (OSError, ValueError):
-        return []
-    limits = alarms.AlarmLimits(
-        steps=config.get("observe", {}).get("alarm_steps", alarms.AlarmLimits().steps),
-        group_size=config["trainer"]["group_size"],
-        logprob_gap=config["algorithm"].get("logprob_gap_alarm") or 0.0,
-    )
-    return alarms.describe(alarms.history(lines, limits), alarms.last_step(lines))
+    """Returns the alarms of a run; none where it has no metrics yet."""
+    run = RunRecords(workdir)
+    run.metrics.refresh()
+    return alarms.describe(run.periods, run.last_step)
 
 
 def _workdir(flags: Mapping[str, Any]) -> Workdir:
@@ -223,7 +191,3 @@ def _range(name: str, text: str | None, number: str) -> tuple[float | None, floa
     if low is not None and high is not None and low > high:
         raise ConfigError(f"--{name}={text} begins after its end: write {match[3]}:{match[1]}.")
     return low, high
-
-
-def _order(text: str | None) -> Order | None:
-    return None if text is None else Order(text.removeprefix("-"), text.startswith("-"))

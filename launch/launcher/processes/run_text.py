@@ -17,8 +17,7 @@ from rl_sync.plan.schedule_text import describe
 from rl_sync.records import accuracy, alarms
 from rl_sync.records import summary as span_summary
 from rl_sync.records.backends.backend_catalog import TENSORBOARD
-from rl_sync.records.metrics import read_metrics
-from rl_sync.records.spans import read_spans
+from rl_sync.records.run_records import RunRecords
 from rl_sync.roles.master import unsolved
 from rl_sync.roles.trainer.skipped_updates import PHASES, UNJUDGED, why_unjudged
 from rl_sync.settings.run_settings import RunSettings
@@ -41,8 +40,10 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines = ["", *_accuracy(result, settings.algorithm)]
     if warning := unsolved.alarm(settings, result.evaluations):
         lines.append(warning)
-    lines += _alarms(settings, result)
-    lines += _throughput(settings)
+    run = RunRecords(settings.workdir)
+    run.read(rollouts=False)
+    lines += _alarms(run, settings, result)
+    lines += _throughput(run)
     if settings.explorers:
         lines.append(_account(balance))
         lines += _failures(balance)
@@ -118,21 +119,14 @@ def _accuracy(result: RunResult, algorithm: Algorithm) -> list[str]:
     return lines
 
 
-def _alarms(settings: RunSettings, result: RunResult) -> list[str]:
+def _alarms(run: RunRecords, settings: RunSettings, result: RunResult) -> list[str]:
     """Returns the alarms of the run's metrics; the logprob gap has a line already."""
-    try:
-        metrics = read_metrics(settings.workdir)
-    except (OSError, ValueError):
-        return []
     told = (alarms.LOGPROB_GAP,) if result.logprob_gap is not None else ()
-    periods = alarms.history(metrics, settings.alarm_limits)
+    periods = alarms.history(run.metrics.lines, settings.alarm_limits)
     periods = [one for one in periods if one.alarm.name not in told]
-    lines = alarms.describe(periods, alarms.last_step(metrics))
-    restarts = alarms.Evidence(
-        alarms.AlarmLimits(), restarts=alarms.read_restarts(settings.workdir)
-    )
-    lines += [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
-    return lines
+    lines = alarms.describe(periods, run.last_step)
+    restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=run.restarts)
+    return lines + [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
 
 
 def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
@@ -156,11 +150,9 @@ def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
     )
 
 
-def _throughput(settings: RunSettings) -> list[str]:
-    try:
-        return span_summary.describe(span_summary.summarize(read_spans(settings.workdir)))
-    except (FileNotFoundError, ValueError):
-        return []  # The run ended before the first rollout.
+def _throughput(run: RunRecords) -> list[str]:
+    summary = run.summary  # None where the run ended before the first rollout.
+    return [] if summary is None else span_summary.describe(summary)
 
 
 def _account(balance: Balance) -> str:

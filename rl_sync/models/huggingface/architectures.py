@@ -1,8 +1,8 @@
 """Conversion between config.json and `ModelConfig`.
 
-A config.json is read as transformers 4 writes it (`rope_theta`, `rope_scaling`, `torch_dtype`) and
-as transformers 5 does (`rope_parameters`, `dtype`). It is written as 4 does, which both read. A
-config.json that asks for something our transformer cannot do is refused.
+It reads config.json as transformers 4 writes it (`rope_theta`, `rope_scaling`, `torch_dtype`) and
+as transformers 5 does (`rope_parameters`, `dtype`). It writes the form of transformers 4, which
+both read. A config.json that asks for something our transformer does not support is rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBERS = (
 )  # fmt: skip
 _LM, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# The values that these keys may have, where they are given.
+# Values that these keys may have, if they are given.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -39,7 +39,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
 }
-# Keys outside of text_config that describe the language model of a model with vision.
+# Keys outside of text_config that describe the language model of a vision-language model.
 _OUTER = ("torch_dtype", "dtype", "quantization_config")
 _LLAMA3 = {
     "low_freq_factor": "low_freq_factor",
@@ -47,12 +47,12 @@ _LLAMA3 = {
     "original_max_position_embeddings": "original_max_length",
 }
 _ROPE_KEYS = {"rope_theta", "rope_type", "type", "factor", "partial_rotary_factor", *_LLAMA3}
-# Fields that we choose: the model is the same, computed in another way.
+# Fields that we choose: they change how the model is computed, not the model.
 _OURS = ("dtype", "remat", "attention", "lora")
 
 
 def text_values(values: Values) -> Values:
-    """Returns the part of a config.json for the language model; Gemma 3 has vision beside it.
+    """Returns the language model's part of a config.json; Gemma 3 also has vision.
 
     Raises:
       ValueError: the model is of another family, or its text_config is not an object.
@@ -62,7 +62,7 @@ def text_values(values: Values) -> Values:
         if not isinstance(inner, Mapping):
             raise _refusal("text_config", inner, "an object {…}")
         outer = {key: values[key] for key in _OUTER if key in values}
-        # As in transformers: for a model with vision, the outer config decides whether embeddings
+        # As in transformers: the outer config of a vision-language model decides whether embeddings
         # are tied, not text_config.
         tied = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
         return {**outer, **inner, **tied, "model_type": "gemma3_text"}
@@ -74,7 +74,7 @@ def model_config(values: Values) -> ModelConfig:
     """Returns the model that a config.json describes; `max_length` is its max_position_embeddings.
 
     Raises:
-      ValueError: a key is missing, or asks for something our transformer cannot do.
+      ValueError: a key is missing, or asks for something our transformer does not support.
     """
     values = text_values(values)
     name = values["model_type"]
@@ -84,7 +84,7 @@ def model_config(values: Values) -> ModelConfig:
         if key in values and values[key] not in allowed:
             raise _refusal(key, values[key], f"{allowed[0]!r}")
     _check_kinds(values)
-    # Some configs hold the key of another family, which transformers does not read.
+    # Some configs have the key of another family, which transformers ignores.
     activation = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
     if str(values[activation]) not in _ACTIVATIONS:
         raise _refusal(activation, values[activation], " or ".join(_ACTIVATIONS))
@@ -122,11 +122,11 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
     """Returns a config.json from which transformers builds this model.
 
     Args:
-      torch_dtype: the dtype that the parameters are stored in.
+      torch_dtype: dtype of the stored parameters.
 
-    Raises:
-      ValueError: no family has all traits of the model; the message names those that the nearest
-        family lacks.
+      Raises:
+        ValueError: no family has all traits of the model; the message lists those that the nearest
+          family lacks.
     """
     wanted = config
     if not any(config.sliding_layers):
@@ -151,7 +151,7 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
 
 
 def _has_scalar_head(values: Values) -> bool:
-    """Says whether the model scores sequences by one number, as reward models do."""
+    """True if the model gives each sequence one score, as reward models do."""
     if not any(str(name).endswith(_CLASSIFIER) for name in values.get("architectures") or ()):
         return False
     labels = values.get("id2label") or {}
@@ -162,7 +162,7 @@ def _has_scalar_head(values: Values) -> bool:
 
 
 def _check_kinds(values: Values) -> None:
-    """Refuses a text, a null or the like where a number or a flag belongs."""
+    """Rejects a text, a null or the like where a number or a flag is expected."""
     for key in ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window"):
         if not isinstance(values.get(key, False), bool):
             raise _refusal(key, values[key], "true or false")
@@ -187,7 +187,7 @@ def _required(values: Values, key: str) -> Any:
 
 
 def _refusal(key: str, value: Any, known: str) -> ValueError:
-    return ValueError(f"config.json asks for {key}={value!r}, but only {known} can be done.")
+    return ValueError(f"config.json asks for {key}={value!r}, but only {known} is supported.")
 
 
 def _rope(values: Values) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _sliding(family: Family, values: Values) -> dict[str, Any]:
 
 
 def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
-    """Writes the config.json of a family, even if it cannot express all traits of the model."""
+    """Returns the config.json of a family, even if it cannot express all traits of the model."""
     family = FAMILIES[name]
     activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     gemma = name == "gemma3_text"
@@ -323,7 +323,7 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def _differing(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """Lists the fields of `one` that define the model and have other values in `other`."""
+    """Lists the fields of `one` that define the model and differ in `other`."""
     names = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in _OURS]
     return [
         f"{name}={getattr(one, name)!r}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Values = Mapping[str, Any]
-"""The contents of a config.json."""
+"""Contents of a config.json."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +15,13 @@ class Family:
     """One `model_type`.
 
     Attributes:
-      meaning: its models.
-      architecture: the class in transformers.
-      traits: the properties that all its models share, as fields of `ModelConfig`.
-      defaults: the values that transformers uses for keys missing in config.json.
-      slides: the layers with a sliding window: `never` none; `all` all, where sliding_window is
-        set; `late` those from max_window_layers on, where use_sliding_window is true; `pattern` all
-        but every n-th.
+      meaning: the models of the family.
+      architecture: name of the class in transformers.
+      traits: properties that all its models share, as fields of `ModelConfig`.
+      defaults: values that transformers uses for keys missing in config.json.
+      slides: layers with a sliding window: `never` none; `all` all, if sliding_window is set;
+        `late` those from max_window_layers on, if use_sliding_window is true; `pattern` all but
+        every n-th.
       divides: whether transformers requires hidden_size to be a multiple of the number of heads.
     """
 
@@ -110,7 +110,7 @@ FAMILIES: dict[str, Family] = {
         slides="all",
     ),
     "gemma3_text": Family(
-        "Gemma 3, its language model alone.",
+        "Gemma 3, only its language model.",
         "Gemma3ForCausalLM",
         _GEMMA_TRAITS,
         _GEMMA,

@@ -1,4 +1,4 @@
-"""Files of a checkpoint's directory; an error names the damaged file."""
+"""Files of a checkpoint directory; errors name the damaged file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""The beginning of the small text file that stands in a repository for a large file."""
+"""Beginning of the small text file that replaces a large file in a repository."""
 
 _AGAIN = "the download is incomplete: fetch the file again"
 
@@ -18,7 +18,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it cannot be read, or does not hold an object; the message names the file.
+      ValueError: it cannot be read, or does not contain an object; the message names the file.
     """
     _refuse_pointer(path)
     try:
@@ -46,12 +46,12 @@ def open_tensors(path: Path) -> Any:
     except FileNotFoundError as error:
         raise ValueError(f"{path} is not there: {_AGAIN}.") from error
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); {_AGAIN}.") from error
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); {_AGAIN}.") from error
 
 
 def _refuse_pointer(path: Path) -> None:
     if path.is_dir():
-        raise ValueError(f"{path} is a directory where a file is meant.")
+        raise ValueError(f"{path} is a directory, but must be a file.")
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise ValueError(

@@ -1,10 +1,10 @@
 """Names of a checkpoint's tensors, and the part of a parameter that each tensor fills.
 
-Our parameters are stacked over layers and fused: queries, keys and values are in one kernel, gate
-and up in one, all experts in one. So a parameter is assembled from many tensors, and each tensor
+Our parameters are stacked over layers and fused: one kernel for queries, keys and values, one for
+gate and up, one for all experts. So a parameter is assembled from many tensors, and each tensor
 fills a box of it.
 
-Letters of axes: L layers, D embed, K kv heads, C a kv head's columns (its N queries, one key, one
+Letters of axes: L layers, D embed, K kv heads, C columns of a kv head (its N queries, one key, one
 value), N query heads of a kv head, H head dim, F mlp, G gate and up, E experts, V vocab.
 """
 
@@ -20,17 +20,17 @@ from rl_sync.models.config import HEAD, ModelConfig
 EMBEDDING = "embed_tokens.weight"
 UNEMBEDDING = "lm_head.weight"
 SCORE = "score.weight"
-"""The head of a model for the classification of sequences, here with one label."""
+"""Head of a sequence-classification model, here with one label."""
 
 
 class TensorPiece(NamedTuple):
     """Part of a parameter that one tensor fills.
 
     Attributes:
-      tensor: the name of the tensor.
-      dims: for each of its dimensions our axes that it holds, slowest first: `KCH D` has two
+      tensor: name of the tensor.
+      dims: for each of its dimensions, our axes that it contains, slowest first: `KCH D` has two
         dimensions. `1` is a dimension of length 1 that we do not have.
-      box: the slice of each of our axes that it fills; an axis that is not named is filled whole.
+      box: slice of each of our axes that it fills; an axis that is not named is filled completely.
     """
 
     tensor: str
@@ -43,7 +43,7 @@ class ParameterParts:
     """A parameter and the pieces that fill it.
 
     Attributes:
-      axes: one letter for each axis.
+      axes: letters of its axes.
     """
 
     axes: str
@@ -51,14 +51,14 @@ class ParameterParts:
 
 
 class Overlap(NamedTuple):
-    """The part of one tensor that fills a part of a window of a parameter.
+    """Part of one tensor that fills part of a window of a parameter.
 
     Attributes:
-      read: the slices of the tensor to read.
-      view: the shape that the values are reshaped to, with one axis for each of ours.
-      cut: the begin and end of the used part on each axis of the view.
-      order: the transposition that gives our order of axes.
-      start: the position of its first element in the window.
+      read: slices of the tensor to read.
+      view: shape that the values are reshaped to, with one axis for each of ours.
+      cut: begin and end of the used part on each axis of the view.
+      order: transposition that gives our order of axes.
+      start: position of its first element in the window.
     """
 
     read: tuple[slice, ...]
@@ -72,8 +72,8 @@ def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDD
     """Returns the assembly of every parameter, in the tree of `init_params`.
 
     Args:
-      prefix: the prefix of the names of all tensors except the unembedding.
-      head: the name of the unembedding.
+      prefix: name prefix of all tensors except the unembedding.
+      head: name of the unembedding.
     """
     tree: dict[str, Any] = {
         "embedding": ParameterParts("VD", [TensorPiece(prefix + EMBEDDING, "V D", {})]),
@@ -184,7 +184,7 @@ def tensor_shape(
     """Returns the shape of a piece's tensor.
 
     Args:
-      shape: the shape of the parameter.
+      shape: shape of the parameter.
     """
     extents = {axis: high - low for axis, (low, high) in _box(assembly, piece, shape).items()}
     extents["1"] = 1
@@ -197,12 +197,12 @@ def overlap(
     """Returns the part of a piece that lies in a window of a parameter; None if there is none.
 
     Args:
-      shape: the shape of the parameter.
+      shape: shape of the parameter.
       window: a slice for each axis, as in `jax.sharding.Sharding.devices_indices_map`.
     """
     box = _box(assembly, piece, shape)
     start: dict[str, int] = {}
-    inside: dict[str, tuple[int, int]] = {}  # Counted from where the piece begins.
+    inside: dict[str, tuple[int, int]] = {}  # Relative to the beginning of the piece.
     for axis, size, part in zip(assembly.axes, shape, window, strict=True):
         first, last, _ = part.indices(size)
         low, high = max(first, box[axis][0]), min(last, box[axis][1])
@@ -219,7 +219,7 @@ def overlap(
             read.append(slice(0, 1))
             continue
         slowest, others = dim[0], dim[1:]
-        # Only the slowest axis of a dimension is read in part. The others are cut after reading.
+        # Only the slowest axis of a dimension is read partially. The others are cut after reading.
         stride = math.prod(extents[axis] for axis in others)
         low, high = inside[slowest]
         read.append(slice(low * stride, high * stride))

@@ -1,4 +1,4 @@
-"""Notes beside an exported reward model, by which its scores are read."""
+"""Notes with an exported reward model that explain its scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ScoreNotes:
     """Notes on a reward model.
 
     Attributes:
-      chat, system: the settings of the tokenizer that it was trained with.
-      mean, std: of the scores of completions of held-out pairs; None where they were not measured.
-      accuracy: the share of held-out pairs that it puts in the right order.
-      pairs: the number of these pairs.
+      chat, system: tokenizer settings that it was trained with.
+      mean, std: mean and standard deviation of its scores of held-out pairs; None if not measured.
+      accuracy: fraction of held-out pairs that it ranks correctly.
+      pairs: number of these pairs.
     """
 
     chat: str = "auto"

@@ -1,4 +1,4 @@
-"""Import: a Hugging Face directory as a `ModelConfig` and parameters on their devices."""
+"""Import of a Hugging Face directory, as a `ModelConfig` and parameters on their devices."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from rl_sync.types import Params
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Tensors that a checkpoint may hold beside the language model's parameters.
+# Tensors that a checkpoint may contain in addition to the language model's parameters.
 _IGNORED = re.compile(r".*rotary_emb\.inv_freq|(.*\.)?(vision_tower|multi_modal_projector)\..*")
 _COMPARED_ROWS = 1 << 12
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def locate(path: str) -> Path:
-    """Finds the directory of a path, or of a hub name whose files are in the local cache.
+    """Returns the directory of a path, or of a hub name whose files are in the local cache.
 
     Raises:
-      ValueError: it is neither of them.
+      ValueError: the path is neither of them.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():
@@ -73,8 +73,8 @@ def read_values(directory: Path) -> dict[str, Any]:
 def load_config(directory: Path) -> ModelConfig:
     """Returns the model of a directory; `max_length` is the longest row that it was made for.
 
-    The embedding is tied as transformers 5 does it: where the weights hold another unembedding, it
-    is not tied, even if config.json says so. The weights may still be missing.
+    The embedding is tied as in transformers 5: if the weights have a different unembedding, it is
+    not tied, even if config.json says so. The weights may still be missing.
 
     Raises:
       ValueError: config.json is missing, or describes a model that we do not support; or the
@@ -86,7 +86,7 @@ def load_config(directory: Path) -> ModelConfig:
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
     stamps = tuple(
-        (path.name, path.stat().st_mtime_ns if path.exists() else 0)  # Links may lead nowhere.
+        (path.name, path.stat().st_mtime_ns if path.exists() else 0)  # Links may be broken.
         for path in sorted(directory.glob("*.safetensors*"))
     )
     return _checked(directory, config, stamps) if stamps else config
@@ -96,10 +96,10 @@ def load_config(directory: Path) -> ModelConfig:
 def _checked(
     directory: Path, config: ModelConfig, stamps: tuple[tuple[str, int], ...]
 ) -> ModelConfig:
-    """Checks all weights' files against a config, and returns the config as the weights have it.
+    """Checks all weight files against a config; returns the config that fits the weights.
 
     Args:
-      stamps: names and times of the files; if they change, the files are checked again.
+      stamps: names and times of the files; when they change, the files are checked again.
     """
     del stamps
     tensors = TensorFiles(directory)
@@ -110,12 +110,12 @@ def _checked(
 
 
 def _has_another_head(tensors: TensorFiles) -> bool:
-    """Says whether there is an unembedding that differs from the embedding."""
+    """True if there is an unembedding that differs from the embedding."""
     embedding, head = tensors.prefix + EMBEDDING, tensors.head
     if head not in tensors.names:
         return False
     for name in (embedding, head):
-        tensors.dtype(name)  # Raises where it cannot be compared.
+        tensors.dtype(name)  # Raises if the tensor cannot be compared.
     if tensors.shape(embedding) != tensors.shape(head):
         return True
     rows = tensors.shape(head)[0]
@@ -142,8 +142,8 @@ class TensorFiles:
         self._files = self._find()
 
     def _find(self) -> dict[str, Path]:
-        """Finds the file of every tensor. A single file goes before an index, as in
-        transformers.
+        """Finds the file of every tensor. As in transformers, a single file has precedence over an
+        index.
         """
         single, index = self._directory / WEIGHTS_FILE, self._directory / INDEX_FILE
         if single.exists() or single.is_symlink():
@@ -182,12 +182,12 @@ class TensorFiles:
 
     @property
     def names(self) -> set[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
         return set(self._files)
 
     @property
     def prefix(self) -> str:
-        """The prefix of the names of the language model's tensors, mostly `model.`.
+        """Name prefix of the language model's tensors, usually `model.`.
 
         Raises:
           ValueError: there is no embedding.
@@ -195,14 +195,14 @@ class TensorFiles:
         found = [name for name in self._files if name.endswith(EMBEDDING)]
         if len(found) != 1:
             raise ValueError(
-                f"{self._directory} has {len(found)} tensors called …{EMBEDDING} where a language"
+                f"{self._directory} has {len(found)} tensors called …{EMBEDDING}, but a language"
                 " model has one."
             )
         return found[0].removesuffix(EMBEDDING)
 
     @property
     def head(self) -> str:
-        """The name of the unembedding; the usual name if there is no unembedding."""
+        """Name of the unembedding, or the usual name if there is none."""
         found = [name for name in self._files if name.endswith(UNEMBEDDING)]
         return found[0] if found else UNEMBEDDING
 
@@ -211,7 +211,7 @@ class TensorFiles:
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """Returns a tensor's dtype, as JAX calls it.
+        """Returns a tensor's dtype, by its name in JAX.
 
         Raises:
           ValueError: parameters cannot have this dtype.
@@ -225,23 +225,23 @@ class TensorFiles:
         return _DTYPES[stored]
 
     def read(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
-        """Reads a copy of a part of a tensor, as it is stored."""
+        """Reads a copy of part of a tensor, in its stored dtype."""
         return self._slice(name)[where]
 
 
 def load_params(directory: Path, config: ModelConfig, abstract: Params) -> Params:
     """Loads the parameters of a directory, each directly into its own shards.
 
-    Only those parameters are loaded that `abstract` has at its top; it may lack the scalar head.
+    It loads only the parameters at the top of `abstract`, which may lack the scalar head.
 
-    The host never holds more than one tensor of the files. For each tensor, the parts that this
+    The host never holds more than one tensor of the files. The parts of each tensor that this
     process's devices need are read, copied into their buffers, and dropped.
 
     Args:
       directory: see `locate`.
-      config: the config that `load_config` returns; fields that we choose may differ.
-      abstract: the tree of `init_params` with the dtype and the sharding that each array shall
-        have, as `jax.ShapeDtypeStruct`.
+      config: the config from `load_config`; fields that we choose may differ.
+      abstract: abstract params in the tree of `init_params`, with the dtype and the sharding of
+        each array.
 
     Raises:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
@@ -274,8 +274,8 @@ def _check(
     extra = sorted(name for name in tensors.names - known if not _IGNORED.fullmatch(name))
     if extra:
         raise ValueError(
-            f"{directory} holds {len(extra)} tensors that its {CONFIG_FILE} does not imply, such as"
-            f" {extra[0]}: it is another model than that."
+            f"{directory} has {len(extra)} tensors that its {CONFIG_FILE} does not imply, such as"
+            f" {extra[0]}: it is a different model."
         )
     for name, shape in wanted.items():
         if tensors.shape(name) != shape:
@@ -293,7 +293,7 @@ def _assemble(
     sharding = abstract.sharding
     assert sharding is not None, "parameters are read into a sharding"
     shape, dtype = abstract.shape, abstract.dtype
-    # Devices that hold the same window share one read of it.
+    # Devices with the same window share one read.
     devices: dict[tuple[tuple[int, int, int], ...], list[jax.Device]] = {}
     for device, window in sharding.addressable_devices_indices_map(shape).items():
         assert window is not None
@@ -317,7 +317,7 @@ def _assemble(
 
 
 def _placed(shard: Array, values: np.ndarray, part: Overlap) -> Array:
-    """Returns the shard with the values in it; nothing refers to the values afterwards."""
+    """Returns the shard with the values written; no reference to the values remains."""
     on_device = jax.device_put(values, shard.sharding)
     start = np.asarray(part.start, np.int32)
     placed = _written(shard, on_device, start, part.view, part.cut, part.order)

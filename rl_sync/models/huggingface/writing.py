@@ -1,4 +1,4 @@
-"""Export: a `ModelConfig` and parameters as a directory that transformers loads."""
+"""Export of a `ModelConfig` and parameters, as a directory that transformers loads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rl_sync.types import Params
 
 MAX_FILE_BYTES = 5 * 10**9
 GENERATION_FILE = "generation_config.json"
-# Files that are copied from a source directory, beside its weights.
+# Files that are copied from a source directory, in addition to its weights.
 _COPIED = (
     GENERATION_FILE,
     "tokenizer.json",
@@ -55,7 +55,7 @@ _COPIED = (
     "chat_template.json",
 )
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Dtypes that parameters may be stored in, and their names in safetensors files."""
+"""Dtypes of stored parameters, with their names in safetensors files."""
 
 
 TokenIds = Mapping[str, int | list[int] | None]
@@ -63,14 +63,14 @@ TokenIds = Mapping[str, int | list[int] | None]
 
 
 class Tensor(NamedTuple):
-    """A tensor to be written.
+    """A tensor to write.
 
     Attributes:
-      name: its name in the file.
-      parameter: the parameter that it is a part of.
-      assembly, piece: the part of the parameter.
-      shape: the shape of the tensor.
-      dtype: the dtype that it is stored in.
+      name: name of the tensor in the file.
+      parameter: parameter that it is a part of.
+      assembly, piece: its part of the parameter.
+      shape: shape of the tensor.
+      dtype: dtype of the stored tensor.
     """
 
     name: str
@@ -120,17 +120,17 @@ def write_checkpoint(
 
     Args:
       target: a new or empty directory. It appears under its name once it is complete.
-      config: the model.
-      params: jax arrays that this process can address entirely.
-      source: the directory that the parameters were imported from; its config.json and its
-        tokenizer are copied. None for a model of our own.
-      tokenizer: the directory of the tokenizer, if it is not `source`.
+      config: model config.
+      params: jax arrays that this process can address completely.
+      source: directory that the parameters were imported from; its config.json and its tokenizer
+        are copied. None for a model of our own.
+      tokenizer: directory of the tokenizer, if it is not `source`.
       dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
-      files: the files of a tokenizer of our own by name, in place of those of `source`.
+      files: files of a tokenizer of our own by name, which replace those of `source`.
       token_ids: special tokens for config.json and generation_config.json, such as `eos_token_id`.
       notes: other files, by name.
-      max_file_bytes: the largest size of a file; more tensors are split into several files with an
-        index.
+      max_file_bytes: maximum size of a file; larger checkpoints are split into several files with
+        an index.
 
     Raises:
       ValueError: the target is in use, or transformers has no such model.
@@ -171,7 +171,7 @@ def _config_values(
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
     values = dict(architectures.text_values(read_values(source)))
     values["architectures"] = [FAMILIES[values["model_type"]].architecture]
-    values["tie_word_embeddings"] = config.tie_embeddings  # The weights may overrule it.
+    values["tie_word_embeddings"] = config.tie_embeddings  # The weights may override it.
     if config.scalar_head:
         values |= architectures.classifier_values(values)
     if dtype is not None:
@@ -218,7 +218,7 @@ def _take(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> Array:
-    """Takes a piece out of its parameter, in the tensor's own shape: the inverse of `_written`."""
+    """Takes a piece from its parameter, in the tensor's own shape; inverts reading's `_written`."""
     sizes = [view[axis] for axis in order]
     block = jax.lax.dynamic_slice(parameter, tuple(start), sizes)
     return block.transpose(np.argsort(order)).reshape(shape).astype(dtype)
@@ -246,8 +246,7 @@ def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) 
 
 
 def _write_file(path: Path, tensors: list[Tensor]) -> None:
-    """Writes one safetensors file, tensor by tensor; the library's own writer needs all of them at
-    once.
+    """Writes one safetensors file, tensor by tensor; the library's writer needs all at once.
 
     The format: the header's length in eight bytes, the header in JSON, the bytes of the tensors
     (https://github.com/huggingface/safetensors#format).

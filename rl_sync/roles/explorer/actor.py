@@ -1,4 +1,4 @@
-"""The explorer as an actor: it turns leases and weights of a known version into groups."""
+"""The explorer as an actor: it turns leases, and weights of a known version, into groups."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params, Prompt
 
-_NO_VERSION = -1  # Of weights whose completions are thrown away.
+_NO_VERSION = -1  # Version of weights whose completions are thrown away.
 
 
 class DifferentTaskError(ValueError):
-    """A lease's problem is another one in the explorer's own task."""
+    """A lease's problem differs from the one in the explorer's own task."""
 
 
 Finished = FinishedCompletion | Played
@@ -36,11 +36,11 @@ class UnfinishedGroup(NamedTuple):
     """A group with completions or episodes in flight in the engine.
 
     Attributes:
-      lease: its lease.
-      ticket: the ticket of its request in the engine.
-      baseline_ticket: the ticket of its greedy completion; None without one.
-      prompt: token ids; empty where environments say what the prompt is.
-      completions: the finished ones.
+      lease: lease of the group.
+      ticket: ticket of its request in the engine.
+      baseline_ticket: ticket of its greedy completion; None without one.
+      prompt: token ids of the prompt; empty where environments give the prompt.
+      completions: finished completions.
     """
 
     lease: Lease
@@ -54,8 +54,8 @@ class ExplorerState(NamedTuple):
     """An explorer's weights, and its unfinished groups.
 
     Attributes:
-      version, params: the weights.
-      unfinished: the groups that the next rollout continues, in the order of their leases.
+      version, params: version of the weights, and the weights.
+      unfinished: groups that the next rollout continues, in the order of their leases.
     """
 
     version: int
@@ -64,7 +64,7 @@ class ExplorerState(NamedTuple):
 
 
 Newer = Callable[[ExplorerState], ExplorerState | None]
-"""A function from the weights in use to newer ones, if there are any."""
+"""A function that returns newer weights than the current ones, if there are any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +72,20 @@ class Explorer:
     """The explorer's engine and settings; its changing state is `ExplorerState`.
 
     Attributes:
-      number: the number of the explorer, from 1.
-      engine: the rollout engine, or one of episodes in an environment. Between two rollouts it
-        holds the state's unfinished groups.
-      task: the problems.
-      sampling: the sampling choices.
-      group_size: G, the number of completions of a prompt.
-      groups: the largest number of groups in flight; streaming, the number of those that fill the
-        slots, and of one that waits for the next free ones.
-      seed: the seed of the run.
-      budget_tokens: the number of drawn tokens after which a rollout ends; 0 for no limit.
+      number: number of the explorer, from 1.
+      engine: the rollout engine, or an episode engine. Between two rollouts it holds the state's
+        unfinished groups.
+      task: the task with the problems.
+      sampling: sampling choices.
+      group_size: number of completions of a prompt, G.
+      groups: maximum number of groups in flight. With streaming: enough groups to fill all slots,
+        plus one that waits for the next free ones.
+      seed: seed of the run.
+      budget_tokens: number of sampled tokens after which a rollout ends; 0 for no limit.
       in_parts: whether a rollout is one chunk of tokens, after which whole groups can be delivered.
-      streams: whether other groups can begin then, too.
+      streams: whether new groups can also begin after each chunk.
       with_baselines: whether a greedy completion is generated for each group. It is the last row of
-        the group until the group is judged (`rewarded`).
+        the group until the group is scored (`rewarded`).
     """
 
     number: int
@@ -105,19 +105,19 @@ class Explorer:
     ) -> tuple[ExplorerState, list[Group]]:
         """Continues unfinished groups, and begins a group for each lease.
 
-        Draws depend only on the weights, the prompt, and (seed, ordinal, attempt, row).
+        Samples depend only on the weights, the prompt, and (seed, ordinal, attempt, row).
 
         Args:
-          newer: called repeatedly with the weights in use, to ask for newer weights; completions in
-            flight continue with these.
+          newer: called repeatedly with the current weights, to ask for newer ones; completions in
+            flight then continue with these.
 
         Returns:
-          The state at the end, with the weights last in use and the unfinished groups; and the
-          whole groups, in the order of their leases. Their rewards are still 0.
+          The final state, with the weights last in use and the unfinished groups; and the whole
+          groups, in the order of their leases. Their rewards are still 0.
 
         Raises:
-          ValueError: there is nothing to do, or more than there is room for.
-          DifferentTaskError: the explorer's task is not the one that leases are of.
+          ValueError: there is nothing to do, or more than fits.
+          DifferentTaskError: the explorer's task differs from the task of the leases.
         """
 
         def swap() -> None:
@@ -133,10 +133,10 @@ class Explorer:
                 f" not {under_way}: {len(state.unfinished)} unfinished ones and"
                 f" {len(leases)} leases."
             )
-        if self.engine.version != state.version:  # Else a cache is recomputed for nothing.
+        if self.engine.version != state.version:  # Otherwise caches are recomputed for nothing.
             self.engine.load(state.params, state.version)
         begun = (*state.unfinished, *self._begin(leases, self.sampling))
-        # The engine looks at the budget after each chunk.
+        # The engine checks the budget after each chunk.
         budget = 1 if self.in_parts else self.budget_tokens or None
         finished = self.engine.advance(budget, swap)
         groups = _with_more(begun, finished)
@@ -145,10 +145,10 @@ class Explorer:
         return state._replace(unfinished=unfinished), whole
 
     def room(self, state: ExplorerState) -> int:
-        """Returns the number of groups that may be begun beside the unfinished ones.
+        """Returns the number of groups that may begin in addition to the unfinished ones.
 
-        Streaming, that is as many as it takes to fill the slots, and to have completions waiting:
-        the engine ends a chunk early for these.
+        With streaming, it is enough to fill all slots and to keep some completions waiting, for
+        which the engine ends a chunk early.
         """
         if not self.streams:
             return self.groups - len(state.unfinished)
@@ -157,10 +157,10 @@ class Explorer:
     def complete(
         self, state: ExplorerState, requests: Sequence[Any]
     ) -> tuple[ExplorerState, list[list[Any]]]:
-        """Completes other requests with the state's weights, beside the unfinished groups.
+        """Completes other requests with the state's weights, together with the unfinished groups.
 
         Returns:
-          The state, whose groups have all their completions, so that the next rollout returns
+          The state, whose groups then have all their completions, so that the next rollout returns
           them; and the completions of each request.
         """
         if self.engine.version != state.version:
@@ -176,8 +176,8 @@ class Explorer:
         return state._replace(unfinished=unfinished), list(by_ticket.values())
 
     def compile(self, params: Params) -> None:
-        """Compiles the programs that a full rollout begins with, by a rollout that is dropped."""
-        if isinstance(self.engine, EpisodeEngine):  # No environment is disturbed.
+        """Compiles the first programs of a full rollout, by a rollout that is thrown away."""
+        if isinstance(self.engine, EpisodeEngine):  # Leave the environments alone.
             dataclasses.replace(self, engine=self.engine.engine).compile(params)
             return
         prompts = self.task.train[: self.groups]
@@ -244,10 +244,10 @@ class Explorer:
         ]
 
     def _row_of(self, asked: Prompt) -> dict[str, Any]:
-        """Returns all fields of a prompt's row, which leases leave out, from the explorer's task.
+        """Returns all fields of a prompt's row from the explorer's task, since leases omit them.
 
         Raises:
-          DifferentTaskError: the task has another problem of this number, or none.
+          DifferentTaskError: the task has another problem with this number, or none.
         """
         number, train = asked.prompt_id, self.task.train
         own = train[number] if number < len(train) else None
@@ -255,9 +255,9 @@ class Explorer:
             here = "none" if own is None else f"{own.text[:80]!r} ({own.answer[:40]!r})"
             raise DifferentTaskError(
                 f"Training problem {number} is {asked.text[:80]!r} ({asked.answer[:40]!r}) in the"
-                f" master, and {here} in explorer {self.number}. Each process loads the task"
-                " itself: it must give the same rows in the same order for the same seed, and on"
-                " each machine from the same files."
+                f" master, but {here} in explorer {self.number}. Each process loads the task"
+                " itself: for the same seed it must give the same rows in the same order, from"
+                " the same files on each machine."
             )
         return own.fields
 
@@ -275,7 +275,7 @@ class Explorer:
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
         columns: dict[str, Any] = columns_of(rows, whole.prompt)
         drawn = columns["policy_versions"] >= 0
-        # So that each trajectory has a version, also one whose environment never began.
+        # Each trajectory needs a version, even if its environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version
         endings = tuple(one.ending for one in rows if isinstance(one, Played))
         return Group(
@@ -296,10 +296,10 @@ class Explorer:
     def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
         """Returns the group with rewards; a greedy completion's reward becomes the baseline.
 
-        The tokens of completions that could not be judged are masked; see `filled`.
+        The tokens of completions that could not be scored are masked; see `filled`.
 
         Args:
-          rewards: NaN for those that could not be judged.
+          rewards: rewards of the rows; NaN for completions that could not be scored.
         """
         rewards, learned = filled(rewards, self.with_baselines)
         group = dataclasses.replace(group, rewards=rewards)
@@ -309,7 +309,7 @@ class Explorer:
         return self._split(group)
 
     def _split(self, group: Group) -> Group:
-        """Takes the greedy completion off the group."""
+        """Removes the greedy completion from the group."""
         if not self.with_baselines:
             return group
         rewards = group.rewards
@@ -327,7 +327,7 @@ class Explorer:
 def _with_more(
     groups: Iterable[UnfinishedGroup], finished: Iterable[Finished]
 ) -> list[UnfinishedGroup]:
-    """Adds to each group those finished completions that belong to it."""
+    """Adds to each group its newly finished completions."""
     by_ticket = collections.defaultdict[int | None, list[Finished]](list)
     for one in finished:
         by_ticket[one.ticket].append(one)

@@ -1,4 +1,4 @@
-"""The director: has environments answer the policy's replies, and turns both into token ids."""
+"""The director: lets environments answer the policy's replies, and turns both into token ids."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ for _class in (Continue, End):
 
 @dataclasses.dataclass
 class _Asked:
-    """A reply that is being drawn.
+    """A reply that is being generated.
 
     Attributes:
-      exchange: its prompt.
-      most_tokens: the tokens that are kept free for it.
-      hear: hears parts of it; None where nobody does.
-      deadline_secs, until: the longest time for it, and the end of that.
-      heard: the ids of the parts so far.
+      exchange: the turn that it answers.
+      most_tokens: number of tokens that are reserved for it.
+      hear: function that gets parts of it; None if there is none.
+      deadline_secs, until: maximum time for the reply, and the end of that time.
+      heard: token ids of the parts so far.
     """
 
     exchange: Exchange
@@ -71,15 +71,15 @@ class _Asked:
 
 @dataclasses.dataclass
 class _Side:
-    """The conversations of one player; an episode of one player has one side.
+    """The conversations of one player; an episode with one player has one side.
 
     Attributes:
-      history: the replies, each with all before it.
-      asked: the replies that are being drawn, by the numbers of their requests.
-      ends: the last exchange of each segment, by the segment's number, unless it goes on already.
-      tokens: of all segments.
-      segments: runs of append-only tokens.
-      calls: calls of tools.
+      history: replies, each with everything before it.
+      asked: replies that are being generated, by their request names.
+      ends: last exchange of each segment that has not been continued yet, by segment number.
+      tokens: number of tokens of all segments.
+      segments: number of runs of append-only tokens.
+      calls: number of tool calls.
     """
 
     history: list[Exchange] = dataclasses.field(default_factory=list)
@@ -96,7 +96,7 @@ class _Side:
 
     @property
     def kept_free(self) -> int:
-        """Tokens for the replies that are being drawn."""
+        """Number of tokens that are reserved for the replies in flight."""
         return sum(asked.most_tokens for asked in self.asked.values())
 
     def before(self, turn: Turn) -> Exchange | None:
@@ -115,16 +115,16 @@ class _Dialogue:
     """An episode so far.
 
     Attributes:
-      begun: what it began with; it begins again with the same after a failure.
-      faults: its earlier beginnings, which failed.
-      side: of the policy that learns.
-      opponents: of other players that a policy plays, by their numbers.
+      begun: request that it began with; after a failure it begins again with the same.
+      faults: earlier attempts, which failed.
+      side: side of the policy that learns.
+      opponents: sides of other players that a policy plays, by player number.
       seat: the player who learns, in a game of several.
       moves: all replies in such a game.
-      waiting: turns that have no room until replies side by side have ended.
-      rewards: the sum of the rewards of its turns.
-      limit: the limit that ends it, once one is reached.
-      has_begun: whether a policy was asked since its last beginning.
+      waiting: turns that have no room until parallel replies have ended.
+      rewards: sum of the rewards of its turns.
+      limit: limit that ends the episode, once one is reached.
+      has_begun: whether a policy was asked for a reply in this attempt.
     """
 
     begun: BeginEpisode
@@ -148,7 +148,7 @@ class _Dialogue:
         return self.side if opponent is None else self.opponents.setdefault(opponent, _Side())
 
     def note(self, answer: SeatedTurn | SeatedOutcome) -> None:
-        """Notes what the table tells: the seat, and the moves of scripted opponents."""
+        """Records the seat and the moves of scripted opponents, if the answer has them."""
         self.seat = answer.seat
         self.moves += [Move(player, by, _short(text)) for player, by, text in answer.played]
 
@@ -158,9 +158,9 @@ class Director:
 
     Args:
       host: runs the environments.
-      bridge: turns messages into ids.
-      reader: reads replies.
-      settings: the limits of an episode.
+      bridge: converts messages to token ids.
+      reader: parses replies.
+      settings: limits of an episode.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Director:
         """See `rl_sync.rollout.episode_records.EpisodeDirector`."""
         for saying in sayings:
             asked = self._dialogues[saying.episode].side.asked[saying.request]
-            assert asked.hear is not None, "somebody hears the reply"
+            assert asked.hear is not None, "a streamed reply has a listener"
             asked.heard += saying.tokens.tolist()
             prompt = asked.exchange.prompt
             drawn = DrawnReply(prompt, saying.tokens, saying.logprobs, saying.versions)
@@ -209,12 +209,12 @@ class Director:
         """See `rl_sync.rollout.episode_records.EpisodeDirector`.
 
         Raises:
-          TimeoutError: no environment has answered for twice the time that one may take, and the
-            time that their processes may take to start.
+          TimeoutError: no environment has answered for twice the time limit of an answer, plus the
+            time that its process may take to start.
         """
         until = time.monotonic() + (self._patience_secs if all_of_them else timeout_secs)
         answers, self._ready = self._ready, []
-        if not self._waits(all_of_them):  # Those with replies under way may ask for others.
+        if not self._waits(all_of_them):  # Those with replies in flight may ask for more.
             found = [self._heard(*answer) for answer in self._host.answers(0.0)]
             answers += [answer for answer in found if answer is not None]
         while self._waits(all_of_them):
@@ -234,7 +234,7 @@ class Director:
         return sorted(answers, key=lambda answer: answer.episode)
 
     def _waits(self, all_of_them: bool) -> int:
-        """Counts the episodes whose answer may come; all wait for one that has begun."""
+        """Counts the episodes that owe an answer; queued ones depend on one that has begun."""
         return len(self._awaited) - (self._host.queued if all_of_them else 0)
 
     @property
@@ -253,16 +253,17 @@ class Director:
         self._host.begin(begun.episode, begun.row, begun.seed, seating)
 
     def _give(self, dialogue: _Dialogue, reply: Reply) -> None:
-        """Gives a reply to the environment, and awaits its answer.
+        """Gives a reply to the environment, and waits for its answer.
 
-        One beside which others are drawn may have no answer before these are there.
+        While parallel replies are in flight, the environment may give no answer before it has them
+        too.
         """
         if not dialogue.side.asked and not dialogue.waiting:
             self._awaited.add(dialogue.begun.episode)
         self._host.step(dialogue.begun.episode, reply)
 
     def _go_on_waiting(self, dialogue: _Dialogue) -> None:
-        """Goes on with turns that had no room beside other replies."""
+        """Continues with turns that had no room while other replies were in flight."""
         waiting, dialogue.waiting = dialogue.waiting, collections.deque()
         for turn in waiting:
             if (answer := self._continued(dialogue, turn)) is not None:
@@ -284,15 +285,15 @@ class Director:
         return dataclasses.replace(reply, drawn=drawn, request=said.request)
 
     def _heard(self, episode: int, answer: Result) -> Continue | End | None:
-        """Returns what follows from the answer of an environment; None where it is asked again."""
+        """Returns the consequence of an environment's answer; None if the episode only waits."""
         self._awaited.discard(episode)
         if (dialogue := self._dialogues.get(episode)) is None:
-            return None  # Of an environment that was given up.
+            return None  # The environment was given up.
         if isinstance(answer, SeatedTurn | SeatedOutcome):
             dialogue.note(answer)
         if isinstance(answer, Failure) and not dialogue.limit:
             return self._failed(dialogue, answer)
-        if isinstance(answer, Failure):  # It has not borne its limit, which counts all the same.
+        if isinstance(answer, Failure):  # It failed after its limit, which counts all the same.
             return self._end(dialogue, {}, {}, dialogue.limit, answer.why)
         if isinstance(answer, Outcome):
             reason = dialogue.limit or answer.reason
@@ -300,7 +301,7 @@ class Director:
         return self._continued(dialogue, answer)
 
     def _failed(self, dialogue: _Dialogue, failure: Failure) -> End | None:
-        """Begins an episode again, or ends it where that was done often enough."""
+        """Begins an episode again, or ends it if no attempt is left."""
         episode = dialogue.begun.episode
         reason = "time-out" if failure.kind == "time-out" else "environment failure"
         if len(dialogue.faults) + 1 < self._settings.attempts:
@@ -323,7 +324,7 @@ class Director:
                 return self._limited(dialogue, turn, "context", _too_long(turn, self._settings))
             asked = self._asked(side, turn)
         except IndexError:
-            why = f"the environment's Turn.after={turn.after} is none of {side.turns} replies"
+            why = f"the environment's Turn.after={turn.after} is not one of {side.turns} replies"
             self._host.end(dialogue.begun.episode)
             return self._failed(dialogue, Failure(why, "nonsense"))
         except ValueError as error:
@@ -333,12 +334,12 @@ class Director:
                 return self._failed(dialogue, Failure(why, "nonsense"))
             self._give(dialogue, Reply("", refusal=str(error), request=turn.request))
             return None
-        # A segment goes on from its end alone, and once.
+        # A segment can only be continued at its end, and only once.
         before = asked.before
         goes_on = before is not None and side.ends.get(before.segment) is before
         ids = asked.given if goes_on else asked.prompt
         room = self._settings.max_tokens - side.tokens - side.kept_free - len(ids)
-        if room < 1 and side.asked:  # These may take less than they might.
+        if room < 1 and side.asked:  # Those in flight may take less than is reserved.
             dialogue.waiting.append(turn)
             return None
         if room < 1:
@@ -379,10 +380,10 @@ class Director:
         )
 
     def _shortened(self, turn: Turn) -> Turn:
-        """Returns a turn whose messages are as long as they may be.
+        """Returns a turn whose messages fit the length limit.
 
         Raises:
-          ValueError: one is longer, and is not to be cut.
+          ValueError: a message is too long, and must not be cut.
         """
         most = self._settings.observation_chars
         if most is None:
@@ -392,7 +393,8 @@ class Director:
     def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str, why: str = "") -> End | None:
         """Ends an episode at a limit.
 
-        An environment of several conversations is told so in place of replies, and ends it itself.
+        An environment of several conversations gets the limit in place of a reply, and ends the
+        episode.
         """
         if turn.after is None:
             is_other = isinstance(turn, SeatedTurn) and not turn.learns
@@ -403,7 +405,7 @@ class Director:
         return None
 
     def _asked(self, side: _Side, turn: Turn) -> Exchange:
-        """Renders a turn behind the exchange that it follows."""
+        """Renders a turn after the exchange that it follows."""
         before = side.before(turn)
         if before is None:
             step = self._bridge.first(turn)
@@ -412,9 +414,9 @@ class Director:
         step = self._bridge.next(before.conversation, before.reply, before.tokens.tolist(), turn)
         if step.begins_segment and self._settings.rewrites == REFUSE:
             raise RunEndedError(
-                "The chat template wrote earlier messages of an episode anew, which"
-                f" environment.rewrites={REFUSE} forbids: use environment.rewrites={SEGMENT}, and"
-                " such an episode goes on in a new segment."
+                "The chat template rewrote earlier messages of an episode, which"
+                f" environment.rewrites={REFUSE} forbids: with environment.rewrites={SEGMENT},"
+                " such an episode continues in a new segment."
             )
         return Exchange(None if step.begins_segment else before, step.conversation, step.ids)
 
@@ -451,13 +453,13 @@ class Director:
 
 
 def _policy(versions: Int[np.ndarray, " T"]) -> str:
-    """Names the versions of the weights that drew a reply."""
+    """Describes the versions of the weights that generated a reply."""
     first, last = (int(versions.min()), int(versions.max())) if versions.size else (0, 0)
     return f"{POLICY} {first}" if first == last else f"{POLICY} {first} to {last}"
 
 
 def _short(text: str) -> str:
-    """Returns a reply as records have it."""
+    """Returns a reply, shortened for records."""
     return text if len(text) <= _MOVE_CHARACTERS else f"{text[: _MOVE_CHARACTERS - 1]}…"
 
 
@@ -470,6 +472,6 @@ def _too_long(turn: Turn, settings: EnvironmentSettings) -> str:
 
 
 def _line(why: str) -> str:
-    """Returns the last line of a fault, which of a traceback is the exception."""
+    """Returns the last line of a fault, which is the exception if it is a traceback."""
     lines = why.strip().splitlines() or [""]
     return lines[-1].strip()[:_LINE_CHARACTERS]

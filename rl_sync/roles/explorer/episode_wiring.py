@@ -1,4 +1,4 @@
-"""Wiring of episodes: from a run's settings to its environments and the engine that plays them."""
+"""Wiring of episodes: builds a run's environments and their engine from its settings."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
 
 _QUEUE_SECS = 86400.0
-"""Patience with episodes that wait for a process, while others end; `Director` knows if none do."""
+"""Time limit for episodes in the queue while others end; `Director` notices if none end."""
 
 
 def environment_of(settings: RunSettings) -> Construction | None:
-    """The maker of the run's environments; None for a run without.
+    """Returns the maker of the run's environments; None for a run without.
 
     Raises:
       ValueError: it cannot be imported, or has no such option.
@@ -39,10 +39,10 @@ def environment_of(settings: RunSettings) -> Construction | None:
 
 
 def check_environment(settings: RunSettings, task: Task) -> None:
-    """Refuses an environment that cannot run on this machine, or whose tools cannot be called.
+    """Rejects an environment that cannot run on this machine, or whose tools cannot be called.
 
     Raises:
-      ConfigError: says what is missing.
+      ConfigError: the message says what is missing.
     """
     try:
         construction = environment_of(settings)
@@ -58,8 +58,8 @@ def check_environment(settings: RunSettings, task: Task) -> None:
     tokenizer = task.tokenizer
     require(
         isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat,
-        f"environment.name={name} has tools, which have no place in a prompt without a chat"
-        " template: use a tokenizer with one (model.path or tokenizer.path), and not"
+        f"environment.name={name} has tools, which a prompt without a chat template cannot"
+        " describe: use a tokenizer with a template (model.path or tokenizer.path), and not"
         " tokenizer.chat=no.",
     )
     require(
@@ -77,14 +77,14 @@ def playing(
     process: str = "",
     opponents: Callable[[], Engine] | None = None,
 ) -> Engine | EpisodeEngine:
-    """An engine as it is, or one of episodes if the run has an environment.
+    """Returns an engine as it is, or an episode engine if the run has an environment.
 
     Args:
-      process: the name of the program in the run, whose machine `launch` may know; empty outside
-        of runs.
-      agree: how the processes of a program agree on what environments answered.
-      opponents: makes an engine for opponents with older weights; None for evaluations, which have
-        scripted ones.
+      process: name of the program in the run, whose machine `launch` may know; empty outside of
+        runs.
+      agree: lets the processes of a program agree on the environments' answers.
+      opponents: makes an engine for opponents with older weights; None for evaluations, whose
+        opponents are scripted.
     """
     if (construction := environment_of(settings)) is None:
         return engine
@@ -105,7 +105,7 @@ def playing(
 
 
 def _access(settings: RunSettings, process: str) -> Access:
-    """The ways into the endpoint of agents: from this machine, or from where the run is reached."""
+    """Returns the access to the agents' endpoint: from this machine, or from the run's network."""
     connections = settings.environment.connections
     host = settings.launch.elsewhere.get(process, settings.launch.host)
     if not (process and host):
@@ -116,7 +116,7 @@ def _access(settings: RunSettings, process: str) -> Access:
 def _director(
     settings: EnvironmentSettings, task: Task, reference: str, access: Access
 ) -> Director:
-    """The part of the environments in a run's episodes."""
+    """Makes the director of a run's episodes."""
     tokenizer = task.tokenizer
     reader = ReplyReader(tokenizer, call_format(tokenizer, settings.calls))
     limits = HostLimits(

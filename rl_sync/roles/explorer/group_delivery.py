@@ -1,4 +1,4 @@
-"""Delivery of groups: an explorer has them judged and inserts them, while it generates others."""
+"""Delivery of groups: an explorer has them scored and inserts them, while it generates others."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from rl_sync.types import Group
 
 _POLL_SECS = 1.0
 _ROLLOUTS_AHEAD = 4
-"""Rollouts whose groups may be judged at once while the explorer generates the next ones."""
+"""Maximum number of rollouts in scoring while the explorer generates the next ones."""
 
-_MOST_THREADS = 64  # As many as the master judges at once.
+_MOST_THREADS = 64  # As many requests as the master scores at once.
 
 
 class GroupDelivery:
-    """Has groups judged, and puts them into the buffer.
+    """Has groups scored, and inserts them into the buffer.
 
     Args:
-      session: the explorer's part in the run. Its first process delivers.
-      task, explorer: the problems, and the actor that generated the groups.
-      replay, table: where groups go.
-      beside: whether threads deliver, beside the generation of the next groups. The groups of
-        several rollouts are then judged at once, and inserted in the order of the rollouts. If the
-        explorer's rollouts end in parts, each group is judged by itself, and inserted when it is
-        judged.
+      session: the explorer's session. Its first process delivers.
+      task, explorer: the task, and the actor that generated the groups.
+      replay, table: buffer and table that groups are inserted into.
+      beside: whether threads deliver, while the next groups are generated. The groups of several
+        rollouts are then scored at once, and inserted in the order of the rollouts. If the
+        explorer's rollouts end in parts, each group is scored by itself, and inserted once it is
+        scored.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GroupDelivery:
         self._beside = beside
 
     def deliver(self, groups: list[Group]) -> None:
-        """Delivers groups, or hands them to the threads as soon as these can take them.
+        """Delivers groups, or queues them for the threads once these have room.
 
         Raises:
           TimeoutError: a wait passed its deadline, now or in a thread.
@@ -78,7 +78,7 @@ class GroupDelivery:
             self._session.agree("insert", lambda: self._insert(self._judge(groups)))
 
     def check(self) -> None:
-        """Raises what a thread has failed with, if one has; for the first process."""
+        """Raises the error of a thread that has failed; for the first process."""
         if self._fault is not None:
             raise self._fault
 
@@ -108,7 +108,7 @@ class GroupDelivery:
                     deadline()
 
     def _work(self) -> None:
-        """Inserts what is judged: rollout after rollout, or each group when it is judged."""
+        """Inserts scored groups: rollout by rollout, or each group once it is scored."""
         with self._session.alone():
             try:
                 while not self._over.is_set():
@@ -119,7 +119,7 @@ class GroupDelivery:
                     self._insert(scored.result())
                     self._room.release()
             except (RunStoppedError, CancelledError):
-                pass  # The main thread hears of it, too.
+                pass  # The main thread notices the stop, too.
             except BaseException as error:
                 self._fault = error
 
@@ -128,7 +128,7 @@ class GroupDelivery:
             return self._judge(groups)
 
     def _judge(self, groups: list[Group]) -> list[Group]:
-        """Has groups judged; returns those that are admitted, with their rewards."""
+        """Has groups scored; returns the admitted ones, with their rewards."""
         with self._session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._written(group)]
             verdicts, admitted = judged(self._session, items)
@@ -145,7 +145,7 @@ class GroupDelivery:
             return [group for group in groups if group.lease_id in wanted]
 
     def _written(self, group: Group) -> list[CompletionToScore]:
-        """Describes the completion of each trajectory."""
+        """Returns the completions of a group as records for scoring."""
         endings = group.endings or [None] * len(group.tokens)
         return [
             written(
@@ -177,7 +177,7 @@ class GroupDelivery:
         self._replay.insert_many(self._table, items, priorities=priorities, timeout_secs=_POLL_SECS)
 
     def _flush(self, deadline: Callable[[], None]) -> None:
-        """Waits until the groups that found no room have found it."""
+        """Waits until the groups that had no room in the buffer are inserted."""
         wait = {"reason": "room in the buffer", "for_whom": "the trainer"}
         with self._session.spans.span(SpanKind.WAIT, **wait):
             while True:

@@ -1,4 +1,4 @@
-"""Rows of a group: finished completions or episodes, as columns of one value a token."""
+"""Rows of a group: finished completions or episodes as columns with one value per token."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MASKS = "sampling_masks"
 def columns_of(
     finished: Sequence[FinishedCompletion | Played], prompt: Int[np.ndarray, " P"]
 ) -> dict[str, np.ndarray]:
-    """Makes the rows of a group, by the names of `Group`, as long as the longest of them.
+    """Makes the columns of a group, by their names in `Group`; all rows are as long as the longest.
 
     Args:
       finished: completions or episodes, in the order of the rows.
-      prompt: of completions; episodes have their own.
+      prompt: prompt of the completions; episodes have their own.
     """
     tokens = max(_tokens(one, prompt) for one in finished)
     shape = len(finished), max(1, tokens)

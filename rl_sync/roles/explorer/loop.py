@@ -1,4 +1,4 @@
-"""The explorer's loop: lease prompts, take weights, generate, have it judged, insert."""
+"""The explorer's loop: lease prompts, pull weights, generate, have groups scored, insert them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSE_SECS = 0.02
 _RECEIVE_POLL_SECS = 10.0
 _IN_FLIGHT_POLL_SECS = 0.1
 _NO_ROOM_SECS = 0.02
-"""Time between two requests for leases while the master has none, and others are in flight."""
+"""Time between two requests for leases while the master has none and others are in flight."""
 
 Answer = LeaseGrant | GrantEvaluation | HoldBack | Finish
 
@@ -35,15 +35,15 @@ class ExplorerLoop:
     """Drives the explorer actor until the master says that there is nothing more to do.
 
     Attributes:
-      session: this process's part in the run.
-      number: which explorer, from 1.
+      session: session of this process.
+      number: number of the explorer, from 1.
       explorer: the actor.
-      blank: makes parameters of the right shapes, to compile with before there are real ones.
-      puller: where weights come from.
-      granted_secs: when the transfer of the last pull began, if the puller had to be let in.
-      sync_kind: the kind of span that a pull is recorded as.
-      delivery: has groups judged and inserts them.
-      examination: the held-out problems that it completes when it is asked to.
+      blank: makes parameters of the right shapes, to compile with before the first pull.
+      puller: source of weights.
+      granted_secs: time when the transfer of the last pull began, if the puller needed a grant.
+      sync_kind: span kind of a pull.
+      delivery: has groups scored and inserts them.
+      examination: held-out problems that the explorer completes on request.
     """
 
     session: Session
@@ -87,19 +87,19 @@ class ExplorerLoop:
             if self._has_evaluated:
                 await_evaluations(self.session)
         except RunStoppedError:
-            pass  # The master's ledger says of what this explorer held that it was dropped.
+            pass  # The master records our leases as dropped.
         finally:
             self.delivery.close()
 
     def _grant(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | None:
-        """Returns what is to be generated next: what ended a streaming rollout, or a new answer."""
+        """Returns the next work: the answer that ended a streaming rollout, or a new one."""
         answer, self._answer = self._answer, None
         if answer is None or isinstance(answer, HoldBack):
             answer = self.session.agree("grant", lambda: self._lease(state))
         return None if isinstance(answer, Finish) else answer
 
     def _lease(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | Finish:
-        """The master's answer, once it does not hold the explorer back any more."""
+        """Asks for work, and waits until the master does not hold the explorer back any more."""
         deadline = self.session.deadline("prompts", "the master, which waits for the trainer")
         call = self._request(state)
         waiting = dataclasses.replace(call, poll_secs=_POLL_SECS)
@@ -113,7 +113,7 @@ class ExplorerLoop:
                     self.delivery.check()
                     step, answer = answer.trainer_step, self.session.call(waiting)
                     if isinstance(answer, HoldBack) and answer.trainer_step != step:
-                        deadline.renew()  # A long SFT is no reason to give up.
+                        deadline.renew()  # A long SFT must not end the wait.
         return answer
 
     def _request(self, state: ExplorerState | None) -> AskLease:
@@ -125,7 +125,7 @@ class ExplorerLoop:
     def _pull(
         self, grant: LeaseGrant | GrantEvaluation, state: ExplorerState | None
     ) -> ExplorerState:
-        """Waits for the version that is due, then receives it; keeps what is unfinished."""
+        """Waits for the requested version, and receives it; keeps unfinished groups."""
         wanted = {"exactly" if grant.exactly else "at_least": grant.version}
         what = f"the weights of version {grant.version}"
         deadline = self.session.deadline(what, "the trainer")
@@ -140,14 +140,14 @@ class ExplorerLoop:
         return ExplorerState(version, params, state.unfinished if state else ())
 
     def _await(self, version: int, deadline: Callable[[], None]) -> None:
-        """Waits until a version can be had."""
+        """Waits until a version is available."""
         if self.puller.newest() >= version:
             return
         wait = {"reason": "synchronization", "for_whom": "the trainer"}
         with self.session.spans.span(SpanKind.WAIT, version=version, **wait):
             while self.puller.newest(version, _POLL_SECS) < version:
                 deadline()
-                time.sleep(_PAUSE_SECS)  # Of a run that is being stopped it is told at once.
+                time.sleep(_PAUSE_SECS)  # A stop is noticed immediately.
 
     def _receive(self, wanted: dict[str, int], deadline: Callable[[], None]) -> tuple[int, Params]:
         while True:
@@ -159,11 +159,11 @@ class ExplorerLoop:
     def _generate(
         self, grant: LeaseGrant, state: ExplorerState
     ) -> tuple[ExplorerState, list[Group]]:
-        """Rolls out; returns the groups that are whole at the end and not yet delivered.
+        """Runs a rollout; returns the finished groups that are not delivered yet.
 
-        A rollout in parts delivers groups when they are whole. A streaming one takes further leases
-        between its chunks. It ends after as many groups as fill the slots, or where the master's
-        answer is something else than leases for the weights in use.
+        A rollout in parts delivers groups once they are finished. A streaming rollout takes further
+        leases between its chunks. It ends after as many groups as fill the slots, or when the
+        master answers with something else than leases for the current weights.
         """
         leases = [lease.lease_id for lease in grant.leases]
         before, started = self.explorer.engine.stats, time.monotonic()
@@ -192,7 +192,7 @@ class ExplorerLoop:
         return state, groups
 
     def _goes_on(self, state: ExplorerState, whole: int) -> bool:
-        """Says whether a rollout has another part, after so many whole groups."""
+        """Says whether a rollout has another part, after `whole` finished groups."""
         if self.explorer.streams:
             return whole < self.explorer.groups
         return self.explorer.in_parts and bool(state.unfinished)
@@ -215,7 +215,7 @@ class ExplorerLoop:
         return self.session.settings.rollout.swap == "in_flight"
 
     def _more(self, state: ExplorerState) -> list[Lease] | None:
-        """Returns the leases that a rollout begins in its next part; None where it ends."""
+        """Returns the leases that a rollout begins in its next part; None if it ends."""
         if not self.explorer.streams:
             self.session.agree("delivery", self.delivery.check)
             return []
@@ -240,7 +240,7 @@ class ExplorerLoop:
         return answer
 
     def _evaluate(self, state: ExplorerState) -> ExplorerState:
-        """Completes the held-out problems with the weights in use; the master has them judged."""
+        """Completes the held-out problems with the current weights; the master scores them."""
         version = state.version
         with self.session.spans.span(SpanKind.EVALUATION, step=version, version=version):
             try:
@@ -253,7 +253,7 @@ class ExplorerLoop:
         return state
 
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
-        """Weights that were published since, for completions that are under way."""
+        """Returns weights that were published since, for completions in flight."""
         if not self.session.agree("look for newer", lambda: self._has_newer(state.version)):
             return None
         with self.session.spans.span(self.sync_kind) as attributes:
@@ -262,12 +262,12 @@ class ExplorerLoop:
                     at_least=state.version + 1, timeout_secs=_RECEIVE_POLL_SECS
                 )
             except WeightsTimeoutError:
-                return None  # It was withdrawn: what is in use will do.
+                return None  # The version was withdrawn: the current weights will do.
             attributes["version"] = version
         return ExplorerState(version, params)
 
     def _has_newer(self, version: int) -> bool:
-        """Looks for newer weights, but not all the time."""
+        """Says whether there are newer weights; it asks only now and then."""
         if time.monotonic() < self._next_look:
             return False
         self._next_look = time.monotonic() + _IN_FLIGHT_POLL_SECS
@@ -275,5 +275,5 @@ class ExplorerLoop:
 
 
 def _suits(grant: LeaseGrant | GrantEvaluation, version: int) -> bool:
-    """Says whether weights of a version are those of a grant, or newer where that is fine."""
+    """Says whether a version satisfies a grant: the same, or a newer one if that is allowed."""
     return version == grant.version or (version > grant.version and not grant.exactly)

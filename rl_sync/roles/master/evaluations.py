@@ -1,4 +1,4 @@
-"""The master's evaluations: judged beside the run, measured once, compared for the best."""
+"""The master's evaluations: scored during the run, measured once, and compared for the best."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EvaluationResult(NamedTuple):
     Attributes:
       moment, step: see `HandInEvaluation`.
       values: see `rl_sync.records.accuracy.measure`.
-      best: the best snapshot so far, this one included; None if none is kept.
+      best: best snapshot so far, including this one; None if none is kept.
     """
 
     moment: str
@@ -33,18 +33,18 @@ class EvaluationResult(NamedTuple):
 
 
 class Evaluations:
-    """Has the completions of evaluations judged, one evaluation after the other.
+    """Scores the completions of evaluations, one evaluation after the other.
 
     Args:
       examination: the problems of an evaluation.
-      judging: judges completions.
-      category: the field of a row that names a problem's category.
-      metric: the metric of the best snapshot; None to keep none.
-      workdir: where the best snapshot is recorded.
-      publish: gets each evaluation, once, when all its completions are judged.
+      judging: scores completions.
+      category: field of a row that names a problem's category.
+      metric: metric that chooses the best snapshot; None to keep none.
+      workdir: work directory, where the best snapshot is recorded.
+      publish: gets each evaluation, once, when all its completions are scored.
 
     Attributes:
-      judged: the number of completions that were judged so far.
+      judged: number of completions that were scored so far.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Evaluations:
 
     @property
     def kept(self) -> list[int]:
-        """The steps whose snapshots stay: the best, and those that may become it."""
+        """Steps whose snapshots must be kept: the best, and those that may become it."""
         with self._changed:
             best = [] if self._best is None else [self._best.step]
             return sorted({*best, *self._pending.values()})
 
     def resume(self, step: int) -> None:
-        """Forgets a best snapshot of a later step: the run goes on from an earlier one."""
+        """Forgets a best snapshot of a later step, because the run resumes from an earlier one."""
         with self._changed:
             if self._best is not None and self._best.step > step:
                 self._best = None
 
     def hand_in(self, call: HandInEvaluation) -> None:
-        """Begins to judge the completions that were not handed in before."""
+        """Starts to score the completions that were not submitted before."""
         with self._changed:
             made = EvaluationResults(self._examination, self._category)
             sheet = self._sheets.setdefault(call.moment, made)
@@ -96,19 +96,19 @@ class Evaluations:
         self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
 
     def wait(self) -> None:
-        """Waits until no evaluation is being judged, or judging is over."""
+        """Waits until no evaluation is being scored, or scoring has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not self._pending)
 
     def close(self) -> None:
-        """Ends the judging; evaluations under way are not measured."""
+        """Stops scoring; evaluations in progress are not measured."""
         self._desk.shutdown(wait=False, cancel_futures=True)
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
     def _take(self, moment: str, step: int, items: list[CompletionToScore]) -> None:
-        judged = self._judging.judgements(items)  # If it fails the run is being stopped.
+        judged = self._judging.judgements(items)  # If it fails, the run is being stopped.
         with self._changed:
             sheet = self._sheets[moment]
             for item, one in zip(items, judged, strict=True):
@@ -124,11 +124,11 @@ class Evaluations:
             self._changed.notify_all()
 
     def _compared(self, step: int, values: dict[str, float]) -> Best | None:
-        """Returns the best snapshot so far; there is none of the policy before the first step."""
+        """Returns the best snapshot so far; the policy before the first step has none."""
         if self._metric is None or not step:
             return self._best
         found = Best(step, self._metric, values.get(self._metric, math.nan))
-        if math.isnan(found.value):  # Nothing could be judged, or the reward reads no answers.
+        if math.isnan(found.value):  # Nothing could be scored, or the reward extracts no answers.
             return self._best
         if self._best is None or found.value > self._best.value:
             write_best(self._workdir, found)

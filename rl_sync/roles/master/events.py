@@ -20,26 +20,26 @@ RUN_ENDED = "the run ended"
 
 @dataclasses.dataclass(frozen=True)
 class MasterSettings:
-    """Facts of the run that the master decides by.
+    """Settings of the run that the master's decisions depend on.
 
     Attributes:
-      schedule: the sync schedule.
-      steps: trainer steps of the whole run.
-      groups_per_step: groups that one trainer step consumes, B; those that it leaves out included.
-      explorers: how many explorers take part; under exact pulls in lockstep.
-      groups_per_lease: the most groups that an explorer has under way at once, unless it says how
-        many it has room for.
-      lease_secs: how long a lease lives without a sign of life from its explorer.
-      carries_over: whether explorers leave groups unfinished and go on with them in their next
+      schedule: sync schedule.
+      steps: number of trainer steps of the whole run.
+      groups_per_step: number of groups that one trainer step consumes, B, including those that it
+        leaves out.
+      explorers: number of explorers; under exact pulls they run in lockstep.
+      groups_per_lease: maximum number of groups that an explorer has in flight, unless it reports
+        its own room.
+      lease_secs: time that a lease lives without a heartbeat from its explorer.
+      carries_over: whether explorers leave groups unfinished and continue them in their next
         rollouts; under latest pulls.
-      screening: which groups are replaced before they reach the replay buffer.
-      max_leases: the most leases of a prompt that are given since environments failed; under latest
-        pulls. Under exact pulls a batch has the groups of its step, so a prompt is not leased again
-        for that.
-      times_sampled: how many steps may train on a group; more than one under latest pulls.
+      screening: rules for replacing groups before they reach the replay buffer.
+      max_leases: maximum number of leases of a prompt whose environments fail; under latest pulls.
+        Under exact pulls a batch has the groups of its step, so such a prompt is not leased again.
+      times_sampled: number of steps that may train on a group; more than one under latest pulls.
       evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
-      curriculum, pool: how prompts are chosen, and of which.
-      seed: of the run.
+      curriculum, pool: choice of prompts, and the prompts to choose from.
+      seed: seed of the run.
     """
 
     schedule: SyncSchedule
@@ -59,7 +59,7 @@ class MasterSettings:
 
     @property
     def follows_history(self) -> bool:
-        """Says whether the choice of prompts depends on what became of them before."""
+        """True if the choice of prompts depends on the history of prompts."""
         return self.curriculum.follows_history or self.pool.by_progress
 
     def step_of(self, ordinal: int) -> int:
@@ -77,9 +77,9 @@ class Assignment(NamedTuple):
 
     Attributes:
       attempt: 0 for the ordinal's first lease, 1 for the second, and so on.
-      replacement: the number of prompts that were already tried there and taught nothing. Together
-        with the ordinal it determines the prompt.
-      failures: the number of leases of the prompt that were dropped as environments failed.
+      replacement: number of prompts that were already tried for this ordinal and gave no gradient.
+        Together with the ordinal it determines the prompt.
+      failures: number of leases of the prompt that were dropped because environments failed.
       choice: the prompt; None until it is chosen.
     """
 
@@ -94,10 +94,10 @@ class LiveLease(NamedTuple):
     """A lease that has not ended.
 
     Attributes:
-      version: no token of its group is of an older one.
+      version: minimum version of the tokens of its group.
       replacement, failures, choice: see `Assignment`.
-      trained: how many steps have trained on its group; above 0 only where others may do so again.
-      success: of its group, once it is judged; see `Use`.
+      trained: number of steps that have trained on its group; above 0 only if more may follow.
+      success: success of its group, once it is scored; see `Use`.
     """
 
     lease_id: int
@@ -114,11 +114,11 @@ class LiveLease(NamedTuple):
     success: float | None = None
 
     def next_assignment(self, replaced: bool = False, failed: bool = False) -> Assignment:
-        """Returns the work to generate for its ordinal if it is dropped.
+        """Returns the work to generate for its ordinal if the lease is dropped.
 
         Args:
           replaced: whether the prompt is replaced by another.
-          failed: whether it is dropped since environments failed.
+          failed: whether it is dropped because environments failed.
         """
         return Assignment(
             ordinal=self.ordinal,
@@ -130,11 +130,11 @@ class LiveLease(NamedTuple):
 
 
 class DueEvaluation(NamedTuple):
-    """An evaluation that explorers are to do.
+    """An evaluation that an explorer has to run.
 
     Attributes:
-      version: the oldest version of the weights that it may be of.
-      explorer: the explorer that has it; None while nobody does.
+      version: minimum version of the evaluated weights.
+      explorer: explorer that runs it; None if there is none yet.
     """
 
     version: int
@@ -145,13 +145,13 @@ class Position(NamedTuple):
     """Position of a run in the order of prompts, from which it can resume.
 
     Attributes:
-      step: finished trainer steps.
-      next_ordinal: the first ordinal that was never leased.
+      step: number of finished trainer steps.
+      next_ordinal: first ordinal that was never leased.
       again: (ordinal, replacement) of earlier ordinals that were not trained, in order.
-      next_lease: the next lease id.
-      seen: the history of prompts.
-      pending: uses by steps up to `step` that the history does not count yet.
-      prompts: (ordinal, prompt) of what `again` has, where choices go by the history.
+      next_lease: next lease id.
+      seen: history of prompts.
+      pending: uses in steps up to `step` that the history does not include yet.
+      prompts: (ordinal, prompt) of the work in `again`, where choices depend on the history.
     """
 
     step: int
@@ -164,7 +164,7 @@ class Position(NamedTuple):
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Position:
-        """Makes it of what JSON has made of its `_asdict()`; an older one has fewer fields."""
+        """Makes a position from the JSON form of its `_asdict()`; an older one has fewer fields."""
         pairs = {
             name: tuple((a, b) for a, b in fields.get(name, ())) for name in ("again", "prompts")
         }
@@ -183,9 +183,9 @@ class LeaseRequested(NamedTuple):
     """An explorer asks for work.
 
     Attributes:
-      unfinished: the number of its groups in flight, including those whose lease is over.
-      room: the number of groups that it can begin beside them; None for what they leave of
-        `groups_per_lease`.
+      unfinished: number of its groups in flight, including those whose leases have ended.
+      room: number of groups that it can begin in addition; None for `groups_per_lease` minus
+        `unfinished`.
     """
 
     explorer: int
@@ -195,15 +195,15 @@ class LeaseRequested(NamedTuple):
 
 
 class FailedEpisode(NamedTuple):
-    """A beginning of a group's episode whose environment failed.
+    """A failed attempt at an episode of a group.
 
     Attributes:
-      lease_id, prompt_id: those of the group.
-      sample: the row of the episode in the group; a greedy one is the last.
-      attempt: the number of its earlier beginnings, all of which failed.
+      lease_id, prompt_id: lease and prompt of the group.
+      sample: row of the episode in the group; a greedy one is the last.
+      attempt: number of earlier attempts, all of which failed.
       reason: one of `rl_sync.ending.FAILURES`.
       why: one line about it.
-      is_lost: whether the episode did not begin again, so that it could not be judged.
+      is_lost: whether no further attempt was made, so that the episode could not be scored.
     """
 
     lease_id: int
@@ -216,11 +216,11 @@ class FailedEpisode(NamedTuple):
 
 
 class GroupsJudged(NamedTuple):
-    """An explorer has the rewards of groups, and asks which are worth training on.
+    """An explorer has the rewards of groups, and asks which groups are worth training on.
 
     Attributes:
-      judged: the lease id of each group, and its rewards.
-      failed: what failed in their environments.
+      judged: lease id of each group, and its rewards.
+      failed: failed attempts at their episodes.
     """
 
     judged: tuple[tuple[int, tuple[float, ...]], ...]
@@ -228,7 +228,7 @@ class GroupsJudged(NamedTuple):
 
 
 class GroupsScored(NamedTuple):
-    """The master has judged groups: the success of each, by its lease id."""
+    """The master has scored groups: success of each group, by its lease id."""
 
     successes: tuple[tuple[int, float], ...]
 
@@ -243,9 +243,9 @@ class BatchTrained(NamedTuple):
     """The trainer has finished a step.
 
     Attributes:
-      lease_ids: of the groups that it has trained on.
-      left_out: of those that were generated for it and that it has no need for.
-      kept: of `lease_ids`, those whose groups later steps may train on again.
+      lease_ids: lease ids of the groups that the step trained on.
+      left_out: lease ids of groups that were generated for the step but not selected.
+      kept: the part of `lease_ids` whose groups later steps may train on again.
     """
 
     step: int
@@ -255,7 +255,7 @@ class BatchTrained(NamedTuple):
 
 
 class GroupsRefused(NamedTuple):
-    """The trainer has taken groups from the buffer, but does not train on them."""
+    """The trainer has taken groups from the buffer, but will not train on them."""
 
     lease_ids: tuple[int, ...]
     reason: str
@@ -281,13 +281,13 @@ class ExplorerDied(NamedTuple):
 
 
 class Ticked(NamedTuple):
-    """Time passes: leases may have expired."""
+    """Time has passed: leases may have expired."""
 
     now_secs: float
 
 
 class StopRequested(NamedTuple):
-    """The run shall end early."""
+    """The run must end early."""
 
     reason: str
 
@@ -309,11 +309,11 @@ Event = (
 
 
 class GrantLeases(NamedTuple):
-    """Answers `LeaseRequested`: generate these leases, and go on with unfinished groups.
+    """Answers `LeaseRequested`: generate these leases, and continue unfinished groups.
 
     Attributes:
-      version: the version of the weights to use.
-      exactly: whether only this version may be used; otherwise a newer one is fine.
+      version: version of the weights to use.
+      exactly: whether only this version may be used; otherwise a newer one may be used too.
       leases: the leases; none if there is no room, but the explorer has unfinished groups.
     """
 
@@ -327,7 +327,7 @@ class GrantEvaluation(NamedTuple):
     """Answers `LeaseRequested`: complete the held-out problems, then ask again.
 
     Attributes:
-      step, version: the version of the weights that is due, or any newer one.
+      step, version: minimum version of the weights to evaluate.
       exactly: false; see `GrantLeases`.
     """
 
@@ -340,8 +340,8 @@ class HoldBack(NamedTuple):
     """Answers `LeaseRequested`: wait.
 
     Attributes:
-      reason: what is to come first.
-      trainer_step: the trainer's last step, of SFT or RL, which says that it goes on.
+      reason: event that must come first.
+      trainer_step: the trainer's last step, of SFT or RL, which shows that it makes progress.
     """
 
     reason: str
@@ -355,17 +355,17 @@ class Finish(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """Answers `GroupsJudged`: write these groups to the replay buffer; the others are dropped."""
+    """Answers `GroupsJudged`: insert these groups into the buffer; the others are dropped."""
 
     lease_ids: tuple[int, ...]
 
 
 class Record(NamedTuple):
-    """A line of the ledger: an event, and the leases that it concerns.
+    """A line of the ledger: an event, and the leases that it affects.
 
     Attributes:
-      reason: of the event, if there is one.
-      episode: the failed episode that it is about.
+      reason: reason of the event, if there is one.
+      episode: failed episode that the event is about.
     """
 
     event: str

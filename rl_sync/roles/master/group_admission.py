@@ -1,4 +1,4 @@
-"""Admission of groups to the replay buffer, once they are judged."""
+"""Admission of groups to the replay buffer, once they are scored."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ EPISODE_FAILED = "episode failed"
 
 
 def admit(state: MasterState, event: GroupsJudged) -> Outcome:
-    """Drops groups that lack episodes, or that teach nothing.
+    """Drops groups that lack episodes, or that give no gradient.
 
-    The prompt of a group that lacks episodes, as their environments failed, is leased again, as
-    often as may be. For a group that teaches nothing another prompt is tried.
+    If a group lacks episodes because their environments failed, its prompt is leased again, up to a
+    limit. If a group gives no gradient, another prompt is tried.
     """
     admitted: list[int] = []
     failed: dict[str, list[int]] = {}
@@ -36,7 +36,7 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
     screening, lost = state.settings.screening, _lost(event.failed)
     for lease_id, rewards in event.judged:
         lease = state.live.get(lease_id)
-        # The trainer refuses the group of a lease that is over.
+        # The trainer refuses a group whose lease has ended.
         if lease is None:
             admitted.append(lease_id)
         elif lease_id in lost and _may_be_leased_again(state, lease):
@@ -65,16 +65,17 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
 def filled(
     rewards: Float[np.ndarray, " rows"], with_baselines: bool
 ) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """Replaces the rewards of a group's completions that could not be judged.
+    """Replaces the rewards of completions that could not be scored.
 
-    Such a completion gets the mean of the others', so that it moves no baseline. Where none was
-    judged, or the greedy one was not, all get 0.
+    Such a completion gets the mean reward of the others, so that it changes no baseline. If no
+    completion was scored, or the greedy one was not, all get 0.
 
     Args:
-      rewards: NaN for those that could not be judged; that of a greedy completion is the last.
+      rewards: rewards of the rows, with a greedy completion's last; NaN for completions that could
+        not be scored.
 
     Returns:
-      The rewards, and which of the completions can be learned from.
+      The rewards, and for each completion whether it can be trained on.
     """
     judged = np.isfinite(rewards)
     if judged.all():
@@ -90,10 +91,10 @@ def filled(
 def failed_episodes(
     lease_id: int, prompt_id: int, endings: Iterable[Ending | None]
 ) -> Iterator[FailedEpisode]:
-    """Tells of each beginning of a group's episodes that failed.
+    """Yields a record of each failed attempt at the group's episodes.
 
     Args:
-      endings: the ends of the group's episodes, in the order of its rows.
+      endings: ends of the group's episodes, in the order of its rows.
     """
     for sample, ending in enumerate(endings):
         for attempt, fault in enumerate(ending.faults if ending else ()):
@@ -109,18 +110,18 @@ def failed_episodes(
 
 
 def _lost(failed: Sequence[FailedEpisode]) -> dict[int, str]:
-    """Returns the leases whose groups lack episodes, each with the reason of the first one."""
+    """Returns leases whose groups lack episodes, with the reason of the first lost episode."""
     return {one.lease_id: one.reason for one in reversed(failed) if one.is_lost}
 
 
 def _may_be_leased_again(state: MasterState, lease: LiveLease) -> bool:
-    """Says whether another lease of the prompt may follow one whose episodes failed."""
+    """Says whether a prompt may be leased again after its episodes failed."""
     settings = state.settings
     return settings.schedule.pull == "latest" and lease.failures + 1 < settings.max_leases
 
 
 def _tell(state: MasterState, failed: Sequence[FailedEpisode]) -> Outcome:
-    """Counts beginnings of episodes that failed, and has each of them recorded."""
+    """Counts failed attempts at episodes, and records each of them."""
     counts = collections.Counter(state.failed)
     counts.update(one.reason for one in failed)
     records = []

@@ -1,9 +1,9 @@
-"""The master's choice of prompts, for the work that it leases.
+"""The master's choice of prompts for new leases.
 
-Shuffled, an ordinal has its prompt from the start. Otherwise the choice goes by the history of
-prompts. Under latest pulls this is what is known when the work is leased. Under exact pulls it must
-be the same in every run of the seed, so it is the history up to the trainer step whose weights
-generate the groups, however far the trainer has come by then.
+With shuffled prompts, an ordinal has a fixed prompt. Otherwise the choice depends on the history of
+prompts. Under latest pulls this is the history at the time of the lease. Under exact pulls the
+choice must be the same in every run of the seed, so it uses the history up to the trainer step
+whose weights generate the groups, however far the trainer is ahead of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, ChosenPrompt, choose
 
 
 def may_choose(state: MasterState, step: int) -> bool:
-    """Says whether all is known that the choice for an explorer step goes by, under exact pulls."""
+    """Says whether the history that a step's choice needs is complete, for exact pulls."""
     settings = state.settings
     if not settings.follows_history:
         return True
@@ -28,10 +28,10 @@ def may_choose(state: MasterState, step: int) -> bool:
 def chosen(
     state: MasterState, todo: Sequence[Assignment], step: int
 ) -> tuple[MasterState, list[Assignment]]:
-    """Chooses the prompts of work that is to be leased.
+    """Chooses the prompts of work to be leased.
 
     Args:
-      step: the explorer step that it is for, under exact pulls.
+      step: explorer step of the work, under exact pulls.
     """
     settings = state.settings
     if not settings.follows_history:
@@ -59,7 +59,7 @@ def chosen(
 
 
 def _planned(state: MasterState, step: int) -> MasterState:
-    """Plans an explorer step, and those before it, in their order."""
+    """Plans all explorer steps up to `step`, in order."""
     settings = state.settings
     for at in range(state.trained_steps + 1, step + 1):
         if at in state.plans:
@@ -88,10 +88,10 @@ def _choices(state: MasterState, ordinals: Sequence[int], busy: set[int]) -> lis
 
 
 def metrics(state: MasterState, leases: Sequence[LiveLease]) -> dict[str, float]:
-    """Describes the prompts of the groups that a step has trained on.
+    """Returns metrics of the prompts that a step has trained on.
 
     Args:
-      state: after the step.
+      state: state after the step.
     """
     settings = state.settings
     uses = state.history.after(sorted(state.pending.values()), 1.0).of(settings.pool.count).uses

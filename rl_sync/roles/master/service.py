@@ -1,4 +1,4 @@
-"""The master's server: the master actor behind remote calls, with its ledger and its judges."""
+"""The master's server: the master actor behind remote calls, with its ledger and scoring."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ from rl_sync.types import NO_LEASE, Lease
 from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
-_PENDING_CALLS = 64  # Answered at once, in threads that mostly wait.
+_PENDING_CALLS = 64  # Calls in progress at once, in threads that mostly wait.
 _SFT, _RL = "sft", "rl"
 _NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
-"""Reasons for which groups are dropped by their rewards: these count in a step's metrics."""
+"""Reasons for dropping groups because of their rewards; these groups count in a step's metrics."""
 
 
 class MasterServer:
     """Answers the other roles' calls.
 
     Args:
-      settings: the run.
+      settings: settings of the run.
 
-    Attributes:
-      answer: answers a call of any kind in `rl_sync.cluster.master_calls`.
-      closed: whether the run's account is closed.
+      Attributes:
+        answer: answers a call of any kind in `rl_sync.cluster.master_calls`.
+        closed: whether the ledger is closed.
     """
 
     def __init__(self, settings: RunSettings):
@@ -88,7 +88,7 @@ class MasterServer:
             wiring.master_settings(settings, wiring.prompt_pool(settings, self._task))
         )
         self._ledger = Ledger(settings.workdir)
-        with contextlib.suppress(OSError):  # Nothing relies on it.
+        with contextlib.suppress(OSError):  # The record is optional.
             record_start(settings.workdir)
         observe = settings.observe
         self._metrics = MetricsWriter(settings.workdir, observe.chosen_backends, observe.labels)
@@ -101,7 +101,7 @@ class MasterServer:
         self._reward: float | None = None
         self._sft_step = 0
         self._paces = {phase: Pace() for phase in (_SFT, _RL)}
-        self._not_selected: list[LiveLease] = []  # Of steps that are not trained yet.
+        self._not_selected: list[LiveLease] = []  # Dropped for steps that are not trained yet.
         self._started = time.monotonic()
         self._attendance = Heartbeats(self._started)
         self.closed = threading.Event()
@@ -155,12 +155,12 @@ class MasterServer:
         )
 
     def _apply(self, event: Event) -> tuple[Any, ...]:
-        """Takes an event under the lock, keeps the ledger, and returns the actor's answers."""
+        """Applies an event under the lock, writes the ledger, and returns the actor's answers."""
         with self._changed:
             self._state, commands = transition.transition(self._state, event)
             self._keep(commands)
-            # Requests and signs of life make nothing possible that was not; were they announced,
-            # explorers that wait for the same thing would keep waking each other up.
+            # Requests and heartbeats make nothing new possible; if they were announced, explorers
+            # that wait for the same thing would keep waking each other up.
             if not isinstance(event, LeaseRequested | ExplorerSeen) and (
                 commands or not isinstance(event, Ticked)
             ):
@@ -168,8 +168,9 @@ class MasterServer:
             return tuple(command for command in commands if not isinstance(command, Record))
 
     def _keep(self, commands: tuple[Any, ...]) -> None:
-        """Keeps the ledger; forgets judgements of groups that are dropped for another reason than
-        their rewards, so that no step's metrics have them."""
+        """Writes the ledger; forgets the scores of groups that were dropped for other reasons than
+        their rewards, so that no step's metrics include them.
+        """
         for command in commands:
             if isinstance(command, Record):
                 self._write(functools.partial(self._ledger.write, command))
@@ -181,14 +182,14 @@ class MasterServer:
                     self._judging.forget([lease.lease_id for lease in command.leases])
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Writes to the ledger; a run whose ledger has holes is stopped."""
+        """Writes to the ledger; a run whose ledger has gaps is stopped."""
         try:
             write()
         except RecordsError as error:
             self._fail(str(error))
 
     def _resumed(self, call: master_calls.Resumed) -> None:
-        """Forgets what was recorded of later steps."""
+        """Forgets the records of later steps."""
         try:
             self._first_lease = self._ledger.resume(call.step)
         except RecordsError as error:
@@ -202,13 +203,13 @@ class MasterServer:
         self._evaluations.resume(call.step)
 
     def _moment(self, step: int) -> str:
-        """Names the moment of an evaluation before the run was resumed."""
+        """Returns the name of an evaluation that was made before the run resumed."""
         if step == 0:
             return f"before {self._settings.algorithm.learning}"
         return f"after step {step}"
 
     def _begin(self, call: master_calls.TrainerReady) -> None:
-        # Leases that were given after the snapshot was taken have had their ids.
+        # Leases that were granted after the snapshot have used these ids.
         next_lease = max(call.position.next_lease, self._first_lease)
         self._apply(Started(call.position._replace(next_lease=next_lease)))
 
@@ -233,11 +234,11 @@ class MasterServer:
                 self._changed.wait(left)
 
     def _granted(self, grant: GrantLeases) -> master_calls.LeaseGrant:
-        """The grant with the prompts of its leases."""
+        """Returns a grant with the prompts of its leases."""
         leases = Records[Lease]()
         for lease in grant.leases:
             prompt = self._task.train[lease.choice.prompt]
-            # Under exact pulls a batch is that of its step, however often it was begun.
+            # Under exact pulls a batch depends only on its step, however often it was begun.
             attempt = 0 if grant.exactly else lease.attempt
             # The rest of a row, which may be large, is in the explorer's own task.
             asked = prompt._replace(row=None)
@@ -245,7 +246,7 @@ class MasterServer:
         return master_calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
     def _judge(self, call: scoring_calls.RequestScores) -> scoring_calls.Scores:
-        """Judges completions, and decides which groups are to be inserted."""
+        """Scores completions, and decides which groups to insert."""
         verdicts = self._judging.verdicts(call.items)
         groups: dict[int, list[int]] = {}
         for at, item in enumerate(call.items):
@@ -268,7 +269,7 @@ class MasterServer:
         return scoring_calls.Scores(verdicts, [*admit.lease_ids])
 
     def _rewards(self, verdicts: Sequence[scoring_calls.ScoredCompletion]) -> tuple[float, ...]:
-        """Returns the rewards of a group as its explorer will have them, without the greedy one."""
+        """Returns a group's rewards as its explorer will have them, without the greedy one."""
         with_baseline = self._settings.algorithm.needs_baselines
         scores = [math.nan if one.score is None else one.score for one in verdicts]
         rewards = filled(np.array(scores, np.float32), with_baseline)[0].tolist()
@@ -316,7 +317,7 @@ class MasterServer:
     def _take_not_selected(self, step: int) -> list[int]:
         """Returns the lease ids of groups that were generated for a step and not selected.
 
-        Under latest pulls these are all that were dropped since the step before.
+        Under latest pulls these are all groups that were dropped since the step before.
         """
         with self._changed:
             settings = self._state.settings
@@ -330,7 +331,7 @@ class MasterServer:
         return [lease.lease_id for lease in of_step]
 
     def _newest(self, call: weight_calls.AskNewest) -> int:
-        """The newest version; who waits for one is told when the run is being stopped."""
+        """Returns the newest version; a wait for one also ends when the run is being stopped."""
 
         def newest() -> int:
             return -1 if self._state.newest is None else self._state.newest
@@ -348,13 +349,14 @@ class MasterServer:
             return transition.position(self._state)
 
     def _heartbeat(self, call: master_calls.Heartbeat) -> str | None:
-        """Of the processes of a role the first one speaks for the role."""
+        """Records a heartbeat; the first process of a role reports the role's status."""
         role = call.status.role
         self._attendance.heard(call.name, call.process, call.doing, time.monotonic())
         if call.name == role:
             status = call.status
             if role == TRAINER and self._reward is not None:
-                # The trainer knows the rewards of the groups that it trains on alone.
+                # The trainer does not know the rewards of all groups, only of those that it trains
+                # on.
                 status = dataclasses.replace(status, reward=self._reward)
             self._roles[role] = status
             if is_explorer(role):
@@ -400,7 +402,7 @@ class MasterServer:
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == _SFT:
                 if (trainer := self._roles.get(TRAINER)) is not None:
-                    # The evaluation at the end is of step 0, as those before RL are.
+                    # The final evaluation has step 0, like the evaluations before RL.
                     self._sft_step = max(self._sft_step, trainer.step or 0)
                     self._paces[_SFT].note(self._sft_step, now)
                     loss = trainer.loss
@@ -422,7 +424,7 @@ class MasterServer:
             )
 
     def _fail(self, reason: str) -> None:
-        """Stops the run, which then has failed for this reason; the first one counts."""
+        """Stops the run as failed for this reason; the first reason counts."""
         with self._changed:
             if self._result.failed is not None:
                 return
@@ -439,7 +441,7 @@ class MasterServer:
                 self._write(lambda: self._ledger.write_balance(self._state))
                 self._ledger.close()
                 outcome = self._outcome()
-                with contextlib.suppress(OSError):  # Nothing relies on it.
+                with contextlib.suppress(OSError):  # The record is optional.
                     record_end(self._settings.workdir, outcome)
                 self._evaluations.close()
                 self._pending.close()
@@ -454,8 +456,8 @@ class MasterServer:
         )
 
     def finish(self) -> None:
-        """Waits until the systems that get the metrics have the last ones."""
-        self._metrics.close(is_well=False)  # Without effect once the account is closed.
+        """Waits until the systems that receive metrics have the last ones."""
+        self._metrics.close(is_well=False)  # Has no effect once the ledger is closed.
         self._metrics.wait(self._settings.observe.finish_secs)
 
     def _tick(self) -> None:
@@ -468,7 +470,7 @@ class MasterServer:
 
 
 def run_master(settings: RunSettings, address: str) -> None:
-    """Serves as the master, at `host:port`, until it is told to close, or to terminate."""
+    """Serves as the master, at `host:port`, until it is asked to close, or terminated."""
     served = MasterServer(settings)
     settle()
     host, _, port = address.rpartition(":")

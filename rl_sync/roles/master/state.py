@@ -23,21 +23,21 @@ class MasterState:
     """The master's whole state.
 
     Attributes:
-      newest: the newest published version, None before the first.
-      trained_steps: finished trainer steps.
+      newest: newest published version, None before the first.
+      trained_steps: number of finished trainer steps.
       live: leases that have not ended, by id.
-      again: the work to lease again before new ordinals, in order.
-      leased, trained, dropped: the number of leases given, trained, and dropped for each reason.
-      out_of_attempts: the number of groups that teach nothing, but were admitted since no further
+      again: work to lease again before new ordinals, in order.
+      leased, trained, dropped: numbers of leases granted, trained, and dropped for each reason.
+      out_of_attempts: number of groups that give no gradient, but were admitted because no further
         prompt is tried in their place.
-      failed: the number of beginnings of episodes that failed, for each reason.
-      evaluation: the evaluation that an explorer does, or that is to be done.
-      history: of prompts, as far as choices may go by it.
-      pending: uses that the history does not count yet, by their place: under exact pulls those of
-        steps that the next choice must not know of.
-      plans: under exact pulls, the prompts chosen for a step, where choices go by the history: one
-        for each ordinal, then one for each that is replaced, and so on.
-      stopping: the reason why the run is being stopped; None while it goes on.
+      failed: number of failed attempts at episodes, for each reason.
+      evaluation: evaluation that an explorer runs, or has to run.
+      history: history of prompts that choices may depend on.
+      pending: uses that the history does not include yet, by their place: under exact pulls, uses
+        in steps that the next choice must not depend on.
+      plans: under exact pulls, the prompts chosen for a step, where choices depend on the history:
+        one for each ordinal, then one for each replacement, and so on.
+      stopping: reason why the run is being stopped; None while it goes on.
     """
 
     settings: MasterSettings
@@ -65,7 +65,7 @@ class MasterState:
 
     @property
     def finished(self) -> bool:
-        """True where there is nothing left to generate."""
+        """True once there is nothing left to generate."""
         return self.stopping is not None or self.trained_steps >= self.settings.steps
 
 
@@ -97,10 +97,10 @@ def drop(
 def settle(
     state: MasterState, leases: Sequence[LiveLease], reason: str
 ) -> tuple[MasterState, tuple[LiveLease, ...]]:
-    """Ends leases: as trained where a step has trained on the group, else as dropped.
+    """Ends leases: as trained if a step has trained on the group, otherwise as dropped.
 
     Returns:
-      The state, and those that are dropped.
+      The state, and the dropped leases.
     """
     gone = {lease.lease_id for lease in leases}
     dropped = tuple(lease for lease in leases if not lease.trained)
@@ -115,10 +115,10 @@ def settle(
 
 
 def remember(state: MasterState, leases: Sequence[LiveLease]) -> MasterState:
-    """Adds the groups of leases that end to the history, as far as they were judged.
+    """Adds the groups of ending leases to the history, if they were scored.
 
-    Under exact pulls they wait there until a choice may know of their step. A group that was
-    generated anew, since its explorer died, counts once.
+    Under exact pulls they wait until a choice may depend on their step. A group that was generated
+    again because its explorer died counts once.
     """
     settings, pending = state.settings, dict(state.pending)
     is_exact = settings.schedule.pull == "exact"
@@ -132,7 +132,7 @@ def remember(state: MasterState, leases: Sequence[LiveLease]) -> MasterState:
 
 
 def counted(state: MasterState, step: int) -> MasterState:
-    """Adds to the history what pends of steps up to this one."""
+    """Adds pending uses of steps up to `step` to the history."""
     known = sorted(use for use in state.pending.values() if use.step <= step)
     rest = {at: use for at, use in state.pending.items() if use.step > step}
     weight = state.settings.curriculum.newest_weight

@@ -1,12 +1,12 @@
-"""The master as a functional actor: who generates what, and what became of it.
+"""The master as a functional actor: which explorer generates what, and the fate of each group.
 
-`transition(state, event) -> (state, commands)` decides everything: which prompts an explorer gets,
-with which version of the weights, whether it may start at all, and the ledger that accounts for
-every lease. It knows no clock (events carry the time), no threads and no network.
+`transition(state, event) -> (state, commands)` decides everything: the prompts that an explorer
+gets, the version of the weights, whether it may start at all, and the ledger that accounts for
+every lease. It uses no clock (events carry the time), no threads and no network.
 
 A lease ends in exactly one way: *trained*, or *dropped* for a reason that is recorded. Until then
-it is *leased* (an explorer works on it) or *buffered* (it stands in the replay buffer). Where steps
-may train on a group several times, its lease stays buffered after the first of them, and ends as
+it is *leased* (an explorer works on it) or *buffered* (the group is in the replay buffer). If
+several steps may train on a group, its lease stays buffered after the first of them, and ends as
 trained, however many follow.
 """
 
@@ -57,7 +57,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
       The next state, and the commands, in order.
 
     Raises:
-      ValueError: the event contradicts the ledger: a lease that is not live, a step out of order.
+      ValueError: the event contradicts the ledger: a lease that is not live, or a step out of
+        order.
     """
     match event:
         case Started(position):
@@ -99,7 +100,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
 
 
 def position(state: MasterState) -> Position:
-    """Returns the position of the run; every ordinal that is not trained will be leased again."""
+    """Returns the position of the run; ordinals that are not trained will be leased again."""
     untrained = {(one.ordinal, one.replacement) for one in state.again}
     untrained |= {
         (lease.ordinal, lease.replacement) for lease in state.live.values() if not lease.trained
@@ -123,9 +124,9 @@ def position(state: MasterState) -> Position:
 
 
 def end(state: MasterState) -> Outcome:
-    """Closes the ledger: explorers have stopped, so what they still held is dropped.
+    """Closes the ledger: explorers have stopped, so the leases that they still held are dropped.
 
-    Groups that stand in the buffer, and that no step has trained on, stay `buffered`.
+    Groups in the buffer that no step has trained on stay `buffered`.
     """
     held = tuple(
         lease.lease_id for lease in state.live.values() if lease.trained or not lease.buffered
@@ -156,9 +157,9 @@ def _start(state: MasterState, position: Position) -> Outcome:
 
 
 def _publish(state: MasterState, version: int) -> MasterState:
-    """Notes the newest version, and whether it is to be evaluated.
+    """Records the newest version, and whether it has to be evaluated.
 
-    An evaluation that nobody has begun, as explorers are slow, is replaced by the newer one.
+    An evaluation that no explorer has begun yet is replaced by the newer one.
     """
     every, before = state.settings.evaluate_every_steps, state.newest
     state = dataclasses.replace(state, newest=version)
@@ -180,13 +181,13 @@ def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
         held = due._replace(explorer=request.explorer)
         state = dataclasses.replace(state, evaluation=held)
         return state, (GrantEvaluation(due.version, due.version),)
-    if due and due.explorer == request.explorer:  # Who asks again has done it.
+    if due and due.explorer == request.explorer:  # A new request means that it has finished.
         state = dataclasses.replace(state, evaluation=None)
     return _lease_latest(state, request)
 
 
 def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
-    """Grants the explorer's share of the first explorer step in which some of it is left to do."""
+    """Grants the explorer's share of the first explorer step that has work left for it."""
     settings = state.settings
     taken = {lease.ordinal for lease in state.live.values()}
     again = {one.ordinal: one for one in state.again}
@@ -203,13 +204,13 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
 
 
 def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
-    """As many groups as the staleness bound leaves room for.
+    """Grants as many groups as the staleness bound allows.
 
-    A group that gets the n-th place among those that are trained or live will be trained at step
-    n // B + 1 at the latest, if none that is leased later overtakes it. One that several steps may
-    train on has a place for each of them; but a batch is of B different ones.
+    The n-th group among all trained and live ones will be trained by step n // B + 1, if no group
+    that is leased later overtakes it. A group that several steps may train on takes one place for
+    each of them; but a batch has B different groups.
 
-    An explorer with something unfinished is never held back: it may be what others wait for.
+    An explorer with unfinished groups is never held back, since others may wait for these.
     """
     settings, newest = state.settings, state.newest
     assert newest is not None
@@ -237,11 +238,11 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
 
 
 def _oldest_under_way(state: MasterState, newest: int) -> int:
-    """Returns the version that limits how far ahead of the trainer groups may be begun.
+    """Returns the version that limits how far ahead of the trainer groups may begin.
 
-    Other groups overtake one that is carried over. So no more of them are begun than can be trained
-    before it becomes too stale. The trainer then waits for it, until its lease expires, and does
-    not refuse it. So long completions are trained on like short ones.
+    Other groups overtake a group that is carried over. So only as many of them begin as can be
+    trained before it becomes too stale. The trainer then waits for it, until its lease expires,
+    instead of refusing it. So long completions are trained on like short ones.
     """
     if not state.settings.carries_over:
         return newest
@@ -298,7 +299,7 @@ def _score(state: MasterState, successes: tuple[tuple[int, float], ...]) -> Mast
 
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
-    # If a lease expired while its explorer was at work, another explorer has got its ordinal. The
+    # If a lease expired while its explorer was at work, another explorer got its ordinal. The
     # trainer will find the late group in the buffer and refuse it, since its lease is not live.
     # Both the explorer and the trainer report a group, in either order; the first report counts.
     found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
@@ -323,7 +324,7 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
     over = [lease for lease_id, lease in used.items() if lease_id not in event.kept]
     over += [state.live[lease_id] for lease_id in event.left_out]
     state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
-    # The places of what is left out are not to be filled again: the step they were for is over.
+    # Do not refill the left-out groups: their step is over.
     state, dropped = settle(state, over, LEFT_OUT)
     if not state.settings.follows_history:
         state = counted(state, event.step)

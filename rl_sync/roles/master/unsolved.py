@@ -1,4 +1,4 @@
-"""A pretrained model that solves no held-out problem before RL: the warning, and the ways out."""
+"""Warning and remedies for a pretrained model that solves no held-out problem before RL."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from rl_sync.settings.run_settings import RunSettings
 
 MOMENT = "before RL"
-"""The evaluation after SFT, if there is one, and before the first reward counts."""
+"""Name of the evaluation before RL, which follows SFT if there is any."""
 
 HINT = ": rewards may have nothing to tell apart; see Small models in docs/tasks.md"
-"""The warning in the middle of a line."""
+"""The warning as the end of a line."""
 
 _WAYS_OUT = (
     "so rewards may have nothing to tell apart. A small model seldom writes the answer alone. Show"
@@ -25,7 +25,7 @@ def is_unsolved(settings: RunSettings, moment: str, values: Mapping[str, float])
     """Says whether a checkpoint solves nothing, so that RL has nothing to start from.
 
     Args:
-      moment: the moment of an evaluation, and `values` its metrics; see
+      moment: name of the evaluation, and `values` its metrics; see
         `rl_sync.records.accuracy.measure`.
     """
     return (
@@ -37,7 +37,7 @@ def is_unsolved(settings: RunSettings, moment: str, values: Mapping[str, float])
 
 
 def alarm(settings: RunSettings, evaluations: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns the warning of a run's report; empty if it needs none."""
+    """Returns the warning for a run's report; empty if there is none."""
     values = evaluations.get(MOMENT)
     if values is None or not is_unsolved(settings, MOMENT, values):
         return ""

@@ -1,4 +1,4 @@
-"""The master's part in the travels of weights: who has them, who wants them, and by which way."""
+"""The master's registry for weight transfers: holders of weights, requests, and the transfer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rl_sync.weights.rendezvous import MeetingPoint
 
 
 class WeightRegistry:
-    """Answers the calls by which the trainer and explorers find each other."""
+    """Answers the calls that bring the trainer and explorers together."""
 
     def __init__(self) -> None:
         self._meeting = MeetingPoint()
@@ -16,7 +16,7 @@ class WeightRegistry:
         self._holders: dict[int, str] = {}
 
     def handlers(self) -> tuple[Handler, ...]:
-        """Pairs each kind of call with the function that answers it."""
+        """Returns the handlers of these calls."""
         meeting = self._meeting
         return (
             calls.DecideTransfer.answered_by(self._decide),

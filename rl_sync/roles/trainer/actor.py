@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,16 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, losses
-from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.forward import Forward
-from rl_sync.learning.objective import BatchExperience, Metrics, OfTokens
+from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.sft import SftConfig
 from rl_sync.learning.train_state import TrainState
-from rl_sync.learning.update import Learned, Update
+from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     abstract_params,
@@ -60,34 +59,25 @@ class Trainer:
     """The trainer's pure functions, for one model and one algorithm.
 
     Attributes:
-      model: the policy's shape. With `lora`, only adapters are trained.
-      algorithm: the settings of the loss.
-      optimizer: the settings of the updates.
-      group_size: trajectories of a group, G.
-      max_completion_tokens: the most tokens of a completion, at which it is cut.
-      end_ids: tokens that end a completion which was not cut.
-      temperature, repetition_penalty: of the rollouts.
-      steps: of the run.
-      sft: SFT steps of the run, and their learning rate.
-      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
-        0 for all of them.
+      model: the policy's model config. With `lora`, only adapters are trained.
+      loss: settings of the loss.
+      optimizer: settings of the updates.
+      temperature, repetition_penalty: sampling settings of the rollouts.
+      steps: number of trainer steps of the run.
+      sft: number and learning rate of SFT steps.
       logits_bytes: see `token_logprobs`.
-      layout: mesh of states and batches.
-      critic: the critic's settings; None for algorithms that need no values.
+      layout: sharding of states and batches.
+      critic: settings of the critic; None for algorithms that need no values.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
-        are in the host's memory while they are not used.
+        are in host memory while they are not used.
     """
 
     model: ModelConfig
-    algorithm: Algorithm
+    loss: LossConfig
     optimizer: OptimizerConfig
-    group_size: int
-    max_completion_tokens: int
-    end_ids: tuple[int, ...]
     temperature: float
     steps: int
     sft: SftConfig
-    microbatch_rows: int
     logits_bytes: int
     layout: Layout
     critic: CriticConfig | None = None
@@ -96,23 +86,23 @@ class Trainer:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        assert (self.critic is not None) == self.algorithm.needs_values
+        assert (self.critic is not None) == self.loss.algorithm.needs_values
 
     def init(self, key: Array) -> TrainState:
-        """Draws a random policy, ready for `sft`."""
+        """Makes a random policy, ready for `sft`."""
         return self.start(init_sharded(self.model, key, self.layout))
 
     def start(self, params: Params) -> TrainState:
-        """Makes a state, ready for `sft_step`, of a policy in the trainer's layout."""
+        """Makes a state, ready for `sft_step`, from a policy in the trainer's layout."""
         trained, _ = self._forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
         return TrainState(step, params, self._sft_optimizer.init(trained), None)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Makes the policy of `state` the start of RL and its reference; the optimizer is fresh."""
+        """Makes the policy of `state` the start and the reference of RL, with a fresh optimizer."""
         trained, _ = self._forward.split(state.params)
         ref_params = None
-        if self.algorithm.needs_reference:
+        if self.loss.algorithm.needs_reference:
             ref_params = jax.tree.map(jnp.copy, trained)
             if self.offload_reference:
                 ref_params = move(ref_params, self._abstract_reference)
@@ -122,11 +112,11 @@ class Trainer:
             opt_state=self._rl_optimizer.init(trained),
             ref_params=ref_params,
             critic=self._critic.begin(trained) if self.critic else None,
-            kl_coefficient=reference.first_coefficient(self.algorithm, self.layout),
+            kl_coefficient=reference.first_coefficient(self.loss.algorithm, self.layout),
         )
 
     def abstract_sft_state(self) -> TrainState:
-        """Describes states of `start` and `sft_step`: shapes, dtypes and shardings."""
+        """Returns abstract states of `start` and `sft_step`: shapes, dtypes and shardings."""
         params, step = (
             abstract_params(self.model, self.layout),
             self.layout.abstract(jnp.int32(0), ()),
@@ -134,30 +124,30 @@ class Trainer:
         return TrainState(cast(Array, step), params, self._sft_optimizer.abstract_state(), None)
 
     def abstract(self) -> TrainState:
-        """Describes states of `begin` and `step`: shapes, dtypes and shardings."""
+        """Returns abstract states of `begin` and `step`: shapes, dtypes and shardings."""
         params = abstract_params(self.model, self.layout)
         trained, _ = self._forward.split(params)
         return TrainState(
             step=cast(Array, self.layout.abstract(jnp.int32(0), ())),
             params=params,
             opt_state=self._rl_optimizer.abstract_state(),
-            ref_params=self._abstract_reference if self.algorithm.needs_reference else None,
+            ref_params=self._abstract_reference if self.loss.algorithm.needs_reference else None,
             critic=self._critic.abstract(trained) if self.critic else None,
             kl_coefficient=cast(Array, self.layout.abstract(jnp.float32(0), ()))
-            if self.algorithm.adapts_kl
+            if self.loss.algorithm.adapts_kl
             else None,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
         """Puts a batch where `step` reads it: rows are sharded, rewards are replicated.
 
-        The calling process has the whole batch and places the shards of its own devices. An array
-        that lies there already stays.
+        The calling process has the whole batch, and places the shards of its own devices. An array
+        that is already in place stays.
         """
         return jax.tree.map(put, batch, self.batch_shardings(batch))
 
     def batch_shardings(self, batch: TrainBatch) -> TrainBatch:
-        """Returns the sharding of each array of a batch where `step` reads it."""
+        """Returns the shardings in which `step` reads the arrays of a batch."""
         return shardings(self._abstract_batch(batch))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -169,9 +159,9 @@ class Trainer:
         mask: Bool[Array, "B T"],
         packing: Packing | None = None,
     ) -> tuple[TrainState, Metrics]:
-        """Takes one supervised update on demonstrations; `mask` is true at tokens to learn.
+        """Takes one supervised update on demonstrations; `mask` is true at tokens to train on.
 
-        An update that is not finite is skipped, and counted in `skipped_updates`; see `step`.
+        A non-finite update is skipped, and counted in `skipped_updates`; see `step`.
         """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
@@ -198,39 +188,22 @@ class Trainer:
     def step(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Takes one trainer step: `updates_per_batch` updates, each on an equal share of groups.
 
-        Advantages come from whole groups. The loss is a mean over the tokens of an update.
+        Advantages are computed over whole groups. The loss is a mean over the tokens of an update.
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
-        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. So is
-        an update of whose completions none was judged; `unjudged_updates` counts it.
-        Metrics are scalars, but for the `advantages` of trajectories, and for figures of tokens in
-        the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` where
-        tokens have advantages of their own. Those outside the completion mask mean nothing.
+        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. An
+        update without any scored completion is skipped too; `unjudged_updates` counts it. Metrics
+        are scalars, except the `advantages` of trajectories, and per-token values in the batch's
+        rows: `token_ratios` and `token_entropies`, and `token_advantages` where each token has its
+        own advantage. Values outside the completion mask are undefined.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._abstract_trained))
-        known, of_batch = self._known(state, trained, frozen, batch)
-        shares = jax.tree.map(self._share, (known, batch.demonstrations))
-        learns = state.step >= self._critic_steps
-
-        def update(
-            learned: Learned, shares: tuple[BatchExperience, Demonstrations | None]
-        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
-            learned, metrics, of_tokens = self._update.take(
-                learned,
-                *shares,
-                frozen,
-                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
-                kl_coefficient=state.kl_coefficient,
-                learns=learns,
-            )
-            return learned, (metrics, of_tokens)
-
-        learned = Learned(trained, state.opt_state, state.critic)
-        learned, (of_updates, of_tokens) = jax.lax.scan(update, learned, shares)
+        learned, of_updates, of_tokens, of_batch = self._learned(state, trained, frozen, batch)
         trained, opt_state, critic = learned
+        learns = state.step >= self._critic_steps
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
         unjudged = of_updates.pop("unjudged").astype(jnp.float32)
@@ -240,11 +213,11 @@ class Trainer:
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
         rate = self.optimizer.rate(self._policy_updates)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
-        if self.algorithm.refresh_reference_steps:
-            kept = reference.refreshed(self.algorithm, state, trained)
+        if self.loss.algorithm.refresh_reference_steps:
+            kept = reference.refreshed(self.loss.algorithm, state, trained)
             kept = move(kept, self._abstract_reference) if self.offload_reference else kept
         learns &= ~unjudged.astype(bool).all()
-        coefficient = reference.next_coefficient(self.algorithm, state, metrics, learns)
+        coefficient = reference.next_coefficient(self.loss.algorithm, state, metrics, learns)
         after = TrainState(
             step=state.step + 1,
             params=params,
@@ -259,10 +232,11 @@ class Trainer:
         """Compiles `step` for batches of one shape, without taking a step.
 
         Args:
-          state, batch: of the shapes to come; may be results of `abstract` and `jax.eval_shape`.
+          state, batch: arguments of the same shapes; may be results of `abstract` and
+            `jax.eval_shape`.
 
-        Returns:
-          The step, which places its batch.
+          Returns:
+            The step, which also places its batch.
         """
         compiled = self.lower_step(state, batch).compile()
         return lambda state, batch: compiled(state, self.place(batch))
@@ -299,16 +273,16 @@ class Trainer:
 
     @property
     def _critic_steps(self) -> int:
-        """Steps at the start in which the critic alone learns."""
+        """Number of steps at the start in which only the critic is trained."""
         return self.critic.warmup_steps if self.critic else 0
 
     @property
     def _policy_updates(self) -> int:
-        """Updates of the policy at whose end its learning rate's schedule ends."""
+        """Number of policy updates after which the learning-rate schedule ends."""
         critic_alone = self._critic_steps * self.optimizer.updates_per_batch
         return max(1, self.optimizer.updates(self.steps) - critic_alone)
 
-    def _rate(self, schedule: optax.Schedule, opt_state: Any) -> Float[Array, ""]:
+    def _rate(self, schedule: optax.Schedule, opt_state: optax.OptState) -> Float[Array, ""]:
         """Returns the learning rate of the next update."""
         taken = updates_taken(opt_state)
         if self.offload_optimizer:
@@ -325,7 +299,7 @@ class Trainer:
 
     @functools.cached_property
     def _sft_optimizer(self) -> ShardedOptimizer:
-        """Updates of SFT."""
+        """Optimizer of SFT."""
         transformation = self.optimizer.sft(self.sft)
         return ShardedOptimizer(
             transformation, self._abstract_trained, self.layout, self.offload_optimizer
@@ -333,7 +307,7 @@ class Trainer:
 
     @functools.cached_property
     def _rl_optimizer(self) -> ShardedOptimizer:
-        """Updates of RL."""
+        """Optimizer of RL."""
         transformation = self.optimizer.reinforcement(self._policy_updates)
         return ShardedOptimizer(
             transformation, self._abstract_trained, self.layout, self.offload_optimizer
@@ -343,14 +317,56 @@ class Trainer:
         shared = rows.reshape(self.optimizer.updates_per_batch, -1, *rows.shape[1:])
         return constrain(shared, None, "batch")
 
-    def _known(
+    def _learned(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
-    ) -> tuple[Any, Metrics]:
-        """Prepares a batch for the losses of a step; returns metrics of the batch, too."""
-        return self._preparation.experience(state, trained, frozen, batch)
+    ) -> tuple[Learned, Metrics, OfTokens, Metrics]:
+        """Prepares a batch for the losses of a step, and computes its updates.
+
+        Returns:
+          The learned state; metrics and per-token figures with a leading axis of updates;
+          and metrics of the batch.
+        """
+        known, of_batch = self._preparation.experience(state, trained, frozen, batch)
+        update = PolicyUpdate(
+            self.loss,
+            self._forward,
+            policy=self._rl_optimizer,
+            critic=self._critic if self.critic else None,
+        )
+        return *self._taken(update, known, state, trained, frozen, batch), of_batch
+
+    def _taken(
+        self,
+        update: Update[Share, Common],
+        known: Share,
+        state: TrainState,
+        trained: Params,
+        frozen: Params,
+        batch: TrainBatch,
+    ) -> tuple[Learned, Metrics, OfTokens]:
+        """Computes the updates of a step, each on its share of the prepared batch."""
+        shares = jax.tree.map(self._share, (known, batch.demonstrations))
+        learns = state.step >= self._critic_steps
+
+        def take(
+            learned: Learned, shares: tuple[Share, Demonstrations | None]
+        ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
+            learned, metrics, of_tokens = update.take(
+                learned,
+                *shares,
+                frozen,
+                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
+                kl_coefficient=state.kl_coefficient,
+                learns=learns,
+            )
+            return learned, (metrics, of_tokens)
+
+        before = Learned(trained, state.opt_state, state.critic)
+        learned, (metrics, of_tokens) = jax.lax.scan(take, before, shares)
+        return learned, metrics, of_tokens
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
-        """Makes the metrics of a step from those of its updates."""
+        """Combines the metrics of a step's updates into the metrics of the step."""
         return objective.summary(of_updates)
 
     @functools.cached_property
@@ -359,29 +375,9 @@ class Trainer:
 
     @functools.cached_property
     def _preparation(self) -> Preparation:
-        return Preparation(
-            self.algorithm,
-            self._forward,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            end_ids=self.end_ids,
-            updates=self.optimizer.updates_per_batch,
-            microbatch_rows=self.microbatch_rows,
-        )
-
-    @functools.cached_property
-    def _update(self) -> Update:
-        return Update(
-            self.algorithm,
-            self._forward,
-            policy=self._rl_optimizer,
-            critic=self._critic if self.critic else None,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            microbatch_rows=self.microbatch_rows,
-        )
+        return Preparation(self.loss, self._forward, updates=self.optimizer.updates_per_batch)
 
 
 def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
-    """Puts the rows of updates one behind the other, where they are sharded."""
+    """Concatenates the rows of updates, with their sharding."""
     return constrain(of_updates.reshape(-1, *of_updates.shape[2:]), "batch", "length")

@@ -1,7 +1,7 @@
-"""The trainer's reader: takes groups out of the replay buffer until a step's batch is whole.
+"""The trainer's reader: takes groups from the replay buffer until a step's batch is whole.
 
-The trainer's first process reads. The others hear when a batch is whole, and get their shares of it
-when it is laid out (`rl_sync.roles.trainer.batch_shares`).
+Only the trainer's first process reads. The others are told when a batch is whole, and get their
+shares of it once it is laid out (`rl_sync.roles.trainer.batch_shares`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NO_NOTES: Mapping[str, float] = MappingProxyType({})
 
 
 class Consumed(NamedTuple):
-    """Groups that a trainer step takes out of the buffer.
+    """Groups that a trainer step takes from the buffer.
 
     Attributes:
-      groups: what it trains on, in the batch's order; none in a process that does not read.
-      left_out: the lease ids of the others, where more are generated than it needs.
-      kept: the lease ids of those that a later step may train on again.
+      groups: groups to train on, in the batch's order; none in a process that does not read.
+      left_out: lease ids of groups that are not selected, where more are generated than needed.
+      kept: lease ids of groups that a later step may train on again.
       notes: metrics of the user's functions.
     """
 
@@ -54,26 +54,26 @@ class GroupSource(Protocol):
         """
 
     def close(self, reason: str) -> None:
-        """Gives up what was sampled and not trained on."""
+        """Gives up groups that were sampled and not trained on."""
 
 
 class BatchReader:
-    """Reads batches, step by step.
+    """Reads the batch of each step.
 
-    Under exact pulls a batch is the groups of its step, ordered by ordinal, however they arrive.
-    Under latest pulls it is the first groups that are fresh enough; others are refused. Of more
-    groups than a step trains on, it chooses some when all are there.
+    Under exact pulls a batch is the groups of its step, ordered by ordinal, in whatever order they
+    arrive. Under latest pulls it is the first groups that are fresh enough; others are refused. If
+    more groups are generated than a step trains on, it selects some once all are there.
 
-    The buffer may give a group several times. A batch has it once; another draw of it waits for a
-    later step, and counts for nothing once the group is over: trained on as often as it may be,
-    left out, or too stale for the next step.
+    The buffer may return a group several times. A batch contains it once; further draws of it wait
+    for a later step, and are ignored once the group is over: trained on as often as allowed, left
+    out, or too stale for the next step.
 
     Args:
-      session: the trainer's.
+      session: the trainer's session.
       replay: the replay buffer.
-      table: the table's name.
-      schedule: from the step that the run goes on from.
-      idle: called between the turns of the wait for experiences.
+      table: name of the table.
+      schedule: schedule that starts at the resumed step.
+      idle: called in each turn of the wait for experiences.
       pipeline: the user's functions; None for none.
     """
 
@@ -92,8 +92,8 @@ class BatchReader:
         self._groups_needed = session.settings.groups_generated
         self._times = session.settings.replay.times_sampled
         self._aside: list[Group] = []
-        self._trained = collections.Counter[int]()  # How often, of leases that are kept.
-        # Leases of the last batch that are over: the master hears of a step when it is computed.
+        self._trained = collections.Counter[int]()  # Number of uses of kept leases.
+        # Ended leases of the last batch, which the master learns of once the step is computed.
         self._over: set[int] = set()
 
     def next(self, step: int) -> Consumed:
@@ -105,7 +105,7 @@ class BatchReader:
                 "refused", lambda: self._refuse_unfit(step)
             )
 
-            batch: list[Group] = []  # In the process that reads.
+            batch: list[Group] = []  # Filled in the process that reads.
 
             def turn() -> tuple[bool, list[int]]:
                 taken, refused = self._turn(step, deadline)
@@ -126,10 +126,10 @@ class BatchReader:
     def _turn(
         self, step: int, deadline: Callable[[], None]
     ) -> tuple[list[Group] | None, list[int]]:
-        """Takes what has come.
+        """Takes the groups that have arrived.
 
         Returns:
-          The batch if it is whole, and what was refused.
+          The batch if it is whole, and the refused lease ids.
         """
         refused: list[int] = []
         if missing := self._groups_needed - len(self._fitting(step)):
@@ -142,7 +142,7 @@ class BatchReader:
         return batch, refused
 
     def _consume(self, step: int, batch: list[Group]) -> Consumed:
-        """Chooses from a whole batch, and takes it from what is at hand."""
+        """Selects from a whole batch, and removes it from the groups at hand."""
         algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
         made, notes = self._pipeline(step, batch) if self._pipeline else (batch, _NO_NOTES)
         rewards = [group.rewards.tolist() for group in made]
@@ -153,7 +153,7 @@ class BatchReader:
         kept = [group.lease_id for group in groups if self._is_kept(step, group)]
         self._over = {group.lease_id for group in batch} - set(kept)
         self._forget(self._over)
-        taken = {id(group) for group in batch}  # Other draws of the same groups stay.
+        taken = {id(group) for group in batch}  # Other draws of the same groups are kept.
         self._aside = [group for group in self._aside if id(group) not in taken]
         return Consumed(groups, left_out, kept, notes)
 
@@ -163,7 +163,7 @@ class BatchReader:
         return self._trained[group.lease_id] < self._times and is_fresh
 
     def _forget(self, lease_ids: Collection[int]) -> None:
-        """Forgets groups that no step trains on any more."""
+        """Forgets groups that no step will train on any more."""
         self._aside = [group for group in self._aside if group.lease_id not in lease_ids]
         for lease_id in lease_ids:
             del self._trained[lease_id]
@@ -173,7 +173,7 @@ class BatchReader:
         return self._schedule.pull == "exact"
 
     def _fitting(self, step: int) -> list[Group]:
-        """The groups at hand that the step consumes, in the batch's order."""
+        """Returns the groups at hand that the step may consume, in the batch's order."""
         if not self._exact:
             distinct = {group.lease_id: group for group in self._aside}
             return [*distinct.values()][: self._groups_needed]
@@ -182,7 +182,7 @@ class BatchReader:
         return sorted(fitting, key=lambda group: group.ordinal)
 
     def _refuse_unfit(self, step: int) -> list[int]:
-        """Refuses what no step may train on any more; returns the lease ids."""
+        """Refuses groups that no step may train on any more; returns their lease ids."""
         if self._exact:
             return []
         schedule = self._schedule

@@ -1,14 +1,13 @@
 """Shares of a batch, one for the devices of each of the trainer's processes.
 
-The first process reads the groups of a step and lays them out. Every other process gets the rows
-that its own devices read, with what all of them read, and never has the batch whole.
+The first process reads the groups of a step and lays them out. Every other process gets the rows of
+its own devices, and the arrays that all devices read; it never has the whole batch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,8 +26,8 @@ class ProcessShare:
     """The parts of an array that the devices of one process hold.
 
     Attributes:
-      shape, dtype: of the whole array; the latter by its name.
-      blocks: by their regions; of devices that hold the same, it is here once.
+      shape, dtype: shape and dtype name of the whole array.
+      blocks: parts by their regions; a region that several devices hold is stored once.
     """
 
     shape: tuple[int, ...]
@@ -36,7 +35,9 @@ class ProcessShare:
     blocks: Mapping[Region, Shaped[np.ndarray, "*block"]]
 
     @classmethod
-    def of(cls, array: Any, sharding: jax.sharding.Sharding, process: int) -> ProcessShare:
+    def of(
+        cls, array: Array | np.ndarray, sharding: jax.sharding.Sharding, process: int
+    ) -> ProcessShare:
         """Cuts out the share of a process, by its index in the cluster."""
         array = np.asarray(array)
         of_process = {
@@ -51,7 +52,7 @@ class ProcessShare:
         return cls(array.shape, array.dtype.name, blocks)
 
     def placed(self, sharding: jax.sharding.Sharding) -> Array:
-        """The array, as far as this process's devices hold it."""
+        """Returns the array with the parts that this process's devices hold."""
         shards = [
             jax.device_put(self.blocks[region], device)
             for device, region in _regions(self.shape, self.dtype, sharding).items()
@@ -70,18 +71,18 @@ class BatchPlacer:
     """Puts batches on the devices of the trainer's processes.
 
     Args:
-      session: the trainer's.
+      session: the trainer's session.
       trainer: the actor.
-      processes: the trainer's, by their indices in their cluster.
+      processes: the trainer's processes, by their indices in their cluster.
     """
 
     def __init__(self, session: Session, trainer: Trainer, processes: Sequence[int]):
         self._session, self._trainer, self._processes = session, trainer, processes
 
     def place(self, lay_out: Callable[[], TrainBatch]) -> TrainBatch:
-        """The batch that the first process lays out, where the step reads it.
+        """Places the batch that the first process lays out where the step reads it.
 
-        Every process calls it; `lay_out` is called in the first.
+        Every process calls it; `lay_out` is called only in the first.
         """
         got = self._session.hand_out("the rows of a batch", lay_out, self._share)
         if self._session.leads:
@@ -90,7 +91,7 @@ class BatchPlacer:
         return jax.tree.map(ProcessShare.placed, got, self._trainer.batch_shardings(abstracts))
 
     def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
-        """Returns the batch of a process of the program, whose leaves are shares."""
+        """Returns the batch for another process of the program; its leaves are shares."""
         index = self._processes[process]
         shardings = self._trainer.batch_shardings(batch)
         return jax.tree.map(

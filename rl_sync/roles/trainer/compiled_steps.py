@@ -16,13 +16,13 @@ _POLL_SECS = 0.2
 
 
 class CompiledSteps:
-    """Compiles in the background, and keeps what it has compiled.
+    """Compiles steps in the background, and keeps them.
 
     Args:
-      session: the trainer's.
+      session: the trainer's session.
       trainer: the actor.
-      state: of the shapes of all states to come; may be what `Trainer.like` returns.
-      threads: threads that compile.
+      state: state with the shapes of all future states; may be abstract.
+      threads: number of compiling threads.
     """
 
     def __init__(
@@ -35,23 +35,23 @@ class CompiledSteps:
         self._awaited: set[Hashable] = set()
 
     def prepare(self, batch: TrainBatch) -> None:
-        """Begins to compile for batches of one shape, unless that was begun before."""
+        """Starts to compile for batches of one shape, unless that has started before."""
         shape = _shape(batch)
         if shape not in self._steps:
             self._steps[shape] = self._compiler.submit(self._compile, batch)
 
     def of(self, batch: TrainBatch) -> Step:
-        """The step for a batch; waits for it where it is not compiled yet.
+        """Returns the step for a batch; waits for its compilation if necessary.
 
         Raises:
-          RunStoppedError: the run is being stopped meanwhile.
+          RunStoppedError: the run is being stopped.
         """
         self.prepare(batch)
         shape = _shape(batch)
         if shape not in self._awaited:
-            if self._steps[shape].cancel():  # It would wait for others that nobody needs yet.
+            if self._steps[shape].cancel():  # It would wait behind steps that are not needed yet.
                 self._steps[shape] = self._urgent.submit(self._compile, batch)
-            # The first process decides for all of a team whether they go on.
+            # The first process decides for its whole team whether the wait goes on.
             with self._session.showing(self._progress):
                 self._session.agree("compiled", lambda: self._await(self._steps[shape]))
             self._awaited.add(shape)

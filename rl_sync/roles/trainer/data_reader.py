@@ -1,4 +1,4 @@
-"""Batches of the task's own data, for runs in which nothing is generated."""
+"""Batches of the task's own data, for runs without generation."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import NO_LEASE, Group
 
 Drawn = tuple[Int[np.ndarray, "rows T"], Bool[np.ndarray, "rows T"], Float[np.ndarray, " rows"]]
-"""Tokens, the mask of completions, and a reward each, of the rows of a step."""
+"""Tokens, completion mask, and reward of each row of a step."""
 Drawing = Callable[[int, list[int]], Drawn]
-"""A function from the number of rows and the words of a seed to rows."""
+"""A function that draws rows, from the number of rows and the words of a seed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataReader:
-    """A reader (see `Reader`) whose groups nobody has generated: rows are those of the data.
+    """A reader (see `GroupSource`) whose groups were not generated: their rows are data rows.
 
-    They are as fresh as can be, and their behavior policy is not known.
+    They count as fresh, and their behavior policy is unknown.
 
     Attributes:
-      session: the trainer's.
+      session: the trainer's session.
       draw: draws the rows of a step.
     """
 
@@ -38,7 +38,7 @@ class DataReader:
     draw: Drawing
 
     def next(self, step: int) -> Consumed:
-        """The groups of a step, which depend on the seed and the step alone.
+        """Returns the groups of a step, which depend only on the seed and the step.
 
         Raises:
           RunStoppedError: the run is being stopped.
@@ -46,7 +46,7 @@ class DataReader:
         self.session.check()
         settings = self.session.settings
         count, size = settings.trainer.groups_per_step, settings.trainer.group_size
-        # A word more than SFT's, so that step t draws others than its t-th batch.
+        # One word more than in SFT's seeds, so that step t draws others than SFT's t-th batch.
         tokens, mask, rewards = (
             array.reshape(count, size, *array.shape[1:])
             for array in self.draw(count * size, [settings.seed, step, count * size])
@@ -68,11 +68,11 @@ class DataReader:
         return Consumed(groups, [])
 
     def close(self, reason: str) -> None:
-        """Nothing was sampled in advance."""
+        """Does nothing: no group was sampled in advance."""
 
 
 def drawing(algorithm: Algorithm, task: Task) -> Drawing:
-    """Returns the draw of the rows that an algorithm trains on, where nothing is generated."""
+    """Returns the function that draws an algorithm's training rows, without generation."""
     return functools.partial(_pairs if algorithm.scores else _demonstrations, task)
 
 
@@ -83,7 +83,7 @@ def _demonstrations(task: Task, rows: int, words: list[int]) -> Drawn:
 
 
 def _pairs(task: Task, rows: int, words: list[int]) -> Drawn:
-    """Draws pairs of preference; their margins are the rewards of the chosen completions."""
+    """Draws preference pairs; their margins are the rewards of the chosen completions."""
     drawn = np.random.default_rng(words).integers(0, len(task.preferences), rows // PAIR)
     pairs = [task.preferences[i] for i in drawn]
     rewards = np.zeros(rows, np.float32)

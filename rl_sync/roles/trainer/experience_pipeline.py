@@ -1,7 +1,8 @@
-"""The user's functions between judging and training: they filter, reshape and annotate groups.
+"""The user's functions between scoring and training: they filter, reshape and annotate groups.
 
-They see a step's whole batch, in the batch's order, in the trainer's first process. What they leave
-out stays in its place, and is masked as what could not be judged is, so that shapes stay the same.
+They get a step's whole batch, in the batch's order, in the trainer's first process. A completion
+that they leave out keeps its place, and is masked like one that could not be scored, so that shapes
+stay the same.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rl_sync.types import Group
 
 _NUMBERS = (int, float, np.number, np.bool_)
 _GREATEST = float(np.finfo(np.float32).max)
-"""The greatest reward, which is kept in 32 bits."""
+"""Largest reward, which must fit into 32 bits."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,13 +35,13 @@ class CompletionExperience:
     """A completion of a group, or an episode, as the user's functions get it.
 
     Attributes:
-      text: what the policy wrote; of an episode its last reply.
-      tokens: the number of tokens that the policy drew.
+      text: text of the completion; for an episode, its last reply.
+      tokens: number of tokens that the policy sampled.
       reward: its reward; a function may change it.
-      is_judged: whether it could be judged; one that could not is not learned from anyway.
+      is_judged: whether it could be scored; otherwise it is not trained on anyway.
       truncated: whether a limit cut the episode; false without episodes.
-      version: the oldest version of the weights that drew it.
-      notes: numbers by name; each becomes the metric `pipeline/NAME`, its mean over samples.
+      version: oldest version of the weights that sampled it.
+      notes: numbers by name; the mean of each over samples becomes the metric `pipeline/NAME`.
     """
 
     text: str
@@ -58,8 +59,8 @@ class GroupExperience:
 
     Attributes:
       step: the trainer step.
-      prompt_id: the id of the training problem, and `row` its fields, with `prompt` and `answer`.
-      samples: the group's completions; a function may leave some out.
+      prompt_id: id of the training problem, and `row` its fields, with `prompt` and `answer`.
+      samples: completions of the group; a function may leave some out.
     """
 
     step: int
@@ -73,11 +74,11 @@ Function = Callable[[list[GroupExperience]], Iterable[GroupExperience] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Functions that each get a step's groups, one after the other.
+    """Functions that get a step's groups, one function after the other.
 
     Attributes:
-      functions: by their names in the setting.
-      task: the problems.
+      functions: functions by their names in the setting.
+      task: task with the problems.
     """
 
     functions: Mapping[str, Function]
@@ -87,11 +88,11 @@ class Pipeline:
         """Applies the functions to a step's groups.
 
         Returns:
-          The groups in their places, with new rewards, and masked where they were left out; and
-          the metrics.
+          The groups in their places, with new rewards, and masked where they were left out; and the
+          metrics.
 
-        Raises:
-          RunError: a function failed, or returned what it must not.
+          Raises:
+            RunError: a function failed, or returned an invalid result.
         """
         given = [self._experience(step, group) for group in groups]
         all_samples = {one: [*one.samples] for one in given}
@@ -138,10 +139,10 @@ class Pipeline:
 
 
 def pipeline_of(expression: str | None, task: Task) -> Pipeline | None:
-    """Makes the pipeline that `experience.pipeline` names; None where it names none.
+    """Makes the pipeline that `experience.pipeline` names; None if it is not set.
 
     Raises:
-      ConfigError: a function cannot be imported, or has no such option.
+      ConfigError: a function cannot be imported, or does not have such an option.
     """
     if expression is None:
         return None
@@ -157,12 +158,12 @@ def pipeline_of(expression: str | None, task: Task) -> Pipeline | None:
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Function:
-    """Makes a function of a reference; a class is called with the options, and keeps a state."""
+    """Makes a function from a reference; a class is called with the options, and keeps a state."""
     found = resolve(name)
     is_class = inspect.isclass(found)
     signature = inspect.signature(found)
     if not is_class and not signature.parameters:
-        raise ValueError(f"{name} takes nothing, and must take the list of experiences.")
+        raise ValueError(f"{name} takes no argument, but must take the list of experiences.")
     given = [*signature.parameters.values()][0 if is_class else 1 :]
     names = [one.name for one in given if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     try:
@@ -183,7 +184,7 @@ def _made(name: str, options: Mapping[str, Any]) -> Function:
     except Exception as error:
         raise ValueError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
     if not callable(made):
-        raise ValueError(f"{name} must have __call__(self, experiences), and has not.")
+        raise ValueError(f"{name} must have __call__(self, experiences), but does not.")
     return made
 
 
@@ -193,13 +194,13 @@ def _applied(
     given: list[GroupExperience],
     all_samples: Mapping[GroupExperience, Sequence[CompletionExperience]],
 ) -> list[GroupExperience]:
-    """Calls a function; returns the experiences that it leaves.
+    """Calls a function; returns the experiences that it keeps.
 
     Args:
-      all_samples: the samples that each experience of the step began with.
+      all_samples: samples that each experience of the step began with.
 
     Raises:
-      RunError: the function failed, or returned or left what it must not.
+      RunError: the function failed, or its result is invalid.
     """
     try:
         found = function([*given])
@@ -215,8 +216,8 @@ def _applied(
     known = {id(one) for one in given}
     if any(id(one) not in known for one in left):
         raise RunEndedError(
-            f"The function {name} of experience.pipeline returned something that it was not given:"
-            " it must return those of its experiences that are to be trained on."
+            f"The function {name} of experience.pipeline returned something that was not among"
+            " its arguments: it must return those of its experiences to train on."
         )
     for one, its in all_samples.items():
         if left.count(one) > 1:
@@ -227,9 +228,9 @@ def _applied(
         added = collections.Counter(map(id, one.samples)) - collections.Counter(map(id, its))
         if added:
             raise RunEndedError(
-                f"The function {name} of experience.pipeline put a sample into problem"
+                f"The function {name} of experience.pipeline added a sample to problem"
                 f" {one.prompt_id} that was not there, or was there already: samples can be left"
-                " out, not added or repeated."
+                " out, but not added or repeated."
             )
         for sample in its:
             numbers = {"reward": sample.reward, **sample.notes}
@@ -244,16 +245,16 @@ def _applied(
 
 
 def _shown(value: object) -> str:
-    """Shows a value; a whole number of many digits, which Python does not print, by its size."""
+    """Returns a value as text; for an integer with too many digits for Python, its size."""
     if isinstance(value, int) and value.bit_length() > 1024:
         return f"a number of {value.bit_length()} bits"
     return repr(value)[:80]
 
 
 def _changed(group: Group, samples: Sequence[CompletionExperience], kept: np.ndarray) -> Group:
-    """Gives a group the samples' rewards, and masks those that were left out.
+    """Gives a group the samples' rewards, and masks samples that were left out.
 
-    The reward of one that is masked is the mean of the others', so that it moves no baseline.
+    A masked sample gets the mean reward of the others, so that it changes no baseline.
     """
     rewards = np.array([sample.reward for sample in samples], np.float32)
     learned = kept & np.array([sample.is_judged for sample in samples])

@@ -52,7 +52,7 @@ from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsTransferError
 from rl_sync.weights.storage import MismatchError
 
-# Failures of other roles, and of the ways to them: the trainer's own state is whole.
+# Failures of other roles, or of the connections to them: the trainer's own state is intact.
 _OF_OTHERS = (TimeoutError, WeightsTransferError, ReplayError, RemoteError)
 _all_finite = jax.jit(all_finite)
 _log = logging.getLogger(__name__)
@@ -63,21 +63,22 @@ class TrainerLoop:
     """Drives the trainer actor through a run.
 
     Attributes:
-      session: this process's part in the run.
+      session: session of this process.
       trainer: the actor.
-      batching: the layout of its batches.
-      parameters: where they start, and what of them is published.
-      sft: the SFT steps before the first rollout.
+      batching: layout of its batches.
+      parameters: start of the parameters, and their published part.
+      sft: SFT steps before the first rollout.
       evaluator: measures accuracy on held-out problems.
-      end: from the schedule, which knows where the run starts, to the end that publishes weights.
-      reader: likewise to the reader of batches; also gets what to do while it waits.
-      snapshots: the folder of snapshots.
-      processes: the trainer's, by their indices in their cluster.
+      end: makes the end that publishes weights, from the schedule, which knows where the run
+        starts.
+      reader: makes the reader of batches, from the schedule and a function to call while it waits.
+      snapshots: folder of snapshots.
+      processes: the trainer's processes, by their indices in their cluster.
       demonstrations: see `StepsInFlight`.
-      compile_threads: threads that compile the step for all shapes of batches; 0 for one thread,
-        and for the largest batch alone.
-      recorder: from the step that the run goes on from to the recorder of rollouts; None where
-        nothing records them.
+      compile_threads: number of threads that compile the step for all shapes of batches; 0 for one
+        thread, which compiles only for the largest batch.
+      recorder: makes the recorder of rollouts from the first step of the run; None if there is
+        none.
     """
 
     session: Session
@@ -101,14 +102,14 @@ class TrainerLoop:
         Raises:
           TimeoutError: a wait passed its deadline; a snapshot is saved before.
           PeerLostError: the master is gone.
-          WeightsTransferError: a version could not be handed on; a snapshot is saved before.
+          WeightsTransferError: a version could not be published; a snapshot is saved before.
           ReplayError: the replay server is gone; a snapshot is saved before.
-          RemoteError: the master refused a call; a snapshot is saved before.
+          RemoteError: the master rejected a call; a snapshot is saved before.
         """
         try:
             state = self._start()
         except RunStoppedError:
-            return  # In SFT, which has saved how far it came.
+            return  # Stopped in SFT, which has saved its state.
         start = int(state.step)
         schedule = dataclasses.replace(self.session.settings.schedule, start=start)
         workdir = self.session.settings.workdir
@@ -136,7 +137,7 @@ class TrainerLoop:
                 end.publish(start, self.parameters.published(state.params))
             for step in range(start + 1, self.session.settings.trainer.steps + 1):
                 batch = reader.next(step)
-                whole = False  # A step that fails has taken the state with it.
+                whole = False  # A step that fails has already donated the state.
                 state = stepping.take(state, step, *batch)
                 whole = True
                 if self._is_wanted(schedule, step):
@@ -150,7 +151,7 @@ class TrainerLoop:
         except _OF_OTHERS as error:
             if not whole:
                 raise
-            _log.error("The trainer cannot go on, and saves what it has: %s", error)
+            _log.error("The trainer cannot continue, and saves its state: %s", error)
             ending, broken = "the trainer could not go on", error
         stepping.settle()
         if recorder is not None:
@@ -165,7 +166,7 @@ class TrainerLoop:
         consumed.close()
 
     def _start(self) -> TrainState:
-        """The state of the newest snapshot, or of the initial policy after its SFT."""
+        """Returns the state of the newest snapshot, or of the initial policy after its SFT."""
         abstract = self.trainer.abstract()
         self._steps = CompiledSteps(self.session, self.trainer, abstract, self.compile_threads or 1)
         for batch in self._expected():
@@ -185,19 +186,19 @@ class TrainerLoop:
                 raise
         self.session.call(TrainerReady(position))
         self.session.call(EnterPhase("rl"))
-        self.session.facts.clear()  # Those of SFT.
+        self.session.facts.clear()  # They are SFT's.
         settle()
         return state
 
     def _expected(self) -> Iterable[TrainBatch]:
-        """The shapes of batches that the step is compiled for ahead of need."""
+        """Returns the shapes of batches for which the step is compiled ahead."""
         if self.compile_threads:
             return self.batching.shapes()
-        # Mixed rows hardly ever make the largest batch.
+        # Mixed rows almost never form the largest batch.
         return [] if self.batching.kind in MIXED else [self.batching.largest()]
 
     def _resumed(self, abstract: TrainState) -> tuple[TrainState, Position]:
-        """The state of the newest snapshot that is whole, and the master's position then."""
+        """Returns the state of the newest undamaged snapshot, and the master's position then."""
         kept = abstract._replace(params=self.parameters.kept(abstract.params))
         try:
             step, state, metadata = load_snapshot(
@@ -215,7 +216,7 @@ class TrainerLoop:
         return state, Position.of_json(metadata["position"])
 
     def _adapted(self, kept: TrainState) -> tuple[int, TrainState, dict[str, Any]]:
-        """Takes what fits the settings from the newest whole snapshot; the rest begins anew."""
+        """Loads the fields that fit the settings from the newest snapshot; others start anew."""
         step = self.session.agree("newest whole", lambda: newest_whole(self.snapshots))
         assert step is not None
         metadata = read_metadata(self.snapshots, step)
@@ -226,17 +227,17 @@ class TrainerLoop:
 
         state, anew = load_adapted(self.snapshots, step, kept, begin)
         what = ", ".join(anew).replace("_", " ")
-        self.session.call(EnterPhase("start", f"begun anew, since it has changed: {what}"))
+        self.session.call(EnterPhase("start", f"started anew, because it has changed: {what}"))
         return step, state, metadata
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
-        """Says whether the weights after a step are published, and are still of use."""
+        """Says whether the weights after a step are published and still useful."""
         steps = self.session.settings.trainer.steps
         first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
         return schedule.publishes_after(step) and first_user <= steps
 
     def _look_after(self, state: TrainState, step: int, stepping: StepsInFlight) -> None:
-        """Evaluates and saves where the settings ask for it; the last step has its own."""
+        """Evaluates and saves if the settings ask for it; `_finish` does it for the last step."""
         settings = self.session.settings
         evaluates = (
             _is_due(step, settings.evaluation.every_steps) and not settings.evaluates_on_explorers
@@ -252,7 +253,7 @@ class TrainerLoop:
             self._evaluate(state, f"after step {step}")
 
     def _finish(self, state: TrainState) -> None:
-        """Saves; after the last step also evaluates, which another role's failure may prevent."""
+        """Saves; after the last step also evaluates, unless another role's failure prevents it."""
         self.session.call(EnterPhase("end"))
         self._save(state)
         if int(state.step) == self.session.settings.trainer.steps:
@@ -295,7 +296,7 @@ class TrainerLoop:
             )
 
     def _kept(self) -> list[int]:
-        """The steps whose snapshots stay, however many newer ones there are."""
+        """Returns the steps whose snapshots are kept, however many newer ones there are."""
         best = self.session.settings.checkpoint.best
         return [] if best is None else self.session.call(AskKeptSnapshots())
 
@@ -304,5 +305,5 @@ class TrainerLoop:
 
 
 def _is_due(step: int, every_steps: int) -> bool:
-    """Says whether a step is one of every so many; 0 for never."""
+    """Says whether a step is a multiple of `every_steps`; 0 for never."""
     return every_steps > 0 and step % every_steps == 0

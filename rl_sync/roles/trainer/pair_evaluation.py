@@ -28,11 +28,11 @@ class PairEvaluator:
     """Measures how many held-out pairs a reward model puts in the right order.
 
     Attributes:
-      session: the trainer's part in the run.
+      session: the trainer's session.
       trainer: the actor.
-      task: the pairs.
-      pairs: the most of an evaluation.
-      rows: the rows that are scored at once, a multiple of the mesh's parts of a batch.
+      task: task with the pairs.
+      pairs: maximum number of pairs of an evaluation.
+      rows: number of rows that are scored at once, a multiple of the batch shards of the mesh.
     """
 
     session: Session
@@ -42,22 +42,22 @@ class PairEvaluator:
     rows: int
 
     def hand_in(self, params: Params, moment: str, step: int) -> None:
-        """Measures the accuracy after a step, which the master publishes."""
+        """Evaluates the accuracy after a step, and reports it to the master."""
         values = self.accuracy(params, self.pairs)
         self.session.call(HandInMeasured(moment, step, values))
 
     def accuracy(self, params: Params, problems: int) -> dict[str, float]:
-        """Measures how many pairs have the higher score at the chosen completion.
+        """Measures the fraction of pairs whose chosen completion has the higher score.
 
         A tie counts as wrong.
 
         Args:
-          params: the reward model's.
-          problems: the most pairs.
+          params: parameters of the reward model.
+          problems: maximum number of pairs.
 
         Returns:
           See `rl_sync.records.accuracy.measure`; also the mean and the standard deviation of all
-          scores, and the mean difference of a pair's.
+          scores, and the mean score difference of a pair.
         """
         most = min(problems, self.pairs)
         pairs = self.task.held_out_preferences[:most]

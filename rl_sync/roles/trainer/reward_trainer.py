@@ -1,24 +1,23 @@
-"""The trainer of a reward model: the trainer, with a loss of pairs in place of a policy's."""
+"""The trainer of a reward model: the trainer with a pair loss instead of a policy loss."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from jaxtyping import Array, Float, Int
 
 from rl_sync.learning import pairs
-from rl_sync.learning.objective import Metrics
+from rl_sync.learning.objective import Metrics, OfTokens
 from rl_sync.learning.pair_update import PairUpdate
-from rl_sync.learning.pairs import Pairs
 from rl_sync.learning.train_state import TrainState
+from rl_sync.learning.update import Learned
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.types import Packing, Params, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardTrainer(Trainer):
-    """The pure functions of a trainer whose model has a scalar head, and scores completions.
+    """Pure functions of a trainer whose model has a scalar head, which scores completions.
 
     The rewards of a batch are the margins of its pairs; see `rl_sync.learning.pairs`.
     """
@@ -26,7 +25,7 @@ class RewardTrainer(Trainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.model.scalar_head
-        assert self.algorithm.scores
+        assert self.loss.algorithm.scores
 
     def scalars(
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None = None
@@ -34,23 +33,12 @@ class RewardTrainer(Trainer):
         """Computes the score of each prefix; may be traced."""
         return self._forward.scalars(*self._forward.split(params), tokens, packing)
 
-    def _known(
+    def _learned(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
-    ) -> tuple[Pairs, Metrics]:
-        del state, trained, frozen
-        return pairs.prepare(batch)
+    ) -> tuple[Learned, Metrics, OfTokens, Metrics]:
+        known, of_batch = pairs.prepare(batch)
+        update = PairUpdate(self.loss, self._forward, policy=self._rl_optimizer, critic=None)
+        return *self._taken(update, known, state, trained, frozen, batch), of_batch
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
         return pairs.summary(of_updates)
-
-    @functools.cached_property
-    def _update(self) -> PairUpdate:
-        return PairUpdate(
-            self.algorithm,
-            self._forward,
-            policy=self._rl_optimizer,
-            critic=None,
-            group_size=self.group_size,
-            max_completion_tokens=self.max_completion_tokens,
-            microbatch_rows=self.microbatch_rows,
-        )

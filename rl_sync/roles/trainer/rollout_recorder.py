@@ -1,7 +1,7 @@
-"""The trainer's recorder: has records made of the groups of a step, beside the training.
+"""The trainer's recorder, which writes records of a step's groups during the training.
 
-Records never hurt a run: they are made in a thread and within a share of the time, what fails is
-logged once and left out, and steps are left out where the thread does not keep up.
+Records never harm a run: a thread writes them within a share of the time, failures are logged once
+and the records left out, and steps are left out if the thread cannot keep up.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rl_sync.types import NO_LEASE, Group
 
 _STEPS_BEHIND = 2
 _CLOSE_SECS = 20.0
-_GOLDEN = 0.6180339887498949  # Its multiples are spread evenly between whole numbers.
+_GOLDEN = 0.6180339887498949  # Its multiples modulo 1 are spread evenly.
 _log = logging.getLogger(__name__)
 
 
 class Budget:
-    """A share of the time that work may take, and a little ahead.
+    """A budget of time for background work: a share of the time, with some saved up.
 
     Args:
-      share: of the time.
-      ahead_secs: the time that may be taken at the start, and the most that is saved up.
-      clock: the time, in seconds.
+      share: share of the time.
+      ahead_secs: time that is available at the start, and the most that can be saved up.
+      clock: returns the time in seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def affords(self, count: int) -> float:
-        """Returns the share of so many pieces of work that there is time for, from 0 to 1."""
+        """Returns the fraction of `count` pieces of work that there is time for, from 0 to 1."""
         with self._lock:
             now = self._clock()
             earned = self._share * (now - self._at)
@@ -54,7 +54,7 @@ class Budget:
             return 1.0 if cost <= self._left_secs else max(0.0, self._left_secs / cost)
 
     def spend(self, secs: float, count: int) -> None:
-        """Takes note of the time that so many pieces of work took."""
+        """Records the time that `count` pieces of work took."""
         with self._lock:
             self._left_secs -= secs
             each = secs / max(1, count)
@@ -65,10 +65,10 @@ class RolloutRecorder:
     """Records the groups that a step has trained on.
 
     Args:
-      settings: how much is recorded.
-      parts: where to.
+      settings: amount of records.
+      parts: files to write to.
       scribe: makes the records.
-      budget: of the CPU time of the recorder's thread; None for that of the settings.
+      budget: budget of CPU time of the recorder's thread; None for the one in the settings.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class RolloutRecorder:
         self._has_failed = False
 
     def choose(self, groups: Sequence[Group]) -> list[tuple[int, Group]]:
-        """Chooses the groups of a step to record; returns each with its place in the batch."""
+        """Chooses the groups of a step to record; returns each with its index in the batch."""
         return self._some([(at, one) for at, one in enumerate(groups) if one.lease_id != NO_LEASE])
 
     def record(self, step: int, chosen: Chosen, figures: Callable[[], Figures]) -> None:
-        """Has the chosen groups of a step recorded, and does not wait for it.
+        """Queues the chosen groups of a step for recording, without waiting.
 
         Args:
-          figures: gives those of the step; called in the recorder's thread.
+          figures: returns per-token values of the step; called in the recorder's thread.
         """
         if not chosen.groups:
             return
@@ -103,12 +103,12 @@ class RolloutRecorder:
         self._thread.submit(self._write, step, chosen, figures)
 
     def close(self) -> None:
-        """Waits until all is written, though not for long, and closes the file."""
+        """Waits for a limited time until all records are written, and closes the file."""
         wait([self._thread.submit(self._parts.close)], timeout=_CLOSE_SECS)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _some(self, groups: list[tuple[int, Group]]) -> list[tuple[int, Group]]:
-        """Returns the groups that there is room and time for, at least one unless none is wanted.
+        """Returns the groups that the budget allows, at least one unless none are wanted.
 
         They are chosen by their ordinals, so that they are spread evenly over the prompts.
         """
@@ -134,10 +134,10 @@ class RolloutRecorder:
 
     def _fail(self, what: str, error: Exception | None = None) -> None:
         if not self._has_failed:
-            _log.warning("%s. The run goes on without them.", what, exc_info=error)
+            _log.warning("%s. The run continues without them.", what, exc_info=error)
         self._has_failed = True
 
 
 def _place(group: Group) -> float:
-    """Returns a number from 0 to 1 that depends on the group's prompt alone."""
+    """Returns a number from 0 to 1 that depends only on the group's prompt."""
     return group.ordinal * _GOLDEN % 1

@@ -1,4 +1,4 @@
-"""Records of the trajectories of groups, as lines of JSON."""
+"""Records of groups' trajectories, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ FIELDS = {
     TOKEN_ENTROPIES: "entropies",
     TOKEN_ADVANTAGES: "token_advantages",
 }
-"""Figures of tokens among a step's metrics, and the fields of a record that they become."""
+"""Per-token metrics of a step, and the record fields that hold them."""
 
 
 class Chosen(NamedTuple):
-    """Groups of a step that are recorded.
+    """Groups of a step to record.
 
     Attributes:
-      groups: each with its place in the batch.
-      judgements: of the groups; None if they are not known.
+      groups: groups, each with its index in the batch.
+      judgements: scores of the groups; None if they are not known.
     """
 
     groups: list[tuple[int, Group]]
@@ -43,15 +43,16 @@ class Chosen(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Figures of a step's batch, for its records.
+    """Values of a step's batch for its records.
 
     Attributes:
-      advantages: of the trajectories of the whole batch, group after group; None if the loss has
-        none.
-      of_tokens: by their names in the step's metrics, in the batch's rows; NaN if not known.
-      source: where the tokens of trajectories are in the rows; see `Placed`.
-      row_tokens: the positions of each trajectory that `source` counts; 0 for as many as the groups
-        have.
+      advantages: advantages of all trajectories of the batch, group after group; None if the loss
+        has none.
+      of_tokens: per-token values by their names in the metrics, in the batch's rows; NaN if not
+        known.
+      source: positions of the trajectories' tokens in the rows; see `Placed`.
+      row_tokens: number of positions of each trajectory in `source`; 0 for the length of the
+        groups' rows.
     """
 
     advantages: Float[np.ndarray, " trajectories"] | None = None
@@ -68,7 +69,7 @@ class RolloutWriter:
 
     Args:
       task: the problems and their tokenizer.
-      end_ids: tokens that end a completion which was not cut.
+      end_ids: tokens that end a completion that was not cut.
     """
 
     def __init__(self, task: Task, end_ids: Sequence[int]):
@@ -101,8 +102,8 @@ class RolloutWriter:
         """Makes the record of each trajectory of a group.
 
         Args:
-          judged: the fields of each that come from its judgement; empty if they are not known.
-          figures: of the group alone, in rows of one trajectory each.
+          judged: fields of each trajectory that come from its score; empty if they are not known.
+          figures: values of only this group, in rows of one trajectory each.
         """
         rows = _rows(group)
         advantages = None if figures.advantages is None else figures.advantages.tolist()
@@ -173,7 +174,7 @@ class RolloutWriter:
 
 
 class _Texts(dict[int, str]):
-    """From an id to the text of the token as it stands behind another; filled as they occur."""
+    """Maps a token id to its text as it appears after another token; filled on demand."""
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__()
@@ -183,10 +184,10 @@ class _Texts(dict[int, str]):
         decode = self._tokenizer.decode_all
         try:
             before = self._tokenizer.encode("a")
-        except Exception:  # The tokenizer knows no such letter; libraries say so by any class.
+        except Exception:  # The tokenizer lacks this character; libraries raise various classes.
             before = []
         alone, both = decode(before), decode([*before, token])
-        # Some tokenizers leave out the space that a text begins with.
+        # Some tokenizers omit a space at the beginning of a text.
         text = both[len(alone) :] if both.startswith(alone) else decode([token])
         self[token] = text
         return text
@@ -196,12 +197,12 @@ class _Row(NamedTuple):
     """A trajectory as plain lists.
 
     Attributes:
-      tokens: all of the row.
-      first, end: the place of the first token that the policy drew, and the end of the row.
-      drawn: the number of tokens that it drew.
-      oldest: the oldest of their versions.
+      tokens: all tokens of the row.
+      first, end: position of the first token that the policy sampled, and the end of the row.
+      drawn: number of tokens that the policy sampled.
+      oldest: oldest version of these tokens.
       logprobs, versions, mask: see `Rollout`.
-      reward, baseline: of the trajectory.
+      reward, baseline: reward and baseline of the trajectory.
     """
 
     tokens: list[int]
@@ -217,7 +218,7 @@ class _Row(NamedTuple):
 
 
 def _rows(group: Group) -> list[_Row]:
-    """Returns the rows of a group. What takes time is done for all of them at once."""
+    """Returns the rows of a group. Slow operations are done for all of them at once."""
     versions, mask = group.policy_versions, group.completion_mask
     drawn = versions >= 0
     counts, learned = drawn.sum(axis=1).tolist(), mask.sum(axis=1).tolist()
@@ -260,7 +261,7 @@ def _rows(group: Group) -> list[_Row]:
 def _of_groups(
     judgements: Judgements | None, groups: Sequence[Group]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yields the fields of each trajectory of each group that come from its judgement."""
+    """Yields, for each trajectory of each group, the fields that come from its score."""
     start = 0
     for at, group in enumerate(groups):
         count = 0 if judgements is None else judgements.counts[at]
@@ -289,7 +290,7 @@ def _judged(judgements: Judgements, i: int) -> dict[str, Any]:
 
 
 def _figures(figures: Figures, chosen: Sequence[tuple[int, Group]]) -> Iterator[Figures]:
-    """Yields the figures of each group, in rows of one trajectory each."""
+    """Yields the values of each group, in rows of one trajectory each."""
     of_tokens = {}
     if figures.advantages is not None:
         width = figures.row_tokens or chosen[0][1].tokens.shape[1]
@@ -310,9 +311,9 @@ def _figures(figures: Figures, chosen: Sequence[tuple[int, Group]]) -> Iterator[
 def _of_learned(
     values: Float[np.ndarray, "G T"], group: Group, rows: Sequence[_Row]
 ) -> list[list[float | None]]:
-    """Returns the values of each trajectory's tokens, None for those that no loss learns from.
+    """Returns the values of each trajectory's tokens, None for tokens that are not trained on.
 
-    A trajectory of which nothing is known has an empty list.
+    A trajectory without known values has an empty list.
     """
     known = group.completion_mask & np.isfinite(values)
     counts = known.sum(axis=1).tolist()
@@ -330,7 +331,7 @@ def _of_learned(
 
 
 def _runs(values: Int[np.ndarray, " T"]) -> list[list[int]]:
-    """Returns the stretches of equal values, as [value, length]."""
+    """Returns the runs of equal values, as [value, length]."""
     if not values.size:
         return []
     starts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
@@ -338,13 +339,13 @@ def _runs(values: Int[np.ndarray, " T"]) -> list[list[int]]:
 
 
 def _where(mine: Bool[np.ndarray, " T"], values: list[float]) -> list[float | None]:
-    """Replaces the values of tokens that the policy did not draw by None."""
+    """Replaces the values of tokens that the policy did not sample with None."""
     return [value if own else None for value, own in zip(values, mine.tolist(), strict=True)]
 
 
 def _encoded(one: Rollout) -> bytes:
     try:
         return orjson.dumps(one)
-    except TypeError:  # A text with half a surrogate pair, which UTF-8 does not know.
+    except TypeError:  # A text with an unpaired surrogate, which UTF-8 cannot encode.
         fields = {name: getattr(one, name) for name in Rollout.__dataclass_fields__}
         return json.dumps(fields, separators=(",", ":")).encode()

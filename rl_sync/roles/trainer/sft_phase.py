@@ -28,12 +28,12 @@ class SftPhase:
     """Runs the SFT steps.
 
     Attributes:
-      session: the trainer's part in the run.
+      session: the trainer's session.
       trainer: the actor.
-      evaluator: for the accuracy on the way.
-      task: where demonstrations come from.
-      snapshots: the folder of its own snapshots, one of which is saved when it is stopped.
-      processes: the trainer's, by their indices in their cluster.
+      evaluator: measures the accuracy now and then.
+      task: task with the demonstrations.
+      snapshots: folder of SFT's own snapshots; one is saved when SFT is stopped.
+      processes: the trainer's processes, by their indices in their cluster.
       before_first: called with the key of each program before its first call; see `Ahead.settle`.
     """
 
@@ -46,15 +46,15 @@ class SftPhase:
     before_first: Callable[[Hashable], None] = lambda key: None
 
     def run(self, initial: Callable[[], TrainState]) -> TrainState:
-        """Takes the configured steps, and measures now and then how far they have led.
+        """Takes the configured steps, and measures the accuracy now and then.
 
-        Goes on where SFT was stopped that saved a snapshot, with the same bits.
+        It resumes a stopped SFT from its snapshot, and gives the same bits.
 
         Args:
           initial: makes the state before the first step.
 
         Raises:
-          RunStoppedError: the run is being stopped; the steps that were taken are saved.
+          RunStoppedError: the run is being stopped; the state is saved.
         """
         settings = self.session.settings.sft
         every = settings.probe_every_steps
@@ -76,16 +76,16 @@ class SftPhase:
                     values["skipped_updates"] = skipped.settle()
                 self._probe(state, step, values)
         except (RunStoppedError, TimeoutError, RemoteError):
-            self._save(state, step)  # The others' failures leave the state whole.
+            self._save(state, step)  # Failures of other roles leave the state intact.
             raise
         return state
 
     def forget(self) -> None:
-        """Deletes SFT's snapshot, once there is one of the steps that follow it."""
+        """Deletes SFT's snapshot, once there is a snapshot of a later step."""
         self.session.agree("forget", lambda: shutil.rmtree(self.snapshots, ignore_errors=True))
 
     def _start(self, initial: Callable[[], TrainState]) -> tuple[int, TrainState]:
-        """The steps that were taken, and the state after them."""
+        """Returns the number of steps that were taken, and the state after them."""
         latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
         if latest is None:
             return 0, initial()
@@ -98,10 +98,10 @@ class SftPhase:
         return step, state
 
     def _take(self, state: TrainState, step: int, before: Metrics) -> tuple[TrainState, Metrics]:
-        """Dispatches a step, then waits for the one before it: a stop finds few under way.
+        """Dispatches a step, then waits for the previous one, so that few are in flight at a stop.
 
         Args:
-          before: the metrics of the step before; none for the first after a probe.
+          before: metrics of the previous step; none for the first step after a probe.
         """
         drawn = self._batch(step)
         self.before_first(sft_key(drawn))
@@ -135,7 +135,7 @@ class SftPhase:
             )
 
     def _batch(self, step: int) -> Demonstrations:
-        """The demonstrations of one step; depends on the seed and the step alone."""
+        """Returns the demonstrations of a step, which depend only on the seed and the step."""
         settings = self.session.settings
         drawn = draw(self.task, settings.sft.batch_size, [settings.seed, step])
         return lay_out(drawn, settings.trainer.batching)

@@ -1,4 +1,4 @@
-"""Updates that were skipped: counted, reported, and, if not finite, a reason to stop."""
+"""Skipped updates: they are counted and reported, and too many non-finite ones stop the run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rl_sync.cluster.session import Session
 _log = logging.getLogger(__name__)
 _AHEAD = 2
 UNJUDGED = "unjudged"
-"""The name of updates of RL in whose batch nothing was judged."""
+"""Name of RL updates whose batch had no scored completion."""
 PHASES = {"sft": "SFT step", "rl": "trainer step"}
-"""By the metrics' name of a phase: what its steps are called."""
+"""Names of a phase's steps, by the phase's name in the metrics."""
 
 
 def why_unjudged(has_pipeline: bool) -> str:
-    """Says why updates had nothing to learn from.
+    """Returns the reason why updates had no completion to train on.
 
     Args:
-      has_pipeline: whether functions of the user's may have left completions out.
+      has_pipeline: whether the user's functions may have left completions out.
     """
     none = "none of their completions could be judged"
     if not has_pipeline:
@@ -37,11 +37,11 @@ def why_unjudged(has_pipeline: bool) -> str:
 class SkippedUpdates:
     """Counts the skipped updates of one phase of a run.
 
-    The first of a row is logged. With `optimizer.max_skipped_updates` in a row the run is stopped,
-    as it would be by the user; parameters are then those of the last update that was taken.
+    The first skipped update in a row is logged. After `optimizer.max_skipped_updates` in a row the
+    run is stopped, as if by the user, with the parameters of the last update that was taken.
 
     Args:
-      session: the trainer's.
+      session: the trainer's session.
       phase: a key of `PHASES`.
     """
 
@@ -53,13 +53,13 @@ class SkippedUpdates:
         self._dispatched: deque[tuple[int, Float[Array, ""]]] = deque()
 
     def count(self, step: int, skipped: int, at_end: int, updates: int) -> None:
-        """Takes note of a step.
+        """Counts the skipped updates of a step.
 
         Args:
-          step: of the phase.
-          skipped: how many of its updates were.
-          at_end: how many of its last ones in a row.
-          updates: how many it has.
+          step: step of the phase.
+          skipped: number of its skipped updates.
+          at_end: number of skipped updates in a row at its end.
+          updates: number of its updates.
         """
         if not skipped:
             self._row = 0
@@ -70,7 +70,7 @@ class SkippedUpdates:
         if not before:
             self._since = step
             _log.warning(
-                "%s %d: %d of %d updates were skipped, as they are not finite.",
+                "%s %d: %d of %d updates were skipped, because they are not finite.",
                 what.capitalize(),
                 step,
                 skipped,
@@ -83,12 +83,12 @@ class SkippedUpdates:
             self._session.tell(Fail(self._reason(step)))
 
     def count_unjudged(self, step: int, updates: int) -> None:
-        """Takes note of the updates of a step that had no judged completion, and were not taken."""
+        """Counts the updates of a step that were not taken, because no completion was scored."""
         if updates:
             if self._unjudged is None or self._unjudged.last_step < step - 1:
                 has_pipeline = self._session.settings.experience.pipeline is not None
                 _log.warning(
-                    "%s %d: %d updates were not taken, as %s.",
+                    "%s %d: %d updates were not taken, because %s.",
                     PHASES[self._phase].capitalize(),
                     step,
                     updates,
@@ -99,12 +99,12 @@ class SkippedUpdates:
             self._session.tell(Report(RunResult(skipped={UNJUDGED: self._unjudged})))
 
     def watch(self, step: int, skipped: Float[Array, ""]) -> None:
-        """Takes note of a step of one update, a little later, so that nobody waits for it."""
+        """Counts a step of one update, a little later, so that nothing waits for it."""
         self._dispatched.append((step, skipped))
         self._look(_AHEAD)
 
     def settle(self) -> int:
-        """Takes note of all; returns how many updates were skipped so far."""
+        """Counts all watched steps; returns the number of skipped updates so far."""
         self._look(0)
         return self._found.updates if self._found else 0
 
@@ -121,6 +121,6 @@ class SkippedUpdates:
         return (
             f"{self._row} updates in a row, {steps}, had a loss or a gradient that is NaN or"
             f" infinite (optimizer.max_skipped_updates={most}). They were skipped, so the"
-            " parameters are those of before. Look at the last finite values in metrics.jsonl, and"
-            f" go on with a lower {rate}, which takes launch.resume_changed=true."
+            " parameters are those from before. Look at the last finite values in metrics.jsonl,"
+            f" and resume with a lower {rate}, which needs launch.resume_changed=true."
         )

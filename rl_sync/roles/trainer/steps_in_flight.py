@@ -1,4 +1,4 @@
-"""Trainer steps on their way: dispatched by one thread, watched and reported by others."""
+"""Trainer steps in flight: dispatched by one thread, watched and reported by others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Measured(NamedTuple):
-    """The metrics of a step: numbers, and arrays of its trajectories and tokens."""
+    """The metrics of a step: numbers, and arrays over its trajectories and tokens."""
 
     values: dict[str, float]
     arrays: Mapping[str, Array]
@@ -48,17 +48,18 @@ class _Measured(NamedTuple):
 class StepsInFlight:
     """Takes steps without waiting for them, so that the next batch is read while one is computed.
 
-    A step is reported as trained, and its span ends, when its metrics are there, in the order of
-    the steps. At most two are on their way: one computed and one behind it.
+    A step is reported as trained, and its span ends, once its metrics are there, in the order of
+    the steps. At most two are in flight: one computed and one behind it.
 
     Args:
-      session: the trainer's.
-      batching: the layout of batches.
-      steps: the compiled steps.
-      place: has a batch laid out, and puts it on the devices; see `BatchPlacer.place`.
-      consumed: where to record what each step has consumed.
-      demonstrations: from a step to those that it learns from beside its groups; None for none.
-      recorder: records what was trained on; None where nothing does.
+      session: the trainer's session.
+      batching: layout of batches.
+      steps: compiled steps.
+      place: lays out a batch, and puts it on the devices; see `BatchPlacer.place`.
+      consumed: records the groups that each step consumed.
+      demonstrations: returns a step's demonstrations, which it trains on together with its groups;
+        None for none.
+      recorder: records rollouts; None for no records.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class StepsInFlight:
         self._session, self._batching = session, batching
         self._steps, self._place = steps, place
         self._consumed, self._demonstrations = consumed, demonstrations
-        # One thread each, so that a step's span begins when the one before it has ended.
+        # One thread each, so that a step's span begins when the previous one has ended.
         self._watcher = ThreadPoolExecutor(1, "watcher")
         self._reporter = ThreadPoolExecutor(1, "reporter")
         self._reported: Future[None] | None = None
@@ -91,16 +92,16 @@ class StepsInFlight:
         kept: Sequence[int] = (),
         notes: Mapping[str, float] | None = None,
     ) -> TrainState:
-        """Dispatches a step; then waits for the report of the one before.
+        """Dispatches a step; then waits for the report of the previous one.
 
         Args:
-          groups: what the batch is laid out from, in the first process.
+          groups: groups from which the first process lays out the batch.
           left_out, kept, notes: see `Consumed`.
 
         Raises:
-          Exception: whatever the step before failed with.
+          Exception: the previous step failed with this error.
         """
-        sources: list[Source] = []  # In the process that lays the batch out.
+        sources: list[Source] = []  # Filled in the process that lays out the batch.
 
         def laid_out() -> TrainBatch:
             batch, source = self._batching.placed(groups)
@@ -119,7 +120,7 @@ class StepsInFlight:
             "dropped": left_out,
         }
         compiled = self._steps.of(batch)
-        # Watched from before the dispatch, which on a CPU may well be the computation itself.
+        # Watched from before the dispatch, which on a CPU may include the computation.
         dispatched: Future[Metrics] = Future()
         ready = self._watcher.submit(self._watch, attributes, dispatched)
         try:
@@ -144,7 +145,7 @@ class StepsInFlight:
         return state
 
     def settle(self) -> None:
-        """Waits until every step is computed and reported; raises what one failed with."""
+        """Waits until every step is computed and reported; raises the error of one that failed."""
         if self._reported is not None:
             self._reported.result()
 
@@ -202,7 +203,7 @@ class StepsInFlight:
             self._session.tell(Fail(str(error)))
 
     def _figures(self, arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
-        """Reads a step's figures from the devices, as far as this process can."""
+        """Reads the per-token values of a step from this process's devices."""
         advantages = arrays.get(ADVANTAGES_NAME)
         return Figures(
             advantages=None if advantages is None else np.asarray(advantages),
@@ -212,13 +213,13 @@ class StepsInFlight:
         )
 
     def _compare(self, step: int, gap: float) -> None:
-        """Gives the alarm where trainer and explorers disagree on how likely tokens were."""
+        """Raises the alarm if trainer and explorers disagree on the logprobs of tokens."""
         limit = self._session.settings.algorithm.logprob_gap_alarm
         if not limit or not gap > limit:
             return
         _log.warning(
             "Trainer step %d: the logprobs that the trainer and the explorers give to the same"
-            " tokens are %.3f nats apart on average, more than algorithm.logprob_gap_alarm=%g.",
+            " tokens differ by %.3f nats on average, more than algorithm.logprob_gap_alarm=%g.",
             step,
             gap,
             limit,
@@ -230,5 +231,5 @@ class StepsInFlight:
 
 
 def _leases(groups: list[Group]) -> list[int]:
-    """The lease ids of the groups that were generated for one."""
+    """Returns the lease ids of groups that were generated for a lease."""
     return [group.lease_id for group in groups if group.lease_id != NO_LEASE]

@@ -1,7 +1,7 @@
 """Tokenizers of Hugging Face checkpoints, with their chat templates.
 
-`transformers` is imported when the first tokenizer is loaded. That takes seconds, and a run with a
-tokenizer of characters does not need it.
+`transformers` is imported with the first tokenizer, because that takes seconds, and a run with a
+character tokenizer does not need it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class TokenizerConfig:
     """`config.tokenizer`.
 
     Raises:
-      ValueError: an unknown choice, or one that a tokenizer of characters does not have.
+      ValueError: an unknown choice.
     """
 
     path: str | None = setting(
         None,
         "Tokenizer of a Hugging Face checkpoint: a directory, or a name on the hub.",
-        implied="that of model.path if it is set, else one token a character",
+        implied="that of model.path if it is set, otherwise one token a character",
         is_path=True,
     )
     chat: str = setting(
         "auto",
-        "Sends prompts through the tokenizer's chat template, as a user's message that the"
-        " assistant is to answer: `yes`, `no`, or `auto` for yes if there is a template and"
-        " `task.shots` is 0.",
+        "Whether prompts are written in the tokenizer's chat template, as a user's message to the"
+        " assistant: `yes`, `no`, or `auto` for yes if there is a template and `task.shots` is"
+        " 0.",
         choices=CHAT_CHOICES,
     )
     system: str | None = setting(
@@ -51,11 +51,6 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         check(self, "tokenizer")
-        if self.system is not None and self.chat == "no":
-            raise ValueError(
-                f"tokenizer.system={self.system!r} has no place in a prompt without a chat"
-                " template: leave it out, or use tokenizer.chat=auto."
-            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,8 +59,8 @@ class PretrainedTokenizer:
 
     Attributes:
       backend: the `PreTrainedTokenizerBase`.
-      chat: whether prompts go through its chat template.
-      system: the system message before a prompt.
+      chat: whether prompts are written in its chat template.
+      system: system message before a prompt.
       vocab_size, pad_id, eos_ids: see `Tokenizer`.
     """
 
@@ -78,7 +73,7 @@ class PretrainedTokenizer:
 
     @property
     def eos_id(self) -> int:
-        """The id that ends a demonstration: the first of `eos_ids`."""
+        """Id that ends a demonstration: the first of `eos_ids`."""
         return self.eos_ids[0]
 
     def encode(self, text: str) -> list[int]:
@@ -86,7 +81,7 @@ class PretrainedTokenizer:
         return self.backend.encode(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encodes a prompt in its chat template, or else after the tokenizer's special tokens."""
+        """Encodes a prompt in its chat template, or otherwise after the initial special tokens."""
         if self.chat:
             messages = [{"role": "user", "content": text}]
             if self.system is not None:
@@ -101,15 +96,16 @@ class PretrainedTokenizer:
 
         Args:
           text: the text.
-          begins: puts before it the special tokens that a sequence begins with, if any.
+          begins: whether to add the special tokens at the beginning of a sequence, if there are
+            any.
         """
         return self._opening * begins + self.special.encode_as_text(text)
 
     def template(self, has_tools: bool) -> str:
-        """Returns the source of the chat template, for conversations with tools or without.
+        """Returns the source of the chat template, for conversations with or without tools.
 
         Raises:
-          ValueError: there is none.
+          ValueError: there is no such template.
         """
         return self.backend.get_chat_template(tools=[{}] if has_tools else None)
 
@@ -122,13 +118,13 @@ class PretrainedTokenizer:
         """Writes a conversation in the chat template.
 
         Args:
-          messages: what templates of `transformers` take; `system` is put before them, unless they
+          messages: messages in the form of `transformers`; `system` is put before them, unless they
             have a system message.
           tools: JSON schemas of the tools that the policy may call.
-          prompts: writes the header of the assistant's answer at the end.
+          prompts: whether to end with the header of the assistant's answer.
 
-        Raises:
-          ValueError: the template refuses the conversation, or there is no template.
+          Raises:
+            ValueError: the template rejects the conversation, or there is no template.
         """
         messages = list(messages)
         if self.system is not None and not any(m["role"] == "system" for m in messages):
@@ -137,16 +133,16 @@ class PretrainedTokenizer:
             return self.backend.apply_chat_template(
                 messages, tools=list(tools) or None, add_generation_prompt=prompts, tokenize=False
             )
-        except Exception as error:  # From Jinja, or from the template's own code.
+        except Exception as error:  # Errors of Jinja, or of the template's own code.
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
-                f"The chat template refuses a conversation of {roles}:"
+                f"The chat template rejects a conversation of {roles}:"
                 f" {str(error).partition(chr(10))[0]}. Change the messages, or the template."
             ) from error
 
     @functools.cached_property
     def special(self) -> SpecialTokens:
-        """The special tokens, and encoding of texts that spell them."""
+        """The special tokens, and an encoder for texts that contain their names."""
         return SpecialTokens(self.backend)
 
     @functools.cached_property
@@ -155,19 +151,19 @@ class PretrainedTokenizer:
         return self._continued(self.backend.encode(_ANY_TEXT))[: -len(alone)]
 
     def _continued(self, ids: list[int]) -> list[int]:
-        # Some tokenizers end every text, but a completion shall continue this one.
+        # Some tokenizers end every text, but a completion must continue this one.
         return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; special tokens inside stay visible.
 
-        An id that the tokenizer does not have becomes U+FFFD: a checkpoint's vocabulary may be
+        An id that the tokenizer lacks becomes U+FFFD, because a checkpoint's vocabulary may be
         padded beyond its tokenizer's.
         """
         return self.decode_all(list(itertools.takewhile(lambda i: i not in self.eos_ids, ids)))
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Decodes every id, as `decode` does, also behind an end of sequence."""
+        """Decodes every id like `decode`, even after an end of sequence."""
         runs = itertools.groupby(ids, lambda i: 0 <= i < self.vocab_size)
         return "".join(
             self.backend.decode(list(run), clean_up_tokenization_spaces=False)
@@ -178,14 +174,14 @@ class PretrainedTokenizer:
 
 
 def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
-    """Loads a tokenizer from a directory, from the hub's cache, or else from the hub.
+    """Loads a tokenizer from a directory, from the hub's cache, or otherwise from the hub.
 
     Args:
       path, chat, system: see `TokenizerConfig`.
 
     Raises:
       ValueError: there is no tokenizer; it has no end of sequence; or it lacks a chat template that
-        is asked for.
+        the settings need.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # We need no torch.
     backend, eos_ids = _read(path)
@@ -202,17 +198,17 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
         )
     if system is not None and not has_template:
         raise ValueError(
-            f"tokenizer.system={system!r} needs a chat template, and the tokenizer of {path} has"
+            f"tokenizer.system={system!r} needs a chat template, but the tokenizer of {path} has"
             " none: leave it out."
         )
     chats = chat != "no" and has_template
     if chats:
         try:
             end = _turn_end(backend, eos_ids)
-        except Exception as error:  # From Jinja, or from the template's own code.
+        except Exception as error:  # Errors of Jinja, or of the template's own code.
             raise ValueError(
                 f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
-                " Mend it, or use tokenizer.chat=no."
+                " Correct it, or use tokenizer.chat=no."
             ) from error
         eos_ids = tuple(dict.fromkeys((end, *eos_ids))) if end is not None else eos_ids
     pad_id = backend.pad_token_id
@@ -227,7 +223,7 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
 
 
 def _read(path: str) -> tuple[Any, tuple[int, ...]]:
-    """Loads the `PreTrainedTokenizerBase` of a path, and all end-of-sequence ids of its files."""
+    """Loads the `PreTrainedTokenizerBase` of a path, with all end-of-sequence ids in its files."""
     from huggingface_hub import snapshot_download
 
     if Path(path).is_dir():
@@ -235,7 +231,7 @@ def _read(path: str) -> tuple[Any, tuple[int, ...]]:
     if path.startswith((".", "/", "~")):
         raise ValueError(f"The tokenizer's directory {path} does not exist.")
     try:
-        # A cached tokenizer is used as it is, so that all roles of a run have the same.
+        # A cached tokenizer is used unchanged, so that all roles of a run have the same.
         return _from_pretrained(snapshot_download(path, local_files_only=True))
     except (OSError, ValueError):
         return _from_pretrained(path)
@@ -252,7 +248,7 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
         _refuse_broken(Path(path))
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"No tokenizer can be loaded from {path}: {reason} {way_out}") from error
-    # For a model's config without a tokenizer, transformers makes one with an empty vocabulary.
+    # If a directory has a model's config but no tokenizer, transformers makes an empty vocabulary.
     if not backend.encode(_ANY_TEXT, add_special_tokens=False):
         raise ValueError(f"{path} has a model's config but no tokenizer. {way_out}")
     generation = cached_file(
@@ -266,14 +262,14 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def _refuse_broken(directory: Path) -> None:
-    """Raises ValueError if one of a tokenizer's files is the reason why it cannot be loaded."""
+    """Raises ValueError if one of a tokenizer's files is the reason for a failed load."""
     for name in _FILES:
         if (directory / name).exists():
             read_object(directory / name)
 
 
 def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:
-    """Returns the end that the chat template writes after an answer, if it is one of `eos_ids`."""
+    """Returns the id with which the chat template ends an answer, if it is one of `eos_ids`."""
     turns = [{"role": "user", "content": "Yes?"}, {"role": "assistant", "content": "Yes."}]
     ids = backend.apply_chat_template(turns, return_dict=False)
     return next((i for i in reversed(ids) if i in eos_ids), None)

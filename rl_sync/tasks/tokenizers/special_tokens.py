@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer of `transformers`, and texts that only spell their names."""
+"""Special tokens of a `transformers` tokenizer, and texts that only contain their names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SpecialTokens:
     are ordinary text.
 
     Attributes:
-      names: their texts, longer ones first.
-      pattern: matches one of them with the white space that it swallows; None if there is none.
+      names: texts of the tokens, longest first.
+      pattern: matches any of them, with the white space that it absorbs; None if there are none.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -30,7 +30,7 @@ class SpecialTokens:
         ]
         self.pattern = re.compile("|".join(patterns)) if patterns else None
         self._ids = frozenset(special)
-        # Encoding names as text switches a flag of the backend, which another thread may be using.
+        # Encoding names as text sets a flag of the backend, which another thread may be using.
         encode = copy.deepcopy(backend).encode
         self._encode = functools.partial(
             encode, add_special_tokens=False, split_special_tokens=True
@@ -41,7 +41,7 @@ class SpecialTokens:
         ids = self._encode(text)
         if self._ids.isdisjoint(ids):
             return ids
-        # A name may also be a piece of the tokenizer's own model. Cut in two, it is none.
+        # A name may also be a token of the tokenizer's own model; two halves of it are not.
         names = (re.finditer(re.escape(name), text) for name in self.names)
         cuts = sorted({match.start() + 1 for match in itertools.chain(*names)})
         pieces = itertools.pairwise([0, *cuts, len(text)])

@@ -1,4 +1,4 @@
-"""Tokenizers: the protocol that tasks need, and a tokenizer with one token a character."""
+"""Tokenizers: the interface for tasks, and a tokenizer with one token a character."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ class Tokenizer(Hashable, Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the greatest id."""
+        """Maximum id plus one."""
 
     @property
     def pad_id(self) -> int:
-        """The id that fills a row after its end; masks, never ids, mark padding."""
+        """Id that fills a row after its end; masks, never ids, mark padding."""
 
     @property
     def eos_id(self) -> int:
-        """The id that ends a demonstration."""
+        """Id that ends a demonstration."""
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every id that ends a completion, `eos_id` first."""
+        """All ids that end a completion, `eos_id` first."""
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text by itself, without special tokens around it."""
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encodes a text as a prompt, from which the policy goes on."""
+        """Encodes a text as a prompt that the policy continues."""
 
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text.
 
         Args:
           text: the text.
-          begins: puts before it the special tokens that a sequence begins with, if any.
+          begins: whether to add the special tokens at the beginning of a sequence, if there are
+            any.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes a completion up to its first end of sequence."""
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Decodes every id, also behind an end of sequence; special tokens stay visible."""
+        """Decodes every id, even after an end of sequence; special tokens stay visible."""
 
 
 # Loading a task needs the same lengths several times, and encoding takes most of its time.
@@ -71,7 +72,7 @@ class CharacterTokenizer:
     """A tokenizer of characters: id 0 pads, id 1 ends a sequence, then `charset` follows.
 
     Attributes:
-      charset: the characters that texts may hold, each once, in the order of their ids.
+      charset: characters that texts may contain, each once, in the order of their ids.
 
     Raises:
       ValueError: a character occurs twice in the charset, or there is none.
@@ -88,7 +89,7 @@ class CharacterTokenizer:
 
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> CharacterTokenizer:
-        """Makes the tokenizer of the characters in `texts`, in the order of their code points."""
+        """Makes the tokenizer for the characters in `texts`, in the order of their code points."""
         return cls("".join(sorted(set().union(*texts))))
 
     @property
@@ -98,17 +99,17 @@ class CharacterTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills a row after its end."""
+        """Id that fills a row after its end."""
         return PAD_ID
 
     @property
     def eos_id(self) -> int:
-        """The id that ends a completion."""
+        """Id that ends a completion."""
         return EOS_ID
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The one id that ends a completion."""
+        """The single id that ends a completion."""
         return (EOS_ID,)
 
     def encode(self, text: str) -> list[int]:
@@ -135,7 +136,7 @@ class CharacterTokenizer:
         return self.encode(text)
 
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
-        """Encodes the characters: no special token has a name, and none begins a sequence.
+        """Encodes the characters, since special tokens have no names, and none begins a sequence.
 
         Raises:
           ValueError: a character is not in the charset.
@@ -167,6 +168,6 @@ class CharacterTokenizer:
 
 @functools.lru_cache(maxsize=16)
 def _texts(charset: str) -> dict[int, str]:
-    """Returns the text of each id of a tokenizer of characters."""
+    """Returns the text of each id of a character tokenizer."""
     characters = enumerate(charset, start=_FIRST_CHARACTER_ID)
     return {PAD_ID: "\ufffd", EOS_ID: "", **dict(characters)}

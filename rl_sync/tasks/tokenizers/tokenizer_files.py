@@ -12,9 +12,9 @@ PAD, EOS = "<|pad|>", "<|end|>"
 
 
 def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
-    """Returns the files' contents by name; they give the same ids for the same texts.
+    """Returns the contents of the files by name; they encode every text in the same way.
 
-    A character outside the charset is an error there too.
+    A character outside the charset is an error there, too.
     """
     vocabulary = {PAD: PAD_ID, EOS: EOS_ID}
     vocabulary |= {character: tokenizer.encode(character)[0] for character in tokenizer.charset}
@@ -30,7 +30,7 @@ def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
 
 
 def token_ids(tokenizer: CharacterTokenizer) -> dict[str, int | None]:
-    """Returns the special tokens for a model's config."""
+    """Returns the special token ids for a model's config."""
     return {
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_id,

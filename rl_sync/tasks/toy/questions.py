@@ -1,7 +1,7 @@
 """School questions made from the entries of reasoning-gym's generators.
 
 A generator's entry is a question, an answer and metadata. Here it becomes a question whose answer
-is a number, a quantity with a unit, true or false, or a choice, so that the reward `k12` can judge
+is a number, a quantity with a unit, true or false, or a choice, so that the reward `k12` can score
 it: reasoning-gym's own scorers evaluate the text of an answer as code, and are never called.
 """
 
@@ -19,7 +19,7 @@ Entry = Mapping[str, Any]
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(/\d+)?")
 _TIMES = re.compile(r"\b\d\d:\d\d(?::\d\d)?\b")
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-# Others are left out: the generator takes their gender from the wrong person.
+# Other relatives are left out, because the generator takes their gender from the wrong person.
 _RELATIVES = (
     "mother", "father", "daughter", "son", "wife", "husband", "sister", "brother", "grandmother",
     "grandfather", "aunt", "uncle",
@@ -28,13 +28,13 @@ _TRUTHS = {"Yes": "true", "No": "false", "True": "true", "False": "false"}
 
 
 class SchoolQuestion(NamedTuple):
-    """A question as the reward `k12` takes it.
+    """A question in the form of the reward `k12`.
 
     Attributes:
-      text: the question, with its options if it has some.
+      text: the question, with its options if it has any.
       answer: a number, with its unit if it has one, `true`, `false`, or the letter of an option.
       kind: number, true_false or choice.
-      choices: the texts of the options.
+      choices: texts of the options.
     """
 
     text: str
@@ -44,7 +44,7 @@ class SchoolQuestion(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the question's row, besides prompt and answer."""
+        """Returns the fields of the question's row, other than prompt and answer."""
         return {"kind": self.kind} | ({"choices": list(self.choices)} if self.choices else {})
 
 
@@ -52,9 +52,9 @@ class Generator(NamedTuple):
     """A generator of reasoning-gym.
 
     Attributes:
-      ask: makes a question of an entry; None if the entry cannot be asked.
-      options: values of its config that differ from those of its level of difficulty.
-      hardest: the greatest level of difficulty at which it ends.
+      ask: makes a question from an entry; None if the entry is not suitable.
+      options: config values that differ from those of its level of difficulty.
+      hardest: highest level of difficulty at which the generator terminates.
     """
 
     ask: Callable[[Entry], SchoolQuestion | None]
@@ -63,7 +63,7 @@ class Generator(NamedTuple):
 
 
 def number(entry: Entry) -> SchoolQuestion | None:
-    """Asks for a number, as the entry does."""
+    """Asks for a number, like the entry."""
     answer = str(entry["answer"]).strip()
     if not _NUMBER.fullmatch(answer):
         return None
@@ -71,14 +71,14 @@ def number(entry: Entry) -> SchoolQuestion | None:
 
 
 def truth(entry: Entry) -> SchoolQuestion | None:
-    """Asks whether something is true, as the entry does."""
+    """Asks whether something is true, like the entry."""
     if entry["answer"] not in _TRUTHS:
         return None
     return SchoolQuestion(entry["question"].strip(), _TRUTHS[entry["answer"]], "true_false")
 
 
 def denominator(entry: Entry) -> SchoolQuestion | None:
-    """Asks for a denominator: as a number, an unsimplified fraction would be right as well."""
+    """Asks for a denominator, because as a number an unsimplified fraction would also be right."""
     about = entry["metadata"]
     return SchoolQuestion(
         f"Simplify the fraction {about['numerator']}/{about['denominator']} to its lowest terms."
@@ -125,14 +125,14 @@ def calendar(entry: Entry) -> SchoolQuestion | None:
 
 
 def relative(entry: Entry) -> SchoolQuestion | None:
-    """Asks for a family relationship among twelve."""
+    """Asks for a family relationship, with twelve options."""
     if entry["answer"] not in _RELATIVES:
         return None
     return _choice(entry["question"], entry["answer"], _RELATIVES)
 
 
 def side(entry: Entry) -> SchoolQuestion | None:
-    """Asks for the color of a side among those of the cube."""
+    """Asks for the color of a side, with the colors of the cube as options."""
     colors = tuple(sorted(entry["metadata"]["initial_state"].values()))
     return _choice(entry["question"], entry["answer"], colors)
 
@@ -172,6 +172,6 @@ GENERATORS: dict[str, Generator] = {
     "family_relationships": Generator(relative),
     "color_cube_rotation": Generator(side),
 }
-"""The generators that are asked. Those whose entries depend on more than the seed are left out, so
-that every process of a run makes the same problems: isomorphic_strings and ransom_note, which
-depend on Python's hashing of texts."""
+"""The generators in use. Those whose entries depend on more than the seed are left out, so that
+every process of a run makes the same problems: isomorphic_strings and ransom_note, which depend on
+Python's hashing of texts."""

@@ -17,18 +17,18 @@ COLORS = {
 }
 SHAPES = ("circle", "square", "triangle")
 UNITS = 3
-"""The side of a grid's cell, in the characters of a scene that is written as text."""
+"""Side of a grid cell, in characters of a scene that is written as text."""
 
-UNIT_PIXELS = 9  # Odd, so that a unit has a middle.
+UNIT_PIXELS = 9  # Odd, so that a unit has a middle pixel.
 _WHITE = (255, 255, 255)
-_MARGIN = 0.2  # Around a circle, in units: as text, the corners of its cell stay empty.
+_MARGIN = 0.2  # Margin of a circle, in units: as text, the corners of its cell stay empty.
 
 
 class SceneShape(NamedTuple):
     """A shape in a scene.
 
     Attributes:
-      column, row: its cell, from the upper left.
+      column, row: cell of the shape, from the upper left.
     """
 
     column: int
@@ -38,21 +38,21 @@ class SceneShape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its color and shape."""
+        """Name of the shape, with its color."""
         return f"{self.color} {self.shape}"
 
     def box(self, unit: int) -> list[int]:
-        """Returns its box as [x1, y1, x2, y2], where a unit has so many pixels."""
+        """Returns its box as [x1, y1, x2, y2], with `unit` pixels for each unit."""
         x, y, side = self.column * UNITS * unit, self.row * UNITS * unit, UNITS * unit
         margin = round(_MARGIN * unit) if self.shape == "circle" else 0
         return [x + margin, y + margin, x + side - margin, y + side - margin]
 
 
 class Scene(NamedTuple):
-    """Shapes on a square grid, each in a cell of its own.
+    """Shapes on a square grid, each in its own cell.
 
     Attributes:
-      cells: the cells of a side of the grid.
+      cells: number of cells along each side of the grid.
     """
 
     cells: int
@@ -107,7 +107,7 @@ class Scene(NamedTuple):
 
 
 def _letters(pixels: np.ndarray) -> list[str]:
-    """Returns the letter of the color in the middle of each unit, in lines."""
+    """Returns the letter of the color in the middle of each unit, line by line."""
     middles = pixels[UNIT_PIXELS // 2 :: UNIT_PIXELS, UNIT_PIXELS // 2 :: UNIT_PIXELS]
     codes = (middles.astype(int) @ _PLACES).tolist()
     return ["".join(_NAMES[code] for code in line) + "\n" for line in codes]

@@ -1,7 +1,7 @@
 """School questions that reasoning-gym generates: arithmetic, word problems, dates, logic.
 
-The questions are drawn by the seed, in equal shares from each generator, and no question is asked
-twice. The reward is `k12`. The demonstrations are the right answers.
+The seed draws the questions, in equal shares from each generator, and no question occurs twice. The
+reward is `k12`. The demonstrations are the right answers.
 """
 
 from __future__ import annotations
@@ -31,22 +31,20 @@ class SchoolConfig:
     """`config.task.school`.
 
     Raises:
-      ValueError: an unknown generator, or a value outside its range.
+      ValueError: a generator is unknown, or a value is outside its range.
     """
 
     generators: str = setting(
         ALL,
-        "Generators of reasoning-gym, separated by commas, or `all`. A generator may have options"
-        " of its own, which go before the difficulty: `chain_sum(min_digits=2, max_terms=2), gcd`."
-        f" There are {', '.join(GENERATORS)}.",
+        "Generators of reasoning-gym, separated by commas, or `all`. A generator may have options,"
+        " which override the difficulty: `chain_sum(min_digits=2, max_terms=2), gcd`. The"
+        f" generators are {', '.join(GENERATORS)}.",
     )
     difficulty: int = setting(
-        0, "Level of the generators that have several; 0 is the easiest.", least=0, greatest=10
+        0, "Level of generators that have several; 0 is the easiest.", least=0, greatest=10
     )
     problems: int = setting(4000, "Problems to train on.", least=1)
-    held_out_problems: int = setting(
-        512, "Other problems, to measure accuracy on, in a seeded choice.", least=1
-    )
+    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
 
     def __post_init__(self) -> None:
         check(self, "task.school")
@@ -65,7 +63,7 @@ class SchoolConfig:
 
     @property
     def options(self) -> dict[str, Mapping[str, Any]]:
-        """The options of each generator that is used."""
+        """Options of each generator in use."""
         terms = parse_calls(self.generators)
         if [term.name for term in terms] == [ALL]:
             return {name: {} for name in GENERATORS}
@@ -73,7 +71,7 @@ class SchoolConfig:
 
 
 class GeneratorSource(NamedTuple):
-    """A generator with a level of difficulty, and options that go before those of the level."""
+    """A generator with a level of difficulty, and options that override those of the level."""
 
     name: str
     difficulty: int
@@ -81,10 +79,10 @@ class GeneratorSource(NamedTuple):
 
 
 def load(config: SchoolConfig, seed: int) -> Problems:
-    """Generates problems, each once, and holds some out by the seed.
+    """Generates different problems, and holds some of them out by the seed.
 
     Raises:
-      ValueError: reasoning-gym is not installed, or the generators do not have as many questions.
+      ValueError: reasoning-gym is not installed, or the generators have too few questions.
     """
     gym = optional_packages.require("reasoning_gym", _NAME)
     wanted = config.problems + config.held_out_problems
@@ -119,9 +117,9 @@ def load(config: SchoolConfig, seed: int) -> Problems:
 
 
 def _questions(gym: Any, source: GeneratorSource, seed: int, count: int) -> list[SchoolQuestion]:
-    """Returns different questions of a generator; fewer if it has not as many."""
+    """Returns different questions of a generator; fewer if it does not have `count`."""
     name = source.name
-    # Entry i is made from the sum of the seed and i: seeds of generators lie far apart.
+    # Entry i is made from the sum of the seed and i, so the seeds of generators must lie far apart.
     words = [seed, list(GENERATORS).index(name), source.difficulty]
     start = int(np.random.SeedSequence(words).generate_state(1)[0])
     made = {**_level(gym, name, source.difficulty), **source.options, **GENERATORS[name].options}
@@ -145,7 +143,7 @@ def _questions(gym: Any, source: GeneratorSource, seed: int, count: int) -> list
 
 
 def _level(gym: Any, name: str, difficulty: int) -> dict[str, Any]:
-    """Returns the values of a generator's config at a level of difficulty."""
+    """Returns a generator's config values at a level of difficulty."""
     if not gym.factory.has_curriculum(name):
         return {}
     curriculum = gym.factory.create_curriculum(name)

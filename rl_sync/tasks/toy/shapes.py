@@ -1,8 +1,8 @@
 """Questions about images of colored shapes, which are drawn here: counts, colors, sides, boxes.
 
 The policy gets the question, and `row["images"]` has the image. With `as_text` the image is written
-as characters in front of the question instead, a letter for a color, so that a policy which reads
-text alone can learn the task:
+as characters in front of the question instead, with a letter for each color, so that a text-only
+policy can learn the task:
 
     ...rrr...
     ...rrr...
@@ -37,7 +37,7 @@ class ShapesQuestion(NamedTuple):
     Attributes:
       text: the question.
       answer: the right answer.
-      fields: the other fields of its row; `kind` is that of the reward `vision`.
+      fields: other fields of its row; `kind` is the kind for the reward `vision`.
     """
 
     text: str
@@ -46,7 +46,8 @@ class ShapesQuestion(NamedTuple):
 
 
 Ask = Callable[[Scene, int, np.random.Generator], ShapesQuestion | None]
-"""Asks a question about a scene where a unit has so many pixels; None if the scene has none."""
+"""A function that asks a question about a scene, from its pixels per unit; None if there is none.
+"""
 
 
 def _count(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
@@ -96,7 +97,7 @@ def _box(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion
 def _only_one(
     scene: Scene, name: Callable[[SceneShape], str], random: np.random.Generator
 ) -> SceneShape | None:
-    """Returns an item whose name no other has; None if there is none."""
+    """Returns an item with a unique name; None if there is none."""
     names = [name(item) for item in scene.items]
     single = [item for item in scene.items if names.count(name(item)) == 1]
     return single[random.integers(len(single))] if single else None
@@ -110,26 +111,24 @@ class ShapesConfig:
     """`config.task.shapes`.
 
     Raises:
-      ValueError: an unknown kind of question, or a value outside its range.
+      ValueError: a kind of question is unknown, or a value is outside its range.
     """
 
     questions: str = setting(
         ",".join(QUESTIONS), f"Questions, separated by commas: {', '.join(QUESTIONS)}."
     )
-    cells: int = setting(3, "Cells of a side of the grid.", least=2, greatest=16)
-    most_shapes: int = setting(4, "The most shapes in an image.", least=1)
+    cells: int = setting(3, "Cells along each side of the grid.", least=2, greatest=16)
+    most_shapes: int = setting(4, "Maximum number of shapes in an image.", least=1)
     as_text: bool = setting(
         False,
-        "Writes the image as characters in front of the question, for policies that read text"
-        " alone.",
+        "Writes the image as characters in front of the question, for policies that read only"
+        " text.",
     )
     problems: int = setting(4000, "Problems to train on.", least=1)
-    held_out_problems: int = setting(
-        512, "Other problems, to measure accuracy on, in a seeded choice.", least=1
-    )
+    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
     demonstrated: float = setting(
         0.1,
-        "Share of the training problems whose answer is demonstrated in SFT.",
+        "Fraction of the training problems whose answer is demonstrated in SFT.",
         least=0,
         greatest=1,
     )
@@ -142,21 +141,21 @@ class ShapesConfig:
             raise ValueError("task.shapes.questions names no question.")
         if self.most_shapes > self.cells**2:
             raise ValueError(
-                f"task.shapes.most_shapes={self.most_shapes} have no room in {self.cells} times"
+                f"task.shapes.most_shapes={self.most_shapes} do not fit into {self.cells} times"
                 f" {self.cells} cells: use fewer, or more cells."
             )
 
     @property
     def names(self) -> list[str]:
-        """The kinds of questions."""
+        """Kinds of questions in use."""
         return [name.strip() for name in self.questions.split(",") if name.strip()]
 
 
 def load(config: ShapesConfig, seed: int) -> Problems:
-    """Draws problems, each at most once, and holds some out by the seed.
+    """Draws different problems, and holds some of them out by the seed.
 
     Raises:
-      ValueError: there are not as many different problems.
+      ValueError: there are not enough different problems.
     """
     random = np.random.default_rng([seed, config.problems])
     wanted = config.problems + config.held_out_problems
@@ -195,7 +194,7 @@ def _prompt(number: int, scene: Scene, question: ShapesQuestion, as_text: bool) 
 
 
 def _charset() -> str:
-    """Returns all characters that a question or an answer may have."""
+    """Returns all characters that a question or an answer may contain."""
     words = ["How many shapes are there?", "What color is the", "Is the left or right of the?"]
     words += ["Give the box [x1, y1, x2, y2] of the.", "\n.0123456789[], ", *COLORS, *SHAPES]
     return "".join(sorted(set().union(*words)))

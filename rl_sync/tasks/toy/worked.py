@@ -1,13 +1,13 @@
 """Products worked out by repeated addition: completions of very different lengths.
 
 `7*12+58=` asks to add 7 twelve times to 58. The working starts with eleven additions left and 65,
-`11:560`, and goes on to `00:241` and the answer, `#241`. Numbers of a working are written from the
-units up. The number of additions is log-normal: most problems have few, some have many.
+`11:560`, and continues to `00:241` and the answer, `#241`. Numbers of a working are written from
+the units up. The number of additions is log-normal: most problems have few, some have many.
 
-The demonstrations are those of a pupil who tires. He loses count and leaves out the last addition:
-seldom if there are few additions, and more often than not if there are many. A policy that imitates
-him adds well, and leaves out the last addition wherever he does so more often than not. Only the
-reward says that this is wrong, and the reward looks at the answer alone.
+The demonstrations come from a pupil who tires. He loses count and leaves out the last addition:
+rarely if there are few additions, and usually if there are many. A policy that imitates him adds
+well, and leaves out the last addition wherever he usually does. Only the reward says that this is
+wrong, and the reward only looks at the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rl_sync.types import Prompt
 _DEMONSTRATIONS_PER_PROBLEM = 4
 _TERMS = range(2, 10)
 _STARTS = range(10, 100)
-_MOST_ADDITIONS = 99  # Of two digits.
+_MOST_ADDITIONS = 99  # The largest count with two digits.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,27 +32,25 @@ class WorkedConfig:
     """`config.task.worked`.
 
     Raises:
-      ValueError: a value outside its range.
+      ValueError: a value is outside its range.
     """
 
     problems: int = setting(6000, "Problems to train on.", least=1)
-    held_out_problems: int = setting(
-        512, "Other problems, to measure accuracy on, in a seeded choice.", least=1
-    )
+    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
     median_additions: float = setting(
-        5.0, "Median of the additions in a problem, whose number is log-normal.", above=0
+        5.0, "Median number of additions in a problem; the number is log-normal.", above=0
     )
     spread: float = setting(
         0.9, "Standard deviation of the logarithm of the number of additions.", above=0
     )
     most_additions: int = setting(
         34,
-        "The most additions in a problem; two digits count what is left.",
+        "Maximum number of additions in a problem; the working counts them with two digits.",
         least=1,
         greatest=_MOST_ADDITIONS,
     )
     tired_after: int = setting(
-        6, "Additions in a problem after which the pupil of the demonstrations is tired.", least=0
+        6, "Number of additions after which the demonstrations' pupil is tired.", least=0
     )
     slip: float = setting(
         0.25,
@@ -72,10 +70,10 @@ class WorkedConfig:
 
 
 def load(config: WorkedConfig, seed: int) -> Problems:
-    """Draws problems, each at most once, and holds some out by the seed.
+    """Draws different problems, and holds some of them out by the seed.
 
     Raises:
-      ValueError: fewer problems exist than are wanted.
+      ValueError: there are not enough different problems.
     """
     counts = range(1, config.most_additions + 1)
     everything = list(itertools.product(_TERMS, counts, _STARTS))
@@ -83,7 +81,7 @@ def load(config: WorkedConfig, seed: int) -> Problems:
     if wanted > len(everything):
         raise ValueError(
             f"task.worked.problems={config.problems} and held_out_problems="
-            f"{config.held_out_problems} are more than the {len(everything)} problems of at most"
+            f"{config.held_out_problems} are more than the {len(everything)} problems with at most"
             f" most_additions={config.most_additions}."
         )
     random = np.random.default_rng([seed, wanted])
@@ -111,7 +109,7 @@ def _weight(count: int, config: WorkedConfig) -> float:
 
 
 def text(term: int, count: int, start: int) -> str:
-    """Returns the problem: `term` is to be added `count` times to `start`."""
+    """Returns the problem of adding `term` to `start` `count` times."""
     return f"{term}*{count:02}+{start}="
 
 
@@ -131,7 +129,7 @@ def working(term: int, count: int, start: int, done: int) -> str:
 def tired_working(
     term: int, count: int, start: int, config: WorkedConfig, random: np.random.Generator
 ) -> str:
-    """Returns the working of the pupil, who may lose count and leave out the last addition."""
+    """Returns the pupil's working, in which he may lose count and leave out the last addition."""
     slip = config.tired_slip if count > config.tired_after else config.slip
     return working(term, count, start, count - int(random.random() < slip))
 

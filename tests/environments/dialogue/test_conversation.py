@@ -107,7 +107,7 @@ def test_the_configured_system_message_stands_before_an_environments_messages():
 
 
 def test_a_template_that_refuses_a_conversation_says_so():
-    with pytest.raises(ValueError, match=r"refuses a conversation of user, tool: tool answers"):
+    with pytest.raises(ValueError, match=r"rejects a conversation of user, tool: tool answers"):
         encoded(family("brackets"), Message("user", "a"), Message("tool", "b"))
 
 

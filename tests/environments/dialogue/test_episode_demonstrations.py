@@ -411,4 +411,4 @@ def test_long_chats_are_left_out_or_cut_and_counted(rows):
     assert len(short.demonstrations) == len(whole.demonstrations) - 1
     assert any("1 of 7 dialogues are left out" in note for note in short.notes)
     cut = wiring.load_task(_settings(rows, **limits, task__too_long="truncate"))
-    assert any("1 of 7 dialogues are cut behind the last reply" in note for note in cut.notes)
+    assert any("1 of 7 dialogues are cut after the last reply" in note for note in cut.notes)

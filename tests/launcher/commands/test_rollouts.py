@@ -2,7 +2,6 @@
 
 import io
 import json
-import types
 
 import orjson
 import pytest
@@ -184,5 +183,5 @@ def test_a_directory_without_records_is_a_mistake(tmp_path, capsys):
 
 
 def test_the_mean_logprob_is_of_the_tokens_that_were_drawn():
-    assert rollout_view.mean_logprob(Rollout(step=1, lease=1, logprobs=[-1.0, None, -2.0])) == -1.5
-    assert rollout_view.mean_logprob(types.SimpleNamespace(logprobs=[None])) is None
+    assert Rollout(step=1, lease=1, logprobs=[-1.0, None, -2.0]).mean_logprob == -1.5
+    assert Rollout(step=1, lease=1, logprobs=[None]).mean_logprob is None

@@ -102,7 +102,7 @@ def test_a_role_that_hangs_is_named_and_not_who_waits_for_it(ending, tmp_path):
         run._watch()
     server.close(0.0)
     assert stopped == ["trainer hangs"]
-    assert str(error.value).startswith("trainer (process 7) hangs, or was stopped: it has given no")
+    assert str(error.value).startswith("trainer (process 7) hangs, or was stopped: it has sent no")
     assert "for 601 s" in str(error.value)
     assert "at train (step 4)" in str(error.value)
 

@@ -72,7 +72,7 @@ def test_who_has_been_silent_for_the_longest_wait_is_ended_and_named(master, cli
     hang_watch._next_secs = 0.0
     (death,) = hang_watch.look(client)
     assert death.name == "trainer"
-    assert death.report([]).startswith("trainer (process 123) hangs, or was stopped: it has given")
+    assert death.report([]).startswith("trainer (process 123) hangs, or was stopped: it has sent")
     assert supervisor.living(["trainer", "master"]) == ["master"]
     assert supervisor.deaths() == [], "it is not dead once more"
 

@@ -235,7 +235,7 @@ def test_a_run_goes_on_from_the_snapshot_that_the_trainer_finds_whole(twice, cap
     assert prepare(directory).step == 5
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith("WARNING: The snapshot ")
-    assert "it lacks metadata.json. The one of step 5 is used instead" in said
+    assert "it lacks metadata.json. The snapshot of step 5 is used instead" in said
     assert load_snapshot(directory.snapshots, None, state)[0] == 5
     assert (directory.snapshots / "damaged_00000010" / "files.json").exists()
 

@@ -97,7 +97,7 @@ def test_a_cached_hub_name_is_found_and_another_is_refused(tmp_path, monkeypatch
         (lambda t: t.pop("model.norm.weight"), r"lacks 1 of 38 tensors .* model\.norm\.weight"),
         (
             lambda t: t.update({"model.layers.0.self_attn.o_proj.bias": np.zeros(32)}),
-            r"holds 1 tensors that its .* model\.layers\.0\.self_attn\.o_proj\.bias",
+            r"has 1 tensors that its .* model\.layers\.0\.self_attn\.o_proj\.bias",
         ),
         (
             lambda t: t.update({"model.norm.weight": np.zeros(31, np.float32)}),
@@ -202,8 +202,8 @@ def _shards(directory, weight_map):
     ("damage", "message"),
     [
         (lambda d: (d / WEIGHTS).write_text(POINTER), rf"{WEIGHTS} is a Git LFS .*`git lfs pull`"),
-        (_cut, rf"{WEIGHTS} is no whole safetensors file .*: fetch the file again"),
-        (lambda d: (d / WEIGHTS).write_bytes(b""), rf"{WEIGHTS} is no whole safetensors file"),
+        (_cut, rf"{WEIGHTS} is not a whole safetensors file .*: fetch the file again"),
+        (lambda d: (d / WEIGHTS).write_bytes(b""), rf"{WEIGHTS} is not a whole safetensors file"),
         (lambda d: _shards(d, None), rf"{INDEX} has no weight_map"),
         (lambda d: _shards(d, ["x"]), rf"{INDEX} has no weight_map"),
         (lambda d: _shards(d, {"x": 3}), rf"{INDEX} has no weight_map"),

@@ -23,7 +23,7 @@ def test_a_target_is_a_chip_and_a_shape(text, shape, count):
     ("text", "says"),
     [
         ("v5e", "chip and a shape"),
-        ("v5x:2x2", "no kind of chip"),
+        ("v5x:2x2", "not one of the chips"),
         ("h100:2x4", "a number of GPUs"),
         ("v5e:0x2", "chips along each axis"),
     ],

@@ -73,11 +73,9 @@ def test_a_resumption_says_which_points_still_count(tmp_path):
     assert rest == [("resume", 1, [100, 1]), ("rl", 2, {"rl/reward": 0.5}), ("finish", True)]
 
 
-def test_wrong_names_and_missing_packages_are_refused(monkeypatch):
+def test_missing_packages_are_refused(monkeypatch):
     assert ObserveSettings(backends="").chosen_backends == []
     assert ObserveSettings(backends="wandb, mlflow,wandb").chosen_backends == ["wandb", "mlflow"]
-    with pytest.raises(ValueError, match=r"observe\.backends='wanb' .* did you mean 'wandb'"):
-        ObserveSettings(backends="tensorboard,wanb")
     check_installed(["tensorboard"])
     monkeypatch.setattr(backend_catalog.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'pip install "rl_sync\[mlflow\]", or leave mlflow out'):

@@ -369,5 +369,5 @@ def test_episodes_begin_with_all_fields_of_the_explorers_own_row():
 )
 def test_a_lease_of_another_task_than_the_explorers_own_is_refused(other):
     _, explorer = _with_rows()
-    with pytest.raises(DifferentTaskError, match=r"in the master, and .* in explorer 2\. Each"):
+    with pytest.raises(DifferentTaskError, match=r"in the master, but .* in explorer 2\. Each"):
         explorer.rollout(STATE, [_lease(1)._replace(prompt=other)])

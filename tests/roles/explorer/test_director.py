@@ -194,7 +194,7 @@ def test_a_rewritten_conversation_stops_the_run_if_that_is_wanted():
     assert _say(director, "stop").ending.segments == 2
     director = _director(Rewriting(TOKENIZER), rewrites="refuse")
     _begin(director)
-    with pytest.raises(RunEndedError, match=r"use environment\.rewrites=segment"):
+    with pytest.raises(RunEndedError, match=r"with environment\.rewrites=segment"):
         _say(director, "yes")
 
 
@@ -313,7 +313,7 @@ def test_a_turn_with_a_place_that_cannot_be_rendered_is_refused(got):
 def test_a_turn_behind_a_reply_that_never_was_is_a_failure(got):
     director, first = _branching(("hi.", {"after": 0}), attempts=1)
     assert first.ending.reason == "environment failure"
-    assert first.ending.why == "the environment's Turn.after=0 is none of 0 replies"
+    assert first.ending.why == "the environment's Turn.after=0 is not one of 0 replies"
     director, _ = _branching(("hi.", {}), ("on.", {"after": 1}), attempts=2)
     again = _say(director, "aa")
     assert (_text(again), again.restarts) == ("hi.", True)

@@ -209,15 +209,6 @@ def test_a_limit_of_any_player_ends_the_game(limit, reason):
         assert one.ending.moves
 
 
-def test_names_of_opponents_in_settings_are_checked():
-    with pytest.raises(ValueError, match=r"environment\.opponent=slef: .* did you mean 'self'"):
-        EnvironmentSettings(opponent="slef")
-    with pytest.raises(ValueError, match=r"evaluation_opponent=self changes with training"):
-        EnvironmentSettings(evaluation_opponent="self")
-    with pytest.raises(ValueError, match=r"environment\.seat=-1 must be at least 0"):
-        EnvironmentSettings(seat=-1)
-
-
 def by_of(groups):
     """Returns who played, for the player who learns and for the others."""
     both = set(), set()

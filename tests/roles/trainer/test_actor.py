@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.models import lora
 from rl_sync.models.config import Lora
@@ -126,9 +126,7 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
     results = []
     for kind, microbatch_rows in (("padded", 0), ("packed", 2)):
-        trainer = dataclasses.replace(
-            trainer_of(optimizer=TWICE, microbatch_rows=microbatch_rows), algorithm=algorithm
-        )
+        trainer = trainer_of(dataclasses.asdict(algorithm), TWICE, microbatch_rows=microbatch_rows)
         batch = batch_of(UNEVEN, kind, 2, microbatch_rows, params=drawn_by)
         state, metrics = trainer.step(state_of(trainer)._replace(step=jnp.int32(1)), batch)
         results.append((state, comparable(metrics, batch)))
@@ -143,10 +141,8 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
 def test_with_several_updates_the_decoupled_ratio_is_taken_to_the_start_of_the_step():
     """With a learning rate of nearly 0 nothing moves in a step, however stale the data are."""
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
-    trainer = dataclasses.replace(
-        trainer_of(optimizer={**TWICE, "learning_rate": 1e-9}),
-        algorithm=ALGORITHMS["decoupled_ppo"],
-    )
+    algorithm = dataclasses.asdict(ALGORITHMS["decoupled_ppo"])
+    trainer = trainer_of(algorithm, {**TWICE, "learning_rate": 1e-9})
     _, metrics = trainer.step(state_of(trainer), batch_of(UNEVEN, updates=2, params=drawn_by))
     assert abs(float(metrics["kl_proximal_current"])) < 1e-6
     assert metrics["kl_behavior_proximal"] > 1e-3

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import named
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.types import NO_LEASE
@@ -15,7 +15,7 @@ from tests.tasks.loading import load
 TASK = load(arithmetic__held_out_problems=9)
 
 
-SFT, REWARD_MODEL = (named(name, staleness_bound=0) for name in ("sft", "reward_model"))
+SFT, REWARD_MODEL = ALGORITHMS["sft"], ALGORITHMS["reward_model"]
 
 
 def reader(seed=0, check=lambda: None, algorithm=SFT):

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit, objective
 from rl_sync.learning.critic import CriticConfig, value_loss
 from rl_sync.types import Rows, TrainBatch

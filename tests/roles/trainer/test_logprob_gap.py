@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
+from rl_sync.learning.objective import LossConfig
 from rl_sync.models.placement import move
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.actor import ExplorerState
@@ -24,15 +25,17 @@ def test_without_staleness_and_learning_the_gap_stays_flat():
     explorer = dataclasses.replace(EXPLORER, sampling=sampling)
     trainer = Trainer(
         model=MODEL,
-        algorithm=ALGORITHMS["grpo"],
+        loss=LossConfig(
+            ALGORITHMS["grpo"],
+            group_size=explorer.group_size,
+            max_completion_tokens=TASK.max_completion_tokens,
+            end_ids=sampling.stop_ids,
+            microbatch_rows=0,
+        ),
         optimizer=dataclasses.replace(OPTIMIZER, learning_rate=0.0, updates_per_batch=2),
-        group_size=explorer.group_size,
-        max_completion_tokens=TASK.max_completion_tokens,
-        end_ids=sampling.stop_ids,
         temperature=TEMPERATURE,
         steps=STEPS,
         sft=sft(STEPS),
-        microbatch_rows=0,
         logits_bytes=1 << 20,
         layout=Layout.single(),
     )

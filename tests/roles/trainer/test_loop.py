@@ -204,7 +204,7 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
     [
         TimeoutError("trainer has waited for the batch of trainer step 2"),
         ReplayUnavailableError("the replay server is gone"),
-        RemoteError("ValueError: This process answers no Claim."),
+        RemoteError("ValueError: This process does not answer Claim."),
     ],
 )
 def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_path, failure):

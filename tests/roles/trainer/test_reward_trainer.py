@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.sft import SftConfig
@@ -19,6 +19,7 @@ from rl_sync.roles.trainer.reward_trainer import RewardTrainer
 from rl_sync.types import NO_LEASE, Group
 from tests.models.meshes import layout
 from tests.roles.trainer.test_trainer_on_meshes import SMALL
+from tests.roles.trainer.tiny import with_loss
 
 REWARD = dataclasses.replace(SMALL, scalar_head=True)
 PAIRS, T = 8, 8
@@ -40,7 +41,7 @@ def _trainer(on=None, model=REWARD, updates=1, **fields):
         "logits_bytes": 256,
         "layout": on or layout(),
     }
-    return RewardTrainer(**{**given, **fields})
+    return RewardTrainer(**with_loss({**given, **fields}))
 
 
 def _group(random, number):

@@ -131,7 +131,7 @@ def test_sft_whose_snapshot_is_damaged_does_not_go_on_from_it(tmp_path):
         Warming(tmp_path, 9, stopped_at=4).run()
     (metadata,) = tmp_path.glob("snapshot_*/metadata.json")
     metadata.write_text("[]")
-    with pytest.raises(SnapshotError, match=r"metadata.json has another content than was written"):
+    with pytest.raises(SnapshotError, match=r"metadata.json has other content than was written"):
         Warming(tmp_path, 9).run()
 
 

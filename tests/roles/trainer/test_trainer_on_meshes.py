@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.named import ALGORITHMS
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.models.config import Lora, ModelConfig
@@ -15,7 +15,7 @@ from rl_sync.models.placement import move
 from rl_sync.roles.trainer.actor import Trainer
 from tests.models import tiny
 from tests.models.meshes import layout
-from tests.roles.trainer.tiny import OPTIMIZER, sft
+from tests.roles.trainer.tiny import OPTIMIZER, sft, with_loss
 from tests.roles.trainer.training import ALGORITHM, UNEVEN, batch_of, comparable
 
 MODEL = ModelConfig(
@@ -61,7 +61,7 @@ def _trainer(on, **fields):
         "logits_bytes": 256,
         "layout": on,
     }
-    return Trainer(**{**of, **fields})
+    return Trainer(**with_loss({**of, **fields}))
 
 
 def _placed(trainer, params):

@@ -1,5 +1,9 @@
 """Helpers for the tests of the actors."""
 
+import dataclasses
+from typing import Any
+
+from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.sft import SftConfig
 
@@ -21,3 +25,10 @@ OPTIMIZER = OptimizerConfig(
 def sft(steps):
     """Makes settings of SFT at a constant rate."""
     return SftConfig(steps=steps, learning_rate=0.02, schedule="constant")
+
+
+def with_loss(given: dict[str, Any]) -> dict[str, Any]:
+    """Puts the fields of `LossConfig` among a trainer's into one."""
+    names = [field.name for field in dataclasses.fields(LossConfig)]
+    loss = LossConfig(**{name: given[name] for name in names})
+    return {"loss": loss, **{name: of for name, of in given.items() if name not in names}}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.algorithms.named import named
+from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
@@ -15,7 +15,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.types import Group
 from tests.models import tiny
-from tests.roles.trainer.tiny import OPTIMIZER, sft
+from tests.roles.trainer.tiny import OPTIMIZER, sft, with_loss
 
 MODEL = ModelConfig(
     vocab_size=7,
@@ -28,7 +28,7 @@ MODEL = ModelConfig(
     max_length=8,
 )
 ALGORITHM = dataclasses.replace(
-    named("dr_grpo", 0), clip_high=0.28, aggregation="token_mean", allow_unsafe=True
+    ALGORITHMS["dr_grpo"], clip_high=0.28, aggregation="token_mean", allow_unsafe=True
 )
 GROUP_SIZE = 4
 PARAMS = tiny.params(MODEL)
@@ -56,7 +56,7 @@ def trainer_of(algorithm=None, optimizer=None, **fields):
         "logits_bytes": 1 << 20,
         "layout": Layout.single(),
     }
-    trainer = Trainer(**{**of, **fields})
+    trainer = Trainer(**with_loss({**of, **fields}))
     return _TRAINERS.setdefault(trainer, trainer)
 
 

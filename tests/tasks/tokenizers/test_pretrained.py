@@ -181,20 +181,6 @@ def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
         pretrained.load(str(tmp_path), "auto", None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"chat": "maybe"}, "tokenizer.chat='maybe' is not one of auto, yes, no"),
-        ({"chat": "no", "system": "x"}, "tokenizer.system='x' has no place"),
-        ({"chat": "yes"}, "tokenizer.chat=yes needs a tokenizer with a chat template"),
-        ({"system": "x"}, "tokenizer.system='x' needs a tokenizer with a chat template"),
-    ],
-)
-def test_a_choice_that_characters_do_not_have_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        load(**settings)
-
-
 def test_a_tasks_rows_hold_the_template_and_its_texts_do_not(tmp_path, peer):
     rows = [{"prompt": f"{i}+1=?", "answer": i + 1} for i in range(10)]
     path = write_lines(tmp_path / "rows.jsonl", rows)

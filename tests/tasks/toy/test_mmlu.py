@@ -79,7 +79,7 @@ def test_the_seed_decides_what_is_held_out_and_nothing_is_on_both_sides(path):
     [
         ({"subjects": "high_school_fysics"}, r"'high_school_fysics' is not one of school, all, "),
         ({"subjects": "law"}, r"held_out_problems=1 leaves none of the 1 questions of law"),
-        ({"path": "/nowhere.json"}, r"/nowhere.json is no file of questions.*pip install"),
+        ({"path": "/nowhere.json"}, r"/nowhere.json is not a file of questions.*pip install"),
     ],
 )
 def test_mistakes_are_refused(path, fields, message):

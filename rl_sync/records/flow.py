@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_sync.page.tail import Tail
+from rl_sync.records.json_lines import JsonLinesReader
 from rl_sync.records.resumption import RESUMED_AT
 from rl_sync.workdir import Workdir
 
@@ -30,6 +31,7 @@ class Flow:
 
     Args:
       workdir: the run's directory.
+      root: see `JsonLinesReader`.
 
     Attributes:
       leased: the number of leases so far.
@@ -39,9 +41,9 @@ class Flow:
       staleness: numbers of tokens by staleness, for each trainer step.
     """
 
-    def __init__(self, workdir: Path):
-        self._ledger = Tail(Workdir(workdir).ledger, workdir)
-        self._consumed = Tail(Workdir(workdir).consumed, workdir)
+    def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
+        self._ledger = JsonLinesReader(Workdir(workdir).ledger, root)
+        self._consumed = JsonLinesReader(Workdir(workdir).consumed, root)
         self._clear()
         self.staleness: dict[int, collections.Counter[int]] = {}
 
@@ -59,8 +61,8 @@ class Flow:
         """The numbers of groups after the last event."""
         return self.moments[-1] if self.moments else Moment(0.0, 0, 0, 0, 0)
 
-    def refresh(self) -> None:
-        """Reads what is new."""
+    def refresh(self) -> int:
+        """Reads what is new; returns the number of bytes."""
         news = self._ledger.read()
         if news.is_anew:
             self._clear()
@@ -71,6 +73,7 @@ class Flow:
             self.staleness = {}
         for line in consumed.lines:
             self._consume(line.record)
+        return news.size + consumed.size
 
     def _add(self, record: dict[str, Any]) -> None:
         event, reason = record.get("event"), str(record.get("reason", ""))

@@ -1,0 +1,86 @@
+"""The timeline of a run as the page shows it: the picture that files have, of any window."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from rl_sync.display.figure import draw, encoded
+from rl_sync.display.span_styles import PictureStyle
+from rl_sync.page.activity import roles_of
+from rl_sync.records.run_records import RunRecords
+
+FOLLOWED_SECS = 60.0
+"""The window that follows the end of a run, where no other is asked for."""
+
+_DOTS_PER_INCH = 96
+_STYLE = PictureStyle(lane_inches=0.72, names_inches=0.92, names_points=8.5, paper="none")
+_DARK = _STYLE._replace(
+    bed="#27272A",
+    line="#52525B",
+    ink="#F4F4F5",
+    quiet="#A1A1AA",
+    wait="#18181B",
+    level="#34506B",
+    groups="#8FB3D6",
+)
+_LEAST_PIXELS = 240
+_ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings are the same for all threads.
+
+
+def picture(
+    run: RunRecords,
+    start: float | None = None,
+    end: float | None = None,
+    *,
+    secs: float = FOLLOWED_SECS,
+    pixels: int = 1200,
+    dark: bool = False,
+) -> dict[str, Any]:
+    """Draws a window of a run.
+
+    Args:
+      start, end: the window, in seconds since the run's first span; without both it is the last
+        `secs` seconds of the run.
+      pixels: the width of the picture, in pixels of the page.
+      dark: whether it stands on a dark ground.
+
+    Returns:
+      `svg`, `start`, `end`, `duration` of the run in seconds, and the place of the lanes in pixels:
+      `left` and `width`.
+    """
+    spans = run.spans.joined
+    first = min((span.start_secs for span in spans), default=0.0)
+    duration = max((span.end_secs for span in spans), default=first) - first
+    if start is None or end is None or end <= start:
+        end = max(duration, 1.0)
+        start = max(0.0, end - secs)
+    inches = max(pixels, _LEAST_PIXELS) / _DOTS_PER_INCH
+    style = (_DARK if dark else _STYLE)._replace(width_inches=inches)
+    with _ONE_AT_A_TIME:
+        figure = draw(spans, (first + start, first + end), roles=roles_of(run), style=style)
+        svg = encoded(figure, "svg").decode()
+    return {
+        "svg": without_styles(svg),
+        "start": start,
+        "end": end,
+        "duration": duration,
+        "left": style.names_inches * _DOTS_PER_INCH,
+        "width": style.lanes_inches * _DOTS_PER_INCH,
+    }
+
+
+def without_styles(svg: str) -> str:
+    """Returns the element of a picture with attributes in place of styles, which the page forbids.
+
+    The policy of the page allows no style but those of its own files; see `Guard`.
+    """
+    svg = re.sub(r"<(style|metadata)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = svg.replace("<svg", '<svg stroke-linejoin="round" stroke-linecap="butt"', 1)
+    return re.sub(r' style="([^"]*)"', lambda found: _attributes(found[1]), svg)
+
+
+def _attributes(style: str) -> str:
+    pairs = (one.split(":", 1) for one in style.split(";") if one.strip())
+    return "".join(f' {name.strip()}="{value.strip()}"' for name, value in pairs)

@@ -1,0 +1,314 @@
+"""The one reader of a run's work directory: all that its files tell, read on as they grow.
+
+Whole reads of single files, such as `read_metrics` and `read_spans`, use the same readers.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_sync import schedule as schedules
+from rl_sync.records import alarms
+from rl_sync.records.accuracy import MeasuredAccuracy
+from rl_sync.records.flow import Flow
+from rl_sync.records.json_lines import JsonLinesReader, read_object
+from rl_sync.records.metric_catalog import EVALUATION, RL
+from rl_sync.records.metrics import MetricLines
+from rl_sync.records.rollout_index import RolloutIndex
+from rl_sync.records.rollout_records import parts
+from rl_sync.records.run_outcome import RunOutcome, read_outcome
+from rl_sync.records.run_totals import Pace
+from rl_sync.records.span_reader import SpanLines
+from rl_sync.records.spans import Span
+from rl_sync.records.summary import RunSummary, summarize
+from rl_sync.records.usage import MachineUse
+from rl_sync.workdir import Workdir
+
+LIVE, SILENT = "live", "silent"
+"""States of a run that has not ended: it has written lately, or not."""
+
+_SILENT_SECS = 120.0
+
+
+class RunRecords:
+    """A work directory that is only read, also while the run goes on.
+
+    Links that lead out of the directory are not followed.
+
+    Args:
+      workdir: the directory.
+      name: the name that a reader sees; None for that of the directory.
+
+    Attributes:
+      metrics, spans, flow, usage, rollouts: the records that were read so far.
+      restarts: the number of restarts of each role.
+      until: the last trainer step whose metrics and accuracy count; None for the last of all.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], name: str | None = None):
+        root = Path(os.path.abspath(workdir))
+        self.workdir, self.name = Workdir(root), root.name if name is None else name
+        self._root, self._lock = root, threading.Lock()
+        self.metrics = MetricLines(root, root)
+        self.spans = SpanLines(root, root)
+        self.flow = Flow(root, root)
+        self.usage = MachineUse(root, root)
+        self.rollouts = RolloutIndex(root, root)
+        self.restarts: collections.Counter[str] = collections.Counter()
+        self.until: int | None = None
+        self._restart_lines = JsonLinesReader(self.workdir.restarts, root)
+        self._config: tuple[int, dict[str, Any]] = (0, {})
+        self._summed: tuple[list[Span], RunSummary | None] = ([], None)
+        self._history: tuple[list[dict[str, Any]], int, list[alarms.Period]] = ([], 0, [])
+
+    def refresh(self, *, rollouts: bool = True) -> int:
+        """Reads what is new, up to a limit; several threads may call it.
+
+        Args:
+          rollouts: whether to read records of rollouts, which are much larger than all others.
+
+        Returns:
+          The number of bytes that were read.
+        """
+        with self._lock:
+            size = self._refresh_restarts()
+            size += sum(one.refresh() for one in (self.metrics, self.spans, self.flow, self.usage))
+            return size + (self.rollouts.refresh() if rollouts else 0)
+
+    def read(self, *, rollouts: bool = True) -> None:
+        """Reads everything that is there now; see `refresh`."""
+        while self.refresh(rollouts=rollouts):
+            pass
+
+    def _refresh_restarts(self) -> int:
+        news = self._restart_lines.read()
+        if news.is_anew:
+            self.restarts.clear()
+        self.restarts.update(str(line.record.get("role")) for line in news.lines)
+        return news.size
+
+    @property
+    def is_empty(self) -> bool:
+        """True where the run has recorded nothing yet."""
+        return not (self.metrics.lines or any(self.spans.by_role.values()) or self.flow.leased)
+
+    # Settings.
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run; empty if there are none that can be read."""
+        path = self.workdir.config
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return {}
+        if changed != self._config[0]:
+            self._config = (changed, read_object(path, self._root))
+        return self._config[1]
+
+    def setting(self, section: str, name: str) -> Any:
+        """Returns a setting; None if the run does not have it."""
+        found = self.config.get(section)
+        return found.get(name) if isinstance(found, dict) else None
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """The greatest staleness that the schedule allows, in trainer steps; None if unknown."""
+        names = ("interval", "offset", "max_staleness", "pull")
+        try:
+            values = {name: self.setting("sync", name) for name in names}
+            return schedules.resolve(self.setting("sync", "mode"), **values).staleness_bound
+        except (ValueError, TypeError):
+            return None
+
+    # Results.
+
+    def up_to(self, step: int) -> RunRecords:
+        """Returns the same records, of which metrics and accuracy count up to a trainer step."""
+        run = copy.copy(self)
+        run.until = step
+        return run
+
+    def counted(self, phase: str) -> list[dict[str, Any]]:
+        """Returns the metrics of a phase that count; see `until`."""
+        lines = self.metrics.of_phase(phase)
+        return [line for line in lines if self.until is None or line["step"] <= self.until]
+
+    @property
+    def steps(self) -> int:
+        """The number of the run's last trainer step."""
+        lines = self.metrics.of_phase(RL)
+        return int(lines[-1]["step"]) if lines else 0
+
+    def last(self, name: str) -> float | None:
+        """Returns a metric of the last trainer step that counts; None if it has none."""
+        lines = self.counted(RL)
+        return _number(lines[-1].get(name)) if lines else None
+
+    @property
+    def staleness_max(self) -> float | None:
+        """The greatest staleness of the steps that count, in trainer steps."""
+        found = [_number(line.get("staleness_max")) for line in self.counted(RL)]
+        return max((one for one in found if one is not None), default=None)
+
+    @property
+    def accuracies(self) -> list[tuple[int, MeasuredAccuracy]]:
+        """Held-out accuracy as far as it counts, with the step before it; 0 is before RL."""
+        names = ("accuracy", "accuracy_low", "accuracy_high")
+        found = [
+            (int(line["step"]), [_number(line.get(name)) for name in names])
+            for line in self.counted(EVALUATION)
+        ]
+        return [
+            (step, MeasuredAccuracy(value, low, high))
+            for step, (value, low, high) in found
+            if value is not None
+        ]
+
+    @property
+    def accuracy_before(self) -> MeasuredAccuracy | None:
+        """Held-out accuracy before the first trainer step."""
+        return next((one for step, one in self.accuracies if not step), None)
+
+    @property
+    def accuracy_after(self) -> MeasuredAccuracy | None:
+        """Held-out accuracy as it was measured last, after a trainer step."""
+        return next((one for step, one in reversed(self.accuracies) if step), None)
+
+    @property
+    def accuracy_step(self) -> int | None:
+        """The trainer step of `accuracy_after`."""
+        return next((step for step, _ in reversed(self.accuracies) if step), None)
+
+    # Alarms.
+
+    @property
+    def periods(self) -> list[alarms.Period]:
+        """The alarms of the run, those that hold now among them."""
+        lines, limits = self.metrics.lines, self._limits
+        if lines is not self._history[0] or len(lines) != self._history[1]:
+            self._history = (lines, len(lines), alarms.history(lines, limits))
+        restarted = alarms.raised(alarms.Evidence(limits, restarts=self.restarts))
+        last = self.last_step
+        return [*self._history[2], *(alarms.Period(one, last, last) for one in restarted)]
+
+    @property
+    def last_step(self) -> int:
+        """The last trainer step with metrics, also of an evaluation; 0 for none."""
+        return alarms.last_step(self.metrics.lines)
+
+    @property
+    def _limits(self) -> alarms.AlarmLimits:
+        default = alarms.AlarmLimits()
+        return alarms.AlarmLimits(
+            steps=self.setting("observe", "alarm_steps") or default.steps,
+            group_size=self.setting("trainer", "group_size") or default.group_size,
+            logprob_gap=self.setting("algorithm", "logprob_gap_alarm") or 0.0,
+        )
+
+    # Times.
+
+    @property
+    def period(self) -> tuple[float, float]:
+        """The start of the first and the end of the last span, in Unix seconds; 0 without any."""
+        every = [spans for spans in self.spans.by_role.values() if spans]
+        if not every:
+            return 0.0, 0.0
+        return min(s[0].start_secs for s in every), max(s[-1].end_secs for s in every)
+
+    @property
+    def start_secs(self) -> float:
+        """The time of the first record, in Unix seconds; 0 without any."""
+        times = [float(line["time"]) for line in self.metrics.lines[:1] if line.get("time")]
+        began = self.period[0]
+        return min([*times, *([began] if began else [])], default=0.0)
+
+    @property
+    def last_secs(self) -> float:
+        """The time of the newest record, in Unix seconds; 0 without any."""
+        lines = self.metrics.lines
+        told = float(lines[-1].get("time") or 0.0) if lines else 0.0
+        return max(told, self.period[1], self.flow.now.secs)
+
+    @property
+    def secs(self) -> float | None:
+        """The seconds between the first and the last record; None without any."""
+        return self.last_secs - self.start_secs if self.start_secs else None
+
+    @property
+    def silent_secs(self) -> float:
+        """The time since the newest record, those of the machine's use among them."""
+        return time.time() - max(self.last_secs, self.usage.last_secs)
+
+    @property
+    def left_secs(self) -> float | None:
+        """The time that the remaining trainer steps take at the pace of the last ones."""
+        steps, pace = self.setting("trainer", "steps"), Pace()
+        for line in self.metrics.of_phase(RL):
+            pace.note(int(line["step"]), float(line.get("time") or 0.0))
+        if self.state != LIVE or not isinstance(steps, int):
+            return None
+        return pace.left_secs(steps, time.time())
+
+    # The end.
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """The end of the run; None while it goes on, and if it was killed."""
+        return read_outcome(self.workdir)
+
+    @property
+    def state(self) -> str:
+        """`live` or `silent`; of a run that has ended `finished`, `stopped` or `failed`."""
+        if (outcome := self.outcome) is None:
+            return LIVE if self.silent_secs < _SILENT_SECS else SILENT
+        if outcome.failed is not None:
+            return "failed"
+        return "finished" if outcome.stopped is None else "stopped"
+
+    @property
+    def summary(self) -> RunSummary | None:
+        """The summary of the run's time; None without an RL phase."""
+        spans = self.spans.joined
+        if spans is not self._summed[0]:
+            try:
+                self._summed = (spans, summarize(spans))
+            except ValueError:
+                self._summed = (spans, None)
+        return self._summed[1]
+
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Returns sizes and times of the files: they change with what is read."""
+        return tuple(_sizes(self.workdir))
+
+
+def _sizes(at: Workdir) -> Iterator[tuple[int, int]]:
+    last_part = [part.path for part in parts(at)][-1:]
+    paths = [at.outcome, at.metrics, at.ledger, at.consumed, at.restarts, at.config, *last_part]
+    for path in [*paths, *sorted(at.spans.glob("*.jsonl")), *sorted(at.usage.glob("*.jsonl"))]:
+        try:
+            found = path.stat()
+            yield found.st_size, found.st_mtime_ns
+        except OSError:
+            yield 0, 0
+
+
+def open_runs(workdirs: Sequence[str | os.PathLike[str]]) -> list[RunRecords]:
+    """Makes the readers of some work directories, with names that differ."""
+    paths = [Path(os.path.abspath(workdir)) for workdir in workdirs]
+    names = [path.name for path in paths]
+    return [
+        RunRecords(path, name if names.count(name) == 1 else f"{path.parent.name}/{name}")
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

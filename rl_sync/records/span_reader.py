@@ -1,0 +1,142 @@
+"""Reader of the spans of a run: as they happened, and with the gaps of resumptions closed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from rl_sync.records.json_lines import FileLine, JsonLinesFolder, warn_of_broken
+from rl_sync.records.resumption import RESUMED_AT, SFT
+from rl_sync.records.spans import Span, SpanKind
+from rl_sync.workdir import Workdir
+
+
+class SpanLines:
+    """Follows the spans of all roles of a run.
+
+    Args:
+      workdir: the run's directory.
+      root: see `JsonLinesReader`.
+
+    Attributes:
+      by_role: the spans of each role, in the order of their ends, at the times at which they
+        happened. Where a run was resumed there is a gap, and repeated steps are there twice.
+      wrong: a sentence about the first line that is no span; None if there is none.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
+        self._folder = JsonLinesFolder(Workdir(workdir).spans, root)
+        self._seams: dict[str, list[_Seam]] = {}
+        self._joined: list[Span] | None = None
+        self.by_role: dict[str, list[Span]] = {}
+        self.wrong: str | None = None
+
+    def refresh(self) -> int:
+        """Reads what is new; returns the number of bytes."""
+        size = 0
+        for path, news in self._folder.read():
+            warn_of_broken(path, news.broken)
+            if news.is_anew:
+                self.by_role[path.stem], self._seams[path.stem] = [], []
+            for line in news.lines:
+                self._add(path, line)
+            if news.size or news.is_anew:
+                self._joined = None
+            size += news.size
+        return size
+
+    def _add(self, path: Path, line: FileLine) -> None:
+        spans, record = self.by_role.setdefault(path.stem, []), line.record
+        try:
+            if RESUMED_AT in record:
+                last = max((span.end_secs for span in spans), default=0.0)
+                seam = _Seam(record[RESUMED_AT], record.get(SFT), last, record["began"])
+                self._seams.setdefault(path.stem, []).append(seam)
+            else:
+                spans.append(Span.from_json(record))
+        except (KeyError, ValueError, TypeError) as error:
+            self.wrong = self.wrong or f"{path}, line {line.number} is not a span: {error!r}"
+
+    @property
+    def joined(self) -> list[Span]:
+        """All spans ordered by their start, with the gaps closed; see `read_spans`."""
+        if self._joined is None:
+            spans = [span for of_role in self.by_role.values() for span in of_role]
+            seams = [seam for of_role in self._seams.values() for seam in of_role]
+            gap = 0.0
+            for seam in sorted(seams, key=lambda seam: seam.began_secs):
+                spans, closed = seam.joined(spans, gap)
+                gap += closed
+            self._joined = sorted(spans, key=lambda span: (span.start_secs, span.end_secs))
+        return self._joined
+
+
+def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
+    """Reads the spans of all roles, ordered by their start.
+
+    For a run that was resumed, spans that a crash made void are left out. The time in which it did
+    not run is left out too, so that later spans are moved to the end of the earlier ones.
+
+    Raises:
+      FileNotFoundError: the work directory has no spans.
+      ValueError: a line is not a span; the message gives its number.
+    """
+    files = Workdir(workdir).spans_of("*")
+    if not any(files.parent.glob(files.name)):
+        raise FileNotFoundError(
+            f"{workdir} holds no {files.relative_to(workdir)}: it is not the work directory of a"
+            " run, or the run ended before any role started. Give the --workdir that the run was"
+            " given."
+        )
+    spans = SpanLines(workdir)
+    while spans.refresh():
+        pass
+    if spans.wrong is not None:
+        raise ValueError(spans.wrong)
+    return spans.joined
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seam:
+    """A point at which a run was resumed.
+
+    Attributes:
+      step, sft_step: see `rl_sync.records.resumption.mark`.
+      ended_secs, began_secs: the trainer's last record before, and its start afterwards.
+    """
+
+    step: int
+    sft_step: int | None
+    ended_secs: float
+    began_secs: float
+
+    def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float]:
+        """Drops void spans before the seam, and moves the spans after it to close the gap.
+
+        Args:
+          gap: the seconds by which the spans were moved already.
+
+        Returns:
+          The spans, and the further seconds by which those after the seam are moved.
+        """
+        ended, began = self.ended_secs - gap, self.began_secs - gap
+        # Other roles' clocks, and the ends of their processes, are close to the trainer's.
+        middle = (ended + began) / 2
+        before = [span for span in spans if span.start_secs < middle]
+        lost = min((s.start_secs for s in before if self._is_void(s)), default=middle)
+        kept = [span for span in before if span.start_secs < lost]
+        end = min(ended, max((span.end_secs for span in kept), default=began))
+        closed = max(0.0, began - end)
+        after = [
+            dataclasses.replace(s, start_secs=s.start_secs - closed, end_secs=s.end_secs - closed)
+            for s in spans
+            if s.start_secs >= middle
+        ]
+        return kept + after, closed
+
+    def _is_void(self, span: Span) -> bool:
+        if span.kind is SpanKind.TRAIN:
+            return (span.step or 0) > self.step
+        is_sft = span.kind is SpanKind.SFT and self.sft_step is not None
+        return is_sft and (span.step or 0) > (self.sft_step or 0)
