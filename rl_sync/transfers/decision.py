@@ -38,7 +38,7 @@ def _possible(session: Session, master_address: str) -> str:
     try:
         ends_of(transfer).try_out(master_address)
     except TransferUnavailableError as error:
-        reason = f"Weights use transfer {fallback} instead of sync.transfer={transfer}: {error}"
+        reason = f"Weights are sent by {fallback} instead of sync.transfer={transfer}: {error}"
         _log.warning("%s", reason)
         session.tell(Report(RunResult(transfer=reason)))
         return fallback

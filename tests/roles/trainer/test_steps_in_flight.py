@@ -239,7 +239,7 @@ def test_a_row_of_skipped_updates_stops_the_run(run, caplog):
         "5 updates in a row, from trainer step 3 to 5, had a loss or a gradient"
     )
     assert "optimizer.max_skipped_updates=5" in reason
-    assert "a lower optimizer.learning_rate, which takes launch.resume_changed=true" in reason
+    assert "a lower optimizer.learning_rate, which needs launch.resume_changed=true" in reason
     assert [line.split(":")[0] for line in caplog.messages] == [
         f"Trainer step {n}" for n in (1, 2, 3)
     ]
