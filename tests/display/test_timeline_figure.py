@@ -9,10 +9,10 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
-from rl_sync.display.figure import draw
 from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.display.timeline_figure import (
     default_steps,
+    draw,
     draw_timeline,
     figure_of,
     parse_steps,
