@@ -165,6 +165,12 @@ class Painter:
             x, bottom, y, step="post", color=self.style.level, linewidth=0, zorder=4
         )
         self.axes.step(x, y, where="post", color=colour, linewidth=1.1, zorder=4.5)
+        self.axes.annotate(
+            f"at most {max(groups)}", (0, self.lanes["buffer"]),
+            xytext=(-8, -0.9 * self.style.names_points), textcoords="offset points",
+            xycoords=("axes fraction", "data"),
+            fontsize=7.5, color=self.style.quiet, ha="right", va="top",
+        )  # fmt: skip
         for left, right, count in zip(x[:-1], x[1:], groups[:-1], strict=True):
             room = (right - left) * self.points_per_sec - 5
             high = scale * count * self.style.lane_inches * 72 > 10

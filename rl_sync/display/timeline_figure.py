@@ -211,8 +211,8 @@ def draw(
                 f" {last_secs:.1f} s."
             )
     lanes, handles = _lanes(roles), _legend({span.kind for span in visible}, style)
-    columns = min(len(handles), int(style.width_inches / _LEGEND_INCHES))
-    rows = -(-len(handles) // columns)
+    rows = -(-len(handles) // int(style.width_inches / _LEGEND_INCHES))
+    columns = -(-len(handles) // rows)
     below = _BELOW_INCHES + _ROW_INCHES * (rows - 1)
     above = _TITLE_INCHES if title else 0.06
     high = style.lane_inches * len(lanes)

@@ -22,7 +22,7 @@ from rl_sync.display.timeline_figure import (
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.workdir import Workdir
-from tests.records.simulated_runs import MODES, simulate, write_spans
+from tests.records.simulated_runs import GROUPS, MODES, simulate, write_spans
 
 
 def _drawn(spans, steps=None):
@@ -142,6 +142,10 @@ def test_a_window_has_few_blocks_however_many_spans_there_are():
     assert sum(len(one.get_paths()) for one in narrow) < 1000
     assert not _boxes(axes, SpanKind.TRAIN)
     assert len(_boxes(draw(spans, (500.0, 501.0)).axes[0], SpanKind.TRAIN)) == 10
+
+
+def test_the_most_groups_in_the_buffer_are_told():
+    assert f"at most {GROUPS}" in _texts(_drawn(simulate("synchronous")))
 
 
 def test_a_block_says_what_it_is():
