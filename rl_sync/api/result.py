@@ -61,10 +61,7 @@ class Result:
         Args:
           phase: `rl`, `evaluation` or `sft`.
         """
-        try:
-            return read_metrics(str(self.workdir), phase)
-        except FileNotFoundError:
-            return []
+        return read_metrics(self.workdir, phase)
 
     def curve(self, name: str, phase: str = "rl") -> Curve:
         """Returns the curve of a metric.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import IO, Any, NamedTuple
 from rl_sync.api.given import Config, config_file
 from rl_sync.api.result import Result
 from rl_sync.api.screen import Notebook, OutputScreen, Plain, Silent, in_notebook
+from rl_sync.records.json_lines import JsonLinesReader
 from rl_sync.records.resumption import RESUMED_AT
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
@@ -121,19 +121,17 @@ class Run:
           ConfigError: the config is invalid; the message says what to change.
           RunError: the run failed; all of its lines have been yielded then.
         """
-        path, read = Workdir(str(self.workdir)).metrics, 0
+        reader = JsonLinesReader(Workdir(str(self.workdir)).metrics)
         while True:
             running = self.is_running
-            lines = _whole_lines(path, read)
-            read += sum(map(len, lines))
-            for line in lines:
-                values = json.loads(line)
+            news = reader.read()
+            for values in (line.record for line in news.lines):
                 if RESUMED_AT not in values:
                     yield Event(values.pop("phase"), values.pop("step"), values)
             if not running:
                 self._raise_failure()
                 return
-            if not lines:
+            if not news.size:
                 time.sleep(_LOOK_SECS)
 
     def stop(self) -> None:
@@ -339,13 +337,3 @@ def _written(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
-
-
-def _whole_lines(path: Path, start: int) -> list[bytes]:
-    """Returns the complete lines of a file from an offset on."""
-    try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return [line for line in file if line.endswith(b"\n")]
-    except FileNotFoundError:
-        return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.font_manager import FontProperties
-from matplotlib.patches import PathPatch, Rectangle
-from matplotlib.path import Path
+from matplotlib.patches import Rectangle
 
 from rl_sync.display.span_styles import INK, SPAN_STYLES, PictureStyle
 from rl_sync.records import buffer_level as buffer
@@ -63,7 +63,7 @@ class Painter:
         covered = union(main)
         syncs = of_kind(spans, *SYNC_KINDS)
         least_secs = self.window_secs * min(_LEAST_SYNC, _MOST_SYNCS / max(len(syncs), 1))
-        narrow: dict[tuple[SpanKind, float], list[tuple[float, float]]] = {}
+        narrow: dict[tuple[SpanKind, float], list[Span]] = {}
         # One thread may wait for the next batch while another computes: the role is not idle then.
         waits = [part for one in of_kind(spans, SpanKind.WAIT) for part in uncovered(one, work)]
         others = [span for span in spans if span.kind is not SpanKind.WAIT]
@@ -72,57 +72,46 @@ class Painter:
             aside = span.attributes.get("background", False) or (
                 span.kind in _QUIET_KINDS and _share(span, covered) > 0.2
             )
-            left, width = span.start_secs - self.origin_secs, span.duration_secs
-            if span.kind in SYNC_KINDS and width < least_secs:
-                left, width = left - (least_secs - width) / 2, least_secs
-            share = 0.3 if aside else 1.0
-            if width * self.points_per_sec < _NARROW_POINTS:
-                narrow.setdefault((span.kind, share), []).append((left, left + width))
+            share, drawn = 0.3 if aside else 1.0, span
+            if span.kind in SYNC_KINDS and span.duration_secs < least_secs:
+                middle = (span.start_secs + span.end_secs) / 2
+                ends = middle - least_secs / 2, middle + least_secs / 2
+                drawn = dataclasses.replace(span, start_secs=ends[0], end_secs=ends[1])
+            if drawn.duration_secs * self.points_per_sec < _NARROW_POINTS:
+                narrow.setdefault((span.kind, share), []).append(drawn)
             else:
-                self.block(span, left, width, share)
-        for (kind, share), parts in narrow.items():
-            self.narrow_blocks(spans[0].role, kind, share, parts)
+                self.block(span, drawn, share)
+        for (kind, share), found in narrow.items():
+            self.narrow_blocks(spans[0].role, kind, share, found)
 
-    def block(self, span: Span, left: float, width: float, share: float) -> None:
+    def block(self, span: Span, drawn: Span, share: float) -> None:
         """Draws one block, and its label; the name of the shape says what it is."""
         waiting = span.kind is SpanKind.WAIT
-        patch = Rectangle((left, self.lanes[span.role] - BLOCK / 2), width, BLOCK * share)
+        start, width = drawn.start_secs - self.origin_secs, drawn.duration_secs
+        patch = Rectangle((start, self.lanes[span.role] - BLOCK / 2), width, BLOCK * share)
         patch.set(facecolor=self.colour(span.kind), linewidth=0 if waiting else 0.7)
         patch.set(edgecolor=self.style.line if waiting else "white")
         patch.set(zorder=_height(span.kind, share), hatch="////" if waiting else None)
-        start, end = span.start_secs - self.origin_secs, span.end_secs - self.origin_secs
-        named = [SPAN_STYLES[span.kind].words, *(text for text, *_ in _wordings(span)[:1])]
-        words = " ".join(dict.fromkeys(named)) if not waiting else named[-1]
-        patch.set_gid(f"{words}: {start:.2f} to {end:.2f} s, {end - start:.3f} s long")
+        words, said = SPAN_STYLES[span.kind].words, next(iter(_wordings(span)), ("",))[0]
+        named = said if said.startswith(words) else f"{words} {said}".strip()
+        ends = span.start_secs - self.origin_secs, span.end_secs - self.origin_secs
+        patch.set_gid(f"{named}: {ends[0]:.2f} to {ends[1]:.2f} s, {span.duration_secs:.3f} s long")
         self.axes.add_patch(patch)
         if share == 1.0:
-            self.label(span, left + width / 2, width)
+            self.label(span, start + width / 2, width)
 
-    def narrow_blocks(
-        self, role: str, kind: SpanKind, share: float, parts: list[tuple[float, float]]
-    ) -> None:
-        """Draws narrow blocks of a kind as one shape, at most one for each point of the lane."""
-        point = 1 / self.points_per_sec
-        columns = {
-            int(left / point): (left, max(right, left + 0.7 * point)) for left, right in parts
-        }
-        bottom = self.lanes[role] - BLOCK / 2
-        top = bottom + BLOCK * share
-        corners = [
-            corner
-            for left, right in columns.values()
-            for corner in (
-                (left, bottom),
-                (left, top),
-                (right, top),
-                (right, bottom),
-                (left, bottom),
-            )
+    def narrow_blocks(self, role: str, kind: SpanKind, share: float, found: list[Span]) -> None:
+        """Draws narrow blocks of a kind, those that are less than half a point apart as one."""
+        more = 0.25 / self.points_per_sec
+        wider = [
+            dataclasses.replace(one, start_secs=one.start_secs - more, end_secs=one.end_secs + more)
+            for one in found
         ]
-        codes = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY] * len(columns)
-        patch = PathPatch(Path(corners, codes), facecolor=self.colour(kind), linewidth=0)
-        patch.set_zorder(_height(kind, share))
-        self.axes.add_patch(patch)
+        self.axes.broken_barh(
+            [(start - self.origin_secs, end - start) for start, end in union(wider)],
+            (self.lanes[role] - BLOCK / 2, BLOCK * share),
+            facecolors=self.colour(kind), linewidth=0, zorder=_height(kind, share),
+        )  # fmt: skip
 
     def colour(self, kind: SpanKind) -> str:
         return self.style.wait if kind is SpanKind.WAIT else SPAN_STYLES[kind].colour
@@ -176,6 +165,12 @@ class Painter:
             x, bottom, y, step="post", color=self.style.level, linewidth=0, zorder=4
         )
         self.axes.step(x, y, where="post", color=colour, linewidth=1.1, zorder=4.5)
+        self.axes.annotate(
+            f"at most {max(groups)}", (0, self.lanes["buffer"]),
+            xytext=(-8, -0.9 * self.style.names_points), textcoords="offset points",
+            xycoords=("axes fraction", "data"),
+            fontsize=7.5, color=self.style.quiet, ha="right", va="top",
+        )  # fmt: skip
         for left, right, count in zip(x[:-1], x[1:], groups[:-1], strict=True):
             room = (right - left) * self.points_per_sec - 5
             high = scale * count * self.style.lane_inches * 72 > 10

@@ -11,7 +11,6 @@ import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 import regex
@@ -21,7 +20,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from rl_sync.page import text, views
 from rl_sync.page.guard import Guard, is_loopback
@@ -41,7 +41,6 @@ _MOST_PIXELS = 4096
 _LEAST_SECS = 0.001
 _NICENESS = 10
 _GREATEST = 1e200  # Larger numbers overflow where a window is divided into pixels.
-_MEDIA = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def make_app(runs: Sequence[RunRecords], *, names: Sequence[str] = (), token: str = "") -> Guard:
@@ -63,10 +62,10 @@ def make_app(runs: Sequence[RunRecords], *, names: Sequence[str] = (), token: st
         "/logs": site.logs,
         "/data/metrics.csv": site.metrics,
         "/data/timeline": site.timeline_data,
-        "/static/{name}": site.static,
     }
-    routes = [Route(path, endpoint) for path, endpoint in pages.items()]
+    routes: list[BaseRoute] = [Route(path, endpoint) for path, endpoint in pages.items()]
     routes.append(Route("/events", site.events))
+    routes.append(Mount("/static", StaticFiles(packages=[("rl_sync.page", "static")])))
     return Guard(Starlette(routes=routes), names, token)
 
 
@@ -76,8 +75,6 @@ class _Site:
     def __init__(self, runs: Sequence[RunRecords]):
         self._runs = runs
         self._templates = environment()
-        folder = resources.files("rl_sync.page") / "static"
-        self._static = {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
 
     def overview(self, request: Request) -> Response:
         return self._page(request, "overview", lambda: views.overview(self._runs))
@@ -147,12 +144,6 @@ class _Site:
             dark=bool(given.get("dark")),
         )
         return JSONResponse(found)
-
-    def static(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in self._static:
-            raise HTTPException(404, "There is no such file.")
-        return Response(self._static[name], media_type=_MEDIA.get(os.path.splitext(name)[1]))
 
     async def events(self, request: Request) -> Response:
         return StreamingResponse(changes(lambda: stamp(self._runs)), media_type="text/event-stream")

@@ -9,8 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import rl_sync
-from rl_sync.display.figure import draw, encoded
-from rl_sync.display.timeline_figure import default_steps, run_title, steps_window
+from rl_sync.display.timeline_figure import (
+    default_steps,
+    draw,
+    encoded,
+    run_title,
+    steps_window,
+)
 from rl_sync.page import text, views
 from rl_sync.page.templating import environment, style
 from rl_sync.records.accuracy import MeasuredAccuracy

@@ -6,8 +6,8 @@ import re
 import threading
 from typing import Any
 
-from rl_sync.display.figure import draw, encoded
 from rl_sync.display.span_styles import PictureStyle
+from rl_sync.display.timeline_figure import draw, encoded
 from rl_sync.page.activity import roles_of
 from rl_sync.records.run_records import RunRecords
 

@@ -55,9 +55,9 @@ def arrivals(spans: Iterable[Span]) -> dict[int, Arrival]:
         if "error" in insert.attributes:
             continue
         for lease in insert.leases:
-            first_use = taken.get(lease, insert.end_secs)
-            late = first_use < insert.end_secs
-            secs = min(insert.start_secs, first_use) if late else insert.end_secs
+            secs, first_use = insert.end_secs, taken.get(lease)
+            if first_use is not None and first_use <= secs:
+                secs = min(insert.start_secs, first_use)
             if lease not in found or secs < found[lease].secs:
                 found[lease] = Arrival(secs, insert)
     return found

@@ -56,12 +56,9 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
 
     For steps that were repeated after a crash, only the later line is returned.
 
-    Raises:
-      FileNotFoundError: the work directory has no metrics.
+    A run that has written none yet has no lines.
     """
-    metrics, path = MetricLines(workdir), Workdir(workdir).metrics
-    if not path.exists():
-        raise FileNotFoundError(path)
+    metrics = MetricLines(workdir)
     while metrics.refresh():
         pass
     return metrics.lines if phase is None else metrics.of_phase(phase)

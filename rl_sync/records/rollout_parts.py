@@ -7,9 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import orjson
-
-from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.json_lines import JsonLinesReader, JsonLinesWriter
 from rl_sync.records.rollout_records import part_name, parts
 from rl_sync.workdir import Workdir
 
@@ -93,15 +91,8 @@ def _drop_after(workdir: Workdir, step: int) -> None:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Cuts a part before the first record of a later step."""
-    end = 0
-    with open(path, "rb+") as file:
-        for line in file:
-            try:
-                later = not line.endswith(b"\n") or orjson.loads(line)["step"] > step
-            except (ValueError, TypeError, KeyError):
-                later = False  # Readers leave it out.
-            if later:
-                break
-            end += len(line)
-        file.truncate(end)
+    """Cuts a part before the first record of a later step, and before an unfinished line."""
+    lines = JsonLinesReader(path).read_all().lines
+    later = (line.offset for line in lines if line.record.get("step", step) > step)
+    ends = (line.offset + line.size + 1 for line in reversed(lines))
+    os.truncate(path, next(later, next(ends, 0)))

@@ -63,10 +63,7 @@ def _notes(workdir: Path, policy: RunPolicy) -> dict[str, str]:
     if not policy.model.scalar_head:
         return {}
     settings = policy.settings
-    try:
-        evaluations = read_metrics(str(workdir), "evaluation")
-    except FileNotFoundError:
-        evaluations = []
+    evaluations = read_metrics(workdir, "evaluation")
     of_step = [line for line in evaluations if line["step"] == policy.step]
     measured = of_step[-1] if of_step else {}
     notes = ScoreNotes(

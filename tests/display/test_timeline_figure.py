@@ -5,14 +5,14 @@ import re
 
 import matplotlib.image
 import pytest
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import Rectangle
 
-from rl_sync.display.figure import draw
 from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.display.timeline_figure import (
     default_steps,
+    draw,
     draw_timeline,
     figure_of,
     parse_steps,
@@ -22,7 +22,7 @@ from rl_sync.display.timeline_figure import (
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.workdir import Workdir
-from tests.records.simulated_runs import MODES, simulate, write_spans
+from tests.records.simulated_runs import GROUPS, MODES, simulate, write_spans
 
 
 def _drawn(spans, steps=None):
@@ -107,6 +107,7 @@ def test_a_sync_of_a_millisecond_is_still_seen():
     boxes = _boxes(_drawn(spans), SpanKind.SYNC_COLLECTIVE)
     assert len(boxes) == 2
     assert all(box.get_width() > 0.2 for box in boxes)
+    assert boxes[0].get_gid().endswith("100.00 s, 0.001 s long")
 
 
 def test_work_of_another_thread_does_not_cover_the_rollout():
@@ -137,10 +138,14 @@ def test_a_wait_for_the_next_batch_does_not_cover_the_step_that_is_computed():
 def test_a_window_has_few_blocks_however_many_spans_there_are():
     spans = [Span("trainer", SpanKind.TRAIN, t / 10, t / 10 + 0.09, {}) for t in range(20_000)]
     axes = draw(spans, (0.0, 2000.0)).axes[0]
-    (narrow,) = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
-    assert 800 <= len(narrow.get_path().vertices) / 5 <= 1000
+    narrow = [one for one in axes.collections if isinstance(one, PolyCollection)]
+    assert sum(len(one.get_paths()) for one in narrow) < 1000
     assert not _boxes(axes, SpanKind.TRAIN)
     assert len(_boxes(draw(spans, (500.0, 501.0)).axes[0], SpanKind.TRAIN)) == 10
+
+
+def test_the_most_groups_in_the_buffer_are_told():
+    assert f"at most {GROUPS}" in _texts(_drawn(simulate("synchronous")))
 
 
 def test_a_block_says_what_it_is():

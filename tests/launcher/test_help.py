@@ -15,9 +15,9 @@ from click.exceptions import Exit
 from rl_sync.launcher import command_line
 from rl_sync.launcher.command import CONFIG
 from rl_sync.launcher.command_table import COMMANDS
-from rl_sync.launcher.commands import rollouts
 from rl_sync.models.huggingface.writing import STORED
 from rl_sync.page.reach import By
+from rl_sync.records.rollout_records import ORDERS
 from tests.launcher.command import ROOT, launcher, said_here
 from tests.runs import tiny
 
@@ -95,12 +95,10 @@ def test_every_command_has_a_module_an_example_a_page_and_a_few_sentences():
 
 
 def test_offered_values_are_those_that_the_modules_take():
-    assert COMMANDS["rollouts"].flags["sort"].type.choices[: len(rollouts.KEYS)] == (
-        *rollouts.KEYS,
-    )
+    assert COMMANDS["rollouts"].flags["sort"].type.choices[: len(ORDERS)] == (*ORDERS,)
     assert COMMANDS["export"].flags["dtype"].type.choices == tuple(STORED)
     assert COMMANDS["compare"].flags["at"].type.choices == get_args(By)
-    assert all(key in COMMANDS["rollouts"].flags["sort"].help for key in rollouts.KEYS)
+    assert all(key in COMMANDS["rollouts"].flags["sort"].help for key in ORDERS)
 
 
 def test_commands_agree_on_which_flags_take_a_value():

@@ -57,6 +57,8 @@ def main(address: str, server: str, workdir: str, pictures: str, *group: str) ->
                 wide = page.evaluate("document.documentElement.scrollWidth")
                 assert wide <= width, f"{view} is {wide} px wide"
                 assert page.evaluate(CUT) == [], f"{view} hides cells at {width} px"
+                if view == "timeline":
+                    expect(page.locator("#timeline svg")).to_be_visible()
                 if view.startswith("group"):
                     page.click("button[data-colour=ratio]")
                 page.wait_for_timeout(300)
@@ -110,18 +112,20 @@ def check(page, address: str, workdir: Path) -> None:
     assert token.evaluate(colour) not in found
     # The timeline is drawn, and zooms.
     page.goto(address + "timeline")
-    train = page.locator("#timeline [id^='train t']").last
+    picture, shown = page.locator("#timeline"), page.locator("#window")
+    expect(picture.locator("svg")).to_be_visible()
+    for _ in range(6):
+        before = shown.inner_text()
+        with page.expect_response(re.compile("start=")):
+            picture.press("+")
+        assert shown.inner_text() != before
+    expect(picture.locator("svg")).to_have_css("transform", "none")
+    train = picture.locator("[id^='train t']").first
     expect(train).to_be_visible()
-    assert (
-        train.locator("path").evaluate("one => getComputedStyle(one).fill") == "rgb(87, 167, 115)"
-    )
+    fill = "one => getComputedStyle(one).fill"
+    assert train.locator("path").evaluate(fill) == "rgb(87, 167, 115)"
     train.hover()
     expect(page.locator("#block")).to_contain_text(" s long")
-    before = page.locator("#window").inner_text()
-    with page.expect_response(re.compile("start=")):
-        page.locator("#timeline").press("+")
-    assert page.locator("#window").inner_text() != before
-    expect(page.locator("#timeline svg")).to_have_css("transform", "none")
 
 
 if __name__ == "__main__":

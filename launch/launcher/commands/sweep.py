@@ -18,6 +18,7 @@ from rl_sync.launcher.command import Arguments, program
 from rl_sync.launcher.commands import compare
 from rl_sync.launcher.processes import sweep_grid
 from rl_sync.launcher.processes.sweep_grid import Combination
+from rl_sync.records.metric_catalog import EVALUATION
 from rl_sync.records.metrics import read_metrics
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
@@ -185,7 +186,7 @@ class _Sweep:
 
 def _accuracy(one: Combination) -> str:
     """Describes the first and the last held-out accuracy of a run."""
-    lines = [line for line in _lines(one) if line.get("phase") == "evaluation"]
+    lines = read_metrics(one.workdir, EVALUATION)
     values = [line["accuracy"] for line in lines if line.get("accuracy") is not None]
     if not values:
         return "no accuracy was measured"
@@ -194,19 +195,12 @@ def _accuracy(one: Combination) -> str:
 
 def _progress(one: Combination) -> str:
     """Describes the phase, the step and the reward of a run."""
-    lines = [line for line in _lines(one) if line.get("phase") != "evaluation"]
+    lines = [line for line in read_metrics(one.workdir) if line["phase"] != EVALUATION]
     if not lines:
         return "is starting"
     last, reward = lines[-1], lines[-1].get("reward_mean")
     said = f"{last['phase']} step {last['step']}"
     return said if reward is None else f"{said}, reward {reward:.3g}"
-
-
-def _lines(one: Combination) -> list[dict[str, object]]:
-    try:
-        return read_metrics(one.workdir)
-    except (OSError, ValueError):
-        return []
 
 
 def _devices(slot: int, slots: int) -> dict[str, str]:

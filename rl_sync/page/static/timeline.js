@@ -6,8 +6,8 @@
   if (!place) return;
   const main = document.querySelector("main");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const LEAST_SECS = 0.01;
-  let shown = null, start = 0, end = 60, follows = true, loading = false, again = false;
+  const LEAST_SECS = 0.01, NEWS_MS = 5000;
+  let shown = null, start = 0, end = 60, follows = true, loading = false, again = false, last = 0;
 
   const span = () => end - start;
 
@@ -29,6 +29,7 @@
       }
     } finally {
       loading = false;
+      last = Date.now();
     }
     if (again) { again = false; load(); }
   }
@@ -117,7 +118,12 @@
     if (how === "all") { start = 0; end = Math.max(shown.duration, 1); clamp(); }
     if (how === "end") { follow(true); load(); }
   });
-  document.addEventListener("news", later);
+  // A picture is work for the machine, on which the run goes on.
+  let awaited = 0;
+  document.addEventListener("news", () => {
+    clearTimeout(awaited);
+    awaited = setTimeout(load, Math.max(0, last + NEWS_MS - Date.now()));
+  });
   addEventListener("resize", later);
   dark.addEventListener("change", load);
   load();
