@@ -42,7 +42,7 @@ class Learned(NamedTuple):
 
 
 class HasRows(Protocol):
-    """What the rows of an update are part of."""
+    """A part of a batch, with its rows."""
 
     @property
     def rows(self) -> Rows:
