@@ -43,7 +43,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
-from rl_sync.replay.replay_interface import Replay
+from rl_sync.replay.client import ReplayClient
 from rl_sync.roles import wiring
 from rl_sync.roles.evaluator import EvaluationSet
 from rl_sync.roles.explorer.actor import Explorer
@@ -344,7 +344,7 @@ class Bench:
                 session=session,
                 task=site.task,
                 explorer=explorer,
-                replay=cast(Replay, site),
+                replay=cast(ReplayClient, site),
                 table="groups",
                 beside=streaming or judging_secs > 0,
             ),

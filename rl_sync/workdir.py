@@ -72,7 +72,7 @@ class Workdir:
 
     @property
     def replay(self) -> Path:
-        """Checkpoints of the replay server."""
+        """Directory of the record of the replay server."""
         return self._at("replay")
 
     @property

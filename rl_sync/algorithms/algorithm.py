@@ -1,7 +1,7 @@
 """Algorithms: the tables of their pieces, one line a piece, and their hyperparameters.
 
 A piece is a pure function, which gets its arguments by their names (`call`): settings of
-`Algorithm`, such as `clip_low`, and what is known of a batch (`Experience` and `Totals` of
+`Algorithm`, such as `clip_low`, and what is known of a batch (`BatchExperience` and `Totals` of
 `rl_sync.learning`), such as `behavior_logprobs`. So its arguments say what it needs. A new piece is
 a function and a line here.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -12,7 +12,6 @@ import grpc.experimental
 
 from rl_sync.replay import reverb_pb2, wire
 from rl_sync.replay.replay_interface import (
-    CHECKPOINT_TIMEOUT_SECS,
     RPC_TIMEOUT_SECS,
     Columns,
     ReplayError,
@@ -43,9 +42,10 @@ _FRESH_SECS = 0.1
 
 
 class ReplayClient:
-    """Reads and writes the tables of one server; see `rl_sync.replay.replay_interface.Replay`.
+    """Reads and writes the tables of one server.
 
-    Threads may share a client. It must not be used in a forked process.
+    Threads may share a client, and call all of its methods but `close` side by side. It must not be
+    used in a forked process.
 
     Args:
       address: `host:port`. No connection is made before the first request.
@@ -69,8 +69,6 @@ class ReplayClient:
         self._channel = grpc.insecure_channel(address, options=[*CHANNEL_OPTIONS, driven_by_caller])
         pb = reverb_pb2
         self._server_info = self._unary("ServerInfo", pb.ServerInfoResponse)
-        self._mutate_priorities = self._unary("MutatePriorities", pb.MutatePrioritiesResponse)
-        self._checkpoint = self._unary("Checkpoint", pb.CheckpointResponse)
         self._reset = self._unary("Reset", pb.ResetResponse)
         # The server reads a stream of requests. One request and the end is such a stream too, and
         # saves a thread for each call.
@@ -89,6 +87,14 @@ class ReplayClient:
     def insert(
         self, table: str, columns: Columns, *, priority: float = 1.0, timeout_secs: float
     ) -> None:
+        """Inserts one item, and returns when the table holds it.
+
+        Raises:
+          ReplayTimeoutError: the table had no room in that time. The item is not lost: it waits at
+            the server, and is inserted as soon as there is room. So do not insert it again; wait
+            for it with `flush`.
+          ValueError: a dtype cannot be stored.
+        """
         self.insert_many(table, [columns], priorities=[priority], timeout_secs=timeout_secs)
 
     def insert_many(
@@ -99,6 +105,10 @@ class ReplayClient:
         priorities: Sequence[float] | None = None,
         timeout_secs: float,
     ) -> None:
+        """Inserts items in their order, pipelined; otherwise like `insert`.
+
+        If one of them cannot be stored, those before it may already be stored.
+        """
         deadline = time.monotonic() + timeout_secs
         weights = [1.0] * len(items) if priorities is None else priorities
         stream = self._stream(table)
@@ -113,6 +123,11 @@ class ReplayClient:
         self._settle(table, stream, tickets, deadline, timeout_secs)
 
     def flush(self, timeout_secs: float) -> None:
+        """Waits until all items inserted through this object are in their tables.
+
+        Raises:
+          ReplayTimeoutError: some still wait for room.
+        """
         deadline = time.monotonic() + timeout_secs
         with self._lock:
             streams = dict(self._streams)
@@ -120,6 +135,11 @@ class ReplayClient:
             self._settle(table, stream, stream.outstanding(), deadline, timeout_secs)
 
     def sample(self, table: str, count: int = 1, *, timeout_secs: float) -> list[Sample]:
+        """Draws `count` items, or as many as possible in the given time, but at least one.
+
+        Raises:
+          ReplayTimeoutError: no item could be drawn in time.
+        """
         deadline = time.monotonic() + timeout_secs
         samples: list[Sample] = []
         while len(samples) < count:
@@ -187,33 +207,20 @@ class ReplayClient:
             )
         self._counts[info.name] = info.num_inserted, info.num_sampled
 
-    def update_priorities(self, table: str, priorities: Mapping[int, float]) -> None:
-        request = reverb_pb2.MutatePrioritiesRequest(table=table)
-        for key, priority in priorities.items():
-            request.updates.add(key=key, priority=priority)
-        self._ask(self._mutate_priorities, request, f"update priorities in table {table!r}")
-
-    def delete(self, table: str, keys: Sequence[int]) -> None:
-        self._there = {}
-        request = reverb_pb2.MutatePrioritiesRequest(table=table, delete_keys=keys)
-        self._ask(self._mutate_priorities, request, f"delete items of table {table!r}")
-
     def info(self, timeout_secs: float = RPC_TIMEOUT_SECS) -> dict[str, TableInfo]:
+        """Returns the state of every table, by name."""
         request = reverb_pb2.ServerInfoRequest()
         response = self._ask(self._server_info, request, "describe itself", timeout_secs)
         return {table.name: wire.read_info(table) for table in response.table_info}
 
-    def checkpoint(self) -> str:
-        request = reverb_pb2.CheckpointRequest()
-        response = self._ask(self._checkpoint, request, "save itself", CHECKPOINT_TIMEOUT_SECS)
-        return response.checkpoint_path
-
     def reset(self, table: str) -> None:
+        """Empties a table and resets its rate limiter."""
         with self._looking:
             self._there, self._counts, self._drawn = {}, {}, {}
             self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
 
     def close(self) -> None:
+        """Ends streams and threads. Items that still wait for room stay at the server."""
         with self._lock:
             streams, self._streams = list(self._streams.values()), {}
         for stream in streams:

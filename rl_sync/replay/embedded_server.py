@@ -1,4 +1,4 @@
-"""A server of an embedded replay buffer, with Reverb's gRPC protocol but without Reverb.
+"""A replay server in Python, with the part of Reverb's gRPC protocol that our client speaks.
 
     python -m rl_sync.replay.embedded_server --port 8700 --tables '[{"name": "queue", ...}]'
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NoReturn
 
@@ -19,9 +19,8 @@ import grpc
 from rl_sync.replay import reverb_pb2 as pb
 from rl_sync.replay import reverb_server, tables, wire
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
-from rl_sync.replay.embedded import EmbeddedReplay
-from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored
+from rl_sync.replay.tables import TableSpec
 
 _MAX_STREAMS = 256
 _LOOK_AROUND_SECS = 0.1
@@ -30,10 +29,17 @@ _RESPONSE_ITEMS = 64
 
 
 class ReplayService:
-    """Reverb's methods, on an embedded replay buffer."""
+    """Reverb's methods, on tables in this process's memory.
 
-    def __init__(self, replay: EmbeddedReplay) -> None:
-        self._replay = replay
+    Items are kept as the messages that they came in.
+
+    Raises:
+      ValueError: two tables have the same name.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        tables.check_names(specs)
+        self._tables = {spec.name: EmbeddedTable(spec) for spec in specs}
 
     def insert_stream(
         self, requests: Iterable[pb.InsertStreamRequest], context: grpc.ServicerContext
@@ -73,32 +79,14 @@ class ReplayService:
                 left -= len(drawn)
                 yield from _responses(drawn, table.spec.name)
 
-    def mutate_priorities(
-        self, request: pb.MutatePrioritiesRequest, context: grpc.ServicerContext
-    ) -> pb.MutatePrioritiesResponse:
-        """Sets priorities and deletes items."""
-        table = self._table(request.table, context)
-        table.update_priorities({update.key: update.priority for update in request.updates})
-        table.delete(list(request.delete_keys))
-        return pb.MutatePrioritiesResponse()
-
     def server_info(
         self, request: pb.ServerInfoRequest, context: grpc.ServicerContext
     ) -> pb.ServerInfoResponse:
         """Describes the tables."""
         response = pb.ServerInfoResponse()
-        for name, info in self._replay.info().items():
-            wire.write_info(response.table_info.add(), self._replay.table(name).spec, info)
+        for table in self._tables.values():
+            wire.write_info(response.table_info.add(), table.spec, table.info())
         return response
-
-    def checkpoint(
-        self, request: pb.CheckpointRequest, context: grpc.ServicerContext
-    ) -> pb.CheckpointResponse:
-        """Saves the tables."""
-        try:
-            return pb.CheckpointResponse(checkpoint_path=self._replay.checkpoint())
-        except (ReplayError, OSError) as error:
-            _abort(context, grpc.StatusCode.INTERNAL, str(error))
 
     def reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.ResetResponse:
         """Empties a table."""
@@ -106,10 +94,9 @@ class ReplayService:
         return pb.ResetResponse()
 
     def _table(self, name: str, context: grpc.ServicerContext) -> EmbeddedTable:
-        try:
-            return self._replay.table(name)
-        except ReplayError:
+        if (table := self._tables.get(name)) is None:
             _abort(context, grpc.StatusCode.NOT_FOUND, f"Priority table {name} was not found")
+        return table
 
     def _draw(
         self, table: EmbeddedTable, count: int, deadline: float, context: grpc.ServicerContext
@@ -164,11 +151,11 @@ def _responses(drawn: list[DrawnItem], table: str) -> Iterator[pb.SampleStreamRe
         yield response
 
 
-def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, int]:
+def start(specs: Sequence[TableSpec], port: int, host: str) -> tuple[grpc.Server, int]:
     """Starts serving, in threads of this process.
 
     Args:
-      replay: the buffer; it can be used from this process at the same time.
+      specs: its tables.
       port: 0 for any free one.
       host: the address to listen on.
 
@@ -177,8 +164,9 @@ def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, in
 
     Raises:
       PortTakenError: another process listens there.
+      ValueError: two tables have the same name.
     """
-    service = ReplayService(replay)
+    service = ReplayService(specs)
 
     def serialize(response: Any) -> bytes:
         return response.SerializeToString()
@@ -192,9 +180,7 @@ def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, in
     handlers = {
         "InsertStream": method(stream, service.insert_stream, pb.InsertStreamRequest),
         "SampleStream": method(stream, service.sample_stream, pb.SampleStreamRequest),
-        "MutatePriorities": method(unary, service.mutate_priorities, pb.MutatePrioritiesRequest),
         "ServerInfo": method(unary, service.server_info, pb.ServerInfoRequest),
-        "Checkpoint": method(unary, service.checkpoint, pb.CheckpointRequest),
         "Reset": method(unary, service.reset, pb.ResetRequest),
     }
     # A stream takes a thread as long as it is open; beyond the limit clients get an error.
@@ -215,10 +201,7 @@ def start(replay: EmbeddedReplay, port: int, host: str) -> tuple[grpc.Server, in
 
 def main() -> int:
     def serve(args: Any, wait: Callable[[int], None]) -> None:
-        replay = EmbeddedReplay(
-            tables.from_json(args.tables), args.checkpoint_dir, restore=args.restore
-        )
-        server, port = start(replay, args.port, args.host)
+        server, port = start(tables.from_json(args.tables), args.port, args.host)
         wait(port)
         server.stop(grace=None).wait()
 

@@ -23,7 +23,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,6 @@ _NETWORK_HEADER = -0x100000  # Linux's SKF_NET_OFF: where a filter finds a packe
 NEEDED_FIELDS = ("name", "max_size")
 DEFAULTS = {
     "sampler": "fifo",
-    "remover": "fifo",
     "max_times_sampled": 0,
     "min_size_to_sample": 1,
     "samples_per_insert": 1.0,
@@ -58,7 +56,7 @@ def run(serve: Serve, description: str) -> int:
     """Parses the command line, serves until standard input ends or SIGTERM comes, and exits.
 
     Returns:
-      The exit status if it cannot serve: PORT_TAKEN, or REFUSED for tables or a checkpoint.
+      The exit status if it cannot serve: PORT_TAKEN, or REFUSED for tables.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
@@ -66,8 +64,6 @@ def run(serve: Serve, description: str) -> int:
         "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0: all"
     )
     parser.add_argument("--tables", required=True, help="JSON list of tables")
-    parser.add_argument("--checkpoint-dir", help="where checkpoints are written")
-    parser.add_argument("--restore", help="a checkpoint to start from")
     args = parser.parse_args()
 
     stop, serving = threading.Event(), threading.Event()
@@ -134,17 +130,9 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import reverb
 
-    folder = args.checkpoint_dir or (args.restore and os.path.dirname(args.restore))
-    checkpointer = None
-    if folder:
-        # A new folder: Reverb restores any checkpoint that it finds in its folder.
-        checkpointer = reverb.checkpointers.DefaultCheckpointer(
-            os.path.join(folder, f"server-{time.time_ns()}"),
-            fallback_checkpoint_path=args.restore,
-        )
     free_port(args.port, args.host)  # again: the import took seconds
     tables = [make_table(reverb, spec) for spec in specs]
-    server = reverb.Server(tables, args.port, checkpointer)
+    server = reverb.Server(tables, args.port)
     answer_at(args.host, args.port)
     wait(args.port)
     server.stop()
@@ -153,8 +141,9 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
 def answer_at(host: str, port: int) -> None:
     """Makes this process's server at a port answer only calls to one address.
 
-    Reverb always listens on all interfaces. So the kernel is told to drop packets to its socket for
-    other addresses, as a firewall would.
+    Reverb always listens on all interfaces, and no option of a socket that listens already binds it
+    to an address. So the kernel is told to drop packets to it for other addresses, as a firewall
+    would.
     """
     address = socket.gethostbyname(host)
     if address == "0.0.0.0":
@@ -174,25 +163,32 @@ def address_filter(address: str) -> list[tuple[int, int, int, int]]:
     """Returns a program of classic BPF that keeps packets to an IPv4 address, and drops others.
 
     With an address of the loopback interface, it also keeps packets to IPv6's loopback address.
+    It is written out here, since this script has to run without any other file of ours.
     """
-    keep, drop = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)
 
     def load(code: int, offset: int) -> tuple[int, int, int, int]:
         return code, 0, 0, (_NETWORK_HEADER + offset) & 0xFFFFFFFF
 
-    def equal(words: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
-        """Keeps packets whose header has these values at these offsets."""
-        steps: list[tuple[int, int, int, int]] = []
-        for left, (offset, value) in enumerate(reversed(words)):
-            steps[:0] = [load(0x20, offset), (0x15, 0, 2 * left + 1, value)]
-        return [*steps, keep, drop]
-
     (wanted,) = struct.unpack("!I", socket.inet_aton(address))
-    is_loopback = address.startswith("127.")
-    version_4 = equal([(16, wanted)])
-    version_6 = equal([(24, 0), (28, 0), (32, 0), (36, 1)]) if is_loopback else [drop]
-    shift = (0x74, 0, 0, 4)  # The first half of the first byte is the IP version.
-    return [load(0x30, 0), shift, (0x15, 0, len(version_4), 4), *version_4, *version_6]
+    # An IPv6 packet goes on to its address, or is dropped.
+    version_6 = 2 if address.startswith("127.") else 11
+    return [  # (code, instructions to skip where equal, and where not, value)
+        load(0x30, 0),
+        (0x74, 0, 0, 4),  # The first half of the first byte is the IP version.
+        (0x15, 0, version_6, 4),
+        load(0x20, 16),
+        (0x15, 8, 9, wanted),
+        load(0x20, 24),
+        (0x15, 0, 7, 0),
+        load(0x20, 28),
+        (0x15, 0, 5, 0),
+        load(0x20, 32),
+        (0x15, 0, 3, 0),
+        load(0x20, 36),
+        (0x15, 0, 1, 1),
+        (0x06, 0, 0, 0xFFFFFFFF),  # Keep.
+        (0x06, 0, 0, 0),  # Drop.
+    ]
 
 
 def listening_sockets(port: int) -> list[socket.socket]:
@@ -257,7 +253,7 @@ def make_table(reverb: Any, spec: dict[str, Any]) -> Any:
     return reverb.Table(
         name=spec["name"],
         sampler=selector(spec["sampler"]),
-        remover=selector(spec["remover"]),
+        remover=reverb.selectors.Fifo(),
         max_size=spec["max_size"],
         max_times_sampled=spec["max_times_sampled"],
         rate_limiter=reverb.rate_limiters.RateLimiter(**{name: spec[name] for name in limits}),

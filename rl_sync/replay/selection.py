@@ -152,7 +152,7 @@ class Prioritized:
 
 
 def make(kind: str, exponent: float, rng: random.Random) -> KeySelection:
-    """Makes the selection of a `TableSpec`'s sampler or remover."""
+    """Makes the selection of a `TableSpec`'s sampler."""
     match kind:
         case "fifo":
             return Ordered(newest=False)

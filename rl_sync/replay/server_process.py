@@ -170,8 +170,6 @@ def start_server(
     *,
     host: str = "127.0.0.1",
     log_path: str | os.PathLike[str],
-    checkpoint_dir: str | os.PathLike[str] | None = None,
-    restore: str | os.PathLike[str] | None = None,
     start_timeout_secs: float | None = None,
 ) -> ServerProcess:
     """Starts a replay server.
@@ -183,8 +181,6 @@ def start_server(
       port: the port; 0 for any free port.
       host: the address of this machine to listen on.
       log_path: the file for its output.
-      checkpoint_dir: the folder for its checkpoints.
-      restore: the path of a checkpoint, of the same backend, to start from.
       start_timeout_secs: the longest wait until it serves. None returns immediately; the caller
         must then call `ServerProcess.wait_ready`.
 
@@ -195,10 +191,6 @@ def start_server(
     table_specs.check_names(tables)
     command = [*_interpreter(backend), "--port", str(port), "--host", host]
     command += ["--tables", table_specs.to_json(tables)]
-    if checkpoint_dir is not None:
-        command += ["--checkpoint-dir", os.path.abspath(checkpoint_dir)]
-    if restore is not None:
-        command += ["--restore", os.path.abspath(restore)]
     # The server's environment must not find packages of ours.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")

@@ -43,7 +43,7 @@ class DrawnItem:
 
 
 class EmbeddedTable:
-    """Items, the order in which they are drawn and removed, and a rate limiter.
+    """Items, the order in which they are drawn, and a rate limiter; a full one drops its oldest.
 
     Inserts wait in a queue, in order. They enter the table as soon as the limiter allows it, even
     if no caller waits for that any more.
@@ -60,7 +60,6 @@ class EmbeddedTable:
         self._items: dict[int, Stored] = {}
         self._waiting: collections.deque[Stored] = collections.deque()
         self._sampler = selection.make(spec.sampler, spec.priority_exponent, self._rng)
-        self._remover = selection.make(spec.remover, spec.priority_exponent, self._rng)
         self._inserts = self._samples = self._deletes = 0
 
     def submit(self, item: Stored) -> None:
@@ -95,21 +94,6 @@ class EmbeddedTable:
                 self._advance()
         return drawn
 
-    def update_priorities(self, priorities: dict[int, float]) -> None:
-        """See `Replay.update_priorities`."""
-        with self._changed:
-            for key, priority in priorities.items():
-                if key in self._items:
-                    self._update(key, priority)
-
-    def delete(self, keys: list[int]) -> None:
-        """See `Replay.delete`."""
-        with self._changed:
-            for key in keys:
-                if key in self._items:
-                    self._remove(key)
-            self._advance()
-
     def reset(self) -> None:
         """Empties the table; waiting inserts then enter."""
         with self._changed:
@@ -126,28 +110,12 @@ class EmbeddedTable:
                 name=spec.name,
                 max_size=spec.max_size,
                 sampler=spec.sampler,
-                remover=spec.remover,
                 max_times_sampled=spec.max_times_sampled,
                 min_size_to_sample=spec.min_size_to_sample,
                 current_size=len(self._items),
                 num_inserted=self._inserts,
                 num_sampled=self._samples,
             )
-
-    def snapshot(self) -> tuple[list[Stored], tuple[int, int, int]]:
-        """Returns copies of the items, oldest first, and the limiter's three counts."""
-        with self._changed:
-            items = [dataclasses.replace(item) for item in self._items.values()]
-            return items, (self._inserts, self._samples, self._deletes)
-
-    def restore(self, items: list[Stored], counts: tuple[int, int, int]) -> None:
-        """Inverts `snapshot`, on an unused table."""
-        with self._changed:
-            assert not self._items, "a table is restored before it is used"
-            for item in items:
-                self._add(item)
-            self._inserts, self._samples, self._deletes = counts
-            self._advance()
 
     def _advance(self) -> None:
         """Inserts waiting items, as far as the limiter allows, and wakes up all waits."""
@@ -157,7 +125,7 @@ class EmbeddedTable:
                 self._update(item.key, item.priority)
             else:
                 if len(self._items) >= self.spec.max_size:
-                    self._remove(self._remover.pick()[0])
+                    self._remove(next(iter(self._items)))
                 self._add(item)
                 self._inserts += 1
             item.inserted = True
@@ -192,15 +160,12 @@ class EmbeddedTable:
     def _add(self, item: Stored) -> None:
         self._items[item.key] = item
         self._sampler.insert(item.key, item.priority)
-        self._remover.insert(item.key, item.priority)
 
     def _update(self, key: int, priority: float) -> None:
         self._items[key].priority = priority
         self._sampler.update(key, priority)
-        self._remover.update(key, priority)
 
     def _remove(self, key: int) -> None:
         del self._items[key]
         self._sampler.delete(key)
-        self._remover.delete(key)
         self._deletes += 1

@@ -23,13 +23,12 @@ class TableSpec:
 
     Attributes:
       name: a name that is unique on a server.
-      max_size: the largest number of items; when another is inserted, the remover makes room.
+      max_size: the largest number of items; when another is inserted, the oldest makes room.
       sampler: the selector of the item to draw. `prioritized` draws in proportion to priority **
         priority_exponent.
-      remover: the selector of the item to remove from a full table.
       max_times_sampled: the number of draws after which an item is removed; 0 for no limit.
       min_size_to_sample, samples_per_insert, min_diff, max_diff: the rate limiter.
-      priority_exponent: the exponent of `prioritized`, as sampler or as remover.
+      priority_exponent: the exponent of `prioritized`.
 
     Raises:
       ValueError: a value is not valid, or callers would wait forever.
@@ -38,7 +37,6 @@ class TableSpec:
     name: str
     max_size: int
     sampler: Selector = "fifo"
-    remover: Selector = "fifo"
     max_times_sampled: int = 0
     min_size_to_sample: int = 1
     samples_per_insert: float = 1.0
@@ -54,9 +52,8 @@ class TableSpec:
 
         if not self.name or not isinstance(self.name, str):
             refuse("name", "a table needs a name")
-        for field in ("sampler", "remover"):
-            if getattr(self, field) not in get_args(Selector):
-                refuse(field, f"it is one of {', '.join(get_args(Selector))}")
+        if self.sampler not in get_args(Selector):
+            refuse("sampler", f"it is one of {', '.join(get_args(Selector))}")
         if self.max_size < 1:
             refuse("max_size", "a table holds at least 1 item")
         if self.max_times_sampled < 0:
@@ -137,7 +134,7 @@ class TableInfo:
     """The state of one table, as its server reports it.
 
     Attributes:
-      name, max_size, sampler, remover, max_times_sampled, min_size_to_sample: as in `TableSpec`.
+      name, max_size, sampler, max_times_sampled, min_size_to_sample: as in `TableSpec`.
       current_size: items in the table.
       num_inserted: items inserted so far.
       num_sampled: samples drawn so far.
@@ -146,7 +143,6 @@ class TableInfo:
     name: str
     max_size: int
     sampler: str
-    remover: str
     max_times_sampled: int
     min_size_to_sample: int
     current_size: int

@@ -204,7 +204,6 @@ def read_info(info: reverb_pb2.TableInfo) -> TableInfo:
         name=info.name,
         max_size=info.max_size,
         sampler=_read_selector(info.sampler_options),
-        remover=_read_selector(info.remover_options),
         max_times_sampled=info.max_times_sampled,
         min_size_to_sample=limiter.min_size_to_sample,
         current_size=info.current_size,
@@ -233,7 +232,7 @@ def write_info(proto: reverb_pb2.TableInfo, spec: TableSpec, info: TableInfo) ->
     proto.max_times_sampled = spec.max_times_sampled
     proto.current_size = info.current_size
     _write_selector(proto.sampler_options, spec.sampler, spec.priority_exponent)
-    _write_selector(proto.remover_options, spec.remover, spec.priority_exponent)
+    _write_selector(proto.remover_options, "fifo", spec.priority_exponent)
     limiter = proto.rate_limiter_info
     limiter.samples_per_insert = spec.samples_per_insert
     limiter.min_size_to_sample = spec.min_size_to_sample

@@ -3,6 +3,10 @@
 The filter refuses calls by which a confined program could reach the kernel's rarely used parts,
 other processes or more memory than its limits count. What remains is the work of namespaces. The
 format is that of `struct sock_filter` (linux/filter.h), which `bwrap --seccomp` reads.
+
+No library makes this filter. libseccomp (pyseccomp needs it on the machine, where bubblewrap does
+not) compares calls one by one: it has no rule for all calls from a number on, so calls that newer
+kernels have would be allowed.
 """
 
 from __future__ import annotations

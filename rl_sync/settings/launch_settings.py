@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from rl_sync.setting import check, setting
-from rl_sync.settings.value_limits import WAIT_SECS
+
+PORT: dict[str, Any] = {"least": 0, "greatest": 65_535}
+"""Bounds of the port of a server."""
+
+WAIT_SECS: dict[str, Any] = {"unit": "seconds", "above": 0, "greatest": 1e8}
+"""Unit and bounds of a time that something may take: far below what timers bear."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +91,7 @@ class LaunchSettings:
         "Serves a page on the run while it goes on, at an address that is printed;"
         " `rl-sync page` serves it at any time.",
     )
-    page_port: int = setting(
-        0, "Port of that page on this machine; 0 for any free one.", least=0, greatest=65535
-    )
+    page_port: int = setting(0, "Port of that page on this machine; 0 for any free one.", **PORT)
 
     @property
     def elsewhere(self) -> dict[str, str]:

@@ -291,9 +291,11 @@ def _sets_played(s: RunSettings) -> None:
         require_one_of("environment.name=by_set(…): a set", name, names)
 
 
-def _has_template(s: RunSettings) -> bool:
-    """Says whether the tokenizer is that of a checkpoint, which may have a chat template."""
-    return s.tokenizer.path is not None or s.model.path is not None
+def _chat(s: RunSettings) -> str:
+    """Returns what asks for prompts in a chat template; empty if nothing does."""
+    if s.tokenizer.system is not None:
+        return f"system={s.tokenizer.system!r}"
+    return "chat=yes" if s.tokenizer.chat == "yes" else ""
 
 
 def _terms(s: RunSettings) -> list[str]:
@@ -364,10 +366,13 @@ def _slots_cut(s: RunSettings) -> None:
     )
 
 
-def _exact_replay(name: str, only: object, why: str) -> Rule:
-    """Makes the rule that a setting of the replay buffer has one value under exact pulls."""
-
-    def rule(s: RunSettings) -> None:
+def _exact_replay(s: RunSettings) -> None:
+    for name, only, why in (
+        ("sampler", "fifo", "consume batches in their order"),
+        ("times_sampled", 1, "train on each batch once, with weights of the version that is due"),
+        ("max_size", None, "say themselves how far explorers are ahead, and a full buffer would"
+         " keep an explorer from the sync that the trainer waits at"),
+    ):  # fmt: skip
         value = getattr(s.replay, name)
         require(
             s.schedule.pull == "latest" or value == only,
@@ -375,10 +380,9 @@ def _exact_replay(name: str, only: object, why: str) -> Rule:
             + (f"Use replay.{name}={only}." if only is not None else f"Leave out replay.{name}."),
         )
 
-    return rule
 
-
-_FORMS: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
+    # About one setting alone. These come first: the others rely on them.
     "name": lambda s: require(
         re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", s.name) is not None,
         f"name={s.name!r} is part of a directory's name: give letters and digits, and no slash"
@@ -417,10 +421,7 @@ _FORMS: dict[str, Rule] = {
         f"launch.compilation_cache={s.launch.compilation_cache} is not a local directory. Give JAX"
         " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
     ),
-}
-"""By the setting that a rule is about alone. These come first: the others rely on them."""
-
-_OF_ALGORITHM: dict[str, Rule] = {
+    # What makes no algorithm, or one that does not bear the schedule.
     "algorithm.demonstration_rows, algorithm.demonstration_coefficient": lambda s: require(
         (s.algorithm.demonstration_rows > 0) == (s.algorithm.demonstration_coefficient > 0),
         f"algorithm.demonstration_coefficient={s.algorithm.demonstration_coefficient:g} is the"
@@ -499,10 +500,7 @@ _OF_ALGORITHM: dict[str, Rule] = {
         " algorithm.advantage=reinforce_pp_baseline, or dr_grpo.",
     ),
     "algorithm.name, sync.mode, algorithm.allow_unsafe": _bears_staleness,
-}
-"""What makes no algorithm, or one that does not bear the schedule."""
-
-_OF_NO_EXPLORERS: dict[str, Rule] = {
+    # What needs completions that the policy generates.
     "curriculum.selection, algorithm.name": lambda s: require(
         s.algorithm.generates or not s.curriculum.follows_history,
         f"curriculum.selection={s.curriculum.selection} goes by what became of prompts before, and"
@@ -545,21 +543,9 @@ _OF_NO_EXPLORERS: dict[str, Rule] = {
         f"{s.algorithm.name}, whose evaluations compare the held-out pairs once each: use"
         " evaluation.samples=1.",
     ),
-}
-"""What needs completions that the policy generates."""
-
-_OF_SYNCHRONIZATION: dict[str, Rule] = {
+    # What the schedule does not allow.
     "sync.interval, sync.offset, sync.max_staleness": lambda s: s.schedule,
-    "replay.sampler, sync.mode": _exact_replay("sampler", "fifo", "consume batches in their order"),
-    "replay.times_sampled, sync.mode": _exact_replay(
-        "times_sampled", 1, "train on each batch once, with weights of the version that is due"
-    ),
-    "replay.max_size, sync.mode": _exact_replay(
-        "max_size",
-        None,
-        "say themselves how far explorers are ahead, and a full buffer would keep an explorer from"
-        " the sync that the trainer waits at",
-    ),
+    "replay.sampler, replay.times_sampled, replay.max_size, sync.mode": _exact_replay,
     "replay.times_sampled, sync.max_staleness": lambda s: require(
         s.replay.times_sampled <= s.schedule.staleness_bound + 1,
         f"replay.times_sampled={s.replay.times_sampled} steps cannot all train on a group: after"
@@ -622,10 +608,7 @@ _OF_SYNCHRONIZATION: dict[str, Rule] = {
         f"explorer.count={s.explorers} explorers cannot share trainer.groups_per_step="
         f"{s.trainer.groups_per_step}: some would have nothing to generate.",
     ),
-}
-"""What the schedule does not allow."""
-
-_OF_BATCHES: dict[str, Rule] = {
+    # What makes no batch, or no update.
     "trainer.steps, optimizer.updates_per_batch": lambda s: require(
         s.trainer.steps * s.optimizer.updates_per_batch < 2**31,
         f"trainer.steps={s.trainer.steps} steps of optimizer.updates_per_batch="
@@ -668,33 +651,20 @@ _OF_BATCHES: dict[str, Rule] = {
         f" which trainer.batching={s.trainer.batching} does not make: use trainer.batching=shared,"
         " or leave it out.",
     ),
-}
-"""What makes no batch, or no update."""
-
-_OF_TASK: dict[str, Rule] = {
-    "task.shots, tokenizer.system": lambda s: require(
-        not (s.task.shots and s.tokenizer.system is not None),
+    # What makes no problems, or no rewards.
+    "task.shots, tokenizer.system, tokenizer.chat": lambda s: require(
+        not (s.task.shots and _chat(s)),
         f"task.shots={s.task.shots} makes prompts that a completion continues, and"
-        " tokenizer.system makes them a user's message: use one of the two.",
-    ),
-    "task.shots, tokenizer.chat": lambda s: require(
-        not (s.task.shots and s.tokenizer.chat == "yes"),
-        f"task.shots={s.task.shots} makes prompts that a completion continues, and"
-        " tokenizer.chat=yes makes them a user's message: use one of the two.",
+        f" tokenizer.{_chat(s)} makes them a user's message: use one of the two.",
     ),
     "tokenizer.system, tokenizer.chat": lambda s: require(
         s.tokenizer.system is None or s.tokenizer.chat != "no",
         f"tokenizer.system={s.tokenizer.system!r} has no place in a prompt without a chat template:"
         " leave it out, or use tokenizer.chat=auto.",
     ),
-    "tokenizer.system, tokenizer.path": lambda s: require(
-        s.tokenizer.system is None or _has_template(s),
-        f"tokenizer.system={s.tokenizer.system!r} needs a tokenizer with a chat template, and this"
-        " run's tokens are characters: give --config.tokenizer.path=DIRECTORY.",
-    ),
-    "tokenizer.chat, tokenizer.path": lambda s: require(
-        s.tokenizer.chat != "yes" or _has_template(s),
-        "tokenizer.chat=yes needs a tokenizer with a chat template, and this run's tokens are"
+    "tokenizer.system, tokenizer.chat, tokenizer.path": lambda s: require(
+        not _chat(s) or s.tokenizer.path is not None or s.model.path is not None,
+        f"tokenizer.{_chat(s)} needs a tokenizer with a chat template, and this run's tokens are"
         " characters: give --config.tokenizer.path=DIRECTORY.",
     ),
     "task.name, task.mixture.sets": lambda s: require(
@@ -748,10 +718,7 @@ _OF_TASK: dict[str, Rule] = {
         f"reward.addresses={s.reward.addresses} needs reward.secret_path=FILE with the secret of"
         " these servers, which `rl-sync reward` makes.",
     ),
-}
-"""What makes no problems, or no rewards."""
-
-_OF_EVALUATION: dict[str, Rule] = {
+    # What no evaluation finds out.
     "evaluation.by, sync.mode": lambda s: require(
         s.evaluation.by != EXPLORERS or (s.schedule.pull == "latest" and s.explorers > 0),
         f"evaluation.by={s.evaluation.by} needs explorers that run at their own pace, and"
@@ -777,10 +744,7 @@ _OF_EVALUATION: dict[str, Rule] = {
         " explorers may evaluate a version of which there is no snapshot. Use"
         " evaluation.by=trainer.",
     ),
-}
-"""What no evaluation finds out."""
-
-_OF_PROCESSES: dict[str, Rule] = {
+    # What cannot be shared by processes and devices, and, last, what makes no model.
     "launch.hosts, launch.host": lambda s: require(
         not s.launch.elsewhere or bool(s.launch.host),
         f"launch.hosts={s.launch.hosts} needs launch.host, this machine's address as those reach"
@@ -816,16 +780,4 @@ _OF_PROCESSES: dict[str, Rule] = {
     "rollout.slots, explorer.mesh": _slots_cut,
     "model.num_heads, model.num_kv_heads": lambda s: s.model.config(vocab_size=1, max_length=1),
 }
-"""What cannot be shared by processes and devices, and, last, what makes no model."""
-
-RULES: dict[str, Rule] = (
-    _FORMS
-    | _OF_ALGORITHM
-    | _OF_NO_EXPLORERS
-    | _OF_SYNCHRONIZATION
-    | _OF_BATCHES
-    | _OF_TASK
-    | _OF_EVALUATION
-    | _OF_PROCESSES
-)
-"""By the settings that a rule is about, separated by commas."""
+"""By the settings that a rule is about, separated by commas; behind a colon, by its subject."""

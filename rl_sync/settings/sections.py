@@ -12,8 +12,8 @@ from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.tables import Selector
 from rl_sync.schedule import MODES, Pull
 from rl_sync.setting import check, section, setting
+from rl_sync.settings.launch_settings import PORT, WAIT_SECS
 from rl_sync.settings.mesh_settings import ExplorerMesh, TrainerMesh
-from rl_sync.settings.value_limits import PORT, WAIT_SECS
 from rl_sync.transfer import TRANSFERS
 
 

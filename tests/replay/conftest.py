@@ -10,18 +10,17 @@ import pytest
 import uv
 
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.embedded import EmbeddedReplay
 from rl_sync.replay.server_process import start_server
 from rl_sync.replay.tables import TableSpec, queue
 
 TABLES = [
     queue("queue", 3),
     queue("long_queue", 10_000),
-    TableSpec("stack", 1000, sampler="lifo", remover="fifo"),
+    TableSpec("stack", 1000, sampler="lifo"),
     TableSpec("twice", 1000, max_times_sampled=2),
     TableSpec("uniform", 1000, sampler="uniform"),
     TableSpec("prioritized", 1000, sampler="prioritized", priority_exponent=2.0),
-    TableSpec("best", 1000, sampler="max_heap", remover="min_heap"),
+    TableSpec("best", 1000, sampler="max_heap"),
     TableSpec("small", 3, sampler="uniform"),
     TableSpec("patient", 1000, sampler="uniform", min_size_to_sample=3),
     queue("again", 2, sampler="uniform", times=3),
@@ -43,11 +42,11 @@ class Backend:
     """A replay buffer under test; `connect` makes another client of the same buffer."""
 
     name: str
-    address: str | None
-    replay: ReplayClient | EmbeddedReplay
+    address: str
+    replay: ReplayClient
 
     def connect(self):
-        return self.replay if self.address is None else ReplayClient(self.address)
+        return ReplayClient(self.address)
 
 
 class Official:
@@ -89,9 +88,7 @@ def servers(tmp_path_factory):
     """Starts both servers at the same time."""
     folder = tmp_path_factory.mktemp("replay")
     started = {
-        name: start_server(
-            name, TABLES, 0, log_path=folder / f"{name}.log", checkpoint_dir=folder / name
-        )
+        name: start_server(name, TABLES, 0, log_path=folder / f"{name}.log")
         for name in ("reverb", "embedded")
     }
     try:
@@ -117,19 +114,18 @@ def official(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def backends(official, servers, tmp_path_factory):
-    """Makes all three backends; the official client starts meanwhile, as it is requested here."""
+def backends(official, servers):
+    """Makes both backends; the official client starts meanwhile, as it is requested here."""
     made = [
         Backend("reverb", servers["reverb"].address, ReplayClient(servers["reverb"].address)),
         Backend("served", servers["embedded"].address, ReplayClient(servers["embedded"].address)),
-        Backend("embedded", None, EmbeddedReplay(TABLES, tmp_path_factory.mktemp("embedded"))),
     ]
     yield {backend.name: backend for backend in made}
     for backend in made:
         backend.replay.close()
 
 
-@pytest.fixture(params=["reverb", "served", "embedded"])
+@pytest.fixture(params=["reverb", "served"])
 def backend(request, backends):
     """Yields each backend in turn, its tables empty."""
     chosen = backends[request.param]

@@ -1,4 +1,4 @@
-"""Behavior of every replay buffer: a Reverb server, our own server, and the embedded one."""
+"""Behavior of every replay buffer: a Reverb server, and our own."""
 
 import collections
 import contextlib
@@ -177,30 +177,9 @@ def test_prioritized_table_draws_in_proportion_to_the_power_of_the_priority(repl
     assert by_value[2].priority == 2.0
 
 
-def test_updated_priorities_count(replay):
-    for i in range(2):
-        insert(replay, "prioritized", [i], priority=float(i))
-    [first] = sample(replay, "prioritized", 1)
-    assert values([first]) == [1]
-    replay.update_priorities("prioritized", {first.key: 0.0, 12345: 1.0})
-    insert(replay, "prioritized", [2], priority=3.0)
-    assert set(values(sample(replay, "prioritized", 50))) == {2}
-
-
-def test_deleted_items_are_gone(replay):
-    insert(replay, "uniform", range(3))
-    drawn = {int(one.columns["i"]): one.key for one in sample(replay, "uniform", 100)}
-    replay.delete("uniform", [drawn[0], drawn[2], 12345])
-    eventually(lambda: replay.info()["uniform"].current_size == 1)
-    assert set(values(sample(replay, "uniform", 50))) == {1}
-
-
-def test_full_table_removes_as_its_remover_says(replay):
+def test_a_full_table_drops_its_oldest(replay):
     insert(replay, "small", range(5))
     assert set(values(sample(replay, "small", 100))) == {2, 3, 4}
-    for i in range(3):
-        insert(replay, "best", [i], priority=float(i % 2))
-    assert set(values(sample(replay, "best", 10))) == {1}
 
 
 def test_a_table_gives_nothing_before_its_minimal_size(replay):
@@ -274,12 +253,11 @@ def test_info_counts(replay):
     sample(replay, "queue", 2)
     eventually(lambda: replay.info()["queue"].current_size == 1)
     info = replay.info()["queue"]
-    assert (info.name, info.sampler, info.remover) == ("queue", "fifo", "fifo")
+    assert (info.name, info.sampler) == ("queue", "fifo")
     assert (info.max_size, info.max_times_sampled, info.min_size_to_sample) == (3, 1, 1)
     assert (info.num_inserted, info.num_sampled) == (3, 2)
     assert replay.info()["prioritized"].sampler == "prioritized"
     assert replay.info()["best"].sampler == "max_heap"
-    assert replay.info()["best"].remover == "min_heap"
 
 
 def test_reset_empties_a_table_and_gives_its_room_back(replay):
@@ -294,8 +272,6 @@ def test_reset_empties_a_table_and_gives_its_room_back(replay):
     [
         lambda replay: insert(replay, "nowhere", [0]),
         lambda replay: sample(replay, "nowhere", 1),
-        lambda replay: replay.delete("nowhere", [1]),
-        lambda replay: replay.update_priorities("nowhere", {1: 1.0}),
         lambda replay: replay.reset("nowhere"),
     ],
 )

@@ -61,15 +61,3 @@ def test_an_insert_of_a_known_key_sets_its_priority():
     assert table.info().current_size == 1
     [drawn] = table.sample(2, time.monotonic())
     assert drawn.priority == 5.0
-
-
-def test_deleting_gives_a_queue_no_room_as_in_reverb():
-    table = EmbeddedTable(queue("q", 2))
-    for key in range(2):
-        table.submit(Stored(key, 1.0, key))
-    table.delete([0])
-    late = Stored(2, 1.0, 2)
-    table.submit(late)
-    assert table.wait_inserted([late], time.monotonic()) == 1
-    assert [one.key for one in table.sample(2, time.monotonic())] == [1, 2]
-    assert late.inserted

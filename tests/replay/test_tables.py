@@ -8,7 +8,7 @@ from rl_sync.replay.tables import TableSpec
 
 def test_a_queue_is_reverbs_queue():
     spec = tables.queue("q", 4)
-    assert (spec.sampler, spec.remover, spec.max_times_sampled) == ("fifo", "fifo", 1)
+    assert (spec.sampler, spec.max_times_sampled) == ("fifo", 1)
     limits = (spec.samples_per_insert, spec.min_size_to_sample, spec.min_diff, spec.max_diff)
     assert limits == (1.0, 1, 0.0, 4.0)
 
@@ -20,7 +20,7 @@ def test_a_queue_of_several_draws_has_room_for_as_many_items_and_never_removes_o
 
 
 def test_json_round_trip():
-    specs = [tables.queue("q", 4), TableSpec("p", 10, "prioritized", "lifo", priority_exponent=0.6)]
+    specs = [tables.queue("q", 4), TableSpec("p", 10, "prioritized", priority_exponent=0.6)]
     assert tables.from_json(tables.to_json(specs)) == specs
 
 

@@ -276,14 +276,12 @@ EXAMPLES = {
     "evaluation.samples, algorithm.name": [
         (REWARD | {"evaluation__samples": 4}, "use evaluation.samples=1"),
     ],
-    "replay.sampler, sync.mode": [
+    "replay.sampler, replay.times_sampled, replay.max_size, sync.mode": [
         ({"replay__sampler": "lifo"}, "replay.sampler=lifo does not fit"),
         ({"replay__sampler": "lifo"}, "Use replay.sampler=fifo"),
-    ],
-    "replay.times_sampled, sync.mode": [
         ({"replay__times_sampled": 2}, "Use replay.times_sampled=1"),
+        ({"replay__max_size": 9}, "Leave out replay.max_size"),
     ],
-    "replay.max_size, sync.mode": [({"replay__max_size": 9}, "Leave out replay.max_size")],
     "replay.times_sampled, sync.max_staleness": [
         (ASYNCHRONOUS | {"replay__times_sampled": 4}, "max_staleness=2. Use at most 3"),
     ],
@@ -399,19 +397,15 @@ EXAMPLES = {
             "batching=packed does not make: use trainer.batching=shared",
         ),
     ],
-    "task.shots, tokenizer.system": [
-        ({"task__shots": 2, "tokenizer__system": "Be brief."}, "use one of the two"),
-    ],
-    "task.shots, tokenizer.chat": [
+    "task.shots, tokenizer.system, tokenizer.chat": [
+        ({"task__shots": 2, "tokenizer__system": "Be brief."}, "'Be brief.' makes them a user's"),
         ({"task__shots": 2, "tokenizer__chat": "yes"}, "task.shots=2 makes prompts"),
     ],
     "tokenizer.system, tokenizer.chat": [
         ({"tokenizer__system": "x", "tokenizer__chat": "no"}, "tokenizer.system='x' has no place"),
     ],
-    "tokenizer.system, tokenizer.path": [
+    "tokenizer.system, tokenizer.chat, tokenizer.path": [
         ({"tokenizer__system": "x"}, "system='x' needs a tokenizer with a chat template"),
-    ],
-    "tokenizer.chat, tokenizer.path": [
         ({"tokenizer__chat": "yes"}, "chat=yes needs a tokenizer with a chat template"),
     ],
     "task.name, task.mixture.sets": [({"task__name": "mixture"}, "two or more tasks with weights")],
@@ -557,7 +551,8 @@ def test_what_breaks_a_rule_is_refused_by_it_with_the_setting_the_value_and_the_
             without.setattr(rules, "RULES", {name: rules.RULES[name]})
             with pytest.raises(ConfigError, match=re.escape(part)) as refused:
                 settings_with(**fields)
-        assert name.partition(",")[0].partition(":")[0].rpartition(".")[2] in str(refused.value)
+        settings = name.partition(":")[0].split(", ")
+        assert any(one.rpartition(".")[2] in str(refused.value) for one in settings)
 
 
 def test_a_bucket_needs_what_reaches_it(monkeypatch):

@@ -169,7 +169,6 @@ class RunProcesses:
                 port,
                 host=self._host,
                 log_path=log,
-                checkpoint_dir=self._workdir.replay,
             )
         except ReplayServerError as error:
             raise RunFailedError(str(error)) from error

@@ -13,8 +13,9 @@ from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.scoring_calls import CompletionToScore
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.records.spans import SpanKind
+from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.priorities import priority_of
-from rl_sync.replay.replay_interface import Replay, ReplayTimeoutError
+from rl_sync.replay.replay_interface import ReplayTimeoutError
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import judged, last_replies, written
@@ -46,7 +47,7 @@ class GroupDelivery:
         session: Session,
         task: Task,
         explorer: Explorer,
-        replay: Replay,
+        replay: ReplayClient,
         table: str,
         beside: bool,
     ) -> None:

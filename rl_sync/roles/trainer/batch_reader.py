@@ -15,7 +15,8 @@ from rl_sync.algorithms.screening import choose
 from rl_sync.cluster.master_calls import Claim, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.records.spans import SpanKind
-from rl_sync.replay.replay_interface import Replay, ReplayTimeoutError
+from rl_sync.replay.client import ReplayClient
+from rl_sync.replay.replay_interface import ReplayTimeoutError
 from rl_sync.roles.master.events import TOO_STALE, GroupsRefused
 from rl_sync.roles.trainer.experience_pipeline import Pipeline
 from rl_sync.schedule import SyncSchedule
@@ -80,7 +81,7 @@ class BatchReader:
     def __init__(
         self,
         session: Session,
-        replay: Replay,
+        replay: ReplayClient,
         table: str,
         schedule: SyncSchedule,
         idle: Callable[[], None],

@@ -2,7 +2,9 @@
 
 import collections
 import contextlib
+import itertools
 import random
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +12,9 @@ import pytest
 
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.cluster.master_calls import Claim, Happened
-from rl_sync.replay.embedded import EmbeddedReplay
 from rl_sync.replay.priorities import priority_of
 from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.replay.store import EmbeddedTable, Stored
 from rl_sync.replay.tables import queue
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.events import (
@@ -32,6 +34,27 @@ from tests.roles.master.mastering import accounted, lease, started, take
 BATCH, GENERATED, EXPLORERS = 4, 5, 2
 
 
+class Buffer:
+    """A table in this process, in place of a client of a server's."""
+
+    def __init__(self, spec):
+        self.table, self.keys = EmbeddedTable(spec), itertools.count()
+
+    def insert(self, table, columns, *, priority, timeout_secs):
+        del table
+        item = Stored(next(self.keys), priority, columns)
+        self.table.submit(item)
+        if self.table.wait_inserted([item], time.monotonic() + timeout_secs):
+            raise ReplayTimeoutError
+
+    def sample(self, table, count=1, *, timeout_secs):
+        del table
+        drawn = self.table.sample(count, time.monotonic() + timeout_secs)
+        if not drawn:
+            raise ReplayTimeoutError
+        return [SimpleNamespace(columns=one.payload, **vars(one)) for one in drawn]
+
+
 class Run:
     """A run whose explorers work while the trainer waits, and whose steps are reported late.
 
@@ -47,7 +70,7 @@ class Run:
             generated,
         )
         capacity = max_size or schedule.batches_ahead * generated + EXPLORERS * generated
-        self.replay = EmbeddedReplay([queue("groups", capacity, sampler, times)])
+        self.replay = Buffer(queue("groups", capacity, sampler, times))
         self.state = started(
             MasterSettings(
                 schedule, steps, generated, EXPLORERS, generated, 10.0, times_sampled=times
