@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,15 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
+from tests.runs import forks
+from tests.runs.forks import ForkServer
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/runs/quick.py"
 LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
+FORKED = frozenset({EMBEDDED} if forks.POSSIBLE else ())
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
     "--config.explorer.mesh.data=2",
@@ -165,19 +168,38 @@ class Runs:
         self.variables = quickly(session)
         self._directory = session / "runs"
         self._directory.mkdir(exist_ok=True)
+        self._forks: ForkServer | None = None
 
     def get(self, *flags: str, python: Sequence[str] = (sys.executable,)) -> RunRecord:
         name = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
         workdir, ended = self._directory / name, self._directory / f"{name}.json"
         with filelock.FileLock(self._directory / f"{name}.lock", timeout=TIMEOUT_SECS):
             if not ended.exists():
-                process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
-                output, _ = process.communicate(timeout=TIMEOUT_SECS)
-                ended.write_text(json.dumps([process.returncode, output]))
+                # With Reverb all processes are started as a user's are.
+                start = self._fork if FORKED.intersection(flags) else self._start
+                ended.write_text(json.dumps(start(workdir, flags, python)))
         status, output = json.loads(ended.read_text())
         assert status == 0, output
         assert not undescribed(workdir), "metrics that rl_sync.records.metric_catalog leaves out"
         return RunRecord(Workdir(workdir), output)
+
+    def close(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
+
+    def _start(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
+        process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
+        output, _ = process.communicate(timeout=TIMEOUT_SECS)
+        return process.returncode, output
+
+    def _fork(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
+        """Makes a run of processes that need not import anything."""
+        if python != (sys.executable,):
+            return self._start(workdir, flags, python)
+        self._forks = self._forks or ForkServer(self.variables)
+        words = ["launcher", f"--config={CONFIG}", f"--config.workdir={workdir}", *flags]
+        output = workdir.with_suffix(".out")
+        return self._forks.run(words, output, TIMEOUT_SECS), output.read_text()
 
 
 def undescribed(workdir: Path) -> set[tuple[str, str]]:
@@ -235,8 +257,10 @@ def parameters(run) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> Runs:
-    return Runs(session_directory(tmp_path_factory.mktemp("runs")))
+def runs(tmp_path_factory) -> Iterator[Runs]:
+    made = Runs(session_directory(tmp_path_factory.mktemp("runs")))
+    yield made
+    made.close()
 
 
 @pytest.fixture
