@@ -27,10 +27,10 @@ NO_RESTARTS = "--config.launch.explorer_restarts=0"
     [
         ("explorer1", "asynchronous"),
         pytest.param("explorer1", "one_step_off_policy", marks=pytest.mark.slow),
-        ("trainer", "asynchronous"),
+        pytest.param("trainer", "asynchronous", marks=pytest.mark.gate),
         pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.slow),
         ("master", "asynchronous"),
-        ("replay", "asynchronous"),
+        pytest.param("replay", "asynchronous", marks=pytest.mark.gate),
     ],
 )
 def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
