@@ -81,12 +81,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _ByScope(config, log)
 
 
+def _leave_to_gate(items: list[pytest.Item]) -> None:
+    """Marks cases of parametrized tests, but for the samples that a test names, for the gate."""
+    for item in items:
+        samples = item.get_closest_marker("samples")
+        others = any(item.get_closest_marker(name) for name in ("slow", "aot"))
+        if samples and not others and item.callspec.id not in samples.args:  # type: ignore[attr-defined]
+            item.add_marker("gate")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spreads the files of whole runs among the others; those with most tests come first.
+    """Marks what is left to the gate, and spreads the files of whole runs among the others.
+
+    Files with most tests come first.
 
     Side by side, whole runs would compete for the cores. All of them at the end, or a long one,
     would leave processes idle.
     """
+    _leave_to_gate(items)
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(_scope(item.nodeid), []).append(item)

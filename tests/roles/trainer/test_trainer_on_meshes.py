@@ -75,6 +75,7 @@ def _on_one_device(model):
     return one.step(_placed(one, tiny.params(model)), batch_of(params=PARAMS, model=MODEL))
 
 
+@pytest.mark.samples("data and tensor")
 @pytest.mark.parametrize(("mesh", "model", "fields"), CASES.values(), ids=CASES)
 def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fields):
     model = dataclasses.replace(MODEL, **model)
