@@ -48,6 +48,7 @@ def counts(stats):
     return stats.set_aside, stats.restored, stats.dropped
 
 
+@pytest.mark.samples("drops")
 @pytest.mark.parametrize(
     ("kv_offload_bytes", "options"),
     [(ROOMY, {}), (4 * ROW_BYTES, {"chunk_tokens": 1, "stepped_tokens": 3})],

@@ -113,7 +113,7 @@ RUNS = {
     "two explorers, in teams": (*flags("multi_explorer", count=2, steps=60), *TEAMS),
 }
 # The others do with the embedded replay server, which is up at once.
-WITH_REVERB = ("one step off-policy", "two explorers")
+WITH_REVERB = ("one step off-policy", "two explorers by server")
 RUNS = {name: some if name in WITH_REVERB else (*some, EMBEDDED) for name, some in RUNS.items()}
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
 LATEST = [name for name in RUNS if name not in EXACT]

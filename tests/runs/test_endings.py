@@ -25,7 +25,7 @@ NO_RESTARTS = "--config.launch.explorer_restarts=0"
 @pytest.mark.parametrize(
     ("victim", "mode"),
     [
-        ("explorer1", "asynchronous"),
+        pytest.param("explorer1", "asynchronous", marks=pytest.mark.gate),
         pytest.param("explorer1", "one_step_off_policy", marks=pytest.mark.slow),
         pytest.param("trainer", "asynchronous", marks=pytest.mark.gate),
         pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.slow),

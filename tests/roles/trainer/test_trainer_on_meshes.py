@@ -104,6 +104,7 @@ def _laid_out(x):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "rloo")]
 
 
+@pytest.mark.samples("gspo")
 @pytest.mark.parametrize("name", ["gspo", "decoupled_ppo", "ppo", *SLOW])
 def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     """Statistics of groups and of the batch, and all means, are those of one device.
