@@ -39,6 +39,8 @@ QUICKLY_COMPILED = (
 )
 _QUICK = "jax_disable_most_optimizations"
 
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compilation(request: pytest.FixtureRequest):
@@ -47,6 +49,18 @@ def _quick_compilation(request: pytest.FixtureRequest):
     jax.config.update(_QUICK, before or any(map(request.path.is_relative_to, folders)))
     yield
     jax.config.update(_QUICK, before)
+    _forget_programs()
+
+
+def _forget_programs() -> None:
+    """Lets go of compiled programs before there are too many.
+
+    Each has its code in a dozen memory maps. Linux gives a process 65,530, and XLA crashes when it
+    gets no more.
+    """
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_finish() -> None:
