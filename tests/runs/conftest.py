@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,14 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
-from tests.runs import forks
-from tests.runs.forks import ForkServer
+from tests.runs.forks import POSSIBLE, server_with
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/runs/quick.py"
 LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
-FORKED = frozenset({EMBEDDED} if forks.POSSIBLE else ())
+FORKED = frozenset({EMBEDDED} if POSSIBLE else ())
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
     "--config.explorer.mesh.data=2",
@@ -68,6 +67,7 @@ def launch(
     workdir: Path,
     variables: Mapping[str, str] | None = None,
     python: Sequence[str] = (sys.executable,),
+    forks: bool = True,
     **popen: Any,
 ) -> subprocess.Popen[str]:
     """Starts the launcher on the quick config.
@@ -75,9 +75,14 @@ def launch(
     Args:
       variables: that the environment has besides; those of `quickly` if left out.
       python: the command of the Python to run it with.
+      forks: whether roles may be forks; otherwise they are started as a user's are.
     """
     command = [*python, "-m", "launcher", f"--config={CONFIG}"]
-    variables = quickly(session_directory(workdir.parent)) if variables is None else variables
+    if variables is None:
+        variables = quickly(session_directory(workdir.parent))
+        if forks and FORKED.intersection(flags):
+            command.insert(-2, "tests.runs.forks")
+            variables = server_with(**variables).variables
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
@@ -168,7 +173,6 @@ class Runs:
         self.variables = quickly(session)
         self._directory = session / "runs"
         self._directory.mkdir(exist_ok=True)
-        self._forks: ForkServer | None = None
 
     def get(self, *flags: str, python: Sequence[str] = (sys.executable,)) -> RunRecord:
         name = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
@@ -183,10 +187,6 @@ class Runs:
         assert not undescribed(workdir), "metrics that rl_sync.records.metric_catalog leaves out"
         return RunRecord(Workdir(workdir), output)
 
-    def close(self) -> None:
-        if self._forks is not None:
-            self._forks.close()
-
     def _start(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
         process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
         output, _ = process.communicate(timeout=TIMEOUT_SECS)
@@ -196,10 +196,10 @@ class Runs:
         """Makes a run of processes that need not import anything."""
         if python != (sys.executable,):
             return self._start(workdir, flags, python)
-        self._forks = self._forks or ForkServer(self.variables)
         words = ["launcher", f"--config={CONFIG}", f"--config.workdir={workdir}", *flags]
         output = workdir.with_suffix(".out")
-        return self._forks.run(words, output, TIMEOUT_SECS), output.read_text()
+        forks = server_with(**self.variables)
+        return forks.run(words, output, TIMEOUT_SECS), output.read_text()
 
 
 def undescribed(workdir: Path) -> set[tuple[str, str]]:
@@ -257,10 +257,8 @@ def parameters(run) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> Iterator[Runs]:
-    made = Runs(session_directory(tmp_path_factory.mktemp("runs")))
-    yield made
-    made.close()
+def runs(tmp_path_factory) -> Runs:
+    return Runs(session_directory(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.fixture
@@ -268,9 +266,13 @@ def started(tmp_path):
     """Starts runs, and makes sure that no process of them is left."""
     processes = []
 
-    def start(*flags: str, until: str = "rl") -> tuple[subprocess.Popen[str], Path]:
+    def start(
+        *flags: str, until: str = "rl", forks: bool = True
+    ) -> tuple[subprocess.Popen[str], Path]:
         workdir = tmp_path / "run"
-        process = launch(LONG, EMBEDDED, *flags, workdir=workdir, start_new_session=True)
+        process = launch(
+            LONG, EMBEDDED, *flags, workdir=workdir, forks=forks, start_new_session=True
+        )
         processes.append(process)
         wait_for(lambda: reached(workdir, until), process)
         return process, workdir

@@ -4,12 +4,17 @@ Most of a short run's time is imports, which its launcher and its roles would ea
 a fork nothing uses JAX, gRPC or a thread: imports start none but OpenBLAS's, which it starts again
 in a fork. Forks have the environment of the request, but JAX has read its own variables before: it
 must be the same in all requests.
+
+python -m tests.runs.forks launcher --config=…
+
+runs a launcher that is no fork, whose roles are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import logging
@@ -33,6 +38,8 @@ SERVER = "RL_SYNC_TEST_FORKS"
 
 _LENGTH, _NUMBER = struct.Struct("<I"), struct.Struct("<i")
 _PR_SET_PDEATHSIG = 1
+_ARG_START = 45  # Fields of /proc/…/stat after the name, where the command line begins and ends.
+_MOST_WORDS = 4096
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -91,19 +98,24 @@ class ForkServer:
 
     Args:
       environment: its variables, which all requests have too.
+
+    Attributes:
+      variables: the environment of launchers whose roles it forks.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         from rl_sync.cluster import malloc
 
-        self._directory = tempfile.mkdtemp(prefix="forks-")  # Sockets have short names only.
-        self._path = os.path.join(self._directory, "socket")
-        self._environment = malloc.environment({**os.environ, **environment, SERVER: self._path})
+        directory = tempfile.mkdtemp(prefix="forks-")  # Sockets have short names only.
+        self._path = os.path.join(directory, "socket")
+        self.variables = {**environment, SERVER: self._path}
+        self._environment = malloc.environment({**os.environ, **self.variables})
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(self._path)
             listening.listen(64)
+            room = "-" * _MOST_WORDS
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.runs.forks", str(listening.fileno())],
+                [sys.executable, "-u", "-m", "tests.runs.forks", str(listening.fileno()), room],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
                 pass_fds=[listening.fileno()],
@@ -117,12 +129,11 @@ class ForkServer:
             fork = Fork(self._path, words, file.fileno(), self._environment)
         return fork.wait(timeout_secs)
 
-    def close(self) -> None:
-        """Ends the server."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        shutil.rmtree(self._directory)
+
+@functools.cache
+def server_with(**environment: str) -> ForkServer:
+    """Returns this process's server with some variables; starts it the first time."""
+    return ForkServer(environment)
 
 
 def _import_all() -> None:
@@ -149,6 +160,7 @@ def _next_fork(listening: socket.socket) -> tuple[list[str], dict[str, str]]:
         while True:
             ready = [key.fileobj for key, _ in selector.select()]
             if 0 in ready:
+                shutil.rmtree(os.path.dirname(os.environ[SERVER]), ignore_errors=True)
                 os._exit(0)  # Forks are killed.
             if wake in ready:
                 wake.recv(1 << 10)
@@ -218,7 +230,21 @@ def _fork_roles() -> None:
     RoleProcess.start = fork  # type: ignore[method-assign, assignment]
 
 
+def _show(words: Sequence[str]) -> None:
+    """Shows the command line of a fork to others, in place of the server's."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])
+    shown = "\0".join([sys.executable, "-m", *words]).encode()[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, shown, len(shown))
+
+
 def main() -> None:
+    if sys.argv[1] == "launcher":
+        _fork_roles()
+        sys.argv = sys.argv[1:]
+        runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+        return
     listening = socket.socket(fileno=int(sys.argv[1]))
     _import_all()
     gc.collect()
@@ -227,6 +253,7 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(environment)
     logging.root.handlers.clear()  # Roles set it up before they import what does so too.
+    _show(words)
     if words[0] == "launcher":
         _fork_roles()
     sys.argv = words

@@ -120,6 +120,7 @@ def test_roles_end_when_the_launcher_is_killed(started):
         "--config.sync.mode=asynchronous",
         "--config.reward.workers=2",
         f"--config.task.reward={reward}",
+        forks=False,
     )
     assert {"master", "trainer", "explorer1", "replay"} <= set(processes_of(workdir))
     family = descendants(process.pid)
