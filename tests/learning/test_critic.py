@@ -47,6 +47,7 @@ def _with_head(state):
     return state._replace(critic=critic)
 
 
+@pytest.mark.gate
 def test_neither_the_layout_nor_microbatches_change_a_step_with_a_head_on_the_policy():
     """On a mesh, a critic of its own is tested so."""
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)

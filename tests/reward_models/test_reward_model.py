@@ -116,6 +116,7 @@ def test_a_worker_serves_it_in_a_sum(checkpoint):
     assert wrong.components["reward_model/raw"] == pytest.approx(expected(params, "2"), abs=1e-5)
 
 
+@pytest.mark.gate
 def test_a_worker_lays_the_model_over_devices_of_its_own(checkpoint):
     path, params = checkpoint
     expression = f"reward_model(path={path!r}, normalize=False, fsdp=2, rows=4)"

@@ -79,6 +79,7 @@ def await_stopped(process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(publisher, start):
     address = publisher.address

@@ -116,6 +116,7 @@ def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows
     assert_close(state.params, other.params, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     """Stale data from other parameters, so that ratios, clipping and masks matter.
 
