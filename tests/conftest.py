@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +40,26 @@ QUICKLY_COMPILED = (
 )
 _QUICK = "jax_disable_most_optimizations"
 
-MAPS, MOST_MAPS = Path("/proc/self/maps"), 20_000
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 40_000
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compilation(request: pytest.FixtureRequest):
     folders = (Path(__file__).parent / name for name in QUICKLY_COMPILED)
     before = jax.config.read(_QUICK)
-    jax.config.update(_QUICK, before or any(map(request.path.is_relative_to, folders)))
+    compiles = any(map(request.path.is_relative_to, folders))
+    jax.config.update(_QUICK, before or compiles)
     yield
     jax.config.update(_QUICK, before)
-    _forget_programs()
+    if compiles:
+        _forget_programs()
 
 
 def _forget_programs() -> None:
     """Lets go of compiled programs before there are too many.
 
-    Each has its code in a dozen memory maps. Linux gives a process 65,530, and XLA crashes when it
-    gets no more.
+    Each has its code in some twenty memory maps. Linux gives a process 65,530, and XLA crashes when
+    it gets no more.
     """
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
@@ -87,6 +90,12 @@ class _ByScope(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return _scope(nodeid)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns one more than there are cores: tests of processes wait a part of their time."""
+    mine = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return mine + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

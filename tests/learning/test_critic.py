@@ -121,6 +121,7 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0].params, PARAMS)))
 
 
+@pytest.mark.samples("own")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):
     trainer, batch = _ppo(kind), batch_of(UNEVEN)
@@ -131,6 +132,7 @@ def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+@pytest.mark.gate
 def test_with_lora_the_critic_s_own_model_is_adapters_on_the_same_base():
     model = dataclasses.replace(MODEL, lora=Lora(rank=2, alpha=4.0, targets=("q", "down")))
     params = tiny.params(model)

@@ -75,7 +75,7 @@ def _in_corner(whole, part):
     return whole.at[tuple(map(slice, part.shape))].set(part)
 
 
-@pytest.mark.samples("experts", "sliding", "stretched")
+@pytest.mark.samples("experts", "sliding")
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     config = tiny.VARIANTS[name]

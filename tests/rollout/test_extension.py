@@ -29,7 +29,7 @@ from tests.rollout.turns import (
 )
 
 
-@pytest.mark.samples("refill", "evictions")
+@pytest.mark.samples("evictions")
 @pytest.mark.parametrize(
     "options",
     [

@@ -325,6 +325,7 @@ def test_batches_have_few_sizes_of_masks_and_those_listed(kind):
         assert batching.largest().rows.sampling_masks.shape[1] == 8 * T
 
 
+@pytest.mark.gate
 def test_episodes_of_several_turns_and_segments_keep_the_set_of_each_token():
     sampling = Sampling(
         max_new_tokens=5,
