@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,30 @@ QUICKLY_COMPILED = (
 )
 _QUICK = "jax_disable_most_optimizations"
 
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 40_000
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compilation(request: pytest.FixtureRequest):
     folders = (Path(__file__).parent / name for name in QUICKLY_COMPILED)
     before = jax.config.read(_QUICK)
-    jax.config.update(_QUICK, before or any(map(request.path.is_relative_to, folders)))
+    compiles = any(map(request.path.is_relative_to, folders))
+    jax.config.update(_QUICK, before or compiles)
     yield
     jax.config.update(_QUICK, before)
+    if compiles:
+        _forget_programs()
+
+
+def _forget_programs() -> None:
+    """Lets go of compiled programs before there are too many.
+
+    Each has its code in some twenty memory maps. Linux gives a process 65,530, and XLA crashes when
+    it gets no more.
+    """
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_finish() -> None:
@@ -75,18 +92,37 @@ class _ByScope(LoadScopeScheduling):
         return _scope(nodeid)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns one more than there are cores: tests of processes wait a part of their time."""
+    mine = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return mine + 1
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Makes the scheduler that distributes tests to processes."""
     config.option.loadscopereorder = False
     return _ByScope(config, log)
 
 
+def _leave_to_gate(items: list[pytest.Item]) -> None:
+    """Marks cases of parametrized tests, but for the samples that a test names, for the gate."""
+    for item in items:
+        samples = item.get_closest_marker("samples")
+        others = any(item.get_closest_marker(name) for name in ("slow", "aot"))
+        if samples and not others and item.callspec.id not in samples.args:  # type: ignore[attr-defined]
+            item.add_marker("gate")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spreads the files of whole runs among the others; those with most tests come first.
+    """Marks what is left to the gate, and spreads the files of whole runs among the others.
+
+    Files with most tests come first.
 
     Side by side, whole runs would compete for the cores. All of them at the end, or a long one,
     would leave processes idle.
     """
+    _leave_to_gate(items)
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(_scope(item.nodeid), []).append(item)

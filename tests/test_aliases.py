@@ -43,6 +43,7 @@ def python(*words, at):
     )  # fmt: skip
 
 
+@pytest.mark.samples("", "import launcher")
 @pytest.mark.parametrize(
     "first", ["", "import rl_sync.configs.base", "import launcher", "from configs import base"]
 )

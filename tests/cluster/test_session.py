@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -16,7 +17,9 @@ from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.team import Team
-from rl_sync.records.spans import SpanKind, SpanRecorder
+from rl_sync.records.spans import SpanKind
+from tests.cluster.memory_session import MemorySession
+from tests.settings.changed import settings_with
 
 HOST = "127.0.0.1"
 
@@ -25,6 +28,14 @@ class Second(Team):
     """The second process of a program."""
 
     leads, process = False, 1
+
+
+class Master(NamedTuple):
+    """A master, and what it hears."""
+
+    address: str
+    heard: dict
+    left: list
 
 
 @pytest.fixture
@@ -42,15 +53,16 @@ def master(tmp_path):
         AskSilences.answered_by(lambda call: silent if call.at_least_secs <= 25.0 else []),
     )
     server = RpcServer(desk, port, HOST, secret=secret_of(tmp_path))
-    yield SimpleNamespace(address=f"{HOST}:{port}", heard=heard, left=left)
+    yield Master(f"{HOST}:{port}", heard, left)
     server.close(0.0)
 
 
 @pytest.fixture
 def session(tmp_path, master):
     """Makes the sessions of a run's processes."""
-    launch = SimpleNamespace(call_secs=5.0, wait_secs=0.1, master_lost_secs=60.0)
-    settings = SimpleNamespace(workdir=str(tmp_path), launch=launch)
+    limits = {"call_secs": 5.0, "wait_secs": 0.1, "master_lost_secs": 60.0}
+    settings = settings_with(**{f"launch__{name}": secs for name, secs in limits.items()})
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
     with contextlib.ExitStack() as closing:
 
         def start(role: str, team: Team | None = None) -> Session:
@@ -106,38 +118,38 @@ def test_who_waits_does_not_name_itself(session):
     assert "hangs" not in str(error.value)
 
 
-def test_a_role_is_shown_with_the_step_of_what_it_does(tmp_path):
+def test_a_role_is_shown_with_the_step_of_what_it_does():
     """It is not shown with its last finished step, which may even be of another phase."""
-    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
-        facts = {"step": 60, "loss": 0.3}
-        session = SimpleNamespace(role="trainer", spans=spans, facts=facts, _progress=None)
-        with spans.span(SpanKind.SFT, step=51):
-            assert Session.status(session).step == 60
-        with spans.span(SpanKind.TRAIN, step=1):
-            assert (Session.status(session).activity, Session.status(session).step) == ("train", 1)
-        with spans.span(SpanKind.EVALUATION):
-            assert Session.status(session).step == 60
-        assert Session.status(session).loss == 0.3
+    session = MemorySession()
+    session.facts |= {"step": 60, "loss": 0.3}
+    with session.spans.span(SpanKind.SFT, step=51):
+        assert session.status().step == 60
+    with session.spans.span(SpanKind.TRAIN, step=1):
+        assert (session.status().activity, session.status().step) == ("train", 1)
+    with session.spans.span(SpanKind.EVALUATION):
+        assert session.status().step == 60
+    assert session.status().loss == 0.3
 
 
-def test_the_progress_of_an_activity_is_shown_while_it_lasts_and_not_while_it_waits(tmp_path):
-    with SpanRecorder(tmp_path / "trainer.jsonl", "trainer") as spans:
-        session = SimpleNamespace(role="trainer", spans=spans, facts={}, _progress=None)
-        done = iter([0, 3])
-        with (
-            spans.span(SpanKind.EVALUATION),
-            Session.showing(session, lambda: (next(done), 8)),
-        ):
-            assert (Session.status(session).done, Session.status(session).of) == (0, 8)
-            with spans.span(SpanKind.WAIT, reason="judgements"):
-                assert Session.status(session).done is None
-        assert Session.status(session).done is None
+def test_the_progress_of_an_activity_is_shown_while_it_lasts_and_not_while_it_waits():
+    session, done = MemorySession(), iter([0, 3])
+    with (
+        session.spans.span(SpanKind.EVALUATION),
+        session.showing(lambda: (next(done), 8)),
+    ):
+        assert (session.status().done, session.status().of) == (0, 8)
+        with session.spans.span(SpanKind.WAIT, reason="judgements"):
+            assert session.status().done is None
+    assert session.status().done is None
 
 
 def test_a_stop_that_comes_before_a_role_has_begun_is_no_failure():
-    closed = []
-    session = SimpleNamespace(close=lambda: closed.append(True))
-    assert Session.__exit__(session, RunStoppedError, None, None)
-    assert not Session.__exit__(session, TimeoutError, None, None)
-    assert not Session.__exit__(session, None, None, None)
+    session, closed = MemorySession(), []
+    session.close = lambda: closed.append(True)
+    for error in (RunStoppedError, TimeoutError):
+        stopped = error is RunStoppedError
+        with contextlib.nullcontext() if stopped else pytest.raises(error), session:
+            raise error
+    with session:
+        pass
     assert len(closed) == 3

@@ -198,6 +198,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.samples("step")
 @linux
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_a_fault_costs_its_own_episode_alone(method):

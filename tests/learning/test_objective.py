@@ -78,6 +78,7 @@ def _step(algorithm, layout, parts=None, order=IN_ORDER):
     return gradient, objective.summary(metrics) | of_batch
 
 
+@pytest.mark.samples("cispo", "gmpo", "gspo", "ppo")
 @pytest.mark.parametrize("name", OF_POLICIES)
 def test_neither_microbatches_nor_the_layout_change_anything(name):
     algorithm = dataclasses.replace(ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.1)

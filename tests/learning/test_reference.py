@@ -65,6 +65,7 @@ def test_each_step_has_in_its_loss_the_weight_that_the_one_before_left():
     assert trainer.abstract().kl_coefficient.shape == ()
 
 
+@pytest.mark.gate
 def test_a_divergence_in_the_reward_has_the_weight_of_the_state_too():
     """The spread of what a far greater weight takes from the rewards is in proportion to it."""
     trainer, state = _diverged(kl_target=1e9, kl_place="reward", kl_estimator="k2")

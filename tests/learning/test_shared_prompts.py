@@ -153,6 +153,7 @@ def _graded(forward, params, rows, weights):
     return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, head)
 
 
+@pytest.mark.samples("sliding")
 @pytest.mark.parametrize(
     ("model", "logits_bytes"),
     [
@@ -206,6 +207,7 @@ STEPS = {
 SLOW = "a mesh, sliding windows"
 
 
+@pytest.mark.samples("a mesh, microbatches, a critic")
 @pytest.mark.parametrize(
     ("name", "model", "changes", "fields"),
     [

@@ -71,6 +71,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_SCORES_BYTES", 200_000)
 
 
+@pytest.mark.samples("rows-70-float32", "packed-30-bfloat16")
 @pytest.mark.parametrize(
     ("rows", "window", "dtype"),
     [
@@ -92,6 +93,7 @@ def test_splash_gives_the_values_and_gradients_of_dense_attention(rows, window, 
     _close(_of(by_splash, dtype, REAL[rows]), expected, dtype)
 
 
+@pytest.mark.samples("packed-bfloat16")
 @pytest.mark.parametrize(
     ("rows", "dtype"), [("rows", "float32"), ("packed", "float32"), ("packed", "bfloat16")]
 )
@@ -163,6 +165,7 @@ def _states(config, layout=None, **rows):
     return [np.where(weights == 0, 0, states), *jax.tree.leaves(grads)]
 
 
+@pytest.mark.samples("shared, and two devices share a kv head")
 @pytest.mark.parametrize(
     ("rows", "mesh"),
     [(PACKED, {"fsdp": 2, "tensor": 2}), (SHARED, {"tensor": 4})],

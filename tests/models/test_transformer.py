@@ -75,6 +75,7 @@ def _in_corner(whole, part):
     return whole.at[tuple(map(slice, part.shape))].set(part)
 
 
+@pytest.mark.samples("experts", "sliding")
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     config = tiny.VARIANTS[name]
@@ -96,6 +97,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
 
 
+@pytest.mark.samples("plain-einsum", "sliding-dot_product")
 @pytest.mark.parametrize("path", ["einsum", "dot_product"])
 @pytest.mark.parametrize("name", ["plain", "sliding"])
 def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
@@ -145,6 +147,7 @@ def test_slots_beyond_the_longest_row_are_not_read():
     assert np.isfinite(hidden).all()
 
 
+@pytest.mark.samples("experts", "sliding")
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_padding_on_either_side_changes_nothing(name):
     config = tiny.VARIANTS[name]
@@ -178,6 +181,7 @@ def test_sequences_packed_into_one_row_do_not_see_each_other(name):
     np.testing.assert_allclose(packed[0, 8:13], apart[1, :5], atol=1e-5)
 
 
+@pytest.mark.samples("experts")
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_both_ways_to_attend_agree(name):
     config = tiny.VARIANTS[name]
@@ -257,6 +261,7 @@ def test_token_logprobs_stand_at_their_own_token():
             np.testing.assert_allclose(entropy[row, t], -(np.exp(before) * before).sum(), atol=1e-5)
 
 
+@pytest.mark.samples("3")
 @pytest.mark.parametrize("positions", [1, 3, 6])
 def test_logprobs_by_chunks_are_those_of_the_whole(positions):
     params = tiny.params()
@@ -294,6 +299,7 @@ def _value_and_gradient(params, remat):
     return jax.value_and_grad(lambda p: token_logprobs(config, p, TOKENS)[0].sum())(params)
 
 
+@pytest.mark.samples("dots")
 @pytest.mark.parametrize("policy", ["full", "dots", "dots_no_batch"])
 def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
     kept, again = (_value_and_gradient(tiny.params(), remat) for remat in ("none", policy))

@@ -74,6 +74,14 @@ def _logprobs_on_one_device(rows, vocab):
     return jax.jit(_logprobs(layout(), _config(vocab), 1 << 30))(*_drawn(rows, vocab))
 
 
+@pytest.mark.samples(
+    "fsdp and tensor",
+    "tensor, where two devices share a kv head",
+    "rows that are not cut",
+    "a vocabulary that is not cut",
+    "all the other way round",
+    "rows in the vocabulary's cuts, a width in others",
+)
 @pytest.mark.parametrize(("on", "rows", "vocab"), CASES.values(), ids=CASES)
 def test_logprobs_by_blocks_are_those_of_one_device(on, rows, vocab):
     config = _config(vocab, tie_embeddings=rows % 2 == 0)
@@ -123,6 +131,14 @@ def _lookup(on, dtype):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
+@pytest.mark.samples(
+    "fsdp and tensor",
+    "tensor, where two devices share a kv head",
+    "rows that are not cut",
+    "a vocabulary that is not cut",
+    "all the other way round",
+    "rows in the vocabulary's cuts, a width in others",
+)
 @pytest.mark.parametrize(("on", "rows", "vocab"), CASES.values(), ids=CASES)
 def test_a_lookup_in_shards_is_one_in_the_table(on, rows, vocab):
     dtype = "bfloat16"

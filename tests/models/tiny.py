@@ -50,8 +50,8 @@ def forward(config: ModelConfig, params: Params, tokens: Array, **rows: Array) -
     return logits(config, params, hidden_states(config, params, tokens, **rows))
 
 
-def params(config: ModelConfig = CONFIG, seed: int = 0) -> Params:
-    """Draws random parameters, norms included, large enough to make distributions uneven.
+def params(config: ModelConfig = CONFIG, seed: int = 0, spread: float = 0.4) -> Params:
+    """Draws random parameters, norms included, by default so large that distributions are uneven.
 
     numpy draws them: compiling the real initialization takes longer than most tests.
     """
@@ -60,6 +60,6 @@ def params(config: ModelConfig = CONFIG, seed: int = 0) -> Params:
 
     def draw(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> Array:
         middle = 1.0 - config.norm_offset if path[-1].key == "scale" else 0.0
-        return jnp.asarray(middle + 0.4 * rng.standard_normal(leaf.shape), leaf.dtype)
+        return jnp.asarray(middle + spread * rng.standard_normal(leaf.shape), leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)

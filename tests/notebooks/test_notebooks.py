@@ -232,7 +232,7 @@ def _check(book, name):
 @pytest.mark.parametrize(
     "name",
     [
-        name if name == "own_reward" else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.gate if name == "own_reward" else pytest.mark.slow)
         for name in NAMES
     ],
 )

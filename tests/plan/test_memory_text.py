@@ -303,6 +303,7 @@ def test_a_process_on_cpus_has_the_arrays_of_all_its_devices():
     assert two.peak - one.peak == pytest.approx(arrays, rel=0.2)
 
 
+@pytest.mark.gate
 def test_a_step_on_cpus_takes_what_its_compiled_program_does():
     config = base.get_config()
     config.workdir, config.sft.steps = "/nowhere", 0
@@ -337,6 +338,7 @@ def test_weights_that_arrive_are_no_array_of_an_explorer_yet():
     assert "weights that arrive" not in explorer_estimate(settings, task, "gpu").work
 
 
+@pytest.mark.gate
 def test_sampling_takes_as_much_as_the_compiled_program_does():
     settings = settings_with(**BIG, rollout__slots=64)
     task = wiring.load_task(settings)

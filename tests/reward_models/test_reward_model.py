@@ -101,6 +101,7 @@ def test_devices_that_share_a_model_give_the_same_scores(checkpoint):
     np.testing.assert_allclose([x.score for x in more], [x.score for x in one], atol=1e-5)
 
 
+@pytest.mark.gate
 def test_a_worker_serves_it_in_a_sum(checkpoint):
     path, params = checkpoint
     expression = f"exact + 0.5 * reward_model(path={path!r}, normalize=False)"
@@ -116,6 +117,7 @@ def test_a_worker_serves_it_in_a_sum(checkpoint):
     assert wrong.components["reward_model/raw"] == pytest.approx(expected(params, "2"), abs=1e-5)
 
 
+@pytest.mark.gate
 def test_a_worker_lays_the_model_over_devices_of_its_own(checkpoint):
     path, params = checkpoint
     expression = f"reward_model(path={path!r}, normalize=False, fsdp=2, rows=4)"

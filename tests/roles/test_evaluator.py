@@ -1,9 +1,7 @@
 """Completion and judgement of held-out problems."""
 
-import contextlib
 import dataclasses
 import json
-import types
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +16,8 @@ from rl_sync.roles import evaluator as evaluation
 from rl_sync.roles import wiring
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.settings.config_reading import read_settings
-from tests.settings.test_run_settings import config_with
+from tests.cluster.memory_session import MemorySession
+from tests.settings.changed import config_with
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +50,11 @@ def test_every_end_of_the_tokenizer_and_every_one_of_the_users_ends_a_completion
     assert wiring.greedy_sampling(settings, task).greedy
 
 
-class Session:
-    """Notes what is handed in, and gives verdicts."""
+class Session(MemorySession):
+    """Gives verdicts."""
 
     def __init__(self, *given):
-        limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
-        self.settings = types.SimpleNamespace(launch=limits, reward=limits)
-        self.spans = types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({}))
-        self.showing = contextlib.nullcontext
-        self.given, self.calls = list(given), []
-
-    def call(self, call):
-        self.calls.append(call)
-        return Scores(self.given, []) if isinstance(call, Await) else None
+        super().__init__(lambda call: Scores([*given], []) if isinstance(call, Await) else None)
 
 
 @pytest.fixture

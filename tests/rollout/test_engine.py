@@ -69,6 +69,7 @@ def test_weights_that_are_not_numbers_are_refused_when_they_are_drawn_with(greed
         engine.generate(_requests(sampling))
 
 
+@pytest.mark.samples("auto-keep")
 @pytest.mark.parametrize(
     ("attention", "cache"), [("auto", "keep"), ("auto", "recompute"), ("einsum", "keep")]
 )
@@ -92,6 +93,7 @@ def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache)
         assert completion.tokens.tolist() == expected.tolist()
 
 
+@pytest.mark.samples("auto-expected1")
 @pytest.mark.parametrize(("attention", "expected"), [("einsum", {80, 160}), ("auto", {160})])
 def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
     """Rows that outgrow the first span go on as in the full forward pass.

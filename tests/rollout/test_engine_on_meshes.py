@@ -54,6 +54,7 @@ def assert_alike(found, expected):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
+@pytest.mark.samples("mesh1")
 @pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}, {"tensor": 4}])
 def test_completions_are_those_of_one_device(mesh, requests, expected):
     assert_alike(_engine(layout(**mesh)).generate(requests), expected)

@@ -1,6 +1,5 @@
 """Episodes on a real engine, with a director that goes by a script."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -8,11 +7,11 @@ from rl_sync.ending import Ending
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import Continue, End, EpisodeRequest
 from rl_sync.rollout.sampling import Sampling
+from tests.models import tiny
 
 MODEL = ModelConfig(
     vocab_size=30,
@@ -24,7 +23,7 @@ MODEL = ModelConfig(
     mlp_dim=16,
     max_length=64,
 )
-PARAMS = init_params(MODEL, jax.random.key(0))
+PARAMS = tiny.params(MODEL, spread=0.1)
 SAMPLING = Sampling(max_new_tokens=5, stop_ids=(1,))
 PROMPT = np.array([7, 8, 9], np.int32)
 TURN = np.array([20, 21], np.int32)
@@ -368,6 +367,7 @@ class Fan(Script):
                 self._answers.append(End(said.episode, ending(1)))
 
 
+@pytest.mark.samples("2-True")
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("slots", [2, 8])
 def test_replies_side_by_side_are_drawn_in_segments_of_their_own(slots, repeats):

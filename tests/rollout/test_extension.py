@@ -29,6 +29,7 @@ from tests.rollout.turns import (
 )
 
 
+@pytest.mark.samples("evictions")
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,6 +57,7 @@ def test_an_extension_draws_what_a_request_with_all_tokens_so_far_would(options)
     assert (engine.stats.evictions > 0) == (options.get("slots", 8) < 12)
 
 
+@pytest.mark.samples("sliding")
 @pytest.mark.parametrize(
     "config",
     [

@@ -48,6 +48,7 @@ def counts(stats):
     return stats.set_aside, stats.restored, stats.dropped
 
 
+@pytest.mark.samples("drops")
 @pytest.mark.parametrize(
     ("kv_offload_bytes", "options"),
     [(ROOMY, {}), (4 * ROW_BYTES, {"chunk_tokens": 1, "stepped_tokens": 3})],
@@ -70,6 +71,7 @@ def test_restored_caches_draw_what_a_request_with_all_tokens_so_far_would(
     assert engine._aside.held_bytes == 0, "nothing is left behind"
 
 
+@pytest.mark.gate
 def test_caches_of_one_page_of_all_positions_are_restored_alike():
     config = dataclasses.replace(CONFIG, num_layers=1, attention="einsum", max_length=100)
     options = {"config": config, "params": tiny.params(config)}
@@ -82,6 +84,7 @@ def test_caches_of_one_page_of_all_positions_are_restored_alike():
     assert_same(second, fresh(whole(long, first, GIVEN), FLAT, (2,), **options))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "tensor": 2}])
 def test_caches_of_sharded_slots_are_restored_alike(mesh):
     config = dataclasses.replace(CONFIG, num_layers=1)

@@ -30,12 +30,14 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
+from tests.runs.forks import POSSIBLE, server_with
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/runs/quick.py"
 LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
+FORKED = frozenset({EMBEDDED} if POSSIBLE else ())
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
     "--config.explorer.mesh.data=2",
@@ -66,6 +68,7 @@ def launch(
     workdir: Path,
     variables: Mapping[str, str] | None = None,
     python: Sequence[str] = (sys.executable,),
+    forks: bool = True,
     **popen: Any,
 ) -> subprocess.Popen[str]:
     """Starts the launcher on the quick config.
@@ -73,9 +76,14 @@ def launch(
     Args:
       variables: that the environment has besides; those of `quickly` if left out.
       python: the command of the Python to run it with.
+      forks: whether roles may be forks; otherwise they are started as a user's are.
     """
     command = [*python, "-m", "launcher", f"--config={CONFIG}"]
-    variables = quickly(session_directory(workdir.parent)) if variables is None else variables
+    if variables is None:
+        variables = quickly(session_directory(workdir.parent))
+        if forks and FORKED.intersection(flags):
+            command.insert(-2, "tests.runs.forks")
+            variables = server_with(**variables).variables
     return subprocess.Popen(
         [*command, f"--config.workdir={workdir}", *flags],
         cwd=ROOT,
@@ -172,13 +180,27 @@ class Runs:
         workdir, ended = self._directory / name, self._directory / f"{name}.json"
         with filelock.FileLock(self._directory / f"{name}.lock", timeout=TIMEOUT_SECS):
             if not ended.exists():
-                process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
-                output, _ = process.communicate(timeout=TIMEOUT_SECS)
-                ended.write_text(json.dumps([process.returncode, output]))
+                # With Reverb all processes are started as a user's are.
+                start = self._fork if FORKED.intersection(flags) else self._start
+                ended.write_text(json.dumps(start(workdir, flags, python)))
         status, output = json.loads(ended.read_text())
         assert status == 0, output
         assert not undescribed(workdir), "metrics that rl_sync.records.metric_catalog leaves out"
         return RunRecord(Workdir(workdir), output)
+
+    def _start(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
+        process = launch(*flags, workdir=workdir, variables=self.variables, python=python)
+        output, _ = process.communicate(timeout=TIMEOUT_SECS)
+        return process.returncode, output
+
+    def _fork(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
+        """Makes a run of processes that need not import anything."""
+        if python != (sys.executable,):
+            return self._start(workdir, flags, python)
+        words = ["launcher", f"--config={CONFIG}", f"--config.workdir={workdir}", *flags]
+        output = workdir.with_suffix(".out")
+        forks = server_with(**self.variables)
+        return forks.run(words, output, TIMEOUT_SECS), output.read_text()
 
 
 def undescribed(workdir: Path) -> set[tuple[str, str]]:
@@ -245,9 +267,13 @@ def started(tmp_path):
     """Starts runs, and makes sure that no process of them is left."""
     processes = []
 
-    def start(*flags: str, until: str = "rl") -> tuple[subprocess.Popen[str], Path]:
+    def start(
+        *flags: str, until: str = "rl", forks: bool = True
+    ) -> tuple[subprocess.Popen[str], Path]:
         workdir = tmp_path / "run"
-        process = launch(LONG, EMBEDDED, *flags, workdir=workdir, start_new_session=True)
+        process = launch(
+            LONG, EMBEDDED, *flags, workdir=workdir, forks=forks, start_new_session=True
+        )
         processes.append(process)
         wait_for(lambda: reached(workdir, until), process)
         return process, workdir

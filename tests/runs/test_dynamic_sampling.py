@@ -24,7 +24,12 @@ FLAGS = (
     "--config.algorithm.max_attempts=3",
     "--config.algorithm.over_sampling=1.5",
 )
-EXACT = (*FLAGS, "--config.sync.mode=one_step_off_policy", "--config.algorithm.keep=best")
+EXACT = (
+    *FLAGS,
+    "--config.sync.mode=one_step_off_policy",
+    "--config.algorithm.keep=best",
+    "--config.reward.record=all",
+)
 ASYNCHRONOUS = (
     *FLAGS,
     "--config.sync.mode=asynchronous",
@@ -72,7 +77,7 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
 
 
 def test_the_mean_reward_is_of_all_groups_that_were_generated(runs):
-    run = runs.get(*EXACT, "--config.reward.record=all")
+    run = runs.get(*EXACT)
     size = run.settings.groups_generated
     leased = [entry["leases"] for entry in run.ledger if entry["event"] == "leased"]
     steps = {
@@ -98,6 +103,7 @@ def test_the_mean_reward_is_of_all_groups_that_were_generated(runs):
     assert f"reward {lines[-1]['reward_mean']:.3f} (" in run.output
 
 
+@pytest.mark.gate
 def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     run = runs.get(*ASYNCHRONOUS)
     losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]

@@ -25,12 +25,12 @@ NO_RESTARTS = "--config.launch.explorer_restarts=0"
 @pytest.mark.parametrize(
     ("victim", "mode"),
     [
-        ("explorer1", "asynchronous"),
+        pytest.param("explorer1", "asynchronous", marks=pytest.mark.gate),
         pytest.param("explorer1", "one_step_off_policy", marks=pytest.mark.slow),
-        ("trainer", "asynchronous"),
+        pytest.param("trainer", "asynchronous", marks=pytest.mark.gate),
         pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.slow),
         ("master", "asynchronous"),
-        ("replay", "asynchronous"),
+        pytest.param("replay", "asynchronous", marks=pytest.mark.gate),
     ],
 )
 def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
@@ -120,6 +120,7 @@ def test_roles_end_when_the_launcher_is_killed(started):
         "--config.sync.mode=asynchronous",
         "--config.reward.workers=2",
         f"--config.task.reward={reward}",
+        forks=False,
     )
     assert {"master", "trainer", "explorer1", "replay"} <= set(processes_of(workdir))
     family = descendants(process.pid)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from rl_sync.checkpoints.best_snapshot import read_best
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
@@ -32,6 +34,7 @@ def test_evaluations_change_no_bit_of_a_run_and_the_best_snapshot_stays(runs):
     assert f"Best snapshot: of step {best.step}, pass@4" in run.output
 
 
+@pytest.mark.gate
 def test_explorers_at_their_own_pace_evaluate_while_the_trainer_goes_on(runs):
     some = (*flags("asynchronous"), EMBEDDED)
     run = runs.get(*some, "--config.evaluation.every_steps=4", "--config.sft.steps=4")

@@ -94,7 +94,11 @@ def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
 
 
 @pytest.mark.parametrize(
-    "mode", [pytest.param("asynchronous", marks=pytest.mark.slow), "one_step_off_policy"]
+    "mode",
+    [
+        pytest.param("asynchronous", marks=pytest.mark.slow),
+        pytest.param("one_step_off_policy", marks=pytest.mark.gate),
+    ],
 )
 def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode):
     flags = (f"--config.sync.mode={mode}", "--config.checkpoint.every_steps=4")

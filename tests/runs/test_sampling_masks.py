@@ -21,7 +21,7 @@ SHORT = ("--config.sync.mode=synchronous", "--config.trainer.steps=3", *SAMPLING
 @pytest.mark.parametrize(
     "flags",
     [
-        (EMBEDDED, "--config.trainer.batching=packed"),
+        pytest.param((EMBEDDED, "--config.trainer.batching=packed"), marks=pytest.mark.gate),
         pytest.param((), marks=pytest.mark.slow),  # Over Reverb.
         pytest.param(
             (EMBEDDED, "--config.rollout.keep_sampling_mask=false"), marks=pytest.mark.slow

@@ -28,7 +28,7 @@ GAME = (
 @pytest.mark.parametrize(
     ("mode", "opponent"),
     [
-        ("one_step_off_policy", "older(versions=2)"),
+        pytest.param("one_step_off_policy", "older(versions=2)", marks=pytest.mark.gate),
         *(
             pytest.param(mode, opponent, marks=pytest.mark.slow)
             for mode in MODES

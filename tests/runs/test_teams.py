@@ -77,7 +77,10 @@ def in_teams(runs: Runs, machines: Machines, mode: str, transfer: str) -> RunRec
 
 @pytest.mark.parametrize(
     ("mode", "transfer"),
-    [HERE[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in [*HERE[1:], *ELSEWHERE])],
+    [
+        pytest.param(*HERE[0], marks=pytest.mark.gate),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [*HERE[1:], *ELSEWHERE]),
+    ],
 )
 def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machines, mode, transfer):
     """Parameters are sharded over the processes of the trainer and, otherwise, of the explorer.

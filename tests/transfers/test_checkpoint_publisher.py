@@ -100,6 +100,28 @@ class SlowStorage(ArrayStorage):
         super().write(directory, arrays)
 
 
+def test_of_the_computed_versions_that_wait_only_the_newest_is_saved(publish, monkeypatch):
+    begun, held, saved = threading.Event(), threading.Event(), []
+
+    class HeldStorage(ArrayStorage):
+        def write(self, directory, arrays):
+            begun.set()
+            assert held.wait(30)
+            super().write(directory, arrays)
+
+    monkeypatch.setattr(checkpoint, "ArrayStorage", HeldStorage)
+    publisher = publish(may_skip=True, on_saved=lambda version, secs: saved.append(version))
+    publisher.publish(0, make_params(0))
+    assert begun.wait(30)
+    for version in (1, 2):
+        publisher.publish(version, make_params(version))
+    for pending in publisher._pending.values():
+        jax.block_until_ready(pending.arrays)
+    held.set()
+    publisher.close()
+    assert saved == [0, 2]
+
+
 def test_publish_returns_at_once_while_an_earlier_save_runs(publish, puller, monkeypatch):
     monkeypatch.setattr(checkpoint, "ArrayStorage", SlowStorage)
     publisher = publish(keep=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,33 +11,36 @@ import pytest
 from jax.experimental import transfer
 
 from rl_sync.cluster.master_calls import AskStatus, Report
+from rl_sync.cluster.process_resources import Resources
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
 from rl_sync.display.live import RunStatus
+from rl_sync.records.spans import sync_kind
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
+from rl_sync.transfers.ends import EndSite
 from rl_sync.transfers.server import puller_of
 from rl_sync.transfers.server_publisher import ServerPublisher
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsTransferError
+from tests.cluster.memory_session import MemorySession
+from tests.models.meshes import layout
 
 MASTER, SECRET = "127.0.0.1:1", "only ours"
 LIKE = {"w": jax.ShapeDtypeStruct((4, 8), jnp.float32)}
 
 
-class Session:
+class Session(MemorySession):
     """The session of a role, with a master that only records."""
 
-    role, secret = "explorer1", SECRET
+    secret = SECRET
 
     def __init__(self, transfer="server", phase="rl"):
-        self.settings = SimpleNamespace(
-            transfer=transfer,
-            launch=SimpleNamespace(call_secs=10.0),
-            trainer=SimpleNamespace(processes=1),
+        super().__init__(
+            self.answered, "explorer1", sync__transfer=transfer, launch__call_secs=10.0
         )
         self.phase, self.decided, self.result, self.addresses = phase, [None], None, []
 
-    def call(self, call):
+    def answered(self, call):
         match call:
             case DecideTransfer(transfer):
                 self.decided.append(transfer)
@@ -53,22 +55,10 @@ class Session:
             case AskStatus():
                 return RunStatus(self.phase, 0, 1)
 
-    call_alone = tell = call
-
-    def agree(self, what, thunk):
-        return thunk()
-
-    def deadline(self, what, whom):
-        return self.check
-
-    def check(self):
-        pass
-
 
 def site_of(session):
-    return SimpleNamespace(
-        session=session, abstract_params=LIKE, master_address=MASTER, verify=True
-    )
+    resources = Resources(layout(), session.team, [0])
+    return EndSite(session, sync_kind("server"), resources, MASTER, lambda layout: LIKE)
 
 
 @contextlib.contextmanager

@@ -79,6 +79,7 @@ def await_stopped(process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(publisher, start):
     address = publisher.address
@@ -156,6 +157,7 @@ def test_a_trainer_that_stands_still_in_the_middle_is_named(start, monkeypatch):
         puller.pull(timeout_secs=30)
 
 
+@pytest.mark.gate
 def test_programs_of_several_processes_fetch_from_each_process_what_their_own_devices_need(start):
     ports = free_ports(HOST, 2)
     coordinators = [f"{HOST}:{port}" for port in ports]

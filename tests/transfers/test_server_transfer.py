@@ -121,6 +121,14 @@ def assert_same_bits(params: dict, version: int) -> None:
         assert np.asarray(mine).tobytes() == theirs.tobytes()
 
 
+@pytest.mark.samples(
+    "one device-one device",
+    "one device-repeated, and rows over two",
+    "columns over two-both axes over four",
+    "rows over two-rows over two",
+    "repeated on two-both axes over four",
+    "columns over four-rows over two",
+)
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("explorer", EXPLORERS)
 def test_weights_arrive_to_the_bit_in_the_explorers_sharding(trainer, explorer):

@@ -8,7 +8,6 @@ from rl_sync.ending import Ending
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params
 from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS
 from rl_sync.rollout import slots
@@ -18,6 +17,7 @@ from rl_sync.rollout.episode_records import End
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Group, Lease
+from tests.models import tiny
 from tests.tasks.loading import load
 
 TASK = load(
@@ -52,7 +52,7 @@ EXPLORER = Explorer(
     groups=4,
     seed=7,
 )
-STATE = ExplorerState(5, init_params(MODEL, jax.random.key(0)))
+STATE = ExplorerState(5, tiny.params(MODEL))
 
 
 def _lease(ordinal, attempt=0, prompt=None):

@@ -197,6 +197,7 @@ def test_an_outcome_that_is_posted_at_a_limit_counts(playing):
     assert len(segments) == 2
 
 
+@pytest.mark.gate
 def test_an_agent_that_does_not_heed_a_limit_is_ended(playing, tmp_path):
     row = {"notes": str(tmp_path / "notes"), "forever": True}
     started = time.monotonic()

@@ -17,7 +17,7 @@ from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import last_replies
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
-from rl_sync.weights.agreement import alone
+from tests.cluster.memory_session import MemorySession
 
 TOKENIZER = CharacterTokenizer("12=")
 TASK = types.SimpleNamespace(tokenizer=TOKENIZER, max_completion_tokens=3)
@@ -41,27 +41,26 @@ class Group(types.SimpleNamespace):
         return {"n": self.lease_id}
 
 
-class Session:
+class Session(MemorySession):
     """A session whose master answers from a list of verdicts."""
 
-    leads = True
-    agree = staticmethod(alone)
-
     def __init__(self, scores, unwanted=(), wait_secs=5.0):
-        self.scores, self.told, self.facts = list(scores), [], {}
-        self.unwanted, self.items = unwanted, {}
-        self.stopped = threading.Event()
-        self.spans = types.SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext({}))
-        self.settings = types.SimpleNamespace(
-            launch=types.SimpleNamespace(wait_secs=wait_secs),
-            reward=types.SimpleNamespace(limit_secs=0.1),
-            groups_ahead=2,
-            replay=types.SimpleNamespace(priority="reward", sampler="max_heap"),
+        super().__init__(
+            self.answered,
+            role="explorer1",
+            launch__wait_secs=wait_secs,
+            reward__limit_secs=0.1,
+            replay__priority="reward",
+            replay__sampler="max_heap",
+            sync__mode="asynchronous",
+            sync__max_staleness=1,
+            trainer__groups_per_step=1,
+            optimizer__updates_per_batch=1,
         )
+        self.scores, self.unwanted, self.items = list(scores), unwanted, {}
         self.pending = 0
 
-    def call(self, call):
-        self.told.append(call)
+    def answered(self, call):
         if not isinstance(call, Await):
             return None
         if call.call is not None:
@@ -76,17 +75,6 @@ class Session:
         ]
         leases = {item.lease_id for item in items}
         return Scores(verdicts, [lease for lease in leases if lease not in self.unwanted])
-
-    def check(self):
-        if self.stopped.is_set():
-            raise RunStoppedError("stopped")
-
-    def deadline(self, *_):
-        return self.check
-
-    @contextlib.contextmanager
-    def alone(self):
-        yield
 
 
 class Replay:
@@ -119,7 +107,7 @@ def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(
     wanted = [n for n in (7, 8) if n not in unwanted]
     assert (table, items) == ("groups", [{"n": n} for n in wanted])
     assert named["priorities"] == ([0.5] if unwanted else [1.0, 0.5])
-    judge, happened = session.told
+    judge, happened = session.calls
     assert [item.lease_id for item in judge.call.items] == [7, 7, 8, 8]
     assert happened == Happened(GroupsBuffered(tuple(wanted)))
     assert session.facts["reward"] == 0.75
@@ -263,12 +251,11 @@ def test_a_fault_of_the_thread_reaches_the_caller():
 def test_who_waits_for_verdicts_is_told_of_a_stop_and_of_judging_that_stands_still():
     session = Session([1.0] * 2)
     session.pending = 10**6
-    session.stopped.set()
+    session.stop()
     with pytest.raises(RunStoppedError):
         delivery(session).deliver([Group(7)])
-    session.stopped.clear()
-    session.role = "explorer1"
-    session.settings.launch.wait_secs = 0.3
+    session = Session([1.0] * 2, wait_secs=0.3)
+    session.pending = 10**6
     with pytest.raises(TimeoutError, match="waits for completions to be judged"):
         delivery(session).deliver([Group(7)])
 

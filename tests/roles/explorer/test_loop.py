@@ -1,8 +1,5 @@
 """Work of the explorer's loop between chunks of a rollout."""
 
-import contextlib
-import types
-
 import pytest
 
 from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation, LeaseGrant
@@ -15,8 +12,9 @@ from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.types import Lease, Prompt
-from rl_sync.weights.agreement import alone
 from rl_sync.weights.ends_interface import WeightsTimeoutError
+from tests.cluster.memory_session import MemorySession
+from tests.settings.changed import settings_with
 
 
 class Weights:
@@ -43,22 +41,79 @@ def weights():
     return Weights()
 
 
+class Clock:
+    """The time of the loop, which goes on when a test says so, or with each look at it."""
+
+    def __init__(self):
+        self.now, self.ticks = 100.0, False
+
+    def monotonic(self):
+        self.now += self.ticks
+        return self.now
+
+
+class Delivery:
+    """Keeps the groups that it is to deliver."""
+
+    def __init__(self):
+        self.delivered = []
+
+    def deliver(self, groups):
+        self.delivered.append(groups)
+
+    def check(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class HeldOut:
+    """One held-out problem."""
+
+    requests, written = ("request",), staticmethod(list)
+
+
+class Engine:
+    """An engine that has done nothing yet."""
+
+    def __init__(self, version=-1):
+        self.stats, self.version = Stats(), version
+
+
+class Explorer:
+    """An explorer that generates whole leases.
+
+    Args:
+      rollout: what it does instead.
+    """
+
+    streams = in_parts = False
+
+    def __init__(self, rollout=None, version=-1):
+        self.engine, self.rollout = Engine(version), rollout
+
+    def compile(self, params):
+        pass
+
+    def complete(self, state, requests):
+        return state, requests
+
+
 @pytest.fixture
 def loop(weights, monkeypatch):
-    clock = types.SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    clock = Clock()
     monkeypatch.setattr(explorer, "time", clock)
-    spans = types.SimpleNamespace(span=lambda kind: contextlib.nullcontext({}))
-    session = types.SimpleNamespace(spans=spans, agree=alone, showing=contextlib.nullcontext)
     loop = ExplorerLoop(
-        session,
+        MemorySession(role="explorer1"),
         number=1,
-        explorer=None,
+        explorer=Explorer(),
         blank=lambda: None,
         puller=weights,
         granted_secs=lambda: 0.0,
         sync_kind=SpanKind.SYNC_CHECKPOINT,
-        delivery=types.SimpleNamespace(check=lambda: None, close=lambda: None),
-        examination=types.SimpleNamespace(requests=["request"], written=list),
+        delivery=Delivery(),
+        examination=HeldOut(),
     )
     loop.clock = clock
     return loop
@@ -86,28 +141,19 @@ def test_weights_that_were_withdrawn_are_gone_without(loop, weights):
     assert loop._newer(ExplorerState(3, "params 3")) is None
 
 
-class Master:
-    """Answers requests for leases in turn, and remembers what it was told."""
-
-    def __init__(self, *answers):
-        self.answers, self.calls = list(answers), []
-
-    def __call__(self, call):
-        self.calls.append(call)
-        return self.answers.pop(0)
+def in_turn(*answers):
+    """Answers calls one after the other."""
+    left = iter(answers)
+    return lambda call: next(left)
 
 
 def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop, weights):
     """A group takes three rollouts; the weights of the second are newer."""
     begin = LeaseGrant(1, 3, False, [Lease(7, 0, 0, Prompt(0, "1+1=", "2"))])
     go_on = begin._replace(version=4, leases=[])
-    master = Master(begin, go_on, HoldBack("synchronization"), go_on, Finish("the run ended"))
-    spans, rollouts, inserted = [], [], []
-
-    @contextlib.contextmanager
-    def span(kind, **attributes):
-        yield attributes
-        spans.append((kind, attributes))
+    wait, end = HoldBack("synchronization"), Finish("the run ended")
+    loop.session.answer = in_turn(begin, go_on, wait, go_on, end)
+    rollouts = []
 
     def rollout(state, leases, newer):
         rollouts.append((state.version, state.unfinished, [lease.lease_id for lease in leases]))
@@ -115,27 +161,14 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
         whole = len(rollouts) == 3
         return state._replace(unfinished=() if whole else ("group 7",)), ["group 7"] * whole
 
-    loop.session.call = master
-    loop.session.deadline = lambda *_: lambda: None
-    loop.session.facts = {}
-    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
-    loop.session.spans = types.SimpleNamespace(span=span, now=lambda: 0.0, record=lambda *a, **k: 0)
-    loop.explorer = types.SimpleNamespace(
-        compile=lambda params: None,
-        rollout=rollout,
-        engine=types.SimpleNamespace(stats=Stats()),
-        streams=False,
-        in_parts=False,
-    )
-    loop.delivery.deliver = inserted.append
-    loop.clock.monotonic = iter(range(100)).__next__
+    loop.explorer, loop.clock.ticks = Explorer(rollout), True
     weights.pull = lambda **_: (weights.version, "params")
     loop.run()
-    assert [call.unfinished for call in master.calls] == [0, 1, 1, 1, 0]
-    assert [call.poll_secs for call in master.calls] == [0.0, 0.0, 0.0, 1.0, 0.0]
+    assert [call.unfinished for call in loop.session.calls] == [0, 1, 1, 1, 0]
+    assert [call.poll_secs for call in loop.session.calls] == [0.0, 0.0, 0.0, 1.0, 0.0]
     assert rollouts == [(3, (), [7]), (4, ("group 7",), []), (4, ("group 7",), [])]
-    assert inserted == [["group 7"]]
-    told = [a for kind, a in spans if kind is SpanKind.ROLLOUT]
+    assert loop.delivery.delivered == [["group 7"]]
+    told = loop.session.spans.of(SpanKind.ROLLOUT)
     assert [(a["resumed"], a["carried_over"]) for a in told] == [(0, 1), (1, 1), (1, 0)]
 
 
@@ -145,7 +178,7 @@ class Streaming:
     streams, groups = True, 2
 
     def __init__(self):
-        self.engine, self.left, self.rollouts = types.SimpleNamespace(stats=Stats()), {}, []
+        self.engine, self.left, self.rollouts = Engine(), {}, []
 
     def compile(self, params):
         pass
@@ -165,20 +198,8 @@ class Streaming:
 
 @pytest.fixture
 def streaming(loop, weights):
-    """A loop that streams; `delivered` and `told` are what it delivers and records."""
-    loop.explorer, loop.delivered, loop.told = Streaming(), [], []
-
-    @contextlib.contextmanager
-    def span(kind, **attributes):
-        yield attributes
-        loop.told.append((kind, attributes))
-
-    loop.session.deadline = lambda *_: lambda: None
-    loop.session.facts = {}
-    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
-    loop.session.spans = types.SimpleNamespace(span=span, now=lambda: 0.0, record=lambda *a, **k: 0)
-    loop.delivery.deliver = loop.delivered.append
-    loop.clock.monotonic = iter(range(1000)).__next__
+    """A loop that streams."""
+    loop.explorer, loop.clock.ticks = Streaming(), True
     weights.pull = lambda **_: (weights.version, "params")
     return loop
 
@@ -190,22 +211,22 @@ def _granting(version, *lease_ids):
 
 def test_a_streaming_explorer_takes_a_lease_for_each_group_that_is_whole(streaming):
     end = Finish("the run ended")
-    streaming.session.call = Master(_granting(3, 1, 2), _granting(3, 4), _granting(3), end)
+    streaming.session.answer = in_turn(_granting(3, 1, 2), _granting(3, 4), _granting(3), end)
     streaming.run()
-    calls = streaming.session.call.calls
+    calls = streaming.session.calls
     assert [(call.unfinished, call.room) for call in calls] == [(0, None), (1, 1), (1, 1), (0, 2)]
     assert streaming.explorer.rollouts == [(3, [1, 2]), (3, [1, 4]), (3, [1])]
-    assert streaming.delivered == [[2], [4], [1]]
-    rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
+    assert streaming.delivery.delivered == [[2], [4], [1]]
+    rollouts = streaming.session.spans.of(SpanKind.ROLLOUT)
     assert [(one["leases"], one["in_flight"]) for one in rollouts] == [([1, 2, 4], 1), ([], 0)]
     assert all(call.poll_secs == 0 for call in calls), "it waits while groups are in flight"
 
 
 def test_a_streaming_explorer_without_room_does_not_ask(streaming):
-    streaming.session.call = Master(_granting(3, 1, 3), Finish("the run ended"))
+    streaming.session.answer = in_turn(_granting(3, 1, 3), Finish("the run ended"))
     streaming.run()
     assert streaming.explorer.rollouts == [(3, [1, 3])] * 3
-    assert len(streaming.session.call.calls) == 2
+    assert len(streaming.session.calls) == 2
 
 
 def run_while_published(streaming, weights, version):
@@ -222,27 +243,27 @@ def run_while_published(streaming, weights, version):
 
 def test_a_streaming_explorer_begins_leases_of_newer_weights_with_these(streaming, weights):
     end = Finish("the run ended")
-    streaming.session.call = Master(_granting(3, 1, 2), _granting(5, 4), end, end)
+    streaming.session.answer = in_turn(_granting(3, 1, 2), _granting(5, 4), end, end)
     run_while_published(streaming, weights, 5)
     assert streaming.explorer.rollouts[:2] == [(3, [1, 2]), (5, [1, 4])]
-    rollouts = [attributes for kind, attributes in streaming.told if kind is SpanKind.ROLLOUT]
+    rollouts = streaming.session.spans.of(SpanKind.ROLLOUT)
     assert [one["version"] for one in rollouts] == [3, 5]
 
 
 def test_newer_weights_in_flight_are_taken_without_room_for_another_group(streaming, weights):
-    streaming.session.settings.rollout.swap = "in_flight"
+    streaming.session.settings = settings_with(sync__mode="asynchronous", rollout__swap="in_flight")
     go_on = _granting(5)
-    streaming.session.call = Master(_granting(3, 1, 3), go_on, Finish("the run ended"))
+    streaming.session.answer = in_turn(_granting(3, 1, 3), go_on, Finish("the run ended"))
     run_while_published(streaming, weights, 5)
     assert [version for version, _ in streaming.explorer.rollouts] == [3, 5, 5]
 
 
 def test_a_streaming_explorer_is_held_back_only_once_nothing_is_in_flight(streaming):
     wait, end = HoldBack("synchronization"), Finish("the run ended")
-    streaming.session.call = Master(_granting(3, 2), wait, wait, wait, end)
+    streaming.session.answer = in_turn(_granting(3, 2), wait, wait, wait, end)
     streaming.run()
-    assert [call.poll_secs for call in streaming.session.call.calls] == [0, 0, 0, 1, 1]
-    assert [kind for kind, _ in streaming.told].count(SpanKind.WAIT) == 1
+    assert [call.poll_secs for call in streaming.session.calls] == [0, 0, 0, 1, 1]
+    assert len(streaming.session.spans.of(SpanKind.WAIT)) == 1
 
 
 def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_its_own():
@@ -256,51 +277,23 @@ def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(l
     def rollout(*_):
         raise NonFiniteLogitsError("The model's logits are NaN")
 
-    engine = types.SimpleNamespace(stats=Stats(), version=4)
-    loop.explorer = types.SimpleNamespace(
-        rollout=rollout, engine=engine, streams=False, in_parts=False
-    )
-    loop.session.settings = types.SimpleNamespace(rollout=types.SimpleNamespace(swap="between"))
-    loop.session.spans.span = lambda *_, **attributes: contextlib.nullcontext(attributes)
+    loop.explorer = Explorer(rollout, version=4)
     grant = LeaseGrant(1, 4, True, [])
     with pytest.raises(RunEndedError, match="weights of version 4: The model's logits are NaN"):
         loop._generate(grant, ExplorerState(4, "params"))
 
 
 def test_a_version_is_waited_for_and_not_asked_for_again_and_again(loop, weights):
-    loop.session.spans.span = lambda kind, **attributes: contextlib.nullcontext({})
     loop._await(7, deadline=lambda: None)
     assert (weights.version, weights.looks) == (7, 2)
 
 
 def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights):
-    calls = []
-
-    def answered(call):
-        calls.append(call)
-        if isinstance(call, AskLease):
-            return answers.pop(0)
-        return None
-
     answers = [GrantEvaluation(4, 4), Finish("the run ended")]
     weights.version = 5
-    loop.session.call = answered
-    loop.session.deadline = lambda *_: lambda: None
-    loop.session.facts = {}
-    limits = types.SimpleNamespace(wait_secs=5.0, limit_secs=5.0)
-    loop.session.settings = types.SimpleNamespace(launch=limits, reward=limits)
-    loop.session.spans = types.SimpleNamespace(
-        span=lambda kind, **_: contextlib.nullcontext({}),
-        now=lambda: 0.0,
-        record=lambda *_, **__: 0,
-    )
-    loop.explorer = types.SimpleNamespace(
-        compile=lambda params: None,
-        complete=lambda state, requests: (state, requests),
-        streams=False,
-        in_parts=False,
-    )
+    loop.session.answer = lambda call: answers.pop(0) if isinstance(call, AskLease) else None
     loop.run()
+    calls = loop.session.calls
     (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
     assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
     assert calls[-1].call == AwaitEvaluations(), "the explorer leaves before it is measured"
@@ -318,8 +311,7 @@ def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on(loop):
         def renew(self):
             renewed.append(len(answers))
 
-    loop.session.call = lambda call: answers.pop(0)
+    loop.session.answer = lambda call: answers.pop(0)
     loop.session.deadline = lambda *_: Patience()
-    loop.session.spans = types.SimpleNamespace(span=lambda *a, **k: contextlib.nullcontext({}))
     assert loop._lease(None) == Finish("the run is over")
     assert renewed == [5, 3]  # At the answers whose step is a new one.

@@ -15,7 +15,6 @@ from rl_sync.environments.interface import Message, Outcome, Standing, Turn
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params
 from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_engine import EpisodeEngine
@@ -23,6 +22,7 @@ from rl_sync.rollout.episode_records import EpisodeRequest
 from rl_sync.rollout.older_versions import OlderVersions
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from tests.models import tiny
 
 TOKENIZER = CharacterTokenizer("abcdefgh0123;:|")
 MODEL = ModelConfig(
@@ -35,7 +35,7 @@ MODEL = ModelConfig(
     mlp_dim=16,
     max_length=96,
 )
-PARAMS = init_params(MODEL, jax.random.key(0))
+PARAMS = tiny.params(MODEL)
 SAMPLING = Sampling(max_new_tokens=4, stop_ids=tuple(TOKENIZER.eos_ids))
 
 
@@ -223,7 +223,7 @@ def versions_played(made, last=12):
     """Plays with version after version; returns the opponents' of each, and all games."""
     found, games = {}, []
     for version in range(5, last):
-        made.load(init_params(MODEL, jax.random.key(version)), version)
+        made.load(tiny.params(MODEL, seed=version), version)
         groups = made.generate(requests(groups=2))
         mine, others = by_of(groups)
         assert mine == {f"policy {version}"}
@@ -245,7 +245,7 @@ def test_opponents_are_played_with_versions_before_the_policy_s():
 
 
 def test_the_moves_of_older_weights_are_those_that_they_would_make():
-    params = {4: PARAMS, 5: init_params(MODEL, jax.random.key(5))}
+    params = {4: PARAMS, 5: tiny.params(MODEL, seed=5)}
     made = players("older(versions=1)", seat=0)
     made.load(params[5], version=5)
     ((one,),) = made.generate(requests(1, 1))

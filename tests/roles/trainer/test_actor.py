@@ -99,6 +99,7 @@ def test_steps_are_deterministic_to_the_bit():
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
+@pytest.mark.samples("packed-2")
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("padded", 2), ("packed", 0), ("packed", 2)])
 def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows):
     """Two updates with a reference, on lengths from 1 to 6 tokens; means must be exact too."""
@@ -115,6 +116,7 @@ def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows
     assert_close(state.params, other.params, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     """Stale data from other parameters, so that ratios, clipping and masks matter.
 
@@ -241,6 +243,7 @@ def test_groups_without_spread_change_nothing():
     assert_close(after.params, state_of(trainer).params, atol=0)
 
 
+@pytest.mark.samples("1-1")
 @pytest.mark.parametrize(("broken", "at_end"), [(0, 0), (1, 1)])
 def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(broken, at_end):
     trainer = trainer_of({"kl_coefficient": 0.1}, TWICE)
@@ -271,6 +274,7 @@ def _unjudged(batch, rows):
     return with_rows(batch, completion_mask=jnp.asarray(mask))
 
 
+@pytest.mark.samples("3")
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_of_whose_batch_nothing_was_judged_is_not_taken(count):
     trainer = trainer_of({"kl_coefficient": 0.1, "entropy_coefficient": 0.1})

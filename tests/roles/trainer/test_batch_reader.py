@@ -1,16 +1,16 @@
 """The trainer's reader, from a replay buffer that is a list."""
 
-import contextlib
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.cluster.team import Team
 from rl_sync.replay.replay_interface import ReplayTimeoutError
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group
+from tests.cluster.memory_session import MemorySession
 
 
 def group(ordinal, rewards, version=0):
@@ -28,6 +28,17 @@ def group(ordinal, rewards, version=0):
     )
 
 
+class Sample(NamedTuple):
+    columns: dict
+
+
+class Several(Team):
+    """A team of several processes, of which this one is or follows the first."""
+
+    def __init__(self, agree, leads=True):
+        self.agree, self.leads = agree, leads
+
+
 class Buffer:
     def __init__(self, groups):
         self.groups = groups
@@ -36,29 +47,25 @@ class Buffer:
         if not self.groups:
             raise ReplayTimeoutError("empty")
         taken, self.groups = self.groups[:count], self.groups[count:]
-        return [SimpleNamespace(columns=group.to_columns()) for group in taken]
+        return [Sample(group.to_columns()) for group in taken]
 
 
-def reader(mode, groups, *, needed, generated, keep="first", **session_fields):
+def reader(mode, groups, *, needed, generated, keep="first", team=None):
     def deadline():
         raise TimeoutError("there are no more groups")
 
-    settings = SimpleNamespace(
-        groups_generated=generated,
-        replay=SimpleNamespace(times_sampled=1),
-        trainer=SimpleNamespace(groups_per_step=needed),
-        algorithm=SimpleNamespace(screening=Screening(True, -UNBOUNDED, UNBOUNDED, 1), keep=keep),
+    session = MemorySession(
+        lambda call: [],
+        trainer__groups_per_step=needed,
+        algorithm__over_sampling=generated / needed,
+        algorithm__filter_zero_variance=True,
+        algorithm__keep=keep,
+        optimizer__updates_per_batch=1,
     )
+    assert session.settings.groups_generated == generated
     turns = iter(range(20))
-    fields = {
-        "settings": settings,
-        "leads": True,
-        "spans": SimpleNamespace(span=lambda *_, **told: contextlib.nullcontext(told)),
-        "deadline": lambda *_: lambda: next(turns, None) is not None or deadline(),
-        "call": lambda call: [],
-        "agree": lambda what, thunk: thunk(),
-    }
-    session = SimpleNamespace(**{**fields, **session_fields})
+    session.deadline = lambda *_: lambda: next(turns, None) is not None or deadline()
+    session.team = team or session.team
     return BatchReader(session, Buffer(groups), "groups", resolve(mode), lambda: None)
 
 
@@ -100,22 +107,18 @@ def test_the_other_processes_hear_that_a_batch_is_whole_and_not_what_is_in_it():
     said = []
 
     def agree(what, thunk):
-        said.append(thunk())
-        return said[-1]
+        outcome = thunk()
+        if not what.startswith("call"):  # A part of a larger agreement.
+            said.append(outcome)
+        return outcome
 
-    first = reader("asynchronous", ARRIVED, needed=2, generated=4, agree=agree)
+    first = reader("asynchronous", ARRIVED, needed=2, generated=4, team=Several(agree))
     assert len(first.next(1).groups) == 2
     assert said == [[], (True, [])]
     heard = iter([[], (False, [17]), (True, [])])
     idle = []
-    other = reader(
-        "asynchronous",
-        [],
-        needed=2,
-        generated=4,
-        leads=False,
-        agree=lambda what, thunk: next(heard),
-    )
+    follows = Several(lambda what, thunk: next(heard), leads=False)
+    other = reader("asynchronous", [], needed=2, generated=4, team=follows)
     other._idle = lambda: idle.append(1)
     assert other.next(1) == ([], [], (), {})
     assert len(idle) == 1, "both processes are idle between the same turns"

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from rl_sync.cluster.master_calls import Trained
+from rl_sync.cluster.process_resources import Resources
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.team import Team
 from rl_sync.learning.batching import Placed
-from rl_sync.records.spans import SpanRecorder, sync_kind
+from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.trainer.loop import TrainerLoop
 from rl_sync.schedule import resolve
 from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
+from rl_sync.transfers.ends import EndSite
 from rl_sync.weights.ends_interface import WeightsTransferError
+from tests.cluster.memory_session import MemorySession
+from tests.models.meshes import layout
 from tests.roles.trainer.test_steps_in_flight import Computation, _groups
 
 STEPS = 3
 WAIT_SECS = 10.0
+
+
+class State(NamedTuple):
+    """A trainer state whose parameters are the number of its step."""
+
+    step: int
+
+    @property
+    def params(self):
+        return self.step
 
 
 class Compiled:
@@ -41,7 +55,7 @@ class Compiled:
             names = ("reward_mean", "staleness_mean", "staleness_max", "logprob_gap")
             metrics = dict.fromkeys(names, self.computations[-1])
             metrics |= dict.fromkeys(("skipped_updates", "skipped_at_end", "unjudged_updates"), 0.0)
-            return SimpleNamespace(step=state.step + 1, params=state.step + 1), metrics
+            return State(state.step + 1), metrics
 
         return compiled
 
@@ -53,7 +67,7 @@ class Loop(TrainerLoop):
 
     def _start(self):
         self._steps = self.trainer
-        return SimpleNamespace(step=self.start, params=self.start)
+        return State(self.start)
 
     def _finish(self, state):
         self.finished = state.step
@@ -62,12 +76,14 @@ class Loop(TrainerLoop):
 class Offers:
     """Publishes at once, and remembers how many steps were over by then."""
 
-    def __init__(self, awaits, over):
-        self.awaits, self.over, self.published = lambda version: awaits, over, []
+    def __init__(self, session, awaits=False):
+        self.session = session
+        self.awaits, self.published = lambda version: awaits, []
 
     def publish(self, version, params):
         assert params == version
-        self.published.append((version, self.over()))
+        over = sum(isinstance(call, Trained) for call in self.session.calls)
+        self.published.append((version, over))
 
     def serve(self):
         pass
@@ -76,37 +92,57 @@ class Offers:
         pass
 
 
-def loop_of(tmp_path, offers, calls):
-    """A trainer's loop whose calls to the master are noted."""
-    session = SimpleNamespace(
-        settings=SimpleNamespace(
-            workdir=str(tmp_path),
-            schedule=resolve("asynchronous"),
-            trainer=SimpleNamespace(steps=STEPS),
-            evaluation=SimpleNamespace(every_steps=0),
-            evaluates_on_explorers=False,
-            checkpoint=SimpleNamespace(every_steps=0, best=None),
-            algorithm=SimpleNamespace(logprob_gap_alarm=1.0),
-            optimizer=SimpleNamespace(updates_per_batch=1),
-        ),
-        spans=SpanRecorder(None, "trainer"),
-        facts={},
-        leads=True,
-        check=lambda: None,
-        hand_out=Team().hand_out,
-        tell=lambda call: calls.append(type(call)),
+class Batching:
+    """Places groups as they are."""
+
+    def placed(self, groups):
+        return Placed(groups, None)
+
+
+class Parameters:
+    """Publishes all of them."""
+
+    def published(self, params):
+        return params
+
+
+class Reader:
+    """Reads two groups for each step.
+
+    Args:
+      fails: raises at a step, if it wants to.
+    """
+
+    def __init__(self, fails=lambda step: None):
+        self._fails = fails
+
+    def next(self, step):
+        self._fails(step)
+        return _groups(step), []
+
+    def close(self, reason):
+        pass
+
+
+def loop_of(tmp_path, offers=Offers, **options):
+    """Makes a trainer's loop in a session that keeps its calls."""
+    session = MemorySession(
+        workdir=tmp_path,
+        sync__mode="asynchronous",
+        trainer__steps=STEPS,
+        evaluation__every_steps=0,
+        checkpoint__every_steps=0,
     )
+    end = offers(session, **options)
     return Loop(
         session=session,
         trainer=Compiled(),
-        batching=SimpleNamespace(placed=lambda groups: Placed(groups, None)),
-        parameters=SimpleNamespace(published=lambda params: params),
+        batching=Batching(),
+        parameters=Parameters(),
         sft=None,
         evaluator=None,
-        end=lambda schedule: offers,
-        reader=lambda schedule, idle: SimpleNamespace(
-            next=lambda step: (_groups(step), []), close=lambda reason: None
-        ),
+        end=lambda schedule: end,
+        reader=lambda schedule, idle: Reader(),
         snapshots=tmp_path,
         processes=[0],
     )
@@ -115,10 +151,8 @@ def loop_of(tmp_path, offers, calls):
 @contextlib.contextmanager
 def running(tmp_path, awaits):
     """Runs the trainer's loop in a thread; yields its steps and its publishing."""
-    calls = []
-    offers = Offers(awaits, lambda: calls.count(Trained))
-    loop = loop_of(tmp_path, offers, calls)
-    steps = loop.trainer
+    loop = loop_of(tmp_path, awaits=awaits)
+    steps, offers = loop.trainer, loop.end(None)
     thread = threading.Thread(target=loop.run, daemon=True)
     thread.start()
     yield steps, offers
@@ -164,28 +198,19 @@ def test_a_version_that_has_to_be_awaited_is_published_when_its_step_is_over(tmp
 def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
     schedule, awaited, tmp_path
 ):
-    team = Team()
-    settings = SimpleNamespace(
-        launch=SimpleNamespace(wait_secs=1.0),
-        workdir=str(tmp_path),
-        weights_directory=lambda workdir: str(workdir.weights),
-    )
-    site = SimpleNamespace(
-        session=SimpleNamespace(settings=settings, team=team, agree=team.agree),
-        kind=sync_kind("checkpoint"),
-        resources=SimpleNamespace(processes=[0]),
-    )
+    session = MemorySession(workdir=tmp_path, sync__mode="asynchronous")
+    resources = Resources(layout(), Team(), [0])
+    site = EndSite(session, sync_kind("checkpoint"), resources, "", lambda layout: {})
     with contextlib.closing(CheckpointTrainerEnd(site, schedule)) as end:
         assert end.awaits(2) == awaited
 
 
 def test_a_run_that_is_over_already_publishes_nothing(tmp_path):
     """The explorers of a run that is over have left, and would never come for its weights."""
-    offers = Offers(True, list)
-    loop = loop_of(tmp_path, offers, [])
+    loop = loop_of(tmp_path, awaits=True)
     loop.start = STEPS
     loop.run()
-    assert (offers.published, loop.finished) == ([], STEPS)
+    assert (loop.end(None).published, loop.finished) == ([], STEPS)
 
 
 def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_path):
@@ -193,7 +218,7 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
         def publish(self, version, params):
             raise WeightsTransferError("explorer 1 is gone")
 
-    loop = loop_of(tmp_path, Broken(False, list), [])
+    loop = loop_of(tmp_path, Broken)
     with pytest.raises(WeightsTransferError, match="explorer 1 is gone"):
         loop.run()
     assert loop.finished == 0
@@ -208,23 +233,22 @@ def test_a_trainer_that_cannot_hand_its_weights_on_saves_before_it_fails(tmp_pat
     ],
 )
 def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_path, failure):
-    loop = loop_of(tmp_path, Offers(False, list), [])
+    loop = loop_of(tmp_path)
     steps = loop.trainer
 
-    def next_batch(step):
+    def fails(step):
         if step == 2:
             steps.computations[0].done.set()
             raise failure
-        return _groups(step), []
 
-    loop.reader = lambda schedule, idle: SimpleNamespace(next=next_batch)
+    loop.reader = lambda schedule, idle: Reader(fails)
     with pytest.raises(type(failure), match=str(failure)):
         loop.run()
     assert loop.finished == 1
 
 
 def test_a_trainer_whose_step_fails_has_nothing_whole_to_save(tmp_path):
-    loop = loop_of(tmp_path, Offers(False, list), [])
+    loop = loop_of(tmp_path)
 
     def of(batch):
         raise TimeoutError("the devices")
@@ -236,7 +260,7 @@ def test_a_trainer_whose_step_fails_has_nothing_whole_to_save(tmp_path):
 
 
 def test_a_run_that_is_stopped_before_its_first_batch_can_be_read_ends_well(tmp_path):
-    loop = loop_of(tmp_path, Offers(False, list), [])
+    loop = loop_of(tmp_path)
 
     def reader(schedule, idle):
         raise RunStoppedError("interrupted")  # In the wait for the replay server.

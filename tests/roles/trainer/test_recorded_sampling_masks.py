@@ -118,6 +118,7 @@ def _gap(forward, params, rows):
 KINDS = ["padded", "bucketed", "packed", "shared"]
 
 
+@pytest.mark.samples("all-packed", "all-shared")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [(case, "packed") for case in CASES] + [("all", kind) for kind in KINDS if kind != "packed"],
@@ -211,6 +212,7 @@ def test_values_and_gradients_of_other_weights_are_those_of_the_definition():
         )
 
 
+@pytest.mark.samples("packed-0")
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("packed", 0), ("shared", 4)])
 def test_a_step_sees_no_gap_and_no_divergence_from_an_equal_reference(kind, microbatch_rows):
     sampling = _sampling("all")
@@ -237,7 +239,7 @@ def test_a_step_sees_no_gap_and_no_divergence_from_an_equal_reference(kind, micr
 @pytest.mark.parametrize(
     "on",
     [
-        layout(fsdp=2, tensor=2),
+        pytest.param(layout(fsdp=2, tensor=2), marks=pytest.mark.gate),
         pytest.param(layout(fsdp=4), marks=pytest.mark.slow),
         pytest.param(layout(2, 2), marks=pytest.mark.slow),
     ],
@@ -323,6 +325,7 @@ def test_batches_have_few_sizes_of_masks_and_those_listed(kind):
         assert batching.largest().rows.sampling_masks.shape[1] == 8 * T
 
 
+@pytest.mark.gate
 def test_episodes_of_several_turns_and_segments_keep_the_set_of_each_token():
     sampling = Sampling(
         max_new_tokens=5,

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.cluster.master_calls import Claim, Happened
 from rl_sync.replay.priorities import priority_of
 from rl_sync.replay.replay_interface import ReplayTimeoutError
@@ -29,6 +28,7 @@ from rl_sync.roles.trainer import batch_reader
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group
+from tests.cluster.memory_session import MemorySession
 from tests.roles.master.mastering import accounted, lease, started, take
 
 BATCH, GENERATED, EXPLORERS = 4, 5, 2
@@ -84,22 +84,17 @@ class Run:
         self.reader = BatchReader(self._session(), self.replay, "groups", schedule, self.explore)
 
     def _session(self):
-        settings = SimpleNamespace(
-            groups_generated=self.generated,
-            replay=SimpleNamespace(times_sampled=self.times),
-            trainer=SimpleNamespace(groups_per_step=BATCH),
-            algorithm=SimpleNamespace(
-                screening=Screening(True, -UNBOUNDED, UNBOUNDED, 1), keep="best"
-            ),
+        session = MemorySession(
+            self.call,
+            sync__mode="asynchronous",
+            replay__times_sampled=self.times,
+            trainer__groups_per_step=BATCH,
+            algorithm__over_sampling=self.generated / BATCH,
+            algorithm__filter_zero_variance=True,
+            algorithm__keep="best",
         )
-        return SimpleNamespace(
-            settings=settings,
-            leads=True,
-            spans=SimpleNamespace(span=lambda *_, **told: contextlib.nullcontext(told)),
-            deadline=lambda *_: self.deadline,
-            call=self.call,
-            agree=lambda what, thunk: thunk(),
-        )
+        session.deadline = lambda *_: self.deadline
+        return session
 
     def deadline(self):
         self.turns += 1

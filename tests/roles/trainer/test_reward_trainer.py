@@ -106,6 +106,7 @@ def test_it_learns_what_was_preferred():
     assert (scores[::2] > scores[1::2]).mean() > 0.9
 
 
+@pytest.mark.samples("packed-fields1")
 @pytest.mark.parametrize(
     ("kind", "fields"), [("padded", {"microbatch_rows": 4}), ("packed", {}), ("bucketed", {})]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
 
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.learning.train_state import TrainState
 from rl_sync.roles.trainer.sft_phase import SftPhase
+from tests.cluster.memory_session import MemorySession
 
 
 class FakeTrainer:
@@ -39,18 +39,15 @@ class Warming:
 
     def __init__(self, directory, steps, stopped_at=None, failing=False):
         self.calls, self.taken, self.resumed = [], [], []
-        section = types.SimpleNamespace(
-            steps=steps, probe_every_steps=2, probe_problems=1, batch_size=4
+        self.session = MemorySession(
+            self._call,
+            sft__steps=steps,
+            sft__probe_every_steps=2,
+            sft__probe_problems=1,
+            sft__batch_size=4,
         )
-        self.session = types.SimpleNamespace(
-            settings=types.SimpleNamespace(sft=section, seed=0),
-            spans=types.SimpleNamespace(span=lambda kind, **_: contextlib.nullcontext({})),
-            call=self._call,
-            check=self._check,
-            agree=lambda what, thunk: thunk(),
-            resumed=lambda step, sft_step: self.resumed.append((step, sft_step)),
-            facts={},
-        )
+        self.session.check = self._check
+        self.session.resumed = lambda step, sft_step: self.resumed.append((step, sft_step))
         self.stopped_at, self.failing = stopped_at, failing
         evaluator = types.SimpleNamespace(accuracy=self._accuracy)
         trainer = FakeTrainer()

@@ -3,7 +3,6 @@
 import dataclasses
 import threading
 import time
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,7 @@ from rl_sync.roles.master.events import BatchTrained
 from rl_sync.roles.trainer.steps_in_flight import StepsInFlight
 from rl_sync.types import NO_LEASE, Group, TrainBatch
 from rl_sync.workdir import Workdir
+from tests.settings.changed import settings_with
 
 COUNTS = ("skipped_updates", "skipped_at_end", "unjudged_updates")
 SOURCE = np.array([[4, 5, 1, -1]])
@@ -43,10 +43,10 @@ class Run:
     def __init__(self, workdir):
         self.computations, self.events = [], []
         self.spans = SpanRecorder(Workdir(workdir).spans_of("trainer"), "trainer")
-        self.settings = SimpleNamespace(
-            optimizer=SimpleNamespace(updates_per_batch=2, max_skipped_updates=5),
-            algorithm=SimpleNamespace(logprob_gap_alarm=0.0),
-            experience=SimpleNamespace(pipeline=None),
+        self.settings = settings_with(
+            optimizer__updates_per_batch=2,
+            optimizer__max_skipped_updates=5,
+            algorithm__logprob_gap_alarm=0.0,
         )
         self.alarms, self.left_out, self.kept = [], [], []
         self.skipped, self.failures, self.unjudged = {}, [], []
@@ -206,7 +206,7 @@ def test_a_step_gets_its_demonstrations(run, tmp_path):
 
 
 def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
-    run.settings.algorithm.logprob_gap_alarm = 0.5
+    run.settings = settings_with(algorithm__logprob_gap_alarm=0.5)
     for step in (4, 5):
         run.stepping.take(step, step, _groups(step), [])
         run.computations[-1].done.set()
@@ -215,7 +215,7 @@ def test_logprobs_that_are_too_far_apart_give_an_alarm(run):
 
 
 def test_logprobs_that_are_close_give_no_alarm(run):
-    run.settings.algorithm.logprob_gap_alarm = 1.0
+    run.settings = settings_with(algorithm__logprob_gap_alarm=1.0)
     run.stepping.take(0, 1, _groups(1), [])
     run.computations[0].done.set()
     run.stepping.settle()

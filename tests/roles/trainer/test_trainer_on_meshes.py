@@ -75,6 +75,7 @@ def _on_one_device(model):
     return one.step(_placed(one, tiny.params(model)), batch_of(params=PARAMS, model=MODEL))
 
 
+@pytest.mark.samples("data and tensor")
 @pytest.mark.parametrize(("mesh", "model", "fields"), CASES.values(), ids=CASES)
 def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fields):
     model = dataclasses.replace(MODEL, **model)
@@ -103,6 +104,7 @@ def _laid_out(x):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "rloo")]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ["gspo", "decoupled_ppo", "ppo", *SLOW])
 def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     """Statistics of groups and of the batch, and all means, are those of one device.
@@ -178,6 +180,7 @@ def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
             assert sizes == {leaf.size // parts}, jax.tree_util.keystr(path)
 
 
+@pytest.mark.gate
 def test_sft_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     batch = batch_of(params=PARAMS, model=MODEL)
     results = []

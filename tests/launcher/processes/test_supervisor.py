@@ -1,0 +1,70 @@
+"""Which ends of children are deaths, and which of several comes first."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
+
+KILLED = -signal.SIGKILL
+
+
+@dataclasses.dataclass
+class Ended:
+    """A child that has ended; None as its status for one that runs."""
+
+    name: str
+    status: int | None
+    log: Path = Path("log")
+
+    def poll(self):
+        return self.status
+
+    def terminate(self):
+        self.status = -signal.SIGTERM
+
+    def kill(self):
+        self.status = KILLED
+
+
+def supervised(**statuses: int | None) -> Supervisor:
+    supervisor = Supervisor()
+    for name, status in statuses.items():
+        supervisor.add(Ended(name, status))
+    return supervisor
+
+
+@pytest.mark.parametrize("server", ["master", "replay"])
+def test_a_server_dies_even_if_it_ends_well_and_a_role_only_if_it_does_not(server):
+    supervisor = supervised(**{server: 0, "trainer": 0, "explorer1": None, "explorer2": 1})
+    assert {death.name for death in supervisor.deaths()} == {server, "explorer2"}
+    assert [death.name for death in supervisor.deaths(but_not=[server])] == ["explorer2"]
+
+
+def test_who_was_killed_comes_before_those_whom_that_let_fail():
+    supervisor = supervised(trainer=1, master=0, explorer1=KILLED)
+    assert [death.name for death in supervisor.deaths()] == ["explorer1", "trainer", "master"]
+
+
+def test_a_child_that_was_ended_on_purpose_is_watched_no_more():
+    supervisor = supervised(replay=None, trainer=None)
+    supervisor.end(["replay"])
+    assert supervisor.deaths() == []
+    assert supervisor.living(["replay", "trainer"]) == ["trainer"]
+
+
+def test_a_death_quotes_the_end_of_the_log(tmp_path):
+    command = [sys.executable, "-c", "print(*range(20), sep='\\n'); raise SystemExit(3)"]
+    child = RoleProcess.start("trainer", command, tmp_path / "logs" / "trainer.log", {})
+    supervisor = Supervisor()
+    supervisor.add(child)
+    assert supervisor.wait(["trainer"], timeout_secs=30) == []
+    (death,) = supervisor.deaths()
+    assert str(death) == "trainer ended with exit status 3"
+    assert "  | 19\n" in death.report([])
+    assert "  | 4\n" not in death.report([]), "the whole log is quoted"
