@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rl_sync.ending import Ending
+from rl_sync.isolation.codec import record
 
 NO_LEASE = -1
 """In place of a lease id, and of a prompt id, in groups that nobody has generated."""
@@ -195,6 +196,7 @@ class Group:
         return cls(**values)
 
 
+@record
 class SharedPrompts(NamedTuple):
     """Prompts of rows in which completions of one prompt share one copy of it.
 
@@ -214,6 +216,7 @@ class SharedPrompts(NamedTuple):
     before: Int[Array, "B C"]
 
 
+@record
 class Packing(NamedTuple):
     """Positions of trajectories in rows that hold several of them.
 
@@ -238,6 +241,7 @@ class Packing(NamedTuple):
         return self.trajectories if self.segments is None else self.segments
 
 
+@record
 class Demonstrations(NamedTuple):
     """Demonstrations, D rows.
 
@@ -252,6 +256,7 @@ class Demonstrations(NamedTuple):
     packing: Packing | None = None
 
 
+@record
 class Rows(NamedTuple):
     """Trajectories, laid out in B rows of T tokens.
 
@@ -273,6 +278,7 @@ class Rows(NamedTuple):
         return None if self.packing is None else self.packing.trajectories
 
 
+@record
 class TrainBatch(NamedTuple):
     """The batch of one trainer step: the trajectories of whole groups, group after group.
 

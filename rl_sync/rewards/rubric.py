@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
+from rl_sync.isolation.codec import record
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.reward_catalog import is_quick, make
 
@@ -32,6 +33,7 @@ class _EndError(Exception):
     """A reward that wants to end its process, as by `sys.exit`."""
 
 
+@record
 class ScoringRequest(NamedTuple):
     """A completion to judge, and the row that its prompt was made from."""
 
@@ -142,7 +144,7 @@ class Rubric:
 
         Args:
           limit_secs: the longest that an asynchronous reward may take for one completion. Others
-            are limited from outside; see `rl_sync.scoring.worker_pool`.
+            are limited from outside; see `rl_sync.scoring.local_scorer`.
         """
         whole = [item for item in items if not _has_failed(item)]
         with _one_process():

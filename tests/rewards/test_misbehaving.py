@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.cluster.messages import decode, encode
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.scoring.remote_servers import RemoteScorer
 from rl_sync.scoring.reward_server import RewardServer
-from rl_sync.scoring.worker_pool import LocalScorer
 
 OWN = "tests.rewards.misbehaving"
 REWARD = f"{OWN}:misbehaves"

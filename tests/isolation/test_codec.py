@@ -12,10 +12,10 @@ import pytest
 
 from rl_sync.checkpoints.snapshots import SnapshotError
 from rl_sync.cluster.master_calls import LeaseGrant
-from rl_sync.cluster.messages import Records, decode, encode, record
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.isolation.codec import Records, decode, encode, record
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
 from rl_sync.rewards.judgement import Completion, Judgement
