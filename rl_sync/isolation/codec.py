@@ -27,6 +27,8 @@ from rl_sync.images import Image
 _TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER, _COLUMNS, _PICKLE = range(1, 8)
 _TEXT = "surrogatepass"
 """Data of users may have halves of surrogate pairs: they arrive as they were sent."""
+_BUFFER_BYTES = 1 << 12
+"""Each part of a value has a packer, and msgpack gives each a buffer of 1 MiB, unasked."""
 _records: dict[str, type] = {}
 
 C = TypeVar("C", bound=type)
@@ -89,7 +91,10 @@ def decode_of_host(data: bytes) -> Any:
 
 
 def _packed(value: Any, extension: Callable[[Any], msgpack.ExtType]) -> bytes:
-    return msgpack.packb(value, default=extension, strict_types=True, unicode_errors=_TEXT)
+    packer = msgpack.Packer(
+        default=extension, strict_types=True, unicode_errors=_TEXT, buf_size=_BUFFER_BYTES
+    )
+    return packer.pack(value)
 
 
 def _unpacked(data: bytes, value: Callable[[int, bytes], Any]) -> Any:

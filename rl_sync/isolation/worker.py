@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import queue
+import select
 import socket
 import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import wait
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rl_sync.isolation import codec, fork_server, frames
 from rl_sync.isolation.process_limits import end_in_words
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 18
 _LAST_WORDS_SECS = 1.0
 """The time from the end of a worker's channel to the news how the worker ended."""
 _JOIN_SECS = 5.0
@@ -97,7 +98,8 @@ class Worker:
         if self._is_killed or (self.started.done() and self.started.exception() is not None):
             return True
         with self._lock:
-            return self._sockets is not None and bool(wait([self._sockets.lifeline], 0))
+            sockets = self._sockets
+            return sockets is not None and bool(_readable([sockets.lifeline], 0.0))
 
     def ask(self, data: bytes, limit_secs: float) -> concurrent.futures.Future[Any]:
         """Sends an encoded request to a worker that has none under way.
@@ -166,7 +168,7 @@ class Worker:
     def _answer(self, data: bytes, limit_secs: float) -> Any:
         assert self._sockets is not None, "it has started"
         channel = self._sockets.channel
-        if self._inbox or wait([channel], 0):
+        if self._inbox or _readable(self._sockets, 0.0):
             if not self._inbox and not self._chunk(channel):
                 raise self._end()
             raise WorkerLostError("nonsense", "answered what nobody had asked")
@@ -206,7 +208,7 @@ class Worker:
                 raise WorkerLostError("nonsense", str(error)) from None
             if payload is not None:
                 return payload, True
-            ready = wait(self._sockets, max(0.0, deadline - time.monotonic()))
+            ready = _readable(self._sockets, deadline - time.monotonic())
             if channel in ready:
                 chunk = self._chunk(channel)
                 if not chunk:
@@ -252,3 +254,12 @@ class Worker:
         except Exception as error:
             why = f"sent bytes that are no record: {error}"
             raise WorkerLostError("nonsense", why) from None
+
+
+def _readable(sockets: Sequence[socket.socket], timeout_secs: float) -> list[socket.socket]:
+    """Waits until a socket can be read, or is at its end; returns those that are."""
+    poll = select.poll()
+    for one in sockets:
+        poll.register(one, select.POLLIN)
+    found = {descriptor for descriptor, _ in poll.poll(max(0, math.ceil(timeout_secs * 1000)))}
+    return [one for one in sockets if one.fileno() in found]

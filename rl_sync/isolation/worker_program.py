@@ -8,6 +8,10 @@ from typing import Any, Protocol
 from rl_sync.isolation import codec, frames
 
 
+_worker: WorkerProgram | None = None
+"""The program of this process, if it is a worker."""
+
+
 class WorkerProgram(Protocol):
     """Code that workers run.
 
@@ -30,9 +34,16 @@ class WorkerProgram(Protocol):
 
 def serve(channel: socket.socket, program: WorkerProgram) -> None:
     """Answers requests in a worker until its host closes the channel."""
+    global _worker
+    _worker = program
     channel.sendall(frames.framed(codec.encode(program.begin())))
     while (data := frames.receive(channel)) is not None:
         channel.sendall(frames.framed(_payload(program, data)))
+
+
+def is_worker() -> bool:
+    """Says whether this process is a worker, and so runs nothing but its program."""
+    return _worker is not None
 
 
 def _payload(program: WorkerProgram, data: bytes) -> bytes:
