@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from rl_sync.isolation import codec, frames
 
-
 _worker: WorkerProgram | None = None
 """The program of this process, if it is a worker."""
 
