@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_sync.cluster.messages import decode, encode
 from rl_sync.cluster.scoring_calls import Judgements
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.records.rollout_parts import RolloutParts
 from rl_sync.roles import wiring

@@ -38,7 +38,7 @@ from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.role_names import MASTER
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.scoring.judging import MasterScoring
-from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Group, Prompt
 from rl_sync.weights.agreement import alone

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rl_sync.ending import Ending
+from rl_sync.isolation.codec import record
 
 NO_LEASE = -1
 """Lease id and prompt id of groups that no explorer generated."""
@@ -195,6 +196,7 @@ class Group:
         return cls(**values)
 
 
+@record
 class SharedPrompts(NamedTuple):
     """Layout of rows in which several completions of a prompt share one copy of it.
 
@@ -213,6 +215,7 @@ class SharedPrompts(NamedTuple):
     before: Int[Array, "B C"]
 
 
+@record
 class Packing(NamedTuple):
     """Layout of rows that hold several trajectories.
 
@@ -237,6 +240,7 @@ class Packing(NamedTuple):
         return self.trajectories if self.segments is None else self.segments
 
 
+@record
 class Demonstrations(NamedTuple):
     """Demonstrations, D rows.
 
@@ -251,6 +255,7 @@ class Demonstrations(NamedTuple):
     packing: Packing | None = None
 
 
+@record
 class Rows(NamedTuple):
     """Trajectories, laid out in B rows of T tokens.
 
@@ -272,6 +277,7 @@ class Rows(NamedTuple):
         return None if self.packing is None else self.packing.trajectories
 
 
+@record
 class TrainBatch(NamedTuple):
     """The batch of one trainer step: trajectories of whole groups, one group after the other.
 

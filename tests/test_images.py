@@ -7,8 +7,8 @@ import PIL.Image
 import pytest
 
 from rl_sync import images
-from rl_sync.cluster import messages
 from rl_sync.images import Image, Size, check_images, images_of
+from rl_sync.isolation import codec
 
 GRADIENT = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
@@ -61,7 +61,7 @@ def test_a_reference_reads_nothing_until_it_is_asked():
 def test_processes_send_each_other_images(file):
     image = Image.of(file)
     for one in (image, image.packed()):
-        assert messages.decode(messages.encode({"images": [one]})) == {"images": [one]}
+        assert codec.decode(codec.encode({"images": [one]})) == {"images": [one]}
         assert pickle.loads(pickle.dumps(one)) == one
     file.unlink()
     with pytest.raises(ValueError, match="cannot be read"):

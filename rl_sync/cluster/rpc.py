@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import grpc
 
-from rl_sync.cluster.messages import decode, encode, record
+from rl_sync.isolation.codec import decode, encode, record
 
 _METHOD = "/rl_sync.Role/Call"
 _SECRET = "rl-sync-secret"

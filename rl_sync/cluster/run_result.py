@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rl_sync.cluster.messages import record
+from rl_sync.isolation.codec import record
 
 
 @record

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rl_sync.cluster.messages import decode, encode
 from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RpcClient, RpcServer
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.weights.agreement import Agree, alone
 
 _POLL_SECS = 5.0

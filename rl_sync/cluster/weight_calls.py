@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.cluster.messages import record
 from rl_sync.cluster.rpc import Call
+from rl_sync.isolation.codec import record
 from rl_sync.weights.rendezvous import Grant, Request
 
 for _class in (Grant, Request):

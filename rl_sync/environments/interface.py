@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.isolation.codec import record
+
 ANEW = -1
 """In `Turn.after`: the messages are a whole conversation."""
 
@@ -31,6 +33,7 @@ ToolSchema = Mapping[str, Any]
 """A tool's JSON schema, as chat templates of `transformers` take it."""
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
     """A call of a tool by the policy.
@@ -46,6 +49,7 @@ class ToolCall:
     call_id: str | None = None
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Message:
     """A message of a conversation.
@@ -79,6 +83,7 @@ class Message:
         return {"role": self.role, "content": self.content, **present}
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Turn:
     """New messages to the policy, which is to reply to them.
@@ -113,6 +118,7 @@ class Turn:
     request: int = 0
 
 
+@record
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnReply:
     """The ids of a reply and of all before it; T and P tokens.
@@ -154,6 +160,7 @@ class StreamedTurn(Turn):
     hear: Callable[[PartialReply], None] = dataclasses.field(kw_only=True)
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Reply:
     """A reply of the policy.
@@ -185,6 +192,7 @@ class Reply:
         return Message("assistant", content, tool_calls=self.tool_calls)
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Standing:
     """The end of a game as one of several players has it.
@@ -198,6 +206,7 @@ class Standing:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """The end of an episode.
@@ -220,6 +229,7 @@ class Outcome:
     standings: tuple[Standing, ...] = ()
 
 
+@record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeatedTurn(Turn):
     """A turn of a policy at a table with other players; see `rl_sync.environments.game_table`.
@@ -235,6 +245,7 @@ class SeatedTurn(Turn):
     played: tuple[tuple[int, str, str], ...]
 
 
+@record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeatedOutcome(Outcome):
     """The end of a game as the player who learns has it; see `SeatedTurn`."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rl_sync.environments.interface import Message
 from rl_sync.expression import Term, parse_call
+from rl_sync.isolation.codec import record
 from rl_sync.references import is_reference, resolve
 from rl_sync.spelling import hint
 
@@ -72,6 +73,7 @@ SCRIPTS: dict[str, Script] = {"random": chooses_at_random, "first": chooses_firs
 """The scripted players of the package."""
 
 
+@record
 class Seating(NamedTuple):
     """The players of an episode.
 

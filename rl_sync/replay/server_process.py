@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import get_args
 
+from rl_sync.isolation.process_limits import signal_group
 from rl_sync.replay import tables as table_specs
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.reverb_server import PORT_TAKEN, REFUSED
@@ -116,8 +117,7 @@ class ServerProcess:
             self.popen.stdin.close()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.popen.pid, number)
+                signal_group(self.popen.pid, number)
             try:
                 self.popen.wait(timeout_secs)
                 break

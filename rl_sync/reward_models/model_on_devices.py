@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from rl_sync.isolation.worker_program import is_worker
 from rl_sync.models.config import DTYPES, ModelConfig
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
@@ -77,7 +77,7 @@ class ModelSite:
           ValueError: there are too few devices.
         """
         shape = MeshShape(self.data, self.fsdp, self.tensor)
-        if self.platform and multiprocessing.parent_process() is not None:
+        if self.platform and is_worker():
             # A worker has no other models. Without this, JAX would also take the accelerators.
             jax.config.update("jax_platforms", self.platform)
             if self.platform == "cpu" and shape.devices > 1:

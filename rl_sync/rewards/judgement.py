@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_sync.ending import Ending
+from rl_sync.ending import Ending, Fault, Move
+from rl_sync.isolation.codec import record
 
 _GREATEST = 3.4e38
 """The largest reward: rewards are stored as float32."""
@@ -18,7 +19,11 @@ _GREATEST = 3.4e38
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
 
+for _class in (Ending, Fault, Move):
+    record(_class)
 
+
+@record
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """A completion to judge.
@@ -36,6 +41,7 @@ class Completion:
     ending: Ending | None = None
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Judgement:
     """A score with its reason.

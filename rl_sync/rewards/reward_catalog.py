@@ -31,6 +31,7 @@ class RewardKind(NamedTuple):
     reads_answer: bool = True
 
 
+_LIGHT = "rl_sync.rewards."
 BY_SET = "by_set"
 SET = "task_set"
 """The field of a row that names its set in a mixture of tasks."""
@@ -170,6 +171,12 @@ def is_quick(expression: str) -> bool:
     """Says whether every term of an expression is a quick reward of the table."""
     kinds = [REWARDS.get(term.name) for term in _terms(expression)]
     return all(kind is not None and kind.is_quick for kind in kinds)
+
+
+def imports_little(expression: str) -> bool:
+    """Says whether every term of an expression is of the package, and needs no model in JAX."""
+    kinds = [REWARDS.get(term.name) for term in _terms(expression)]
+    return all(kind is not None and kind.where.startswith(_LIGHT) for kind in kinds)
 
 
 def reads_answer(expression: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
+from rl_sync.isolation.codec import record
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.reward_catalog import is_quick, make
 
@@ -32,6 +33,7 @@ class _EndError(Exception):
     """Raised for a reward that tries to end its process, as by `sys.exit`."""
 
 
+@record
 class ScoringRequest(NamedTuple):
     """A completion to judge, and the row that its prompt was made from."""
 
@@ -142,7 +144,7 @@ class Rubric:
 
         Args:
           limit_secs: the time limit of an asynchronous reward for one completion. Workers limit
-            other rewards; see `rl_sync.scoring.worker_pool`.
+            other rewards; see `rl_sync.scoring.local_scorer`.
         """
         whole = [item for item in items if not _has_failed(item)]
         with _one_process():

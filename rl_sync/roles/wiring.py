@@ -25,8 +25,8 @@ from rl_sync.roles.master.events import MasterSettings
 from rl_sync.rollout.sampling import LogitsProcessors, Sampling
 from rl_sync.sampling_masks import word_count
 from rl_sync.scoring.judging import MasterScoring, Scored, Scorer, Success
+from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.scoring.remote_servers import RemoteScorer, check_server
-from rl_sync.scoring.worker_pool import LocalScorer
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks import task_catalog

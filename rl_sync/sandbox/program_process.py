@@ -7,12 +7,12 @@ import math
 import os
 import selectors
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
+from rl_sync.isolation import process_limits
 from rl_sync.sandbox.inside.launch import STARTED
 from rl_sync.sandbox.layer import Job, SandboxError, SandboxLayer
 from rl_sync.sandbox.program_limits import ProgramLimits
@@ -106,19 +106,17 @@ class Confined:
 
     def check(self) -> None:
         """Kills the process if all its processes together are too many or use too much memory."""
-        pids, threads = _descendants(self._process.pid)
-        if threads > self.limits.processes + _OWN_THREADS:
+        tree = process_limits.process_tree(self._process.pid)
+        if tree.threads > self.limits.processes + _OWN_THREADS:
             self.kill("processes")
-        elif sum(map(_resident_bytes, pids)) > self.limits.memory_bytes * 1.25:
+        elif tree.memory_bytes() > self.limits.memory_bytes * 1.25:
             self.kill("memory")
 
     def kill(self, why: str = "") -> None:
         """Kills the process and all that it started."""
         self.stopped = self.stopped or why
         if self.returncode is None:
-            _kill_below(self._process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            process_limits.kill_tree(self._process.pid)
             self.returncode = self._process.wait()
 
     def require_start(self) -> None:
@@ -232,36 +230,3 @@ def supervise(
 
 def _unregister(selector: selectors.BaseSelector, descriptor: int) -> Callable[[], object]:
     return lambda: selector.unregister(descriptor)
-
-
-def _descendants(pid: int) -> tuple[list[int], int]:
-    """Returns a process with all processes below it, and the number of their threads.
-
-    Where the kernel does not tell, it returns the process alone.
-    """
-    found, threads = [pid], 0
-    for parent in found:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{parent}/task"):
-                threads += 1
-                with open(f"/proc/{parent}/task/{thread}/children") as children:
-                    found += map(int, children.read().split())
-    return found, threads
-
-
-def _kill_below(pid: int) -> None:
-    """Kills all processes below a process, for a layer whose end does not end them."""
-    seen: set[int] = set()
-    while new := set(_descendants(pid)[0][1:]) - seen:
-        for child in new:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        seen |= new
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

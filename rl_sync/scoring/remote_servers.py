@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rl_sync.cluster.messages import Records
 from rl_sync.cluster.pending import Await, await_answer
 from rl_sync.cluster.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
+from rl_sync.isolation.codec import Records
 from rl_sync.rewards.code_identity import RewardIdentity, identity_of
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings

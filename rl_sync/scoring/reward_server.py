@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 
-from rl_sync.cluster.messages import Records
 from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.expression import parse_sum
+from rl_sync.isolation.codec import Records
 from rl_sync.rewards.code_identity import identity_of
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
+from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.scoring.reward_server_calls import (
     AskServerDescription,
     ServerDescription,
     SubmitCompletions,
 )
-from rl_sync.scoring.worker_pool import LocalScorer
 
 _CALLS = 256  # Served at once; most of them wait for judgements.
 _SLICES = 128  # Judged at once; the others wait.

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.cluster.messages import record
 from rl_sync.cluster.rpc import Call
-from rl_sync.ending import Ending, Fault, Move
+from rl_sync.isolation.codec import record
 from rl_sync.rewards.code_identity import RewardIdentity
-from rl_sync.rewards.judgement import Completion, Judgement
+from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.rubric import ScoringRequest
 
-for _class in (Completion, Ending, Fault, ScoringRequest, Judgement, Move, RewardIdentity):
-    record(_class)
+record(RewardIdentity)
 
 
 @record

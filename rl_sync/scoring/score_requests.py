@@ -9,12 +9,12 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rl_sync.cluster.messages import Records
 from rl_sync.cluster.pending import await_answer
 from rl_sync.cluster.rpc import Call
 from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores, Scores
 from rl_sync.cluster.session import Session
 from rl_sync.ending import Ending
+from rl_sync.isolation.codec import Records
 from rl_sync.tasks.task import Task
 from rl_sync.types import NO_LEASE, Group
 

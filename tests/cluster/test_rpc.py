@@ -12,9 +12,9 @@ import grpc
 import msgpack
 import pytest
 
-from rl_sync.cluster.messages import decode, encode
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.isolation.codec import decode, encode
 
 HOST = "127.0.0.1"
 

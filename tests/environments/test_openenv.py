@@ -32,7 +32,8 @@ sys.exit(pytest.main(["-q", "-c", "/dev/null", "--rootdir=.", "--noconftest",
 )
 def test_the_client_plays_with_the_real_package(marked, passed):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = [*project["optional-dependencies"]["openenv"], "jaxtyping", "numpy", "pytest"]
+    packages = [*project["optional-dependencies"]["openenv"], "jaxtyping", "msgpack", "numpy"]
+    packages += ["psutil", "pytest"]
     interpreter = os.path.realpath(sys.executable)  # Without the packages of this environment.
     command = [uv.find_uv_bin(), "run", "--no-project", "--isolated", "--python", interpreter]
     command += [part for package in packages for part in ("--with", package)]

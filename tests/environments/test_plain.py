@@ -1,18 +1,17 @@
-"""Plain data of environments, as bytes that are read without running anything."""
+"""Plain data of environments: what becomes it, what is refused, and its way between processes."""
 
 from __future__ import annotations
 
 import enum
 import fractions
-import os
-import pickle
 
 import numpy as np
 import pytest
 
 from rl_sync.environments.hosts.host import Failure
-from rl_sync.environments.hosts.plain_data import Closed, pack, plain, unpack
+from rl_sync.environments.hosts.plain_data import plain
 from rl_sync.environments.interface import Message, Outcome, ToolCall, Turn
+from rl_sync.isolation.codec import decode, encode
 
 
 class Color(enum.StrEnum):
@@ -24,13 +23,12 @@ RECORDS = [
     Turn((Message("assistant", "a", tool_calls=(CALL,)),), stop_strings=("\n",), reward=0.5),
     Outcome({"a": 1.0}, metrics={"n": 3}, reason="turns"),
     Failure("why", "died"),
-    Closed("", is_worn=True),
 ]
 
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_records_survive_the_way(record):
-    assert unpack(pack(plain(record, "x"))) == record
+    assert decode(encode(plain(record, "x"))) == record
 
 
 def test_values_that_are_nearly_plain_become_plain():
@@ -53,21 +51,3 @@ def test_values_that_are_nearly_plain_become_plain():
 def test_other_values_are_refused_by_their_place(value, message):
     with pytest.raises(ValueError, match=message):
         plain(value, "x")
-
-
-class Harmful:
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return os.mkdir, (self.file,)
-
-
-def test_reading_runs_nothing_of_the_sender(tmp_path):
-    file = tmp_path / "made"
-    with pytest.raises(ValueError, match="mkdir is no record of environments"):
-        unpack(pickle.dumps(Failure(Harmful(str(file)), "died")))
-    assert not file.exists()
-    for data in (b"", b"abc", pickle.dumps(3), pickle.dumps(Message("user", "a"))):
-        with pytest.raises(ValueError, match="no record"):
-            unpack(data)

@@ -17,7 +17,7 @@ from rl_sync.reward_models.reward_model import RewardModel
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
 from tests.models import tiny

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.cluster.messages import decode, encode
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.scoring.remote_servers import RemoteScorer
 from rl_sync.scoring.reward_server import RewardServer
-from rl_sync.scoring.worker_pool import LocalScorer
+from tests.processes import lives
 
 OWN = "tests.rewards.misbehaving"
 REWARD = f"{OWN}:misbehaves"
@@ -73,15 +74,6 @@ def served(reward=REWARD, **settings):
         ) as judges,
     ):
         yield judges
-
-
-def lives(pid: int) -> bool:
-    """Says whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 def ended(pids: Path, count: int) -> bool:

@@ -15,9 +15,9 @@ from rl_sync.checkpoints.ledger import read_consumed, read_ledger
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.master.events import EXPLORER_DIED
 from rl_sync.workdir import Workdir
+from tests.processes import lives
 from tests.runs.conftest import EMBEDDED, LONG, TEAMS, RunRecord, launch
 from tests.runs.living import descendants, ended, processes_of, wait_for
-from tests.scoring.test_worker_pool import lives
 
 NO_RESTARTS = "--config.launch.explorer_restarts=0"
 

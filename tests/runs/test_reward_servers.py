@@ -14,8 +14,8 @@ import pytest
 from rl_sync.cluster.ports import free_ports
 from rl_sync.records.metrics import read_metrics
 from rl_sync.workdir import Workdir
+from tests.processes import lives
 from tests.runs.conftest import CONFIG, EMBEDDED, ROOT, TIMEOUT_SECS, RunRecord, launch
-from tests.scoring.test_worker_pool import lives
 
 HOST = "127.0.0.1"
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl_sync.sandbox import bubblewrap, probe, sandbox_choice
@@ -74,9 +75,11 @@ def in_new_process(prefix, kind, program, folder, python=sys.executable):
         for part in package.parent.glob(f"{package.name}*"):  # Its libraries lie beside it.
             shutil.copytree(part, folder / part.name)
         path = f"{folder / package.name / Path(found[0]).parent.name}{os.pathsep}{path}"
+    shutil.copytree(psutil.__path__[0], folder / "packages" / "psutil")  # For any Python 3.
+    packages = f"{ROOT}{os.pathsep}{folder / 'packages'}"
     return subprocess.run(
         [*prefix, python, "-c", TRIAL, kind, program],
-        env={**os.environ, "PATH": path, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PATH": path, "TMPDIR": str(folder), "PYTHONPATH": packages},
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,7 +6,6 @@ and the child ends itself.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_sync.cluster import malloc
+from rl_sync.isolation.process_limits import signal_group
 
 _LAST_LINES = 15
 
@@ -88,8 +88,7 @@ class RoleProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, number)
+        signal_group(self._popen.pid, number)
         if number == signal.SIGKILL:
             self._popen.wait()
 

@@ -14,7 +14,6 @@ import numbers
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rl_sync.environments.interface import Message, Outcome, Reply, Turn
+from rl_sync.isolation.process_limits import kill_group_mates
 from rl_sync.references import is_reference, resolve
 
 _LAST_LINES = 12
@@ -137,9 +137,7 @@ class Agent:
 
     def close(self) -> None:
         """Kills what the agent left running."""
-        for process in _group_mates():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+        kill_group_mates()
 
 
 def _require_program(command: Any) -> None:
@@ -231,16 +229,3 @@ def _outcome(found: Any) -> Outcome:
     if isinstance(found, numbers.Real):
         return Outcome({"reward": float(found)})
     raise TypeError(f"An agent's function returns None, a number or rewards by name, not {found!r}")
-
-
-def _group_mates() -> list[int]:
-    """Returns the other processes of this process's group; none where the system does not tell."""
-    own, found = os.getpgrp(), []
-    if own != os.getpid():  # The group is not this process's own.
-        return []
-    with contextlib.suppress(OSError):
-        for process in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(process) == own and process != os.getpid():
-                    found.append(process)
-    return found

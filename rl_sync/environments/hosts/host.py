@@ -8,10 +8,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
+from rl_sync.isolation.codec import record
 
 Kind = Literal["raised", "time-out", "memory", "died", "nonsense"]
 
 
+@record
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """The end of an episode whose environment failed; other episodes go on.

@@ -1,11 +1,9 @@
-"""Plain data: what environments return, as bytes that are read without running their code."""
+"""Plain data: the parts that answers of environments are made of."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import numbers
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,26 +18,11 @@ from rl_sync.environments.interface import (
     Turn,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Closed:
-    """A worker's answer to `close`.
-
-    Attributes:
-      fault: the fault of the environment's `close`, or an empty text.
-      is_worn: whether the episode left something in the process that the next one must not meet.
-    """
-
-    fault: str
-    is_worn: bool
-
-
-Sent = Turn | Outcome | Failure | Closed
 _RECORDS = {
     cls.__name__: cls
     for cls in (
         *(Turn, SeatedTurn, Outcome, SeatedOutcome, Standing),
-        *(Failure, Closed, Message, ToolCall),
+        *(Failure, Message, ToolCall),
     )
 }
 _ATOMS = (str, int, float, bool, bytes, type(None))
@@ -58,26 +41,6 @@ def plain(value: Any, where: str) -> Any:
       ValueError: a part is something else; the message names the part and its type.
     """
     return _copy(value, where, _DEEPEST)
-
-
-def pack(record: Sent) -> bytes:
-    """Encodes a record that `plain` returned."""
-    return pickle.dumps(record, protocol=5)
-
-
-def unpack(data: bytes) -> Sent:
-    """Decodes a record.
-
-    Raises:
-      ValueError: the bytes are no record of plain data.
-    """
-    try:
-        found = _Reader(io.BytesIO(data)).load()
-    except Exception as error:
-        raise ValueError(f"The worker sent bytes that are no record: {error}") from error
-    if not isinstance(found, Sent):
-        raise ValueError(f"The worker sent a {type(found).__name__}, which is no record.")
-    return found
 
 
 def _copy(value: Any, where: str, depth: int) -> Any:
@@ -120,13 +83,3 @@ def _mapping(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]
             raise ValueError(f"{where} has the key {key!r}; keys must be text.")
         copied[str(key)] = _copy(part, f"{where}[{key!r}]", depth - 1)
     return copied
-
-
-class _Reader(pickle.Unpickler):
-    """Reads records, and refuses every other class and function."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = _RECORDS.get(name)
-        if found is None or found.__module__ != module:
-            raise ValueError(f"{module}.{name} is no record of environments")
-        return found

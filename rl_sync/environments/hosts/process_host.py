@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
 import dataclasses
 import logging
-import pickle
+import queue
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.environments.hosts.episode_limits import HostLimits
-from rl_sync.environments.hosts.frames import MOST_BYTES
-from rl_sync.environments.hosts.host import Failure, HostAnswer, Result
-from rl_sync.environments.hosts.plain_data import Closed
-from rl_sync.environments.hosts.pool import Worker, WorkerEvent, WorkerPool
-from rl_sync.environments.hosts.worker import (
+from rl_sync.environments.hosts.episode_worker import (
+    Closed,
     CloseEnvironment,
-    Request,
+    Method,
     ResetEnvironment,
     StepEnvironment,
 )
-from rl_sync.environments.interface import Reply, Turn
+from rl_sync.environments.hosts.host import Failure, HostAnswer, Result
+from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
+from rl_sync.isolation.worker import Worker, WorkerLostError
+from rl_sync.isolation.worker_pool import WorkerPool, encoded
 
+_PROGRAM = "rl_sync.environments.hosts.episode_worker:EpisodeWorker"
+_CLOSE = encoded(CloseEnvironment(), "It")
 _log = logging.getLogger(__name__)
 
 
@@ -34,16 +39,27 @@ class _WorkerEpisode:
     Attributes:
       request: its first request, until a worker takes it.
       queue_deadline: the end of its wait for a worker.
-      worker: hosts it; None while it waits, and after its worker was lost.
+      worker: hosts it; None while it waits.
       has_answered: whether its last answer was fetched, so that it may be asked again.
-      fate: the end of its worker, where that came between two requests.
     """
 
     request: bytes
     queue_deadline: float
     worker: Worker | None = None
     has_answered: bool = False
-    fate: Failure | None = None
+
+
+@dataclasses.dataclass
+class _Hosting:
+    """A worker that was taken.
+
+    Attributes:
+      episode: the episode that it hosts; None if nobody waits for its answers any more.
+      asked: the method that it is to answer; None between requests.
+    """
+
+    episode: int | None
+    asked: Method | None = None
 
 
 class ProcessHost:
@@ -68,7 +84,17 @@ class ProcessHost:
     def __init__(self, reference: str, limits: HostLimits | None = None) -> None:
         self._limits = limits or HostLimits()
         self._name = reference.partition("(")[0].strip()
-        self._pool = WorkerPool(reference, self._limits)
+        self._pool = WorkerPool(
+            _PROGRAM,
+            [reference, self._limits.memory_bytes],
+            name=reference,
+            workers=self._limits.workers,
+            start_secs=self._limits.start_secs,
+        )
+        self._pool.prepare()
+        self._hostings: dict[Worker, _Hosting] = {}
+        self._heard: queue.SimpleQueue[tuple[Worker, concurrent.futures.Future[Any]]]
+        self._heard = queue.SimpleQueue()
         self._episodes: dict[int, _WorkerEpisode] = {}
         self._queue: collections.deque[int] = collections.deque()
         self._ready: list[HostAnswer] = []
@@ -93,7 +119,7 @@ class ProcessHost:
         if episode in self._episodes:
             raise ValueError(f"Episode {episode} is under way already: end it, then begin it anew.")
         self._episodes[episode] = _WorkerEpisode(
-            request=_encoded(
+            request=encoded(
                 ResetEnvironment(task, seed, seating), f"The task of episode {episode}"
             ),
             queue_deadline=time.monotonic() + self._limits.queue_secs,
@@ -112,13 +138,10 @@ class ProcessHost:
             raise ValueError(f"Episode {episode} is not under way: it ended, or never began.")
         if not found.has_answered:
             raise ValueError(f"Episode {episode} is asked already: fetch its answer, then step.")
-        found.has_answered = False
-        if found.fate is not None:
-            self._answer(episode, found.fate)
-            return
         assert found.worker is not None, "a worker has answered"
-        data = _encoded(StepEnvironment(reply), f"The reply in episode {episode}")
-        self._pool.ask(found.worker, "step", data, self._limits.limit_secs)
+        data = encoded(StepEnvironment(reply), f"The reply in episode {episode}")
+        found.has_answered = False
+        self._ask(found.worker, "step", data)
 
     def answers(self, timeout_secs: float) -> list[HostAnswer]:
         """Returns answers that are ready, each once.
@@ -151,8 +174,8 @@ class ProcessHost:
         """
         self._ready = [answer for answer in self._ready if answer.episode != episode]
         worker = self._forget(episode)
-        if worker is not None and worker.asked is None:
-            self._ask_to_close(worker)
+        if worker is not None and self._hostings[worker].asked is None:
+            self._ask(worker, "close", _CLOSE)
 
     def kill(self, episode: int) -> None:
         """Gives an episode up at once: its worker is killed, with all that it started.
@@ -162,6 +185,7 @@ class ProcessHost:
         self._ready = [answer for answer in self._ready if answer.episode != episode]
         worker = self._forget(episode)
         if worker is not None:
+            del self._hostings[worker]
             self._pool.retire(worker)
 
     def close(self) -> None:
@@ -173,7 +197,7 @@ class ProcessHost:
             for episode in list(self._episodes):
                 self.end(episode)
             until = time.monotonic() + self._limits.closing_secs
-            while any(worker.asked for worker in self._pool.workers) and time.monotonic() < until:
+            while self._hostings and time.monotonic() < until:
                 self._hear(until)
         finally:
             self._pool.close()
@@ -186,57 +210,97 @@ class ProcessHost:
 
     def _hand_out(self) -> None:
         """Gives free workers to the episodes that wait, the longest wait first."""
-        while self._queue and (worker := self._pool.free()) is not None:
+        while self._queue and (worker := self._pool.take()) is not None:
             number = self._queue.popleft()
             episode = self._episodes[number]
-            episode.worker, worker.episode = worker, number
+            episode.worker, self._hostings[worker] = worker, _Hosting(number)
             request, episode.request = episode.request, b""
-            self._pool.ask(worker, "reset", request, self._limits.limit_secs)
+            self._ask(worker, "reset", request)
+
+    def _ask(self, worker: Worker, method: Method, data: bytes) -> None:
+        self._hostings[worker].asked = method
+        answer = worker.ask(data, self._limits.limit_secs)
+        answer.add_done_callback(lambda answer: self._heard.put((worker, answer)))
 
     def _next_queue_deadline(self) -> float:
         # A worker without an episode closes an environment, within its own deadline.
-        if not self._queue or any(worker.episode is None for worker in self._pool.workers):
+        if not self._queue or any(one.episode is None for one in self._hostings.values()):
             return float("inf")
         # Those that wait are in the order of their deadlines.
         return self._episodes[self._queue[0]].queue_deadline
 
     def _give_up_waiting(self) -> None:
         while self._next_queue_deadline() <= time.monotonic():
-            hosted = [worker.episode for worker in self._pool.workers]
-            taken = ", ".join(str(one) for one in hosted if one is not None)
+            taken = ", ".join(str(one.episode) for one in self._hostings.values())
             waited = f"waited {self._limits.queue_secs:g} s (queue_secs) for one of"
             of = f"{self._limits.workers} workers, taken by the episodes {taken or '(none)'}"
             self._answer(self._queue[0], Failure(f"{self._name} {waited} {of}.", "time-out"))
 
     def _hear(self, deadline: float) -> None:
-        for news in self._pool.news(deadline):
-            if news.worker.episode is None:
-                self._hear_unawaited(news)
-            else:
-                self._hear_awaited(news.worker.episode, news)
+        """Takes the answers of workers; waits for the first until a deadline."""
+        with contextlib.suppress(queue.Empty):
+            left = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
+            self._take(*self._heard.get(timeout=left))
+            while True:
+                self._take(*self._heard.get_nowait())
 
-    def _hear_awaited(self, episode: int, news: WorkerEvent) -> None:
-        result = news.result
-        assert not isinstance(result, Closed), "a worker is asked to close when nobody waits for it"
-        if news.is_lost and isinstance(result, Failure):
-            result = dataclasses.replace(result, why=f"{self._name}: {result.why}.")
-            if news.method is None:
-                self._episodes[episode].worker, self._episodes[episode].fate = None, result
-                return
-        self._answer(episode, result, is_lost=news.is_lost)
-
-    def _hear_unawaited(self, news: WorkerEvent) -> None:
-        """Hears of a worker whose episode has ended."""
-        result = news.result
-        if isinstance(result, Closed):
-            if result.fault:
-                _log.warning("An environment could not be closed: %s", result.fault)
-            if result.is_worn:
-                self._pool.retire(news.worker)
-        elif news.is_lost and isinstance(result, Failure):
-            _log.warning("%s could not be closed: %s.", self._name, result.why)
+    def _take(self, worker: Worker, answer: concurrent.futures.Future[Any]) -> None:
+        """Takes an answer to the episode that waits for it, if there is one."""
+        hosting = self._hostings.get(worker)
+        if hosting is None:  # It was killed.
+            return
+        method, hosting.asked = hosting.asked, None
+        assert method is not None, "it has answered"
+        result = self._result(method, answer)
+        is_lost = answer.exception() is not None
+        if hosting.episode is not None:
+            assert not isinstance(result, Closed), "it is asked to close when nobody waits for it"
+            self._answer(hosting.episode, result, is_lost=is_lost)
+        elif isinstance(result, Closed) or is_lost:
+            fault = result.fault if isinstance(result, Closed) else getattr(result, "why", "")
+            if fault:
+                _log.warning("An environment could not be closed: %s", fault)
+            is_worn = isinstance(result, Closed) and result.is_worn
+            self._release(worker, is_lost=is_lost or is_worn)
         else:
-            self._ask_to_close(news.worker)
+            self._ask(worker, "close", _CLOSE)
+
+    def _result(self, method: Method, answer: concurrent.futures.Future[Any]) -> Result | Closed:
+        """Reads an answer.
+
+        Raises:
+          RuntimeError: workers cannot be started any more.
+          ValueError: the environment cannot be imported any more.
+        """
+        try:
+            found = answer.result()
+        except WorkerLostError as lost:
+            return self._loss(method, lost)
+        if isinstance(found, Closed if method == "close" else Turn | Outcome | Failure):
+            return found
+        if isinstance(found, MemoryError):
+            return Failure(f"{self._name}: the environment {found}.", "memory")
+        if isinstance(found, OverflowError):
+            return Failure(f"{self._name}: the environment {found}.", "nonsense")
+        if isinstance(found, Exception):
+            return Failure(f"{self._name}: {found}", "raised")
+        why = f"{self._name}: its worker sent a {type(found).__name__}, which is no answer."
+        return Failure(why, "nonsense")
+
+    def _loss(self, method: Method, lost: WorkerLostError) -> Failure:
+        """Describes the loss of a worker that was to answer."""
+        limit = f"longer than {self._limits.limit_secs:g} s"
+        killed = "and its worker was killed"
+        match lost.kind:
+            case "time-out":
+                return Failure(f"{self._name}: {method} took {limit}, {killed}.", "time-out")
+            case "slow answer":
+                late = f"the answer to {method} took {limit} to arrive, {killed}"
+                return Failure(f"{self._name}: {late}.", "time-out")
+            case "start":
+                return Failure(f"{self._name}: its worker {lost}.", "time-out")
+            case "died" | "nonsense":
+                return Failure(f"{self._name}: its worker {lost}.", lost.kind)
 
     def _answer(self, number: int, result: Result, is_lost: bool = False) -> None:
         """Records an answer; if it is the episode's last, its environment is closed."""
@@ -244,8 +308,19 @@ class ProcessHost:
         if isinstance(result, Turn):
             return
         worker = self._forget(number)
-        if worker is not None and not is_lost:
-            self._ask_to_close(worker)
+        if worker is None:
+            return
+        if is_lost:
+            self._release(worker, is_lost=True)
+        else:
+            self._ask(worker, "close", _CLOSE)
+
+    def _release(self, worker: Worker, *, is_lost: bool) -> None:
+        del self._hostings[worker]
+        if is_lost:
+            self._pool.retire(worker)
+        else:
+            self._pool.give_back(worker)
 
     def _forget(self, number: int) -> Worker | None:
         """Forgets an episode; returns its worker if it has one."""
@@ -254,28 +329,5 @@ class ProcessHost:
             self._queue.remove(number)
         if episode is None or episode.worker is None:
             return None
-        episode.worker.episode = None
+        self._hostings[episode.worker].episode = None
         return episode.worker
-
-    def _ask_to_close(self, worker: Worker) -> None:
-        self._pool.ask(worker, "close", _encoded(CloseEnvironment(), "It"), self._limits.limit_secs)
-
-
-def _encoded(request: Request, what: str) -> bytes:
-    """Encodes a request for a worker.
-
-    Raises:
-      ValueError: a part of it cannot be sent, or it is too long.
-    """
-    try:
-        data = pickle.dumps(request, protocol=5)
-    except Exception as error:
-        raise ValueError(
-            f"{what} cannot be sent to a worker: {type(error).__name__}: {error}"
-        ) from error
-    if len(data) > MOST_BYTES:
-        raise ValueError(
-            f"{what} has {len(data) >> 20} MiB, more than the {MOST_BYTES >> 20} MiB that are sent"
-            " to a worker: let it name a file instead."
-        )
-    return data

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import TypeVar
+
+from rl_sync.isolation.process_limits import address_space_bytes
 
 _Result = TypeVar("_Result")
 _REPEAT_SECS = 0.1
@@ -82,9 +83,8 @@ def _limit_memory(extra_bytes: int) -> Callable[[], None]:
         return lambda: None  # Elsewhere address space is not limited reliably.
     import resource
 
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + extra_bytes
+    wanted = address_space_bytes() + extra_bytes
     bounds = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     return lambda: resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from rl_sync.cluster.messages import record
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.ending import FAILURES, POLICY, Ending, Fault, Move
 from rl_sync.environments.dialogue.bridge import Bridge
@@ -39,6 +38,7 @@ from rl_sync.environments.interface import (
     Turn,
 )
 from rl_sync.environments.opponents import Seating
+from rl_sync.isolation.codec import record
 from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said, Saying
 
 _POLL_SECS = 0.25

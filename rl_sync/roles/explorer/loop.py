@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from rl_sync.cluster.master_calls import AskLease, HandInEvaluation, LeaseGrant
-from rl_sync.cluster.messages import Records
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.isolation.codec import Records
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluator import EvaluationSet, await_evaluations
 from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState

@@ -18,13 +18,13 @@ from rl_sync.algorithms.screening import FAULTS
 from rl_sync.checkpoints.ledger import Ledger, balance
 from rl_sync.cluster import master_calls, scoring_calls, weight_calls
 from rl_sync.cluster.heartbeats import Heartbeats
-from rl_sync.cluster.messages import Records
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.secret import secret_of
 from rl_sync.display.live import RoleStatus, RunStatus
+from rl_sync.isolation.codec import Records
 from rl_sync.records import accuracy, alarms
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.metrics import measured, read_metrics

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from rl_sync.cluster.messages import record
 from rl_sync.cluster.session import Session
+from rl_sync.isolation.codec import record
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.types import TrainBatch
 from rl_sync.weights.cells import Region, device_regions

@@ -8,7 +8,7 @@ from rl_sync.rewards.images.vision import KINDS, Vision
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.scoring.local_scorer import LocalScorer
 
 IMAGE = Image.of_array(np.zeros((10, 10, 3), np.uint8))
 # The row, a right completion, and a wrong one, of each kind.

@@ -11,7 +11,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.llm import chat_endpoint
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.scoring.local_scorer import LocalScorer
 from tests.rewards.endpoint_server import Answer, reply, serving
 
 ROW = {"prompt": "What is 2 + 2?", "answer": "4", "level": 3}

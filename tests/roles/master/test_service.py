@@ -29,7 +29,6 @@ from rl_sync.cluster.master_calls import (
     TrainerReady,
     WriteMetrics,
 )
-from rl_sync.cluster.messages import decode, encode
 from rl_sync.cluster.pending import Await, Pending
 from rl_sync.cluster.rpc import Call
 from rl_sync.cluster.run_result import Best, LogprobGap, RunResult, Skipped, Summary
@@ -38,6 +37,7 @@ from rl_sync.cluster.weight_calls import AskNewest
 from rl_sync.configs import arithmetic
 from rl_sync.display.live import RoleStatus, plain_line
 from rl_sync.ending import Ending
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.run_outcome import read_outcome, read_versions

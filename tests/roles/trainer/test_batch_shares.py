@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_sync.cluster.messages import decode, encode
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.models.placement import put, shardings
 from rl_sync.roles.trainer import batch_shares
 from rl_sync.roles.trainer.batch_shares import BatchPlacer, ProcessShare

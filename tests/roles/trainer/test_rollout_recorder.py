@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.cluster.messages import decode, encode
 from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.ending import Ending, Move
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.batching import Batching
 from rl_sync.records.rollout_parts import RolloutParts
 from rl_sync.records.rollout_records import read_rollouts

@@ -17,23 +17,21 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.rewards.waiting_room import QueueTimeoutError
-from rl_sync.scoring.worker_pool import LocalScorer
+from rl_sync.scoring.local_scorer import LocalScorer
 
 ROOT = Path(__file__).parents[2]
 OWN = "tests.rewards.own"
 HOLDER = """
 import sys, threading, time
-from multiprocessing import resource_tracker
-from rl_sync.scoring import worker_pool as workers
+from pathlib import Path
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.rewards.reward_settings import RewardSettings
-
-if sys.argv[1] == "without signals":
-    workers._PR_SET_PDEATHSIG = 0  # As where there are none.
+from rl_sync.scoring.local_scorer import LocalScorer
+from tests.processes import lives
 
 if __name__ == "__main__":
-    judges = workers.LocalScorer("tests.rewards.own:hostile", RewardSettings(workers=2))
+    judges = LocalScorer("tests.rewards.own:hostile", RewardSettings(workers=2))
     # From a thread that ends, as a server's may.
     item = ScoringRequest({}, Completion("x"))
     ask = threading.Thread(target=judges.judge, args=[[item] * 4])
@@ -41,10 +39,11 @@ if __name__ == "__main__":
     ask.join()
     if sys.argv[1] == "stuck":
         for _ in range(2):
-            judges._submit([ScoringRequest({}, Completion("loop"))])
+            judges._submit(judges._pool, [ScoringRequest({}, Completion("loop"))])
     time.sleep(0.5)
-    pool = judges._pool._pool_manager.worker_manager.workers
-    print(*pool, resource_tracker._resource_tracker._pid, flush=True)
+    server = judges._pool._server._process.pid
+    workers = Path(f"/proc/{server}/task/{server}/children").read_text()
+    print(server, workers, flush=True)
     time.sleep(1000)
 """
 
@@ -60,15 +59,6 @@ def judging(reward, **settings):
         yield judges
     finally:
         judges.close()
-
-
-def lives(process: int) -> bool:
-    """Says whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -152,21 +142,20 @@ def test_completions_wait_for_room_in_the_queue():
 def test_lost_workers_are_replaced_even_if_all_are_lost_at_once():
     with judging(f"{OWN}:process", workers=2) as judges:
         pids = {one.score for one in judges.judge(items(*"x" * 20))}
-        for pid in list(judges._pool._pool_manager.worker_manager.workers):
-            os.kill(pid, 9)
-        time.sleep(0.5)
+        for pid in pids:
+            os.kill(int(pid), 9)
         after = judges.judge(items(*"x" * 20))
         assert all(one.is_known for one in after)
         assert not pids & {one.score for one in after}
 
 
 def test_rewards_are_importable_without_jax():
-    code = "import sys, rl_sync.scoring.worker_pool; sys.exit('jax' in sys.modules)"
+    code = "import sys, rl_sync.scoring.local_scorer; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("case", ["idle", "stuck", "without signals"])
+@pytest.mark.parametrize("case", ["idle", "stuck"])
 def test_judges_end_with_who_started_them_even_if_it_is_killed(case, tmp_path):
     script = tmp_path / "holder.py"
     script.write_text(HOLDER)

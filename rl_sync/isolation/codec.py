@@ -1,7 +1,11 @@
-"""Serialization for a run's other processes: msgpack with tuples, arrays and records.
+"""Serialization for other processes: msgpack with tuples, arrays and records.
 
 Decoding runs no code of the sender: a record is rebuilt from a class that is registered here, and
-an error from a class whose only argument is a message.
+an error from a class whose only argument is a message. A process may also pickle values for a
+worker that it has started; the worker's answers never have pickled values.
+
+Programs in a sandbox send their values by `rl_sync.sandbox.inside.plain` instead: the interpreter
+there has no packages, and may be WebAssembly.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -18,11 +23,12 @@ import msgpack
 import numpy as np
 
 from rl_sync.images import Image
-from rl_sync.types import Demonstrations, Packing, Rows, SharedPrompts, TrainBatch
 
-_TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER, _COLUMNS = range(1, 7)
+_TUPLE, _ARRAY, _RECORD, _ERROR, _INTEGER, _COLUMNS, _PICKLE = range(1, 8)
 _TEXT = "surrogatepass"
 """Error handler for text: users' data may have unpaired surrogates, which must arrive unchanged."""
+_BUFFER_BYTES = 1 << 12
+"""Buffer size of a packer. Each part of a value has a packer, and msgpack's default is 1 MiB."""
 _records: dict[str, type] = {}
 
 C = TypeVar("C", bound=type)
@@ -43,8 +49,7 @@ def record(cls: C) -> C:
     return cls
 
 
-for _class in (TrainBatch, Rows, Packing, SharedPrompts, Demonstrations, Image):
-    record(_class)
+record(Image)
 
 
 def encode(value: Any) -> bytes:
@@ -53,7 +58,18 @@ def encode(value: Any) -> bytes:
     Raises:
       TypeError: the value or a part of it has another type, or its class is not registered.
     """
-    return msgpack.packb(value, default=_extension, strict_types=True, unicode_errors=_TEXT)
+    return _packed(value, _extension)
+
+
+def encode_for_worker(value: Any) -> bytes:
+    """Encodes a value for a worker of this process; objects of other classes are pickled.
+
+    Rows of data may have any fields, such as dates.
+
+    Raises:
+      Exception: a part of it cannot be pickled; the class of the error is the part's choice.
+    """
+    return _packed(value, _extension_for_worker)
 
 
 def decode(data: bytes) -> Any:
@@ -62,11 +78,48 @@ def decode(data: bytes) -> Any:
     Raises:
       ValueError: the data do not encode a value.
     """
-    return msgpack.unpackb(data, ext_hook=_value, strict_map_key=False, unicode_errors=_TEXT)
+    return _unpacked(data, _value)
+
+
+def decode_of_host(data: bytes) -> Any:
+    """Decodes a value that the process sent which has started this one, and which is trusted.
+
+    Raises:
+      Exception: the data do not encode a value, or a class of it cannot be imported.
+    """
+    return _unpacked(data, _value_of_host)
+
+
+def _packed(value: Any, extension: Callable[[Any], msgpack.ExtType]) -> bytes:
+    packer = msgpack.Packer(
+        default=extension, strict_types=True, unicode_errors=_TEXT, buf_size=_BUFFER_BYTES
+    )
+    return packer.pack(value)
+
+
+def _unpacked(data: bytes, value: Callable[[int, bytes], Any]) -> Any:
+    return msgpack.unpackb(data, ext_hook=value, strict_map_key=False, unicode_errors=_TEXT)
 
 
 def _extension(value: Any) -> msgpack.ExtType:
     """Encodes a value that msgpack does not support."""
+    found = _extended(value, encode)
+    if found is None:
+        raise TypeError(f"A {type(value).__name__} cannot be sent to other processes.")
+    return found
+
+
+def _extension_for_worker(value: Any) -> msgpack.ExtType:
+    """Encodes a value that msgpack does not support, or pickles it."""
+    try:
+        found = _extended(value, encode_for_worker)
+    except TypeError:  # An array of objects, or a list of records of several classes.
+        found = None
+    return found or msgpack.ExtType(_PICKLE, pickle.dumps(value, protocol=5))
+
+
+def _extended(value: Any, encode: Callable[[Any], bytes]) -> msgpack.ExtType | None:
+    """Encodes a value with one of the extensions here; None if none fits."""
     if (name := type(value).__name__) in _records and type(value) is _records[name]:
         fields = {field: getattr(value, field) for field in _fields(name)}
         return msgpack.ExtType(_RECORD, encode([name, fields]))
@@ -80,12 +133,23 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_ERROR, encode(_described(value)))
     if type(value) is int:  # More than 64 bits.
         return msgpack.ExtType(_INTEGER, encode(hex(value)))
-    raise TypeError(f"A {type(value).__name__} cannot be sent to other processes.")
+    return None
 
 
 def _value(code: int, data: bytes) -> Any:
     """Inverts `_extension`."""
-    value = decode(data)
+    if code == _PICKLE:
+        raise ValueError("A pickled object arrived, which only a worker reads, of its own host.")
+    return _reduced(code, decode(data))
+
+
+def _value_of_host(code: int, data: bytes) -> Any:
+    """Inverts `_extension_for_worker`."""
+    return pickle.loads(data) if code == _PICKLE else _reduced(code, decode_of_host(data))
+
+
+def _reduced(code: int, value: Any) -> Any:
+    """Inverts `_extended`, of the content's value."""
     if code == _TUPLE:
         return tuple(value)
     if code == _ARRAY:

@@ -1,30 +1,27 @@
-"""Worker: hosts one episode's environment at a time in a process of its own."""
+"""Program of workers that host one episode's environment at a time."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
-import socket
 import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from rl_sync.environments.hosts import frames
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.guarded import Guarded
 from rl_sync.environments.hosts.host import Failure, Result
-from rl_sync.environments.hosts.plain_data import Closed, Sent, pack
 from rl_sync.environments.interface import Reply
 from rl_sync.environments.opponents import Seating
-
-READY = b""
-"""The payload of a worker's first frame."""
+from rl_sync.isolation import process_limits
+from rl_sync.isolation.codec import record
 
 _SEEDS = 1 << 32  # NumPy's global generator takes 32 bits.
+_MUST_NOT_BE_COPIED = ("jax", "jaxlib")
 
 
+@record
 class ResetEnvironment(NamedTuple):
     """Asks for an environment and its first turn, with the players of a game of several."""
 
@@ -33,46 +30,79 @@ class ResetEnvironment(NamedTuple):
     seating: Seating | None = None
 
 
+@record
 class StepEnvironment(NamedTuple):
     """Asks for the environment's answer to a reply."""
 
     reply: Reply
 
 
+@record
 class CloseEnvironment(NamedTuple):
     """Asks to close the environment."""
+
+
+@record
+class Closed(NamedTuple):
+    """Answer to `CloseEnvironment`.
+
+    Attributes:
+      fault: the fault of the environment's `close`, or an empty text.
+      is_worn: whether the episode left something in the process that the next one must not meet.
+    """
+
+    fault: str
+    is_worn: bool
 
 
 Request = ResetEnvironment | StepEnvironment | CloseEnvironment
 Method = Literal["reset", "step", "close"]
 
 
-def warm_up() -> None:
-    """Imports what a worker needs for its first episode, in the process that workers come from."""
-    _seed_globals(0)  # NumPy imports its generators only when they are used.
-    with asyncio.Runner() as runner:
-        runner.get_loop()
+class EpisodeWorker:
+    """An environment and its event loop; both are new in each episode.
 
+    Args:
+      reference: the environment.
+      memory_bytes: address space that an episode may add; 0 for no limit.
+    """
 
-def serve(channel: socket.socket, construction: Construction) -> None:
-    """Answers requests until the host closes the channel."""
-    worker = _Worker(construction)
-    channel.sendall(frames.framed(READY))
-    while (request := frames.receive(channel)) is not None:
-        channel.sendall(frames.framed(_payload(worker, request)))
-
-
-class _Worker:
-    """An environment and its event loop; both are new in each episode."""
-
-    def __init__(self, construction: Construction) -> None:
-        self._construction = construction
+    def __init__(self, reference: str, memory_bytes: int) -> None:
+        self._reference, self._memory_bytes = reference, memory_bytes
+        self._construction: Construction | None = None
         self._runner: asyncio.Runner | None = None
         self._guarded: Guarded | None = None
         self._is_worn = False
 
-    def answer(self, request: Request) -> Sent:
+    def prepare(self) -> None:
+        """Imports the environment, and what a worker needs for its first episode.
+
+        Raises:
+          ValueError: it cannot be imported, or imports JAX.
+        """
+        self._construction = Construction.of(self._reference)
+        self._construction.check()
+        self._construction.warm_up()
+        _seed_globals(0)  # NumPy imports its generators only when they are used.
+        with asyncio.Runner() as runner:
+            runner.get_loop()
+        copied = [name for name in _MUST_NOT_BE_COPIED if name in sys.modules]
+        if copied:
+            raise ValueError(
+                f"{self._reference!r} imports {copied[0]} with its module. Workers are copies of"
+                f" the process that imported it, and the state of {copied[0]} must not be copied:"
+                " import it inside the methods that need it."
+            )
+
+    def begin(self) -> str:
+        """Limits the memory of a new worker."""
+        if self._memory_bytes:
+            process_limits.limit_memory(process_limits.address_space_bytes() + self._memory_bytes)
+        return ""
+
+    def answer(self, request: Request) -> Result | Closed:
         """Returns the environment's answer to a request, or why there is none."""
+        assert self._construction is not None, "a program is prepared first"
         if isinstance(request, ResetEnvironment):
             _seed_globals(request.seed)
             self._runner = asyncio.Runner()
@@ -95,23 +125,6 @@ class _Worker:
         self._guarded = self._runner = None
         # Threads that the episode left would go on beside the next one.
         return Closed(failure.why if failure else "", self._is_worn or threading.active_count() > 1)
-
-
-def _payload(worker: _Worker, data: bytes) -> bytes:
-    """Returns the answer to an encoded request, encoded."""
-    try:
-        request = pickle.loads(data)
-    except Exception as error:
-        fault = f"The worker cannot read its request: {type(error).__name__}: {error}"
-        return pack(Failure(fault, "raised"))
-    try:
-        payload = pack(worker.answer(request))
-    except MemoryError:
-        return pack(Failure("The environment left no memory to answer with.", "memory"))
-    if len(payload) > frames.MOST_BYTES:
-        size = f"{len(payload) >> 20} MiB, more than the {frames.MOST_BYTES >> 20} that are sent"
-        return pack(Failure(f"The environment returned {size}.", "nonsense"))
-    return payload
 
 
 def _seed_globals(seed: int) -> None:

@@ -7,7 +7,7 @@ import struct
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
-"""The longest frame; a greater answer is nonsense, which must not fill the explorer's memory."""
+"""The longest frame; a greater answer is nonsense, which must not fill the host's memory."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -20,6 +20,25 @@ def receive(channel: socket.socket) -> bytes | None:
     """Waits for a whole frame on a blocking socket and returns its payload; None at the end."""
     head = _exactly(channel, LENGTH.size)
     return None if head is None else _exactly(channel, LENGTH.unpack(head)[0])
+
+
+def take(inbox: bytearray) -> bytes | None:
+    """Takes the first frame out of what has arrived; returns its payload, None if it is not whole.
+
+    Raises:
+      ValueError: the frame is longer than `MOST_BYTES`.
+    """
+    if len(inbox) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack_from(inbox)
+    if length > MOST_BYTES:
+        raise ValueError(f"announced {length} bytes, which is no answer")
+    end = LENGTH.size + length
+    if len(inbox) < end:
+        return None
+    payload = bytes(memoryview(inbox)[LENGTH.size : end])
+    del inbox[:end]
+    return payload
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 from typing import NamedTuple
 
@@ -12,10 +13,17 @@ import pytest
 
 from rl_sync.checkpoints.snapshots import SnapshotError
 from rl_sync.cluster.master_calls import LeaseGrant
-from rl_sync.cluster.messages import Records, decode, encode, record
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.isolation.codec import (
+    Records,
+    decode,
+    decode_of_host,
+    encode,
+    encode_for_worker,
+    record,
+)
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
 from rl_sync.rewards.judgement import Completion, Judgement
@@ -150,6 +158,19 @@ def test_what_cannot_be_sent_is_refused_by_name(value):
 def test_fields_of_a_record_that_are_missing_or_unknown_are_named(fields, why):
     with pytest.raises(ValueError, match=why):
         decode(msgpack.packb(msgpack.ExtType(3, msgpack.packb(["Packing", fields]))))
+
+
+def test_only_a_worker_reads_what_only_python_knows_and_of_its_own_host_alone():
+    row = {"when": datetime.date(2026, 1, 2), "parts": ({1}, [np.array(["a"], object)], np.ones(2))}
+    data = encode_for_worker(row)
+    found = decode_of_host(data)
+    assert found["when"] == row["when"]
+    assert found["parts"][0] == {1}
+    assert found["parts"][1][0] == np.array(["a"], object)
+    assert (found["parts"][2] == np.ones(2)).all()
+    with pytest.raises(ValueError, match="A pickled object arrived, which only a worker reads"):
+        decode(data)
+    assert decode(encode_for_worker({"a": (1, "b")})) == {"a": (1, "b")}
 
 
 def test_two_records_of_one_name_are_refused():
