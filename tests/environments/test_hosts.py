@@ -17,6 +17,7 @@ from rl_sync.environments.hosts.host_choice import host_of
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
+from tests.processes import lives
 
 ROOT = Path(__file__).parents[2]
 OWN = "tests.environments.own"
@@ -27,7 +28,6 @@ import os, signal, sys, time
 from rl_sync.environments.hosts.episode_limits import HostLimits
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Reply
-from tests.processes import lives
 
 host = ProcessHost("tests.environments.own:Hostile", HostLimits(workers=3))
 texts = {0: "ok", 1: "loop", 2: "leave"}

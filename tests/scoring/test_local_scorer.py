@@ -18,6 +18,7 @@ from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.rewards.waiting_room import QueueTimeoutError
 from rl_sync.scoring.local_scorer import LocalScorer
+from tests.processes import lives
 
 ROOT = Path(__file__).parents[2]
 OWN = "tests.rewards.own"
@@ -28,7 +29,6 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.scoring.local_scorer import LocalScorer
-from tests.processes import lives
 
 if __name__ == "__main__":
     judges = LocalScorer("tests.rewards.own:hostile", RewardSettings(workers=2))
