@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_sync.ending import Ending, Fault, Move
-from rl_sync.isolation.codec import record
+from rl_sync.ending import Ending
 
 _GREATEST = 3.4e38
 """The largest reward: rewards are stored as float32."""
@@ -19,11 +18,7 @@ _GREATEST = 3.4e38
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
 
-for _class in (Ending, Fault, Move):
-    record(_class)
 
-
-@record
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """A completion to judge.
@@ -41,7 +36,6 @@ class Completion:
     ending: Ending | None = None
 
 
-@record
 @dataclasses.dataclass(frozen=True)
 class Judgement:
     """A score with its reason.

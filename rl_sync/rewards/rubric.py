@@ -14,7 +14,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from rl_sync.ending import Ending
+from rl_sync.ending import Ending, Fault, Move
 from rl_sync.expression import parse_sum
 from rl_sync.isolation.codec import record
 from rl_sync.rewards.judgement import Completion, Judgement, Row
@@ -27,6 +27,10 @@ _UNCLEAN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, which a terminal obeys, and halves of surrogate pairs."""
 
 _BATCH_ARGUMENTS = ["rows", "completions"]
+
+
+for _class in (Ending, Fault, Move, Completion, Judgement):
+    record(_class)
 
 
 class _EndError(Exception):

@@ -29,7 +29,7 @@ def reached(workdir: Path, phase: str) -> bool:
 
 
 def processes_of(workdir: Path) -> dict[str, int]:
-    """Finds the run's living processes, by role, from their command lines."""
+    """Finds the run's living processes, by role, from their command lines and logs."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -43,8 +43,10 @@ def processes_of(workdir: Path) -> dict[str, int]:
             process = words.get("process", "0")
             name = words["role"] + (f"/{process}" if process != "0" else "")
             found[name] = int(entry.name)
-        if "rl_sync.replay.embedded_server" in command and any(str(workdir) in w for w in command):
-            found["replay"] = int(entry.name)
+        if "rl_sync.replay.embedded_server" in command:
+            with contextlib.suppress(OSError):
+                if (entry / "fd/2").readlink() == Path(Workdir(workdir).log("replay")):
+                    found["replay"] = int(entry.name)
     return found
 
 
