@@ -200,7 +200,7 @@ def test_environments_get_all_fields_of_their_row_in_training_and_in_evaluations
             kind = one["episode"]["metrics"]["kind"]
             assert kind == (prompts[one["problem"]].row or {})["kind"]
             kinds[one["held_out"]].add(kind)
-    assert all(len(of) > 10 for of in kinds.values()), kinds
+    assert all(len(of) >= 5 for of in kinds.values()), kinds
 
 
 @every_run
