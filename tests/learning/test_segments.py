@@ -13,6 +13,8 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Group
 
+pytestmark = pytest.mark.gate
+
 T = 24
 MODEL = ModelConfig(
     vocab_size=40,

@@ -19,6 +19,8 @@ from tests.models import tiny
 from tests.models.meshes import layout
 from tests.roles.trainer.training import TWICE, comparable, logprobs_of, trainer_of
 
+pytestmark = pytest.mark.gate
+
 T, WIDTH = 16, 24
 PROMPTS = (5, 2, 1, 7)
 COMPLETIONS = ((3, 6, 1, 9), (1, 1, 14, 2), (4, 4, 4, 4), (2, 9, 0, 5))

@@ -17,6 +17,8 @@ from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states
 from tests.models import meshes, tiny
 
+pytestmark = pytest.mark.gate
+
 CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=1, head_dim=8, query_scale=0.3)
 ROWS, TOKENS = 2, 200
 # Two sequences with padding before, between and behind; and one between padding.

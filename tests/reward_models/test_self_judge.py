@@ -17,6 +17,8 @@ from rl_sync.tasks.tokenizers import pretrained
 from tests.models.huggingface import golden
 from tests.roles.test_policy_export import TOKENIZER, run_in
 
+pytestmark = pytest.mark.gate
+
 LLAMA = golden.ROOT / "llama3"
 ROW = {"prompt": "1+1=", "answer": "2"}
 SHORT = "{completion}?"

@@ -25,6 +25,8 @@ from tests.models.huggingface import golden
 from tests.models.meshes import layout
 from tests.runs import tiny
 
+pytestmark = pytest.mark.gate
+
 CHECKPOINT = golden.ROOT / "qwen2"
 TOKENIZER = golden.ROOT.parent / "tokenizer"
 

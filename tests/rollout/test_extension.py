@@ -28,6 +28,8 @@ from tests.rollout.turns import (
     whole,
 )
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.mark.samples("evictions")
 @pytest.mark.parametrize(

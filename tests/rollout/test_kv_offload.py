@@ -29,6 +29,8 @@ from tests.rollout.turns import (
     whole,
 )
 
+pytestmark = pytest.mark.gate
+
 ROOMY = 1 << 20
 FLAT = dataclasses.replace(SAMPLING, stop_ids=())
 # Keys and values in float32 of 2 layers with 2 heads of 4, for 16 positions.

@@ -14,6 +14,8 @@ from rl_sync.roles import wiring
 from rl_sync.tasks.order import prompt_at
 from tests.runs.conftest import RunRecord
 
+pytestmark = pytest.mark.gate
+
 # A task of which even this model, after 60 batches, solves some problems and not others.
 EASY = {"operators": "+", "least_operand": 0, "greatest_operand": 5, "held_out_problems": 8}
 FLAGS = (

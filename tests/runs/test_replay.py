@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import collections
 
+import pytest
+
 from tests.runs.conftest import EMBEDDED, flags
+
+pytestmark = pytest.mark.gate
 
 FLAGS = (
     *flags("asynchronous", colocate=True),

@@ -28,6 +28,8 @@ from tests.models.meshes import layout
 from tests.roles.trainer.training import state_of, trainer_of
 from tests.rollout import test_episode_records as episodes
 
+pytestmark = pytest.mark.gate
+
 V, T, G = 70, 24, 4
 MODEL = ModelConfig(
     vocab_size=V,

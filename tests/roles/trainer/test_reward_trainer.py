@@ -21,6 +21,8 @@ from tests.models.meshes import layout
 from tests.roles.trainer.test_trainer_on_meshes import SMALL
 from tests.roles.trainer.tiny import with_loss
 
+pytestmark = pytest.mark.gate
+
 REWARD = dataclasses.replace(SMALL, scalar_head=True)
 PAIRS, T = 8, 8
 

@@ -18,6 +18,8 @@ from tests.models.meshes import layout
 from tests.roles.trainer.tiny import OPTIMIZER, sft, with_loss
 from tests.roles.trainer.training import ALGORITHM, UNEVEN, batch_of, comparable
 
+pytestmark = pytest.mark.gate
+
 MODEL = ModelConfig(
     vocab_size=12,
     embed_dim=8,
