@@ -1,1 +1,1 @@
-"""Isolation: code of users in processes of its own, which are limited, killed and understood."""
+"""Isolation: users' code runs in worker processes, with limits and a defined way to end them."""

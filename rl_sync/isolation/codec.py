@@ -67,7 +67,7 @@ def encode_for_worker(value: Any) -> bytes:
     Rows of data may have any fields, such as dates.
 
     Raises:
-      Exception: a part of it cannot be pickled; the class of the error is the part's choice.
+      Exception: a part of it cannot be pickled; each class raises errors of its own.
     """
     return _packed(value, _extension_for_worker)
 
@@ -82,7 +82,7 @@ def decode(data: bytes) -> Any:
 
 
 def decode_of_host(data: bytes) -> Any:
-    """Decodes a value that the process sent which has started this one, and which is trusted.
+    """Decodes a value sent by the process that started this one, which is trusted.
 
     Raises:
       Exception: the data do not encode a value, or a class of it cannot be imported.
@@ -149,7 +149,7 @@ def _value_of_host(code: int, data: bytes) -> Any:
 
 
 def _reduced(code: int, value: Any) -> Any:
-    """Inverts `_extended`, of the content's value."""
+    """Inverts `_extended`, given the decoded content."""
     if code == _TUPLE:
         return tuple(value)
     if code == _ARRAY:
@@ -262,5 +262,5 @@ def _error(module: str, name: str, message: str) -> Exception:
         message = f"{name}: {message}"
     try:
         return make(message)
-    except TypeError:  # The class needs more arguments than a message.
+    except TypeError:  # The class takes more arguments than a message.
         return RuntimeError(f"{name}: {message}")

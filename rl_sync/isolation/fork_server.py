@@ -1,7 +1,7 @@
 """Fork server: a process that has prepared a program, and forks workers from itself.
 
-It answers no request and runs no thread of its own. It reaps its workers, says how they ended, and
-kills them when the host asks for it, or is gone.
+The server answers no requests and runs no threads. It reaps its workers, reports how they ended,
+and kills them when the host asks for it or has ended.
 
 Each worker has a channel to the host, and the server has a lifeline beside it: the server writes to
 the lifeline how the worker ended, and kills the worker once the host closes it.
@@ -29,12 +29,13 @@ from rl_sync.isolation import process_limits
 from rl_sync.isolation.worker_program import WorkerProgram, serve
 
 FORK = b"f"
-"""A host's command; the worker's end of a channel and the server's of a lifeline come with it."""
+"""A host's command. With it the host sends the worker's end of a channel and the server's end of a
+lifeline."""
 END = struct.Struct("<ci")
-"""The end of a worker: its kind, and the exit code (negative: a signal) or the `errno`."""
+"""The end of a worker: its kind, and the exit code (negative for a signal) or the `errno`."""
 ENDED, NOT_FORKED = b"e", b"n"
 STARTED = struct.Struct("<I")
-"""The length of the text that says why the server cannot serve; 0 if it can."""
+"""Length of the text that explains why the server cannot serve; 0 if it can."""
 
 _FAULT_BYTES = 1 << 16
 _PARENT_CHECK_SECS = 0.5
@@ -42,12 +43,12 @@ _END_SECS = 3.0
 
 
 def main(descriptor: int, reference: str, arguments: str) -> None:
-    """Serves a host until it is gone.
+    """Serves a host until the host ends.
 
     Args:
       descriptor: the socket to the host.
       reference: the program's class, as `module:Class`.
-      arguments: what the class is called with, as JSON.
+      arguments: the arguments of the class, as JSON.
     """
     control = socket.socket(fileno=descriptor)
     parent = os.getppid()
@@ -77,7 +78,7 @@ def _prepared(reference: str, arguments: str) -> tuple[WorkerProgram | None, str
 
 @contextlib.contextmanager
 def _ended_with(parent: int, control: socket.socket) -> Iterator[None]:
-    """Ends the process if the host goes while an import takes its time."""
+    """Ends the process if the host ends during a long import."""
     done, ours = socket.socketpair()
 
     def follow() -> None:
@@ -105,7 +106,7 @@ class _ForkServer:
     def __init__(self, control: socket.socket, parent: int, program: WorkerProgram) -> None:
         self._control, self._parent, self._program = control, parent, program
         self._pid = os.getpid()
-        self._lifelines: dict[int, socket.socket] = {}  # Of workers, by process.
+        self._lifelines: dict[int, socket.socket] = {}  # The workers' lifelines, by process.
         self._wake, self._waker = socket.socketpair()
         for one in (self._wake, self._waker):
             one.setblocking(False)
@@ -114,9 +115,9 @@ class _ForkServer:
             self._selector.register(one, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serves until the host is gone, then ends all workers."""
+        """Serves until the host ends, then ends all workers."""
         process_limits.adopt_orphans()
-        # What was imported never becomes garbage; collecting it would copy its pages in workers.
+        # Imported objects never become garbage; collection would copy their pages in workers.
         gc.collect()
         gc.freeze()
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -125,7 +126,7 @@ class _ForkServer:
             while self._serve_once():
                 pass
         except (BrokenPipeError, ConnectionResetError):
-            pass  # The host is gone.
+            pass  # The host has ended.
         finally:
             self._end_all()
 
@@ -164,7 +165,7 @@ class _ForkServer:
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        with contextlib.suppress(OSError):  # Both do, since either may be first.
+        with contextlib.suppress(OSError):  # Both sides do this, since either may be first.
             os.setpgid(pid, pid)
         channel.close()
         self._lifelines[pid] = lifeline
@@ -185,7 +186,7 @@ class _ForkServer:
         process_limits.forbid_core_dumps()
 
     def _reap(self) -> None:
-        """Tells the host of workers that ended; what is left of their groups is killed first."""
+        """Reports ended workers to the host, after killing the other processes of their groups."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -208,7 +209,7 @@ class _ForkServer:
         lifeline.close()
 
     def _end_all(self) -> None:
-        """Kills workers, and processes of theirs that left their group, until there are none."""
+        """Kills workers and descendants that left their group, until none is left."""
         signal.set_wakeup_fd(-1)
         deadline = time.monotonic() + _END_SECS
         while time.monotonic() < deadline:

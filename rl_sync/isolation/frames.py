@@ -7,7 +7,7 @@ import struct
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
-"""The longest frame; a greater answer is nonsense, which must not fill the host's memory."""
+"""Maximum length of a frame. A longer answer is invalid, and must not fill the host's memory."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -23,7 +23,7 @@ def receive(channel: socket.socket) -> bytes | None:
 
 
 def take(inbox: bytearray) -> bytes | None:
-    """Takes the first frame out of what has arrived; returns its payload, None if it is not whole.
+    """Removes the first frame from received bytes; returns its payload, or None if incomplete.
 
     Raises:
       ValueError: the frame is longer than `MOST_BYTES`.

@@ -1,8 +1,8 @@
-"""Limits of processes, and their ends: memory, time, trees of processes, and lost parents.
+"""Limits and ends of processes: memory, time, process trees, and lost parents.
 
-Linux lists the children of a process in a file. It is read where it exists, since psutil looks at
-every process of the machine instead: 12 ms in place of 0.3 ms beside 138 others, and programs in
-a sandbox are looked at twenty times a second.
+Linux lists the children of a process in a file. We read this file if it exists, because psutil
+looks at every process of the machine: 12 ms in place of 0.3 ms beside 138 others, and programs in
+a sandbox are checked twenty times a second.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_ROUNDS = 100
-"""Looks for processes that others have started while they were killed."""
+"""Maximum passes over a process tree that is killed, since its processes may start others."""
 
 
 class ProcessTree(NamedTuple):
     """A process and all processes below it.
 
     Attributes:
-      pids: their numbers; the first is that of the process itself.
-      threads: the number of their threads.
+      pids: process ids; the first is the process itself.
+      threads: number of threads of all of them.
     """
 
     pids: list[int]
     threads: int
 
     def memory_bytes(self) -> int:
-        """Returns the memory that all of them hold; pages that several share count for each."""
+        """Returns the memory that all of them hold; a shared page counts once for each process."""
         total = 0
         for pid in self.pids:
             with contextlib.suppress(psutil.Error):
@@ -45,24 +45,24 @@ class ProcessTree(NamedTuple):
 
 
 def end_with_parent() -> None:
-    """Has the system kill this process with the thread that started it; Linux alone can."""
+    """Makes the system kill this process when the thread that started it ends; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants that lose theirs; Linux alone can."""
+    """Makes this process adopt descendants that lose their parent; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Limits the address space of this process and of those that it starts."""
+    """Limits the address space of this process and of the processes that it starts."""
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
 def limit_more_cpu(secs: float) -> None:
-    """Ends this process after so many more seconds of processor time, of all its threads."""
+    """Ends this process after that many more seconds of CPU time, summed over its threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     most = math.ceil(used.ru_utime + used.ru_stime + secs) + 1
@@ -70,7 +70,7 @@ def limit_more_cpu(secs: float) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """Has this process leave no image of its memory if it crashes."""
+    """Makes this process write no core dump if it crashes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -80,7 +80,7 @@ def address_space_bytes() -> int:
 
 
 def process_tree(pid: int) -> ProcessTree:
-    """Returns a process and all processes below it; one that has ended has none."""
+    """Returns a process and all its descendants; nothing if the process has ended."""
     if not os.path.exists("/proc/self/task"):
         return _tree_elsewhere(pid)
     found, threads = [pid], 0
@@ -94,7 +94,7 @@ def process_tree(pid: int) -> ProcessTree:
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process of ours, its group, and all processes below it."""
+    """Kills a process that this one started, its group, and all its descendants."""
     seen: set[int] = set()
     for _ in range(_KILL_ROUNDS):
         new = {*process_tree(pid).pids[1:]} - seen
@@ -125,7 +125,7 @@ def kill_group_mates() -> None:
 
 
 def end_in_words(exit_code: int) -> str:
-    """Describes the end of a process, without its subject.
+    """Describes the end of a process, as a predicate such as "was killed by SIGKILL".
 
     Args:
       exit_code: negative for a signal.

@@ -1,4 +1,4 @@
-"""Worker: a process that answers one request at a time, as its host sees it."""
+"""The host's side of a worker: a process that answers one request at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rl_sync.isolation.process_limits import end_in_words
 
 _CHUNK_BYTES = 1 << 18
 _LAST_WORDS_SECS = 1.0
-"""The time from the end of a worker's channel to the news how the worker ended."""
+"""Maximum seconds from the end of a worker's channel to the report of how the worker ended."""
 _JOIN_SECS = 5.0
 _KILLED = "was killed by its host"
 
@@ -27,12 +27,12 @@ LossKind = Literal["died", "start", "time-out", "slow answer", "nonsense"]
 
 
 class WorkerLostError(Exception):
-    """The end of a worker; its text says how it ended, without a subject.
+    """Raised when a worker has ended; its text is a predicate that says how.
 
     Attributes:
       kind: `died`: its process ended; `start`: it took too long to start; `time-out`: it began no
-        answer in time; `slow answer`: an answer that had begun took too long to arrive;
-        `nonsense`: it sent something else than an answer.
+        answer in time; `slow answer`: an answer began but took too long to arrive;
+        `nonsense`: it sent something other than an answer.
     """
 
     def __init__(self, kind: LossKind, why: str) -> None:
@@ -61,17 +61,17 @@ class _Question(NamedTuple):
 class Worker:
     """A worker process, and a thread that waits for its answers.
 
-    So an answer is read when it arrives, however late its future is looked at. The worker's first
-    request waits for its start. A request's clock starts when it is sent.
+    The thread reads an answer when it arrives, even if its future is read much later. The first
+    request waits until the worker has started. The time limit of a request starts when it is sent.
 
     Args:
       fork: starts the process.
-      start_secs: the longest start.
-      on_start, on_lost_server: are called when it has started, and when the process that had
-        started it has ended.
+      start_secs: maximum time to start.
+      on_start, on_lost_server: called when the worker has started, and when the process that forked
+        it has ended.
 
     Attributes:
-      started: why it may not serve well, or an empty text, once it has started.
+      started: once it has started, the reason why it may not serve well, or an empty text.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Worker:
             return sockets is not None and bool(_readable([sockets.lifeline], 0.0))
 
     def ask(self, data: bytes, limit_secs: float) -> concurrent.futures.Future[Any]:
-        """Sends an encoded request to a worker that has none under way.
+        """Sends an encoded request to a worker that has no other request in flight.
 
         Returns:
-          The answer to be: a value, which is an exception if the worker could not answer. Waiting
+          A future of the answer: a value, or an exception if the worker could not answer. Waiting
           for it raises `WorkerLostError` if the worker ends, `RuntimeError` if it cannot be
           started, and `ValueError` if its program cannot be prepared.
         """
@@ -128,7 +128,7 @@ class Worker:
             self._asked.put(None)
 
     def join(self) -> None:
-        """Waits for the thread of a worker that was killed."""
+        """Waits until the thread of a killed worker has ended."""
         self._thread.join(_JOIN_SECS)
 
     def _run(self) -> None:
@@ -179,7 +179,7 @@ class Worker:
         except TimeoutError:
             raise WorkerLostError("time-out", f"did not answer within {limit_secs:g} s") from None
         except OSError:
-            pass  # Its end is closed; what it has sent before can still be read.
+            pass  # The worker closed its end; what it sent before can still be read.
         payload, has_begun = self._receive(deadline - time.monotonic(), limit_secs)
         if payload is not None:
             return self._decoded(payload)
@@ -192,11 +192,11 @@ class Worker:
         """Waits for a frame; returns its payload, if it came in time, and whether it has begun.
 
         Args:
-          secs: the time for its first part.
-          more_secs: the time for the rest.
+          secs: maximum time until its first part.
+          more_secs: maximum time for the rest.
 
         Raises:
-          WorkerLostError: the worker ended, or sent nonsense.
+          WorkerLostError: the worker ended or sent something invalid.
         """
         assert self._sockets is not None, "it was forked"
         channel, lifeline = self._sockets
@@ -228,7 +228,7 @@ class Worker:
             return b""
 
     def _end(self) -> WorkerLostError:
-        """Waits for the news how the worker ended."""
+        """Waits for the report of how the worker ended."""
         assert self._sockets is not None, "it was forked"
         lifeline = self._sockets.lifeline
         lifeline.settimeout(_LAST_WORDS_SECS)
@@ -257,7 +257,7 @@ class Worker:
 
 
 def _readable(sockets: Sequence[socket.socket], timeout_secs: float) -> list[socket.socket]:
-    """Waits until a socket can be read, or is at its end; returns those that are."""
+    """Waits until a socket can be read or is at its end; returns all such sockets."""
     poll = select.poll()
     for one in sockets:
         poll.register(one, select.POLLIN)

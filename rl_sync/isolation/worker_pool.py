@@ -1,4 +1,4 @@
-"""Pool of worker processes: workers that a host keeps for an episode, or asks one thing each."""
+"""Pool of worker processes, which a host keeps for an episode or gives single requests."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class _Submitted(NamedTuple):
 class WorkerPool:
     """Worker processes of a program, forked as they are needed; several threads may use it.
 
-    A worker that was taken keeps its state until it is given back. Requests that are submitted go
-    to any worker. When this process ends, in any way, all workers end. They write their output to
-    the error output of this process.
+    A worker keeps its state from `take` until it is given back. Submitted requests go to any free
+    worker. When this process ends, in any way, all workers end. Workers write their output to the
+    error output of this process.
 
     Args:
       program: the class of a `WorkerProgram`, as `module:Class`.
-      arguments: what it is called with, plain data.
-      name: what workers run, in messages.
-      workers: the greatest number of workers.
-      start_secs: the longest preparation of the program, and the longest start of a worker.
+      arguments: its arguments, as plain data.
+      name: the name of the workers' program in messages.
+      workers: maximum number of workers.
+      start_secs: maximum time to prepare the program, and to start a worker.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class WorkerPool:
         self._losses = 0
 
     def prepare(self) -> None:
-        """Prepares the program, which otherwise the first worker waits for.
+        """Prepares the program; without this call the first worker waits for it.
 
         Raises:
-          ValueError: it cannot be prepared, or takes too long.
+          ValueError: the program cannot be prepared, or takes too long.
         """
         with self._starting:
             self._ready_server()
 
     def take(self, *, new: bool = False) -> Worker | None:
-        """Takes a worker that is free, or starts one; returns None if all are taken.
+        """Takes a free worker, or starts one; returns None if all are taken.
 
         Args:
-          new: whether to start a worker, while there may be more, although one is free.
+          new: whether to start another worker, if the maximum allows it, even if one is free.
         """
         with self._lock:
             if self._is_closed:
@@ -97,7 +97,7 @@ class WorkerPool:
             return worker
 
     def give_back(self, worker: Worker) -> None:
-        """Gives back a worker that answers no request; one that is lost is forgotten."""
+        """Gives back a worker that has no request in flight; a lost worker is dropped."""
         with self._lock:
             if worker.is_lost:
                 self._drop(worker)
@@ -106,13 +106,13 @@ class WorkerPool:
         self._hand_out()
 
     def retire(self, worker: Worker) -> None:
-        """Kills a worker that was taken, with all that it started."""
+        """Kills a taken worker and all processes that it started."""
         with self._lock:
             self._drop(worker)
         self._hand_out()
 
     def submit(self, data: bytes, limit_secs: float) -> concurrent.futures.Future[Any]:
-        """Has any worker answer an encoded request, as soon as one is free; see `Worker.ask`."""
+        """Lets the next free worker answer an encoded request; see `Worker.ask`."""
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             if self._is_closed:
@@ -123,7 +123,7 @@ class WorkerPool:
         return answer
 
     def start_all(self) -> list[concurrent.futures.Future[str]]:
-        """Starts as many workers as there may be; returns what `Worker.started` is of each."""
+        """Starts the maximum number of workers; returns `Worker.started` of each."""
         workers = [one for _ in range(self._most) if (one := self.take(new=True)) is not None]
         for worker in workers:
             give_back = functools.partial(self._give_back_started, worker)
@@ -131,7 +131,7 @@ class WorkerPool:
         return [worker.started for worker in workers]
 
     def close(self) -> None:
-        """Ends all workers; requests that are not answered are cancelled."""
+        """Ends all workers; unanswered requests are cancelled."""
         with self._lock:
             self._is_closed = True
             workers, waiting = [*self._workers], [*self._waiting]
@@ -155,7 +155,7 @@ class WorkerPool:
         worker.kill()
 
     def _hand_out(self) -> None:
-        """Gives free workers to the requests that wait, the longest wait first."""
+        """Gives free workers to waiting requests, oldest first."""
         while self._waiting and (worker := self.take()) is not None:
             with self._lock:
                 request = self._waiting.popleft() if self._waiting else None
@@ -178,8 +178,8 @@ class WorkerPool:
         """Starts a worker's process.
 
         Raises:
-          RuntimeError: the process that starts workers ended again and again.
-          ValueError: the program cannot be prepared any more.
+          RuntimeError: the process that forks workers ended repeatedly.
+          ValueError: the program can no longer be prepared.
         """
         ours, theirs = socket.socketpair()
         lifeline, servers_end = socket.socketpair()
@@ -223,13 +223,13 @@ class WorkerPool:
         self._losses = 0
 
     def _note_loss(self) -> None:
-        """Waits for the end of a server whose worker has noticed it first."""
+        """Waits for the end of a server, which a worker has noticed first."""
         if (server := self._server) is not None:
             server.await_end()
 
 
 class _Server:
-    """The process that forks workers, as the pool sees it."""
+    """The pool's side of the fork server."""
 
     def __init__(self, program: str, arguments: list[Any]) -> None:
         self.control, theirs = socket.socketpair()
@@ -240,7 +240,7 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
-                # A terminal's Ctrl-C is the host's matter.
+                # The host handles a terminal's Ctrl-C.
                 start_new_session=True,
             )
 
@@ -250,7 +250,7 @@ class _Server:
         return self._process.poll() is not None
 
     def await_end(self) -> None:
-        """Waits until the process has ended, which is about to."""
+        """Waits until the process, which is about to end, has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECS)
 
@@ -258,7 +258,7 @@ class _Server:
         """Waits until the program is prepared.
 
         Raises:
-          ValueError: it cannot be, or takes too long.
+          ValueError: the program cannot be prepared, or takes too long.
         """
         deadline = time.monotonic() + start_secs
         received, size = bytearray(), fork_server.STARTED.size
@@ -284,7 +284,7 @@ class _Server:
 
     def close(self) -> None:
         """Ends the process and all its workers."""
-        with contextlib.suppress(OSError):  # Another thread may wait for the socket.
+        with contextlib.suppress(OSError):  # Another thread may be waiting for the socket.
             self.control.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(_END_SECS)
@@ -298,10 +298,10 @@ def encoded(request: Any, what: str) -> bytes:
     """Encodes a request for a worker.
 
     Args:
-      what: its name in messages.
+      what: the request's name in messages.
 
     Raises:
-      ValueError: a part of it cannot be sent, or it is too long.
+      ValueError: a part of the request cannot be sent, or it is too long.
     """
     try:
         data = codec.encode_for_worker(request)

@@ -1,4 +1,4 @@
-"""Program of a worker: prepared once, copied into each worker, and asked one thing at a time."""
+"""Program of a worker: prepared once, copied into each worker, and given one request at a time."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, Protocol
 from rl_sync.isolation import codec, frames
 
 _worker: WorkerProgram | None = None
-"""The program of this process, if it is a worker."""
+"""Program of this process if it is a worker."""
 
 
 class WorkerProgram(Protocol):
     """Code that workers run.
 
-    Its class is made in the process that workers are copies of, with arguments of plain data.
+    The process that workers are forked from creates the program, with plain data as arguments.
     """
 
     def prepare(self) -> None:
         """Imports what all workers need.
 
         Raises:
-          ValueError: no worker can serve; says why.
+          ValueError: no worker can serve; the message says why.
         """
 
     def begin(self) -> str:
-        """Prepares a new worker; returns why it may not serve well, or an empty text."""
+        """Prepares a new worker; returns the reason why it may not serve well, or an empty text."""
 
     def answer(self, request: Any) -> Any:
-        """Answers a request; an exception of its own is an answer, too."""
+        """Answers a request; an exception that it raises is an answer, too."""
 
 
 def serve(channel: socket.socket, program: WorkerProgram) -> None:
@@ -41,12 +41,12 @@ def serve(channel: socket.socket, program: WorkerProgram) -> None:
 
 
 def is_worker() -> bool:
-    """Says whether this process is a worker, and so runs nothing but its program."""
+    """Says whether this process is a worker, which runs only its program."""
     return _worker is not None
 
 
 def _payload(program: WorkerProgram, data: bytes) -> bytes:
-    """Returns the encoded answer to an encoded request, or the encoded error in its place."""
+    """Returns the encoded answer to an encoded request, or the encoded error."""
     try:
         request = codec.decode_of_host(data)
     except Exception as error:

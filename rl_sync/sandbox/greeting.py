@@ -1,4 +1,4 @@
-"""A greeting: proof that programs of a language run in a sandbox, before one is judged there."""
+"""Greeting: a check that programs of a language run in a sandbox, before one is judged there."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rl_sync.sandbox.layer import SandboxError
 from rl_sync.sandbox.sandbox import ProgramRun, Sandbox
 
 _LINE = b"hello\n"
-_SECS = 12.0  # Of a compiler on a busy machine.
+_SECS = 12.0  # Seconds for a compiler on a busy machine.
 _greeted: set[tuple[str, Sandbox]] = set()
 
 
 def greet(sandbox: Sandbox, name: str) -> None:
-    """Runs a program that says hello, once in this process for a language, layer and limits.
+    """Runs a program that says hello, once per process for each language, layer and limits.
 
-    A language that does not run here would fail right programs and wrong ones alike.
+    In a language that does not run here, right programs would fail as wrong ones do.
 
     Args:
       sandbox: the sandbox. Its limits apply, but for the time.
@@ -57,7 +57,7 @@ def _cause(sandbox: Sandbox, run: ProgramRun) -> str:
 
 
 def _end(text: str) -> str:
-    """Shortens a message: of a compiler or an interpreter, the first and last lines tell most."""
+    """Shortens the message of a compiler or interpreter to its first and last lines."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     shown = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
     return " ".join(shown)[:300]

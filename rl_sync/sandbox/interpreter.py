@@ -1,4 +1,4 @@
-"""A Python interpreter in a sandbox: each run and each call has a new process."""
+"""A Python interpreter in a sandbox; each run and each call gets a new process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILE = "code.py"
 
 
 class Returned(NamedTuple):
-    """The end of a call.
+    """The outcome of a call.
 
     Attributes:
       value: the result, if there is no fault.
@@ -61,7 +61,7 @@ class Interpreter:
         require_one_of("sandbox layer", self.layer, ["auto", *LAYERS])
 
     def prepare(self) -> None:
-        """Chooses the sandbox, which the processes forked from this one know then.
+        """Chooses the sandbox ahead of use, so that processes forked from this one already have it.
 
         Raises:
           SandboxError: none works here; the message says what to install.
@@ -77,7 +77,7 @@ class Interpreter:
         return self._run("cell", code)
 
     def call(self, source: str, name: str, arguments: Mapping[str, Any]) -> Returned:
-        """Calls a function with arguments by name, which are plain values as its result is.
+        """Calls a function with arguments by name; they and the result are plain values.
 
         Args:
           source: the text of its module.
@@ -97,7 +97,7 @@ class Interpreter:
             return Returned(None, f"the result cannot be read: {error}")
 
     def fault(self, run: ProgramRun) -> str:
-        """Says which limit or signal ended a run, or its exit code; empty if it ended well."""
+        """Describes the limit, signal or exit code that ended a run; empty if it succeeded."""
         limits = {
             "time": f"it took longer than {self.seconds:g} s",
             "memory": f"it took more than {self.memory_mib} MiB of memory",
@@ -114,7 +114,7 @@ class Interpreter:
     def _run(self, task: str, text: str, stdin: bytes = b"") -> ProgramRun:
         limits = ProgramLimits(
             wall_secs=self.seconds,
-            cpu_secs=2 * self.seconds,  # Of all threads of a process.
+            cpu_secs=2 * self.seconds,  # CPU seconds of all threads of a process.
             memory_bytes=self.memory_mib * MIB,
             output_bytes=_OUTPUT_BYTES,
             processes=self.processes,

@@ -1,4 +1,4 @@
-"""The layer of Landlock, by the package sandlock: for containers that allow no namespaces.
+"""The sandbox layer of Landlock, with the package sandlock, for containers without namespaces.
 
 The kernel (6.12 or newer) restricts files, network, signals and sockets of a program, and sandlock
 watches some of its system calls. Processes and memory are limited, and what a program writes goes
@@ -23,7 +23,7 @@ _HOST = layer.INSIDE.parent / "landlock_host.py"
 
 @dataclasses.dataclass(frozen=True)
 class Landlock:
-    """Runs programs by a process of ours that sandlock's supervisor lives in."""
+    """Runs programs by a process of ours, which hosts sandlock's supervisor."""
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ def main() -> None:
     parent = os.getppid()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Whoever kills this process finds all that the program started below it, daemons too.
+    # The program's processes, daemons too, stay descendants of this process, so they can be killed.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != parent:
         sys.exit("the process that asked for the program has ended")
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Gives up the rights of root for good: Landlock alone leaves some of them."""
+    """Drops the rights of root for good: Landlock alone leaves some of them."""
     for capability in range(_CAPABILITIES):
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)

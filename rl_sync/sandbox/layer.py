@@ -1,4 +1,4 @@
-"""The interface of a sandbox layer: a command that confines what it runs."""
+"""Interface of sandbox layers: each makes commands that run programs confined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
-# Files that what is in /usr needs, often by links: of the linker, Java and OpenSSL (of Node.js).
+# Files that programs in /usr need, often by links: of the linker, Java and OpenSSL (Node.js).
 _PARTS_OF_ETC = (
     "ld.so.cache",
     "alternatives",
@@ -36,7 +36,7 @@ _PARTS_OF_ETC = (
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, so that nothing is known about the program."""
+    """Raised when the sandbox itself failed, so that nothing is known about the program."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SandboxCommand:
 
 
 class SandboxLayer(Protocol):
-    """A way to confine programs. Its name tells the layer and its variant."""
+    """A way to confine programs. Its name gives the layer and its variant."""
 
     @property
     def name(self) -> str:
@@ -89,10 +89,10 @@ class SandboxLayer(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Does what has to be done once on a machine before the first command.
+        """Prepares the layer, once on a machine before the first command.
 
         Raises:
-          SandboxError: the layer cannot be trusted, or made, here.
+          SandboxError: the layer cannot be trusted or prepared here.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Trial of a sandbox layer by a hostile program."""
+"""Probe of a sandbox layer with a hostile program."""
 
 from __future__ import annotations
 

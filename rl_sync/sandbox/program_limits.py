@@ -12,7 +12,7 @@ class ProgramLimits:
     """Limits of one run of a program.
 
     Attributes:
-      wall_secs: the longest run by the clock.
+      wall_secs: maximum wall-clock time of the run.
       cpu_secs: the processor time of each process, rounded up to whole seconds.
       memory_bytes: the address space of each process, and the memory of all of them together.
       output_bytes: the length of its output and of its error output, each.

@@ -20,8 +20,8 @@ from rl_sync.sandbox.program_limits import ProgramLimits
 _TICK_SECS = 0.05
 _DRAIN_SECS = 0.5
 START_SECS = 10.0
-"""The longest start of a sandbox."""
-# Processes and threads of a layer itself.
+"""Maximum seconds to start a sandbox."""
+# Number of processes and threads that a layer itself may have.
 _OWN_THREADS = 12
 _CHUNK_BYTES = 1 << 16
 
@@ -89,11 +89,11 @@ class Confined:
 
     @property
     def ended(self) -> bool:
-        """Tells whether the process ended and all its output was read."""
+        """Says whether the process has ended and all its output was read."""
         return self.returncode is not None and not self._open
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Adds this process's pipes to a selector, with what to call when they are ready."""
+        """Adds this process's pipes to a selector, with functions to call once they are ready."""
         for pipe in self._open:
             selector.register(pipe, selectors.EVENT_READ, lambda p=pipe: self._read(p, selector))
         if (pipe_in := self._process.stdin) is not None and not pipe_in.closed:
@@ -105,7 +105,7 @@ class Confined:
             self.returncode = code
 
     def check(self) -> None:
-        """Kills the process if all its processes together are too many or use too much memory."""
+        """Kills the process if it has too many descendants, or they use too much memory."""
         tree = process_limits.process_tree(self._process.pid)
         if tree.threads > self.limits.processes + _OWN_THREADS:
             self.kill("processes")
@@ -123,7 +123,7 @@ class Confined:
         """Raises unless the program itself was started.
 
         Raises:
-          SandboxError: the sandbox failed before that.
+          SandboxError: the sandbox failed before the program started.
         """
         if not self.started:
             reason = self.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
@@ -174,7 +174,7 @@ class Confined:
 
 
 def await_starts(processes: Sequence[Confined], deadline: float = math.inf) -> None:
-    """Waits until sandboxes hand over to their programs, whose own time begins then.
+    """Waits until sandboxes hand over to their programs; the programs' time limits start then.
 
     Raises:
       SandboxError: a sandbox failed, or was not ready in time.
@@ -216,7 +216,7 @@ def supervise(
                 return True
             now = time.monotonic()
             if all(process.returncode is not None for process in processes):
-                # A process that outlived its parent may hold the pipe, where a layer allows that.
+                # If the layer allows it, a process that outlived its parent may hold the pipe.
                 drained_at = drained_at or now + _DRAIN_SECS
             if now >= min(deadline, drained_at or deadline):
                 return False

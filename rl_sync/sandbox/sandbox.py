@@ -1,4 +1,4 @@
-"""A sandbox: a layer with limits, that runs programs made of a few files."""
+"""Sandbox: a layer with limits, which runs programs made of a few files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sandbox:
     """Runs programs in a layer within limits.
 
     Attributes:
-      layer: how programs are confined.
+      layer: layer that confines programs.
       limits: the limits of each run.
       packages: whether Python programs can import the packages of this environment.
       readable: more files and folders that programs may read.

@@ -1,4 +1,4 @@
-"""The folder of facts on this machine that take time to find."""
+"""The folder for cached facts about this machine that are slow to find."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 def cache_folder() -> Path:
     """Returns a folder that only this user can write into, if possible the same one each time.
 
-    Another user who could write there would decide how programs are confined. Its usual name can be
-    known, and taken, by others; then it is a folder of a random name, which later processes find.
+    A user who could write there would decide how programs are confined. Others can guess and take
+    the folder's usual name; then it gets a random name, and later processes find it.
 
     Raises:
       OSError: no folder can be made.

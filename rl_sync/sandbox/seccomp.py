@@ -1,12 +1,12 @@
 """A filter of system calls, as a program that the Linux kernel runs before each call (seccomp).
 
-The filter refuses calls by which a confined program could reach the kernel's rarely used parts,
-other processes or more memory than its limits count. What remains is the work of namespaces. The
+The filter rejects calls by which a confined program could reach rarely used parts of the kernel,
+other processes, or memory that its limits do not count. Namespaces do the rest. The
 format is that of `struct sock_filter` (linux/filter.h), which `bwrap --seccomp` reads.
 
-No library makes this filter. libseccomp (pyseccomp needs it on the machine, where bubblewrap does
-not) compares calls one by one: it has no rule for all calls from a number on, so calls that newer
-kernels have would be allowed.
+No library can make this filter. libseccomp (which pyseccomp needs on the machine, and bubblewrap
+does not) compares calls one by one. It has no rule for all calls from some number on, so it would
+allow the calls of newer kernels.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _AF_UNIX = 1
 # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET.
 _NEW_NAMESPACES = 0x80 | 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x70000000
-# F_SETLEASE, F_NOTIFY and F_SETSIG tell of those who open files, and hold them up.
+# F_SETLEASE, F_NOTIFY and F_SETSIG report who opens files, and can delay them.
 _WATCHING_REQUESTS = (1024, 1026, 10)
-# Put characters into the input of a terminal.
+# These put characters into the input of a terminal.
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
 # Calls from this number on have the same number on every machine. Only these are allowed.
 _FIRST_COMMON = 424
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "finit_module": (313, 273),
     "get_mempolicy": (239, 236),
     "init_module": (175, 105),
-    # A watch is on a file itself, and tells of those who open it anywhere.
+    # A watch is on the file itself, and reports everyone who opens it.
     "inotify_add_watch": (254, 27),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
@@ -132,8 +132,8 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "vmsplice": (278, 75),
 }
 
-# Calls to refuse where a program shares the files and processes of its user: Landlock guards no
-# owners, modes, times and attributes of files, and no priorities of processes.
+# Calls to reject if a program shares its user's files and processes: Landlock does not protect
+# owners, modes, times and attributes of files, nor priorities of processes.
 REFUSED_IF_SHARED: dict[str, tuple[int, int | None]] = {
     "chmod": (90, None),
     "chown": (92, None),
@@ -179,10 +179,10 @@ def program(architecture: str | None = None, shared: bool = False) -> bytes | No
         _step(_LOAD, _MACHINE),
         *_unless(_EQUAL, machine.audit, _KILL),
         _step(_LOAD, _NUMBER),
-        # Calls of the x32 kind have the same machine and other numbers.
+        # Calls of the x32 ABI have the same machine and other numbers.
         *_when(_AT_LEAST, _X32, _KILL),
         *(step for number in refused if number is not None for step in _refuse(number, _EPERM)),
-        # Its flags are behind a pointer, out of a filter's sight; without it, libc uses clone.
+        # A filter cannot see its flags, which are behind a pointer; without it, libc uses clone.
         *_refuse(machine.clone3, _ENOSYS),
         *(step for number in _COMMON.values() for step in _when(_EQUAL, number, _ALLOW)),
         *_when(_AT_LEAST, _FIRST_COMMON, _ERRNO | _ENOSYS),
@@ -199,7 +199,7 @@ def program(architecture: str | None = None, shared: bool = False) -> bytes | No
             1,
             [s for r in _WATCHING_REQUESTS for s in _when(_EQUAL, r, _ERRNO | _EPERM)],
         ),
-        # Of itself only, which is process 0.
+        # Only for itself, which is process 0.
         *(_inspect(machine.prlimit, 0, _unless(_EQUAL, 0, _ERRNO | _EPERM)) if shared else ()),
         _step(_RETURN, _ALLOW),
     ]
@@ -212,17 +212,17 @@ def _step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
 
 
 def _when(test: int, value: int, verdict: int) -> list[bytes]:
-    """Ends with a verdict where the loaded word passes a test."""
+    """Ends with a verdict if the loaded word passes a test."""
     return [_step(test, value, 0, 1), _step(_RETURN, verdict)]
 
 
 def _unless(test: int, value: int, verdict: int) -> list[bytes]:
-    """Ends with a verdict where the loaded word fails a test."""
+    """Ends with a verdict if the loaded word fails a test."""
     return [_step(test, value, 1, 0), _step(_RETURN, verdict)]
 
 
 def _refuse(number: int, error: int) -> list[bytes]:
-    """Ends with an error where the loaded word is the number of a call."""
+    """Ends with an error if the loaded word is the number of a call."""
     return _when(_EQUAL, number, _ERRNO | error)
 
 

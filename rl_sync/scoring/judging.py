@@ -38,11 +38,11 @@ _SOLVED = 1 - 1e-6
 
 
 class Scorer(Protocol):
-    """Judges completions: workers of this machine, or reward servers."""
+    """Interface of what judges completions: workers on this machine, or reward servers."""
 
     @property
     def judged(self) -> int:
-        """The number of completions that were judged so far."""
+        """Number of completions judged so far."""
         ...
 
     def judge(
@@ -52,12 +52,12 @@ class Scorer(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what judges."""
+        """Ends the workers or connections."""
         ...
 
 
 Scored = Callable[[tuple[tuple[int, float], ...]], None]
-"""Gets lease ids of groups, each with the group's success."""
+"""Function that gets the lease ids of groups, each with the group's success."""
 
 
 class Success(NamedTuple):
@@ -65,7 +65,7 @@ class Success(NamedTuple):
 
     Attributes:
       measure: see `curriculum.success`.
-      with_baseline: whether the last completion of a group is a greedy one, which does not count.
+      with_baseline: whether a group's last completion is the greedy baseline, which is excluded.
     """
 
     measure: str = SOLVED
@@ -73,7 +73,7 @@ class Success(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """A completion of a group that is not trained on yet."""
+    """Judged completion of a group that no step has trained on yet."""
 
     judgement: Judgement
     ending: Ending | None
@@ -81,7 +81,7 @@ class _Judged(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """One of the last completions: its problem, and whether it could be judged."""
+    """Problem of a recent completion, and whether it could be judged."""
 
     problem: tuple[bool, int]
     is_known: bool
@@ -93,11 +93,11 @@ class MasterScoring:
     Args:
       judge: the workers or servers.
       main: the label of the reward's first term, which says whether a problem is solved.
-      spans: the master's; closed with the judging.
+      spans: the master's spans; closed together with this object.
       fail: called with a reason when too many completions cannot be judged.
-      scored: called with the success of groups, before anybody hears their verdicts; None where
-        nobody asks.
-      success: its measure.
+      scored: called with the success of groups, before their scores are returned; None if not
+        needed.
+      success: measure of a group's success.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class MasterScoring:
 
     @property
     def judged(self) -> int:
-        """A count that grows while completions are judged."""
+        """Number of completions judged so far; it shows that judging makes progress."""
         return self._judge.judged
 
     def start(self) -> None:
-        """Tries the reward on a few problems, in a thread; the run fails if it judges none."""
+        """Tries the reward on a few problems, in a thread; the run fails if none can be judged."""
         threading.Thread(target=self._try, name="reward trial", daemon=True).start()
 
     def verdicts(self, items: Sequence[CompletionToScore]) -> list[ScoredCompletion]:
-        """Judges completions, in their order; raises what `judgements` raises."""
+        """Returns the scores of completions, in their order; raises what `judgements` raises."""
         return Records(
             ScoredCompletion(one.score, self.solves(one)) for one in self.judgements(items)
         )
@@ -143,7 +143,7 @@ class MasterScoring:
         """Judges completions, in their order, and records the judgements.
 
         Raises:
-          Exception: they cannot be judged; the run is then being stopped.
+          Exception: the completions cannot be judged; the run is then being stopped.
         """
         prompts = [self._prompt(item) for item in items]
         asked = [
@@ -167,7 +167,7 @@ class MasterScoring:
     def _successes(
         self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]
     ) -> tuple[tuple[int, float], ...]:
-        """Returns the success of each group, as far as its completions could be judged."""
+        """Returns the success of each group, over its completions that could be judged."""
         groups = collections.defaultdict[int, list[Judgement]](list)
         for item, one in zip(items, judged, strict=True):
             if item.lease_id != NO_LEASE:
@@ -185,7 +185,7 @@ class MasterScoring:
         return tuple(successes)
 
     def of_leases(self, lease_ids: Sequence[int]) -> Judgements:
-        """Returns the judgements of groups, as long as they are not forgotten."""
+        """Returns the judgements of groups that are still kept."""
         with self._lock:
             groups = [[*self._by_lease.get(lease, ())] for lease in lease_ids]
         both = [one for group in groups for one in group]
@@ -199,7 +199,7 @@ class MasterScoring:
         )
 
     def examples(self) -> tuple[str, ...]:
-        """Describes the last completions of training problems that were judged, one line each."""
+        """Describes the last judged completions of training problems, one line each."""
         with self._lock:
             latest = [*self._latest]
         return tuple(f"{_shown(asked)} → {_shown(text)}: {why}" for asked, text, why in latest)
@@ -209,15 +209,15 @@ class MasterScoring:
     ) -> dict[str, float]:
         """Returns the rewards of all groups that were generated for a step, and forgets groups.
 
-        They are statistics of the rewards, which are NaN where none could be judged, and the mean
-        of each component. Also the share of completions with text that cannot be printed; of
-        episodes the mean of turns, segments and their own metrics, and for each reason the share
-        of those that ended for it. A greedy completion, which is a group's baseline, is left out.
+        The metrics are statistics of the rewards (NaN if none could be judged), the mean of each
+        component, and the share of completions with unprintable text. For episodes they also have
+        the mean of turns, segments and the episodes' own metrics, and the share of each reason of
+        their end. The greedy completion, which is a group's baseline, is excluded.
 
         Args:
           generated: the lease ids of the groups, whether they were trained on or not.
-          over: those of groups that no step trains on any more.
-          group_size: the number of completions of a group, without the greedy one.
+          over: lease ids of groups that no later step trains on.
+          group_size: number of completions of a group, without the greedy one.
         """
         with self._lock:
             groups = [self._by_lease.get(lease, ())[:group_size] for lease in generated]
@@ -272,7 +272,7 @@ class MasterScoring:
                 self._limit()
 
     def _write(self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]) -> None:
-        """Records judgements; nobody waits for it."""
+        """Records judgements, in the background."""
         record = self._settings.record
         self._records.write_all(
             _record(item, one)
@@ -281,13 +281,13 @@ class MasterScoring:
         )
 
     def _limit(self) -> None:
-        """Stops the run if too many of the last completions could not be judged."""
+        """Stops the run if too many of the recent completions could not be judged."""
         with self._lock:
             count, problems = len(self._window), {one.problem for one in self._window}
             lost = [one.problem for one in self._window if not one.is_known]
             examples = "\n  ".join(self._examples)
         limit = self._settings.unjudged_limit
-        # The completions of one problem are lost together: one problem of several says little.
+        # The completions of one problem fail together, so a single problem says little.
         has_cause = len(set(lost)) > 1 or len(problems) == 1
         if count >= _LEAST_JUDGED and has_cause and is_above(len(lost), count, limit):
             self._fail(
@@ -297,7 +297,7 @@ class MasterScoring:
             )
 
     def _encoded(self, answer: str) -> list[int]:
-        """Encodes an answer as a completion; none where the policy has no tokens for it."""
+        """Encodes an answer as a completion; empty if the policy has no tokens for it."""
         tokenizer = self._task.tokenizer
         try:
             return [*tokenizer.encode(answer), tokenizer.eos_id]
@@ -321,7 +321,7 @@ class MasterScoring:
 
 
 def is_above(lost: int, count: int, limit: float) -> bool:
-    """Says whether a share is above a limit beyond chance.
+    """Says whether a share is significantly above a limit.
 
     The lower bound of Clopper and Pearson (1934) is above the limit: with the limit as probability,
     so many or more would be lost in less than one window of a hundred.
@@ -332,7 +332,7 @@ def is_above(lost: int, count: int, limit: float) -> bool:
 def solves(judgement: Judgement, main: str) -> bool:
     """Says whether the first term of a reward, called `main`, gives a completion 1 or more.
 
-    Of a mixture's sets each has a first term of its own.
+    Each set of a mixture has a first term of its own.
     """
     name = f"{BY_SET}/{ACCURACY}" if main == BY_SET else main
     return judgement.is_known and judgement.components.get(name, 0.0) >= _SOLVED
@@ -387,7 +387,7 @@ def _record(item: CompletionToScore, one: Judgement) -> Mapping[str, object]:
 
 
 def _episode(ending: Ending) -> dict[str, object]:
-    """Describes the end of an episode; seat and moves are told of games of several players."""
+    """Describes the end of an episode; in games of several players with the seat and the moves."""
     fields = ending._asdict()
     moves = [move._asdict() for move in fields.pop("moves")]
     seat = fields.pop("seat")

@@ -1,4 +1,4 @@
-"""Judging in worker processes, each with limits of time and memory."""
+"""Judging in worker processes, each with a time and a memory limit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rl_sync.scoring.reward_worker import ScoredShare, ScoreShare
 
 _PROGRAM = "rl_sync.scoring.reward_worker:RewardWorker"
 _SHARE_SECS = 0.05
-"""The time that a worker is given work for at once; more would leave others idle at the end."""
+"""Seconds of work that a worker gets at once; more would leave others idle at the end."""
 _START_SECS = 3600.0
-"""The longest preparation of a reward, which may load or download a model."""
+"""Maximum seconds to prepare a reward, which may load or download a model."""
 
 
 class LocalScorer:
-    """Judges completions in worker processes that stay warm; the caller judges by a quick reward.
+    """Judges completions in worker processes that stay warm; quick rewards run in the caller.
 
-    A completion that takes too long, or whose worker dies, is left unjudged. Only that worker ends,
-    and another one takes its place. Workers end when this process ends.
+    A completion that takes too long, or whose worker dies, is not judged. Only that worker ends,
+    and another one replaces it. Workers end when this process ends.
 
     Args:
       reward: an expression (see `rl_sync.expression`), or a reward that other processes can import.
@@ -36,7 +36,7 @@ class LocalScorer:
 
     Attributes:
       rubric: the reward.
-      judged: the number of completions that were judged so far.
+      judged: number of completions judged so far.
 
     Raises:
       ValueError: the reward cannot be made.
@@ -67,7 +67,7 @@ class LocalScorer:
         """Says whether the workers have prepared the reward.
 
         Args:
-          timeout_secs: the longest wait for them.
+          timeout_secs: maximum wait for them.
 
         Raises:
           ValueError: a worker cannot prepare it.
@@ -81,10 +81,10 @@ class LocalScorer:
     def judge(
         self, items: Sequence[ScoringRequest], timeout_secs: float | None = None
     ) -> list[Judgement]:
-        """Judges completions, in their order; several threads may.
+        """Judges completions, in their order; safe for several threads.
 
         Args:
-          timeout_secs: the longest wait for room in the queue.
+          timeout_secs: maximum wait for room in the queue.
 
         Raises:
           QueueTimeoutError: there was no room.
@@ -116,7 +116,7 @@ class LocalScorer:
         return [one for share, future in handed_in for one in self._answer(share, future)]
 
     def _share(self, count: int) -> int:
-        """Returns the number of completions that a worker is given at once."""
+        """Returns the number of completions that a worker gets at once."""
         fair = math.ceil(count / self._settings.workers)
         if self.rubric.in_batches:
             return max(1, min(self._settings.batch, fair))
@@ -132,13 +132,13 @@ class LocalScorer:
             refused: concurrent.futures.Future[Any] = concurrent.futures.Future()
             refused.set_result(error)
             return refused
-        # An asynchronous reward has its own clock for each completion.
+        # An asynchronous reward has a time limit of its own for each completion.
         return pool.submit(data, limit * 2 if self.rubric.in_batches else limit)
 
     def _answer(
         self, share: Sequence[ScoringRequest], future: concurrent.futures.Future[Any]
     ) -> list[Judgement]:
-        """Waits for a share; one that fails is judged again, completion by completion."""
+        """Waits for a share; a share that fails is judged again, one completion at a time."""
         assert self._pool is not None, "it was handed in"
         try:
             found = future.result()
@@ -159,7 +159,7 @@ class LocalScorer:
 
 
 class _Mean:
-    """A mean of the last values, the newest of which count most; threads may share it."""
+    """Exponential moving mean of values; safe for several threads."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -169,7 +169,7 @@ class _Mean:
 
 
 def _is_sound(found: Any, count: int) -> bool:
-    """Says whether an answer of a worker is judgements of so many completions."""
+    """Says whether a worker's answer consists of judgements for that many completions."""
     return (
         isinstance(found, ScoredShare)
         and isinstance(found.secs, float)
@@ -180,7 +180,7 @@ def _is_sound(found: Any, count: int) -> bool:
 
 
 def _fault(begun: concurrent.futures.Future[str]) -> str:
-    """Returns why a worker that has started, or could not, cannot judge by the reward."""
+    """Returns why a worker, which has started or failed to start, cannot judge by the reward."""
     error = begun.exception()
     if isinstance(error, WorkerLostError):
         return f"it {error}"

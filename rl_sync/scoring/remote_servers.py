@@ -1,4 +1,4 @@
-"""Judging by reward servers: any number of them, any of which may end and come back."""
+"""Judging by any number of reward servers, which may each end and come back."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _ANSWER_SECS = 10.0
 _POLL_SECS = 1.0
 _RETRY_SECS = 5.0
 _SILENT_SECS = 3.0
-"""Time without any server after which that is said."""
+"""Seconds without any server after which the user gets a message."""
 _SLICE = 8
-"""Completions of a slice, unless the reward gains from batches."""
+"""Number of completions in a slice, unless the reward benefits from batches."""
 _MOST_LANES = 32
 _log = logging.getLogger(__name__)
 
 
 class ServersLostError(RuntimeError):
-    """No reward server answers, or one cannot be used."""
+    """Raised when no reward server answers, or one cannot be used."""
 
 
 class _WithdrawnError(Exception):
-    """Nobody waits for a slice any more."""
+    """Raised when nobody waits for a slice any more."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,8 +54,8 @@ class _Slice:
     """Completions that one server judges together.
 
     Attributes:
-      key: names them, so that a server judges them once.
-      judged: their judgements, given once.
+      key: name of the slice, so that a server judges it only once.
+      judged: future of their judgements, which is set once.
     """
 
     key: str
@@ -66,19 +66,19 @@ class _Slice:
 
 
 class RemoteScorer:
-    """Has completions judged by reward servers; see `rl_sync.scoring.judging.Scorer`.
+    """Lets reward servers judge completions; see `rl_sync.scoring.judging.Scorer`.
 
     Completions wait in one queue. Each server takes slices of it, as many at once as it has
-    workers, so a faster one takes more. What a server has not answered when it is lost goes back
-    to the queue, and the judgements of a slice count once. A lost server is tried again.
+    workers, so a faster server takes more. When a server is lost, its unanswered slices return to
+    the queue; the judgements of a slice count once. A lost server is tried again.
 
     Args:
-      reward: the run's expression; a server with another is refused.
+      reward: the run's reward expression; a server with another one is rejected.
       settings: the servers' addresses, and the length of the queue.
-      secret: what the servers know.
-      wait_secs: the longest wait for a server while none answers.
-      say: gets a line for the user when no server answers.
-      retry_secs: the time after which a lost server is tried again.
+      secret: secret that the servers share.
+      wait_secs: maximum wait while no server answers.
+      say: called with a line for the user when no server answers.
+      retry_secs: seconds until a lost server is tried again.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RemoteScorer:
         self._room, self._wait_secs, self._say = Room(settings.queue), wait_secs, say
         self._queue = _Queue()
         self._count = itertools.count()
-        self._own = secrets.token_hex(8)  # Two runs must not have the same keys.
+        self._own = secrets.token_hex(8)  # Two runs must not use the same keys.
         self._fault: str | None = None
         self._lock = threading.Lock()
         self._received = 0
@@ -158,11 +158,11 @@ class RemoteScorer:
         return judged
 
     def _spoil(self, fault: str) -> None:
-        """Ends all judging for a reason that waiting does not mend."""
+        """Ends all judging for a reason that waiting cannot fix."""
         self._fault = self._fault or fault
 
     def _require_servers(self) -> None:
-        """Waits no longer than `wait_secs` without any server."""
+        """Raises an error after `wait_secs` without any server."""
         if self._fault is not None:
             raise ServersLostError(self._fault)
         now = time.monotonic()
@@ -215,7 +215,7 @@ def _mismatched(address: str, how: str) -> str:
 
 
 class _Queue:
-    """Slices that no server has yet; what comes back from a lost server is taken first."""
+    """Queue of slices without a server; slices of a lost server come first."""
 
     def __init__(self) -> None:
         self._slices: collections.deque[_Slice] = collections.deque()
@@ -224,7 +224,7 @@ class _Queue:
 
     @contextlib.contextmanager
     def holding(self, slices: Sequence[_Slice]) -> Iterator[None]:
-        """Puts slices in, and withdraws at the end those that were not judged."""
+        """Adds slices; at the end, withdraws those that were not judged."""
         with self._changed:
             self._slices.extend(slices)
             self._changed.notify_all()
@@ -235,7 +235,7 @@ class _Queue:
                 one.judged.cancel()
 
     def take(self, until: threading.Event) -> _Slice | None:
-        """Waits for a slice; None when the queue is closed, or the event has come."""
+        """Waits for a slice; returns None when the queue is closed or the event is set."""
         with self._changed:
             while not (self.closed or until.is_set()):
                 while self._slices:
@@ -245,7 +245,7 @@ class _Queue:
         return None
 
     def put_back(self, one: _Slice) -> None:
-        """Puts a slice in front of the others."""
+        """Puts a slice at the front of the queue."""
         with self._changed:
             self._slices.appendleft(one)
             self._changed.notify()
@@ -261,10 +261,10 @@ class _RewardServer:
     """The connection to one server, kept by a thread.
 
     Attributes:
-      is_up: whether it has answered and was not lost since.
-      workers: the number of its workers, when it last answered.
-      trouble: why it is not up.
-      moves: how often it said that it had judged more.
+      is_up: whether the server has answered and was not lost since.
+      workers: number of its workers at its last answer.
+      trouble: reason why it is not up.
+      moves: number of its reports of progress.
     """
 
     def __init__(
@@ -325,7 +325,7 @@ class _RewardServer:
         return offer
 
     def _work(self) -> None:
-        """Has one slice after the other judged, until the server is lost."""
+        """Lets the server judge slice after slice, until it is lost."""
         while (one := self._queue.take(until=self._lost)) is not None:
             try:
                 judged = self._judged(one)
@@ -361,7 +361,7 @@ class _RewardServer:
 
 
 def _settle(one: _Slice, result: list[Judgement] | Exception) -> None:
-    """Gives a slice its judgements, unless it was withdrawn, or has them."""
+    """Sets the judgements of a slice, unless it was withdrawn or already has them."""
     with contextlib.suppress(concurrent.futures.InvalidStateError):
         if isinstance(result, Exception):
             one.judged.set_exception(result)

@@ -1,4 +1,4 @@
-"""Reward server: judges completions of runs on other machines, with workers of its own."""
+"""Reward server: judges completions for runs on other machines, with workers of its own."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rl_sync.scoring.reward_server_calls import (
     SubmitCompletions,
 )
 
-_CALLS = 256  # Served at once; most of them wait for judgements.
-_SLICES = 128  # Judged at once; the others wait.
+_CALLS = 256  # Number of calls served at once; most of them wait for judgements.
+_SLICES = 128  # Number of slices judged at once; the others wait.
 _KEPT = 1024
-"""Slices whose judgements are kept, in case the answer with them was lost."""
+"""Number of slices whose judgements are kept, in case an answer was lost."""
 
 
 class RewardServer:
     """Serves one reward until it is closed.
 
     Args:
-      reward: its expression; see `rl_sync.rewards.rubric.Rubric`.
-      settings: the workers, and their limits.
+      reward: the reward's expression; see `rl_sync.rewards.rubric.Rubric`.
+      settings: number of workers, and their limits.
       host, port: the address to listen on; port 0 for any free one.
-      secret: what callers must know.
+      secret: secret that callers must know.
 
     Attributes:
-      address: the `HOST:PORT` that runs are told.
+      address: the `HOST:PORT` to set in the runs' configs.
 
     Raises:
       ValueError: the reward cannot be made, or the port is taken.
@@ -71,7 +71,7 @@ class RewardServer:
         return self._judges.are_prepared(timeout_secs)
 
     def close(self) -> None:
-        """Ends the workers; runs that have handed in completions hand them to other servers."""
+        """Ends the workers; runs give their unanswered completions to other servers."""
         self._server.close()
         self._pending.close()
         self._judges.close()

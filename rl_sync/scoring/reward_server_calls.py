@@ -1,4 +1,4 @@
-"""The calls that a reward server answers: a record each, and what they are answered with."""
+"""The calls that a reward server answers, as records, and the records of its answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ record(RewardIdentity)
 
 @record
 class ServerDescription(NamedTuple):
-    """A server's answer about itself.
+    """A server's description of itself.
 
     Attributes:
-      identity: the reward that it serves.
-      workers: the number of completions that it judges at once.
+      identity: reward that it serves.
+      workers: number of completions that it judges at once.
     """
 
     identity: RewardIdentity
@@ -34,13 +34,13 @@ class AskServerDescription(Call[ServerDescription]):
 
 @dataclasses.dataclass(frozen=True)
 class SubmitCompletions(Call[list[Judgement]]):
-    """Hands in completions to be judged; answered with their judgements, in their order.
+    """Asks a server to judge completions; the answer is their judgements, in their order.
 
-    It may take long; see `rl_sync.cluster.pending`. A server judges the completions of a key
-    once, however often they come, and gives their judgements any number of times.
+    The call may take long; see `rl_sync.cluster.pending`. A server judges the completions of a key
+    once, even if they are sent again, and returns their judgements each time.
 
     Attributes:
-      reward: the expression that they are to be judged by.
+      reward: expression of the reward to judge them by.
     """
 
     reward: str

@@ -25,8 +25,8 @@ class ScoreShare(NamedTuple):
     """Asks a worker for the judgements of completions.
 
     Attributes:
-      limit_secs: the longest that an asynchronous reward may take for one of them; a worker's
-        threads may take as much of each processor.
+      limit_secs: time limit of an asynchronous reward for one completion, and CPU time limit of
+        each of the worker's other threads.
     """
 
     items: list[ScoringRequest]
@@ -35,21 +35,21 @@ class ScoreShare(NamedTuple):
 
 @record
 class ScoredShare(NamedTuple):
-    """Judgements of completions, in their order, and the seconds that they took."""
+    """Judgements of completions, in their order, and the seconds that judging took."""
 
     judged: list[Judgement]
     secs: float
 
 
 class RewardWorker:
-    """A reward, and its judgements.
+    """Worker program that judges by a reward.
 
-    Rewards of the package are prepared before workers are copied. One of a user's is prepared in
+    Rewards of the package are prepared before workers are forked. A user's reward is prepared in
     each worker: its module may open files and connections, start threads, or import JAX.
 
     Args:
       reward: an expression.
-      memory_bytes: address space of a worker; 0 for no limit.
+      memory_bytes: maximum address space of a worker; 0 for no limit.
     """
 
     def __init__(self, reward: str, memory_bytes: int) -> None:
@@ -59,12 +59,12 @@ class RewardWorker:
         self._forks = _Forks()
 
     def prepare(self) -> None:
-        """Prepares a reward that can be copied."""
+        """Prepares a reward that may be forked."""
         if imports_little(self._reward):
             self._warm_up()
 
     def begin(self) -> str:
-        """Limits the memory of a worker, and prepares its reward; returns why it cannot be."""
+        """Limits a worker's memory and prepares its reward; returns why it cannot be prepared."""
         if self._memory_bytes:
             process_limits.limit_memory(self._memory_bytes)
         if self._rubric is None:
@@ -79,7 +79,7 @@ class RewardWorker:
           ValueError: the reward cannot be made.
         """
         rubric = self._rubric or Rubric(self._reward)
-        # Threads of a reward may compute at the same time, and after its answer.
+        # A reward's threads may compute at the same time, and after its answer.
         process_limits.limit_more_cpu((os.cpu_count() or 1) * request.limit_secs)
         start = time.perf_counter()
         try:
@@ -99,16 +99,16 @@ class RewardWorker:
 
 
 class _Forks:
-    """Processes that a reward forks while it judges; they end with the judgement.
+    """Tracker of the processes that a reward forks while it judges, which end with the judgement.
 
-    Those of `multiprocessing` end with the worker, since a reward may keep a pool of them.
+    Processes of `multiprocessing` end with the worker, since a reward may keep a pool of them.
     """
 
     def __init__(self) -> None:
         self._pids: list[int] = []
 
     def watch(self) -> None:
-        """Takes note of each fork from here on."""
+        """Records each fork from now on."""
         fork = os.fork
 
         def noted() -> int:
@@ -118,23 +118,23 @@ class _Forks:
                 self._pids.append(pid)
             else:
                 self._pids = []
-                if on_main:  # Else it would end with the thread that forked it.
+                if on_main:  # Otherwise it would end with the thread that forked it.
                     process_limits.end_with_parent()
-                    if os.getppid() != parent:  # It had ended before that.
+                    if os.getppid() != parent:  # It had already ended.
                         os._exit(0)
             return pid
 
         os.fork = noted
 
     def end(self) -> None:
-        """Ends those that are left."""
+        """Ends the processes that still run."""
         if not self._pids:
             return
         kept = {process.pid for process in multiprocessing.active_children()}
         for pid in self._pids:
             if pid not in kept:
                 with contextlib.suppress(OSError):
-                    # Raises where the reward has waited for it: its number may be another's now.
+                    # Raises if the reward has waited for it: its pid may be another process's now.
                     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)

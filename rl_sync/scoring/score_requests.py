@@ -1,4 +1,4 @@
-"""Verdicts of the master on completions: the side of the roles that ask."""
+"""The roles' side of scoring: requests to the master for the scores of completions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def written(
     sample: int = 0,
     ending: Ending | None = None,
 ) -> CompletionToScore:
-    """Describes a completion of a problem, or the last reply of an episode, to those that judge.
+    """Makes the request to score a completion of a problem, or the last reply of an episode.
 
     Args:
-      tokens: the ids, the end of sequence included.
+      tokens: token ids, including the end of sequence.
       prompt_id, held_out, lease_id, sample, ending: see `CompletionToScore`.
     """
     ids = list(tokens)
@@ -76,12 +76,12 @@ def last_reply(
 
 
 def judged(session: Session, items: Sequence[CompletionToScore]) -> Scores:
-    """Has completions judged; raises what `await_call` raises."""
+    """Lets the master score completions; raises what `await_call` raises."""
     return await_call(session, RequestScores(Records(items)))
 
 
 def await_call(session: Session, call: Call[T]) -> T:
-    """Calls the master, and waits for the answer as long as completions are being judged.
+    """Calls the master, and waits for the answer while completions are being judged.
 
     Raises:
       TimeoutError: nothing was judged for `launch.wait_secs`, or twice `reward.limit_secs`.

@@ -1,4 +1,4 @@
-"""A cell: Python text that is run as in a notebook, which shows the value of its last expression.
+"""Cell: Python text that runs as in a notebook, which shows the value of the last expression.
 
 The value goes to standard output, an exception with its traceback to standard error.
 """

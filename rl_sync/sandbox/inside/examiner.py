@@ -49,19 +49,19 @@ _CHANGEABLE = (list, dict, set, bytearray)
 
 
 class ProgramError(Exception):
-    """An exception of the program that is none of Python's own, or the end of the program."""
+    """Raised for the program's own exceptions that Python does not define, and for its end."""
 
 
 class RefusedResultError(ProgramError):
-    """A result of the program that is no plain value."""
+    """Raised for a result of the program that is not a plain value."""
 
 
 class LostError(ProgramError):
-    """The end of the program before that of its tests."""
+    """Raised when the program ends before its tests do."""
 
 
 class TestError(Exception):
-    """A test that asks for something that no proxy can do."""
+    """Raised for a test that asks for something that no proxy can do."""
 
 
 _SWALLOWED = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit")
@@ -77,9 +77,9 @@ class Pipe:
 
     Attributes:
       last: a sentence on the last call, for the reason of a failure.
-      lost: whether the program ended, or sent what cannot be understood.
-      fault: the reason why the current test fails, whatever it makes of it; "" for none.
-      asked: whether the program was asked for anything yet.
+      lost: whether the program ended, or sent an invalid message.
+      fault: the reason why the current test fails, even if the test catches the error; "" for none.
+      asked: whether the program has received a request yet.
       raised: the exceptions that came from the program in the current test.
     """
 
@@ -96,7 +96,7 @@ class Pipe:
         self.last, self.fault, self._changed, self.raised = "", "", [], []
 
     def undo(self) -> None:
-        """Takes back what the program changed in arguments of the current test."""
+        """Undoes the program's changes to the arguments of the current test."""
         for argument, before in reversed(self._changed):
             _replace(argument, before)
 
@@ -109,8 +109,8 @@ class Pipe:
         """Encodes the arguments of a call.
 
         Raises:
-          ProgramError: the program made them what they are.
-          TestError: the test did.
+          ProgramError: they cannot be encoded because of the program.
+          TestError: they cannot be encoded because of the test.
         """
         try:
             return [

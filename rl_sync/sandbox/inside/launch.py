@@ -1,7 +1,7 @@
 """Starts a task inside a sandbox: sets the limits of the process, then becomes the program.
 
-It is run as a script, `launch.py LIMITS FOLDER TASK OPERANDS`, and imports as little as it can:
-its start is a part of the cost of each judged program.
+It runs as a script, `launch.py LIMITS FOLDER TASK OPERANDS`, and imports as little as possible:
+its start adds to the cost of each judged program.
 """
 
 import os
@@ -11,7 +11,7 @@ STARTED = b"\0"
 
 
 def limit(uid: int, memory: int, cpu_secs: int, file_size: int, processes: int) -> None:
-    """Sets the limits of this process and its children, and gives up the rights of root.
+    """Sets the limits of this process and its children, and drops the rights of root.
 
     Args:
       uid: the user to become; negative to remain who we are.
@@ -112,7 +112,7 @@ def start(limits: str, folder: str, task: str, *operands: str) -> None:
     limit(*map(int, numbers))
     if code:
         install(code)
-    # What fails before this mark is the sandbox's fault, what fails after it the program's.
+    # A failure before this mark is the sandbox's fault, a failure after it the program's.
     os.write(2, STARTED)
     if module is not None:
         module.serve(os.path.join(folder, rest[0]))
