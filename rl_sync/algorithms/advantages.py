@@ -1,7 +1,7 @@
-"""Advantages of trajectories over the others of their group: one a trajectory.
+"""Advantages of trajectories within their group: one advantage per trajectory.
 
-Rows are whole groups, one after the other, of `group_size` trajectories each. Every function raises
-ValueError where the rewards are not whole groups.
+Rows are complete groups of `group_size` trajectories each, one after the other. Every function
+raises ValueError if the rewards are not complete groups.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from jaxtyping import Array, Float
 def by_group(
     values: Float[Array, " B"], group_size: int, least: int = 2
 ) -> Float[Array, "groups G"]:
-    """The values of each group in a row of their own.
+    """Reshapes values to one row per group.
 
     Args:
-      least: trajectories that a group must have; 2 where they are compared.
+      least: minimum number of trajectories in a group; 2 where they are compared.
     """
     if group_size < least or values.shape[0] % group_size:
         raise ValueError(
@@ -67,8 +67,9 @@ def reinforce_pp_baseline(
     group_size: int,
     epsilon: float = 1e-8,
 ) -> Float[Array, " B"]:
-    """r_i − mean(r of its group), then whitened over all tokens of the batch, a trajectory counting
-    once a token: (x − mean) / √(var + ε) with the sample variance (REINFORCE++ with baseline,
+    """r_i − mean(r of its group), then whitened over all tokens of the batch, where a trajectory
+    counts once per token: (x − mean) / √(var + ε) with the sample variance (REINFORCE++ with
+      baseline,
     arXiv:2501.03262, section 3).
 
     Args:
@@ -82,15 +83,15 @@ def reinforce_pp_baseline(
 
 
 def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
-    """1 for the best trajectory of a group, −1 for the worst, the first among equals; 0 for the
-    others and for groups without spread: the pair that DPO compares, made of the policy's own
-    trajectories (online DPO, arXiv:2402.04792, section 3).
+    """1 for the best trajectory of a group, −1 for the worst (the first of equals); 0 for the
+    others and for groups without spread. This is the pair that DPO compares, made of the policy's
+    own trajectories (online DPO, arXiv:2402.04792, section 3).
     """
     grouped = by_group(rewards, group_size)
     indices = jnp.arange(group_size)
     chosen = indices == grouped.argmax(axis=1, keepdims=True)
     rejected = indices == grouped.argmin(axis=1, keepdims=True)
-    # Without spread both are the first.
+    # Without spread both indices are 0.
     return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
 
 
@@ -100,13 +101,13 @@ def preference(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B
 
 
 def demonstration(rewards: Float[Array, " B"]) -> Float[Array, " B"]:
-    """1: every demonstration counts alike."""
+    """1: every demonstration has the same weight."""
     return jnp.ones_like(rewards)
 
 
 def best(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
-    """1 for the best trajectories of a group, 0 for the others and for groups without spread: what
-    RAFT trains on (arXiv:2304.06767, algorithm 1).
+    """1 for the best trajectories of a group, 0 for the others and for groups without spread: the
+    trajectories that RAFT trains on (arXiv:2304.06767, algorithm 1).
     """
     grouped = by_group(rewards, group_size)
     highest, lowest = (f(grouped, axis=1, keepdims=True) for f in (jnp.max, jnp.min))

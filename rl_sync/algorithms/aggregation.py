@@ -1,7 +1,7 @@
-"""Reducing per-token values under a mask to one number, over global counts.
+"""Reductions of per-token values under a mask to one number, with global counts as denominators.
 
-Each reduction is a sum over a constant of the whole batch, so a microbatch may reduce its own rows
-with the batch's constant, and the results add up to the whole batch's.
+Each reduction divides a sum by a constant of the whole batch. So a microbatch can reduce its own
+rows with the batch's constant, and the results of all microbatches add up to the batch's result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rl_sync.algorithms.sequences import Sequences, lengths
 def token_mean(
     values: Float[Array, "B T"], mask: Mask, token_count: Float[Array, ""] | None = None
 ) -> Float[Array, ""]:
-    """Mean over all tokens of all sequences: Σ values / Σ mask. Long ones weigh more.
+    """Mean over all tokens of all sequences: Σ values / Σ mask. Long sequences weigh more.
 
     Args:
       token_count: the denominator, when `values` are only some rows of a batch; Σ mask when left
@@ -32,7 +32,7 @@ def sequence_mean(
     sequence_count: Float[Array, ""] | float | None = None,
     sequences: Sequences = None,
 ) -> Float[Array, ""]:
-    """Mean over sequences of each one's token mean. Every sequence weighs the same.
+    """Mean over sequences of each sequence's token mean. Every sequence weighs the same.
 
     Args:
       sequence_count: the denominator, when `values` are only some rows of a batch; B when left out.
@@ -44,7 +44,7 @@ def sequence_mean(
 def sequence_sum_mean(
     values: Float[Array, "B T"], mask: Mask, sequence_count: Float[Array, ""] | float | None = None
 ) -> Float[Array, ""]:
-    """Mean over sequences of each one's token sum.
+    """Mean over sequences of each sequence's token sum.
 
     Args:
       sequence_count: the denominator, when `values` are only some rows of a batch; B when left out.
@@ -59,11 +59,12 @@ def constant_mean(
     max_tokens: int,
     sequence_count: Float[Array, ""] | float | None = None,
 ) -> Float[Array, ""]:
-    """Mean over sequences of each one's token sum over a constant length: how long a sequence is
-    changes nothing about how much its tokens weigh (Dr. GRPO, arXiv:2503.20783, section 3.2).
+    """Mean over sequences of each sequence's token sum divided by a constant length, so the weight
+    of a token does not depend on the length of its sequence (Dr. GRPO, arXiv:2503.20783, section
+    3.2).
 
     Args:
-      max_tokens: the constant, the most tokens that a completion may have.
+      max_tokens: the constant: maximum number of tokens of a completion.
       sequence_count: the denominator, when `values` are only some rows of a batch; B when left out.
     """
     return sequence_sum_mean(values, mask, sequence_count) / max_tokens

@@ -1,9 +1,8 @@
-"""Algorithms: the tables of their pieces, one line a piece, and their hyperparameters.
+"""Algorithms: the tables of their pieces, one line per piece, and their hyperparameters.
 
-A piece is a pure function, which gets its arguments by their names (`call`): settings of
-`Algorithm`, such as `clip_low`, and what is known of a batch (`BatchExperience` and `Totals` of
-`rl_sync.learning`), such as `behavior_logprobs`. So its arguments say what it needs. A new piece is
-a function and a line here.
+A piece is a pure function that gets its arguments by name (`call`): settings of `Algorithm`, such
+as `clip_low`, and data of a batch (`BatchExperience` and `Totals` of `rl_sync.learning`), such as
+`behavior_logprobs`. So its signature says what it needs. A new piece is a function and a line here.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ def takes(function: Function, name: str) -> bool:
 
 
 def call(function: Function, given: Mapping[str, Any], **more: Any) -> Any:
-    """Calls a function with those of the given values that it has arguments for.
+    """Calls a function with the given values that its arguments name.
 
     Args:
-      more: values that go before given ones of the same name.
+      more: values that override given ones of the same name.
     """
     values = {**given, **more}
     names = inspect.signature(function).parameters
@@ -52,13 +51,14 @@ class Advantage:
     """An estimator of advantages.
 
     Attributes:
-      function: makes one advantage a trajectory from `rewards`, of `lengths` in tokens.
-      of_tokens: whether it makes an `Estimate` instead, from `rewards` that stand at tokens.
-      of_pairs: whether it picks a pair of each group, for a loss of pairs.
-      is_positive: whether no advantage is below 0, so that no token is pushed down.
-      of_demonstrations: whether the trajectories are demonstrations, which nobody has drawn or
-        judged.
-      of_preferences: whether they are pairs of the data, of which one was preferred.
+      function: makes one advantage per trajectory from `rewards` and `lengths` in tokens.
+      of_tokens: whether it makes an `Estimate` instead, from per-token `rewards`.
+      of_pairs: whether it picks a pair from each group, for a loss on pairs.
+      is_positive: whether advantages are never negative, so that no token's probability is pushed
+        down.
+      of_demonstrations: whether the trajectories are demonstrations, which were neither sampled
+        nor judged.
+      of_preferences: whether they are pairs from the data, one of which was preferred.
     """
 
     function: Function
@@ -75,12 +75,12 @@ class Advantage:
 
     @property
     def needs_values(self) -> bool:
-        """Says whether advantages are taken from a critic's values, with returns for it."""
+        """Says whether advantages use a critic's values, and come with returns to train it."""
         return takes(self.function, "values")
 
     @property
     def needs_baselines(self) -> bool:
-        """Says whether a greedy completion of the prompt is what rewards are compared with."""
+        """Says whether rewards are compared with that of a greedy completion of the prompt."""
         return takes(self.function, "baselines")
 
 
@@ -89,15 +89,15 @@ class Loss:
     """A policy loss.
 
     Attributes:
-      function: makes the loss of each token from `logprobs`, that of the proximal policy being
-        `old_logprobs`.
-      clipped: tells which tokens the loss bounds; None where it bounds none.
-      of_trajectories: whether it takes one advantage a trajectory.
+      function: makes the loss of each token from `logprobs`; `old_logprobs` are the proximal
+        policy's.
+      clipped: marks the tokens that the loss clips; None if it clips none.
+      of_trajectories: whether it takes one advantage per trajectory.
       of_pairs: whether it compares the trajectories of a pair.
-      of_scores: whether it is one of the scores of a reward model, not of a policy; see
+      of_scores: whether it is a loss on the scores of a reward model, not on a policy; see
         `rl_sync.learning.pairs`.
-      has_ratio: whether it has the ratio to another policy in it, which bounds what becomes of a
-        stale token.
+      has_ratio: whether it contains the ratio to another policy, which limits the effect of stale
+        tokens.
     """
 
     function: Function
@@ -114,18 +114,18 @@ class Loss:
 
     @property
     def clips(self) -> bool:
-        """Says whether `clip_high` bounds the ratio, or what stands for it."""
+        """Says whether `clip_high` bounds the ratio or its substitute."""
         return takes(self.function, "clip_high")
 
 
 @dataclasses.dataclass(frozen=True)
 class Correction:
-    """A weight for tokens that another, older policy drew.
+    """A weight for tokens that an older policy sampled.
 
     Attributes:
       function: compares `logprobs` with `behavior_logprobs`, token by token.
       is_ratio: whether it weighs by the ratio itself, rather than by 0 or 1.
-      of_update: whether it looks at all tokens of an update beforehand.
+      of_update: whether it needs all tokens of an update beforehand.
     """
 
     function: Function
@@ -186,8 +186,8 @@ PUBLISHED_CORRECTIONS = {
     "icepop": "token_mask",
     "mis": "sequence_rejection",
 }
-"""By the name that a correction is published under: truncated importance sampling, IcePop, masked
-importance sampling."""
+"""Corrections by their published names: truncated importance sampling, IcePop, masked importance
+sampling."""
 
 AGGREGATIONS: dict[str, Function] = {
     "token_mean": aggregation.token_mean,
@@ -403,13 +403,13 @@ class Algorithm:
 
     @property
     def corrections(self) -> tuple[str, ...]:
-        """The names in `correction`, in place of published ones those of `CORRECTIONS`."""
+        """The names in `correction`, with published names replaced by those in `CORRECTIONS`."""
         names = (name.strip() for name in self.correction.split(",") if name.strip())
         return tuple(PUBLISHED_CORRECTIONS.get(name, name) for name in names)
 
     @property
     def looks_ahead(self) -> bool:
-        """Says whether a correction looks at all tokens of an update before it."""
+        """Says whether a correction needs all tokens of an update before the update."""
         return any(CORRECTIONS[name].of_update for name in self.corrections)
 
     @property
@@ -424,12 +424,12 @@ class Algorithm:
 
     @property
     def generates(self) -> bool:
-        """Says whether a run generates completions, rather than train on those of the data."""
+        """Says whether a run generates completions; otherwise it trains on those in the data."""
         return not (self.demonstrations_only or self.scores)
 
     @property
     def learning(self) -> str:
-        """One word for what the trainer steps do."""
+        """One word for the kind of learning in trainer steps."""
         if self.scores:
             return "training"
         return "SFT" if self.demonstrations_only else "RL"
@@ -441,7 +441,7 @@ class Algorithm:
 
     @property
     def needs_baselines(self) -> bool:
-        """Says whether a greedy completion is generated beside each group."""
+        """Says whether a greedy completion is generated with each group."""
         return ADVANTAGES[self.advantage].needs_baselines
 
     @property
@@ -452,12 +452,12 @@ class Algorithm:
 
     @property
     def selects_groups(self) -> bool:
-        """Says whether groups are generated that no step trains on, because of their rewards."""
+        """Says whether some generated groups are not trained on because of their rewards."""
         return self.over_sampling > 1 or self.screening.replaces
 
     @property
     def needs_values(self) -> bool:
-        """Says whether advantages are taken from a critic's values."""
+        """Says whether advantages use a critic's values."""
         return ADVANTAGES[self.advantage].needs_values
 
     @property
@@ -470,4 +470,4 @@ ALGORITHMS = {name: Algorithm(name=name, **one.changes) for name, one in PUBLISH
 """The published algorithms, by name."""
 
 FRESH, STALE = "grpo", "decoupled_ppo"
-"""Names of the algorithms that runs without a name have: without stale data, and with some."""
+"""Names of the default algorithms: for runs without stale data, and for runs with it."""

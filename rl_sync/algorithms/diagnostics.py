@@ -1,4 +1,4 @@
-"""Measures of how far off-policy a batch is, as sums that parts of the batch add up to."""
+"""Measures of how far off-policy a batch is, as sums over parts of the batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from rl_sync.algorithms.masking import Mask
 
 _DISTANCES = np.geomspace(1e-3, 5.0, 30)
 LOG_RATIO_EDGES = np.concatenate([-_DISTANCES[::-1], _DISTANCES])
-"""Between bins: fine around 0, where most ratios are; what is 0 but for rounding has one bin."""
+"""Edges of the bins: fine around 0, where most ratios are; values that round to 0 share one bin."""
 
 
 def effective_sample_share(
     mean_weight: Float[Array, ""], mean_square: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """(Σw)² / (n Σw²): the share of equally many equal samples that weighted ones are worth (Kong
-    1992).
+    """(Σw)² / (n Σw²): the effective sample size of weighted samples, as a share of n (Kong 1992).
 
     Args:
       mean_weight, mean_square: means of w and w².
@@ -28,12 +27,12 @@ def effective_sample_share(
 def log_ratio_counts(
     log_ratios: Float[Array, "B T"], mask: Mask, kinds: Int[Array, "B T"], count: int
 ) -> Float[Array, "kinds bins"]:
-    """Counts the tokens of each kind whose ratio's logarithm is in each bin.
+    """Counts the tokens of each kind by the bin of the logarithm of their ratio.
 
     Args:
-      kinds: 0 to count − 1; greater ones count as the last.
+      kinds: 0 to count − 1; greater values count as the last kind.
     """
-    # A product of what is compared: accelerators are slow at adding to bins.
+    # A matmul of one-hot comparisons, since accelerators are slow at adding to bins.
     is_of = jnp.clip(kinds, 0, count - 1)[..., None] == jnp.arange(count)
     is_of = jnp.where(mask[..., None], is_of, False).astype(jnp.float32)
     edges = jnp.asarray(LOG_RATIO_EDGES, log_ratios.dtype)
@@ -44,9 +43,7 @@ def log_ratio_counts(
 
 
 def ratio_quantile(counts: Float[Array, "kinds bins"], share: float) -> Float[Array, " kinds"]:
-    """The ratio that a share of a kind's tokens do not exceed, as exact as the bins are; NaN for a
-    kind without tokens.
-    """
+    """The quantile of a kind's ratios, as exact as the bins are; NaN for a kind without tokens."""
     cumulative = jnp.cumsum(counts, axis=1)
     total = cumulative[:, -1:]
     index = jnp.argmax(cumulative >= share * total, axis=1)

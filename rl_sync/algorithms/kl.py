@@ -28,7 +28,7 @@ def k3(logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]) -> Floa
 def absolute(
     logprobs: Float[Array, "B T"], ref_logprobs: Float[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """|δ|: no estimate of the KL, but a distance that grows only linearly."""
+    """|δ|: not an estimate of the KL, but a distance that grows only linearly."""
     return jnp.abs(logprobs - ref_logprobs)
 
 
@@ -39,10 +39,10 @@ def adapted_coefficient(
     horizon_steps: float,
 ) -> Float[Array, ""]:
     """β · (1 + clip(KL / target − 1, −0.2, 0.2) / horizon): the next step's coefficient, which
-    draws the divergence towards a target (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
+    moves the divergence towards a target (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
     Args:
       kl: the divergence of the step.
-      horizon_steps: steps in which the coefficient may change by 20 %.
+      horizon_steps: number of steps in which the coefficient may change by 20 %.
     """
     return coefficient * (1 + jnp.clip(kl / target - 1, -0.2, 0.2) / horizon_steps)

@@ -1,7 +1,7 @@
-"""Losses a token, to be reduced once, at the end, by `aggregation`.
+"""Per-token losses, which `aggregation` reduces once at the end.
 
-`old_logprobs` are of the policy that the update starts from or that drew the tokens: a constant.
-`advantages` are one a token, or one a row. ρ = exp(logprobs − old_logprobs).
+`old_logprobs` are constants of the policy that the update starts from or that sampled the tokens.
+`advantages` have one value per token or per row. ρ = exp(logprobs − old_logprobs).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def sft(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def demonstration_weights(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """φ = p(1 − p), a constant: a demonstration's token that is sure already, or hopeless, teaches
-    least (CHORD-φ, arXiv:2508.11408, section 3).
+    """φ = p(1 − p), a constant: tokens of demonstrations that are already certain, or hopeless,
+    have the least weight (CHORD-φ, arXiv:2508.11408, section 3).
     """
     probs = jnp.exp(jax.lax.stop_gradient(logprobs))
     return probs * (1 - probs)
@@ -29,11 +29,11 @@ def demonstration_weights(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
 def mixed(
     policy_loss: Float[Array, ...], demonstration_loss: Float[Array, ...], share: float
 ) -> Float[Array, ...]:
-    """(1 − μ) · L_RL + μ · L_SFT, or likewise of their gradients (CHORD, arXiv:2508.11408,
+    """(1 − μ) · L_RL + μ · L_SFT, or the same mixture of their gradients (CHORD, arXiv:2508.11408,
     section 3).
 
     Args:
-      policy_loss, demonstration_loss: reduced, each over its own tokens.
+      policy_loss, demonstration_loss: the losses, each reduced over its own tokens.
       share: μ.
     """
     return (1 - share) * policy_loss + share * demonstration_loss
@@ -53,13 +53,14 @@ def ppo_clip(
     dual_clip: float = 0.0,
 ) -> Float[Array, "B T"]:
     """−min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)A) (PPO, arXiv:1707.06347, eq. 7; asymmetric bounds
-    as in DAPO, arXiv:2503.14476, eq. 10). With the policy at the start of the step for the old one,
-    and weighted by `corrections` from the behavior policy to that: decoupled PPO (arXiv:2110.00641,
+    as in DAPO, arXiv:2503.14476, eq. 10). If the old policy is the
+    policy at the step's start, and `corrections` weight from the behavior policy to it, this is
+    decoupled PPO (arXiv:2110.00641,
     section 3).
 
     Args:
       dual_clip: c > 1; where A < 0 the loss is at most −cA (arXiv:1912.09729, eq. 5), which
-        bounds what a token costs that became much likelier than it was. 0 for no bound.
+        bounds the loss of a token that became much more likely. 0 for no bound.
     """
     ratio = jnp.exp(logprobs - old_logprobs)
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
@@ -76,7 +77,7 @@ def is_clipped(
     clip_low: float,
     clip_high: float,
 ) -> Bool[Array, "B T"]:
-    """Marks tokens where `ppo_clip` takes its clipped branch, so that there is no gradient."""
+    """Marks tokens where `ppo_clip` takes its clipped branch, which has no gradient."""
     ratio = jnp.exp(logprobs - old_logprobs)
     above = (advantages > 0) & (ratio > 1 + clip_high)
     below = (advantages < 0) & (ratio < 1 - clip_low)
@@ -90,7 +91,7 @@ def cispo(
     clip_low: float,
     clip_high: float,
 ) -> Float[Array, "B T"]:
-    """−sg(clip(ρ, 1 − ε_low, 1 + ε_high)) · A · log π: the weight is bounded, and no token loses
+    """−sg(clip(ρ, 1 − ε_low, 1 + ε_high)) · A · log π: the weight is bounded, and every token keeps
     its gradient (CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4).
     """
     weight = jnp.clip(jnp.exp(logprobs - old_logprobs), 1 - clip_low, 1 + clip_high)
@@ -139,8 +140,8 @@ def dppo(
     binary total variation, arXiv:2602.04879, section 4).
 
     Args:
-      clip_low, clip_high: δ, the change of a token's probability, down and up, beyond which it is
-        not pushed further.
+      clip_low, clip_high: δ, the largest decrease and increase of a token's probability; beyond
+        it the token is not pushed further.
       weight_limit: c.
     """
     ratio = jnp.minimum(jnp.exp(logprobs - old_logprobs), weight_limit)

@@ -9,7 +9,7 @@ Mask = Bool[Array, "B T"] | Float[Array, "B T"]
 
 
 def masked_sum(values: Float[Array, "B T"], mask: Mask) -> Float[Array, ""]:
-    """Σ values where the mask is true; what stands elsewhere, even NaN, does not matter."""
+    """Σ values where the mask is true; values elsewhere, even NaN, have no effect."""
     return jnp.sum(jnp.where(mask, values, 0.0))
 
 

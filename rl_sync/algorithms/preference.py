@@ -1,4 +1,4 @@
-"""Losses on pairs of which one completion is preferred."""
+"""Losses on pairs of completions, one of which is preferred."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dpo(
     arXiv:2305.18290, eq. 7).
 
     Args:
-      chosen_logprobs, and the others: sums over a completion's tokens; P pairs.
+      chosen_logprobs, and the other logprobs: sums over a completion's tokens; P pairs.
       temperature: β.
     """
     chosen = chosen_logprobs - chosen_ref_logprobs
@@ -45,8 +45,8 @@ def bradley_terry(
     arXiv:2307.09288, eq. 2.
 
     Args:
-      chosen_scores, rejected_scores: r, of P pairs.
-      margins: m, by how much a pair's chosen completion is to be the better one; 0 for no margin.
+      chosen_scores, rejected_scores: r, for P pairs.
+      margins: m, the margin by which a pair's chosen completion should be better; 0 for none.
     """
     return -jax.nn.log_sigmoid(chosen_scores - rejected_scores - margins)
 
@@ -61,18 +61,18 @@ def dpo_of_groups(
     sequence_count: int,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
-    """`dpo` of the pair in each group. The loss of a pair, times the group's size, stands at the
-    last token of the chosen trajectory, so that `sequence_sum_mean` makes the mean over groups.
+    """`dpo` for the pair in each group. The loss of a pair, times the group's size, is placed at
+    the last token of the chosen trajectory, so that `sequence_sum_mean` makes the mean over groups.
 
     Args:
-      advantages: above 0 for a group's chosen trajectory, below for the rejected one; a group has
-        either one of each or none.
+      advantages: positive for a group's chosen trajectory, negative for the rejected one; a group
+        has one of each or neither.
       preference_temperature: β.
-      group_size: trajectories of a group, all of which are here.
-      sequence_count: trajectories that are here; counted where rows hold one each.
+      group_size: number of trajectories of a group, all of which are present.
+      sequence_count: number of trajectories present; counted if each row holds one.
     """
     if sequences is not None:
-        # Numbered from the first that is here.
+        # Numbered from the first one present.
         first = jnp.where(sequences < 0, jnp.iinfo(sequences.dtype).max, sequences).min()
         sequences = jnp.where(sequences < 0, -1, sequences - first)
     last = is_last(mask, sequences)

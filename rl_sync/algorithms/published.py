@@ -1,4 +1,4 @@
-"""The published algorithms: changes to GRPO, which the defaults of `Algorithm` are."""
+"""The published algorithms, as changes to GRPO (the defaults of `Algorithm`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Published(NamedTuple):
 
     Attributes:
       meaning: one sentence.
-      changes: the settings in which it differs from the defaults of `Algorithm`.
+      changes: settings that differ from the defaults of `Algorithm`.
       paper: its source; empty for an algorithm without one.
     """
 
@@ -172,5 +172,5 @@ PUBLISHED: dict[str, Published] = {
         "arXiv:2304.06767",
     ),
 }
-"""By name. Where a paper gives no number, or one for a much larger run, the number is the one in
-common use."""
+"""Algorithms by name. If a paper gives no number, or one for a much larger run, we use the common
+value."""

@@ -1,7 +1,7 @@
-"""Returns and advantages of tokens, from rewards that stand at tokens.
+"""Returns and advantages of tokens, from per-token rewards.
 
-`mask` is true at the tokens that the policy chose. Others, such as a tool's answer in between, are
-passed over: they take no time and have no value. For `sequences` see
+`mask` is true at the tokens that the policy sampled. Other tokens, such as a tool's answer, are
+skipped: they take no time step and have no value. For `sequences` see
 `rl_sync.algorithms.sequences`.
 """
 
@@ -24,15 +24,15 @@ from rl_sync.algorithms.sequences import (
 )
 
 Discount = float | Float[Array, "B T"]
-"""γ, one for all tokens or one of each."""
+"""γ: one value for all tokens, or one per token."""
 
 
 class AdvantageEstimate(NamedTuple):
-    """Advantages, and the returns that they were taken from.
+    """Advantages, and the returns that they are based on.
 
     Attributes:
-      advantages: one a token, 0 where the mask is false; or one a trajectory.
-      returns: one a token, 0 where the mask is false; None where nobody asks for them.
+      advantages: one per token, 0 where the mask is false; or one per trajectory.
+      returns: one per token, 0 where the mask is false; None if no critic needs them.
     """
 
     advantages: OfSequence
@@ -42,18 +42,18 @@ class AdvantageEstimate(NamedTuple):
 def at_the_end(
     rewards: Float[Array, " trajectories"], mask: Bool[Array, "B T"], sequences: Sequences = None
 ) -> Float[Array, "B T"]:
-    """Each trajectory's reward at its last token under the mask, 0 elsewhere."""
+    """Places each trajectory's reward at its last token under the mask, and 0 elsewhere."""
     return jnp.where(is_last(mask, sequences), to_tokens(rewards, sequences), 0.0)
 
 
 def at_turns(
     discount: float, turn_discount: float, mask: Bool[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """γ of each token: within a reply that of tokens, and at its last token also that of turns.
+    """γ of each token: `discount`, and at the last token of a reply also `turn_discount`.
 
     Args:
-      discount: between two tokens.
-      turn_discount: between a reply and the next one, besides.
+      discount: discount between two tokens.
+      turn_discount: additional discount between a reply and the next one.
     """
     ends = mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
     return jnp.where(ends, discount * turn_discount, discount)
@@ -108,7 +108,7 @@ def gae(
     sequences: Sequences = None,
 ) -> AdvantageEstimate:
     """δ_t = r_t + γ · V_{t+1} − V_t; A_t = δ_t + γλ · A_{t+1}; R_t = A_t + V_t (GAE,
-    arXiv:1506.02438, eq. 16). For whitened advantages, `whiten` them.
+    arXiv:1506.02438, eq. 16). The advantages are not whitened; see `whiten`.
 
     Args:
       values: V before each token; the value behind the last is 0.

@@ -1,4 +1,4 @@
-"""Screening: choosing groups that are worth training on, and replacing those that are not."""
+"""Screening: the choice of groups that are worth training on, and the replacement of others."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-UNBOUNDED = 1e9  # Of rewards; infinity is no JSON, which the resolved config is kept as.
+UNBOUNDED = 1e9  # A bound of rewards. JSON, the format of the resolved config, has no infinity.
 KEEPS = ("first", "best")
 NO_SPREAD, TOO_HARD, TOO_EASY = "no spread", "too hard", "too easy"
 FAULTS = (NO_SPREAD, TOO_HARD, TOO_EASY)
-"""The reasons why a group teaches nothing."""
+"""Reasons why a group is useless for learning."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Screening:
-    """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): groups that teach nothing give way.
+    """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): useless groups are replaced.
 
     Attributes:
-      filter_zero_variance: whether a group must have more than one reward.
-      mean_low, mean_high: bounds of its mean reward.
-      max_attempts: how many prompts are tried for a place; 1 for its own alone. The last one's
-        group is taken as it is.
+      filter_zero_variance: whether a group must have at least two different rewards.
+      mean_low, mean_high: bounds of a group's mean reward.
+      max_attempts: maximum number of prompts for one place in the batch. The group of the last
+        prompt is always accepted.
     """
 
     filter_zero_variance: bool
@@ -36,12 +36,12 @@ class Screening:
 
     @property
     def refuses(self) -> bool:
-        """Says whether there is anything that a group is refused for."""
+        """Says whether groups can be rejected at all."""
         bounded = self.mean_low > -UNBOUNDED or self.mean_high < UNBOUNDED
         return self.filter_zero_variance or bounded
 
     def fault(self, rewards: Sequence[float]) -> str | None:
-        """The reason why a group of these rewards teaches nothing; None where it teaches."""
+        """Returns the reason why a group with these rewards is useless; None if it is useful."""
         mean = statistics.fmean(rewards)
         if mean < self.mean_low:
             return TOO_HARD
@@ -53,20 +53,20 @@ class Screening:
 
 
 NO_SCREENING = Screening(False, -UNBOUNDED, UNBOUNDED, 1)
-"""Every group is taken as it is."""
+"""Screening that accepts every group."""
 
 
 def choose(
     screening: Screening, rewards: Sequence[Sequence[float]], count: int, keep: str
 ) -> list[int]:
-    """Chooses, of more groups than are needed, those that are trained on; in their order.
+    """Chooses the groups to train on from more than are needed, and keeps their order.
 
     Args:
-      rewards: of each group, in the batch's order.
-      count: how many are needed.
-      keep: `first`, the first that teach anything, then the first of the others; `best`, those
-        whose rewards have the greatest variance, the first among equals (as the advantage of a
-        trajectory is what it is trained by, these teach most).
+      rewards: rewards of each group, in the batch's order.
+      count: number of groups needed.
+      keep: `first`: the first useful groups, then the first of the others; `best`: the groups
+        with the greatest variance of rewards, the first of equals (their advantages, and so
+        their gradients, are the largest).
     """
 
     def rank(group: int) -> float:

@@ -1,6 +1,6 @@
-"""Policy losses whose ratio is a whole sequence's; still one value a token.
+"""Policy losses whose ratio belongs to a whole sequence; they still have one value per token.
 
-As in `losses`; `mask` says which tokens make up a sequence, and `sequences` is as in
+Arguments are as in `losses`; `mask` marks the tokens of a sequence, and `sequences` is as in
 `rl_sync.algorithms.sequences`.
 """
 
@@ -17,7 +17,7 @@ from rl_sync.algorithms.masking import Mask
 from rl_sync.algorithms.sequences import OfSequence, Sequences, lengths, means, totals
 
 GREATEST_LOG_RATIO = 10.0
-"""Beyond it a sequence's ratio is cut, so that its exponential stays finite."""
+"""Limit of the logarithm of a sequence's ratio, so that its exponential stays finite."""
 
 
 def gspo_logprobs(
@@ -26,8 +26,8 @@ def gspo_logprobs(
     mask: Mask,
     sequences: Sequences = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-    """(log s, 0), whose ratio is that of GSPO: log s = sg(mean_t log ρ_t) + log π − sg(log π). Its
-    value is a sequence's, its gradient a token's (GSPO-token, arXiv:2507.18071, eq. 14).
+    """(log s, 0), whose ratio is GSPO's: log s = sg(mean_t log ρ_t) + log π − sg(log π). Its value
+    belongs to the sequence, its gradient to the token (GSPO-token, arXiv:2507.18071, eq. 14).
     """
     mean = means(logprobs - old_logprobs, mask, sequences)
     own = logprobs - jax.lax.stop_gradient(logprobs)
@@ -60,7 +60,7 @@ def is_gspo_clipped(
     clip_high: float,
     sequences: Sequences = None,
 ) -> Bool[Array, "B T"]:
-    """Marks tokens where `gspo` takes its clipped branch, so that there is no gradient."""
+    """Marks tokens where `gspo` takes its clipped branch, which has no gradient."""
     both = gspo_logprobs(logprobs, old_logprobs, mask, sequences)
     return is_clipped(*both, advantages, clip_low=clip_low, clip_high=clip_high)
 
@@ -79,8 +79,8 @@ def gmpo(
     `sequence_mean`.
 
     Args:
-      advantages: one a sequence.
-      clip_low, clip_high: ε, of the logarithm of the ratio.
+      advantages: one per sequence.
+      clip_low, clip_high: ε, bounds of the logarithm of the ratio.
     """
     log_ratio = logprobs - old_logprobs
     side = jnp.sign(advantages)
@@ -96,7 +96,7 @@ def is_gmpo_clipped(
     clip_low: float,
     clip_high: float,
 ) -> Bool[Array, "B T"]:
-    """Marks tokens where `gmpo` clips a token's ratio; the bounds are those of its logarithm."""
+    """Marks tokens whose ratio `gmpo` clips; the bounds apply to its logarithm."""
     low, high = -math.expm1(-clip_low), math.expm1(clip_high)
     return is_clipped(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
 
@@ -108,13 +108,13 @@ def topr(
     mask: Mask,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
-    """−A · log π where A > 0, −sg(min(Π ρ_t, 1)) · A · log π elsewhere: what is good is learned
-    however unlikely it is, what is bad is left alone once it is unlikely (TOPR, arXiv:2503.14286,
+    """−A · log π where A > 0, −sg(min(Π ρ_t, 1)) · A · log π elsewhere: good sequences are learned
+    even if they are unlikely, bad ones are ignored once they are unlikely (TOPR, arXiv:2503.14286,
     section 3).
 
     Args:
-      advantages: one a sequence.
-      old_logprobs: of the policy that drew the sequences.
+      advantages: one per sequence.
+      old_logprobs: logprobs of the policy that sampled the sequences.
     """
     log_ratio = totals(logprobs - old_logprobs, mask, sequences)
     tapered = jnp.exp(jnp.minimum(jax.lax.stop_gradient(log_ratio), 0.0))
@@ -134,8 +134,8 @@ def opmd(
     `sequence_sum_mean`.
 
     Args:
-      advantages: rewards less their group's mean.
-      mirror_temperature: τ, what a move away from the old policy costs.
+      advantages: rewards minus their group's mean.
+      mirror_temperature: τ, the penalty on moves away from the old policy.
     """
     log_ratio = totals(logprobs - old_logprobs, mask, sequences)
     cost = 0.5 * mirror_temperature * jnp.square(log_ratio) / lengths(mask, sequences)

@@ -1,8 +1,9 @@
-"""Sequences in rows: sums over a token's own sequence, and sums from a token to its end.
+"""Sums over sequences in rows: over a token's whole sequence, or from a token to the end.
 
-Where a row holds one sequence, `sequences` is None. Where it holds several, one after the other,
-`sequences` says which one each token belongs to. What is the same for all tokens of a sequence has
-the shape [B, 1] in the first case, and [B, T] in the second: both broadcast against tokens.
+If a row holds one sequence, `sequences` is None. If it holds several, one after the other,
+`sequences` has the number of each token's sequence. Values that are equal for all tokens of a
+sequence have the shape [B, 1] in the first case, and [B, T] in the second; both broadcast against
+tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def totals(values: Float[Array, "B T"], mask: Mask, sequences: Sequences = None)
     masked = jnp.where(mask, values, 0.0)
     if sequences is None:
         return masked.sum(axis=-1, keepdims=True)
-    # Numbered within the row, so that rows need nothing of each other.
+    # Numbered within the row, so that rows are independent of each other.
     number = jnp.cumsum(_begins(sequences), axis=-1) - 1
     T = values.shape[1]
 
@@ -33,7 +34,7 @@ def totals(values: Float[Array, "B T"], mask: Mask, sequences: Sequences = None)
 
 
 def lengths(mask: Mask, sequences: Sequences = None) -> OfSequence:
-    """Tokens under the mask of each token's own sequence; 1 where there are none."""
+    """Number of tokens under the mask in each token's own sequence; 1 if there are none."""
     return jnp.maximum(totals(jnp.ones_like(mask, jnp.float32), mask, sequences), 1)
 
 
@@ -45,15 +46,15 @@ def means(values: Float[Array, "B T"], mask: Mask, sequences: Sequences = None) 
 def trajectory_totals(
     values: Float[Array, "B T"], mask: Mask, sequences: Sequences, count: int
 ) -> Float[Array, " trajectories"]:
-    """Σ of the values under the mask, a trajectory of the batch.
+    """Σ of the values under the mask, for each trajectory of the batch.
 
     Args:
-      count: trajectories of the batch.
+      count: number of trajectories in the batch.
     """
     masked = jnp.where(mask, values, 0.0)
     if sequences is None:
         return masked.sum(axis=-1)
-    # Padding, numbered -1, adds zeros to whatever it is taken for.
+    # Padding has the number -1 and adds only zeros.
     return jax.ops.segment_sum(masked.ravel(), sequences.ravel(), num_segments=count)
 
 
@@ -69,7 +70,7 @@ def backward_sums(
     decay: Float[Array, "B T"] | float,
     sequences: Sequences = None,
 ) -> Float[Array, "B T"]:
-    """y_t = x_t + d_t · y_{t+1} within each sequence, beyond whose end y is 0."""
+    """y_t = x_t + d_t · y_{t+1} within each sequence; y is 0 after its end."""
     decay = jnp.where(_ends(values, sequences), 0.0, decay).astype(values.dtype)
 
     def combine(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Changes to a batch's rewards, and choices among its groups, before advantages are taken."""
+"""Changes to a batch's rewards, and choices among its groups, before advantages are computed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from rl_sync.algorithms.advantages import by_group
 def soft_overlong_penalty(
     lengths: Float[Array, " B"], max_tokens: int, margin_tokens: int
 ) -> Float[Array, " B"]:
-    """0 up to L − m tokens, then (L − m − |o|) / m, so −1 at L (DAPO, arXiv:2503.14476, eq. 13).
+    """0 up to L − m tokens, then (L − m − |o|) / m, which is −1 at L (DAPO, arXiv:2503.14476, eq.
+    13).
 
     Args:
-      max_tokens: L, the most tokens that a completion may have.
+      max_tokens: L, maximum number of tokens of a completion.
       margin_tokens: m.
     """
     return jnp.clip((max_tokens - margin_tokens - lengths) / margin_tokens, -1.0, 0.0)
 
 
 def has_spread(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " B"]:
-    """Marks trajectories whose group has more than one reward, so something to compare (dynamic
-    sampling in DAPO, arXiv:2503.14476, eq. 11).
+    """Marks trajectories whose group has at least two different rewards (dynamic sampling in DAPO,
+    arXiv:2503.14476, eq. 11).
     """
     grouped = by_group(rewards, group_size, least=1)
     return jnp.repeat(grouped.max(axis=1) > grouped.min(axis=1), group_size)
@@ -39,11 +40,12 @@ def within_difficulty(
 
 
 def extremes(rewards: Float[Array, " B"], group_size: int, count: int) -> Bool[Array, " B"]:
-    """The best half and the worst half of `count` trajectories a group, first come among equals:
-    what is over-sampled and then left out teaches least (PODS, arXiv:2504.13818, section 3.2).
+    """Keeps `count` trajectories per group: half of them the best, half the worst, the first of
+    equals. The over-sampled trajectories that are left out matter least (PODS, arXiv:2504.13818,
+    section 3.2).
 
     Args:
-      count: how many stay of a group, even.
+      count: number of trajectories to keep per group; an even number.
     """
     grouped = by_group(rewards, group_size, least=1)
     rank = jnp.argsort(jnp.argsort(grouped, axis=1, stable=True), axis=1)

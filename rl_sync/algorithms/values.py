@@ -1,4 +1,4 @@
-"""The loss of a value estimate, a token, and how good the estimate is."""
+"""The per-token loss of a value estimate, and the quality of the estimate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clipped_value_loss(
     Engstrom et al. 2020, arXiv:2005.12729, section 2).
 
     Args:
-      old_values: at the start of the step.
+      old_values: values at the start of the step.
       clip: ε.
     """
     clipped = jnp.clip(values, old_values - clip, old_values + clip)
@@ -31,7 +31,7 @@ def is_value_clipped(
     returns: Float[Array, "B T"],
     clip: float,
 ) -> Bool[Array, "B T"]:
-    """Marks tokens where `clipped_value_loss` has no gradient, as a value has come far enough."""
+    """Marks tokens where `clipped_value_loss` has no gradient: the value has moved far enough."""
     clipped = jnp.clip(values, old_values - clip, old_values + clip)
     return jnp.square(clipped - returns) > jnp.square(values - returns)
 
@@ -39,8 +39,8 @@ def is_value_clipped(
 def explained_variance(
     values: Float[Array, "B T"], returns: Float[Array, "B T"], mask: Mask
 ) -> Float[Array, ""]:
-    """1 − Var(R − V) / Var(R) over all tokens under the mask: 1 for values that are the returns, 0
-    for one value for all; NaN where all returns are equal.
+    """1 − Var(R − V) / Var(R) over all tokens under the mask: 1 if the values equal the returns, 0
+    if all values are equal; NaN if all returns are equal.
     """
     count = jnp.maximum(jnp.sum(mask), 1)
 

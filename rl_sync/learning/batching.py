@@ -1,7 +1,7 @@
 """Batching: the trajectories of a trainer step, laid out in the rows of its batch.
 
-Each update of a step trains on an equal share of the groups, in rows of its own. The rows depend on
-the groups alone, so equal groups make equal batches.
+Each update of a step trains on an equal share of the groups, in rows of its own. The rows depend
+only on the groups, so equal groups make equal batches.
 
 Letters in shapes: B rows, T positions, S positions before the layout.
 """
@@ -34,7 +34,7 @@ from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
 MIXED: tuple[BatchingKind, ...] = ("packed", "shared")
-"""Kinds whose rows hold several trajectories, those of a group in different rows."""
+"""Kinds whose rows hold several trajectories, at most one of each group."""
 SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 _WIDTHS = (1 / 2, 3 / 4, 1)
@@ -43,7 +43,7 @@ _MASK_STEP = 8
 
 
 class Placed(NamedTuple):
-    """A batch, and where its tokens are."""
+    """A batch, and the places of its tokens."""
 
     batch: TrainBatch
     source: Source
@@ -51,23 +51,23 @@ class Placed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """Lays out batches in few shapes, as each shape compiles the trainer's step once.
+    """Lays out batches in few shapes, since the trainer's step compiles once for each shape.
 
     Attributes:
       kind: `padded` makes rows of `row_tokens`, one trajectory each; `bucketed` makes them as long
         as the longest trajectory, rounded up to a bucket; `packed` puts trajectories one after the
         other into rows of `row_tokens`, as many as they need, rounded up to a bucket; `shared` does
         so in rows of at most `shared_row_tokens`, in which completions of one prompt share it.
-      trajectories: of a step.
-      row_tokens: T, the most tokens of a trajectory.
-      updates: of a step.
+      trajectories: number of trajectories of a step.
+      row_tokens: T, maximum number of tokens of a trajectory.
+      updates: number of updates of a step.
       microbatch_rows: a divisor of the rows of an update; 0 for any number of rows.
       with_baselines: whether groups have baselines.
       of_episodes: whether groups have rewards of turns.
-      with_segments: whether they have trajectories of several segments; not with `shared`.
+      with_segments: whether trajectories may have several segments; not with `shared`.
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
-      mask_words: the most entries that the sampling mask of a token is expected to have; 0 for
-        batches without masks.
+      mask_words: expected maximum number of entries of a token's sampling mask; 0 for batches
+        without masks.
     """
 
     kind: str
@@ -83,26 +83,26 @@ class Batching:
 
     @property
     def _most_rows(self) -> int:
-        """Rows of an update with one trajectory a row."""
+        """Number of rows of an update with one trajectory per row."""
         return self.trajectories // self.updates
 
     def largest(self) -> TrainBatch:
         """Returns shapes and dtypes of the batch of the longest trajectories.
 
-        Of its sampling masks it has those of the usual size.
+        Its sampling masks have the usual size.
         """
         return next(self._like(np.full(self.trajectories, self.row_tokens)))
 
     def shapes(self) -> Iterator[TrainBatch]:
-        """Yields the shapes and dtypes of all batches that there can be, the largest first.
+        """Yields the shapes and dtypes of all possible batches, largest first.
 
-        There are none of `shared`, whose batches have too many; see `shape_count`.
+        Nothing for `shared`, which has too many shapes; see `shape_count`.
         """
         for lengths in self._every_lengths():
             yield from self._like(lengths)
 
     def demonstration_shapes(self) -> Iterator[Demonstrations]:
-        """Yields the shapes and dtypes of all demonstrations that there can be, likewise."""
+        """Yields the shapes and dtypes of all possible batches of demonstrations, largest first."""
         for lengths in self._every_lengths():
             mask: Any = self._learned(lengths)
             tokens: Any = np.zeros(mask.shape, np.int32)
@@ -111,7 +111,7 @@ class Batching:
 
     @property
     def shape_count(self) -> int:
-        """The most shapes that batches can have, demonstrations beside them left out."""
+        """Maximum number of shapes of batches, without demonstrations."""
         sizes = max(1, len(self._mask_sizes))
         if self.kind != "shared":
             return sizes * len(list(self._every_lengths()))
@@ -121,7 +121,7 @@ class Batching:
         return sizes * len(rows) * widths
 
     def _every_lengths(self) -> Iterator[Int[np.ndarray, " trajectories"]]:
-        """Yields lengths of a batch's trajectories that lead to each of its shapes."""
+        """Yields, for each shape, lengths of trajectories that lead to it."""
         longest = np.full(self.trajectories, self.row_tokens)
         if self.kind == "padded":
             yield longest
@@ -167,21 +167,21 @@ class Batching:
 
     @property
     def _mask_sizes(self) -> list[int]:
-        """The entries that sampling masks may have for each token of a row, the usual first.
+        """Possible numbers of sampling-mask entries per token of a row, the usual one first.
 
-        A row of masks has one of these numbers, times its tokens. It takes more where tokens were
-        drawn from larger sets than expected.
+        A row of masks has one of these numbers times its tokens. It has more if tokens were
+        sampled from larger sets than expected.
         """
         cap = self.mask_words
         sizes = {min(cap, size) for size in _mask_sizes(cap)} if cap else ()
         return sorted(sizes, key=lambda size: (size != min(cap, _MASK_STEP), size))
 
     def batch(self, groups: list[Group]) -> TrainBatch:
-        """Lays out the groups of a step, one after the other, in the host's memory."""
+        """Lays out the groups of a step, one after the other, in host memory."""
         return self.placed(groups).batch
 
     def placed(self, groups: list[Group]) -> Placed:
-        """Lays out the groups of a step as `batch` does, and tells where their tokens are."""
+        """Lays out the groups of a step as `batch` does; also returns the places of their tokens."""
         named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
@@ -196,7 +196,7 @@ class Batching:
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 
     def _padded(self, groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Pads the rows of groups, which are as long as the longest of each, to `row_tokens`."""
+        """Pads the rows of groups, which are as long as each group's longest, to `row_tokens`."""
         padding, columns = PADDING | EPISODE_PADDING, {}
         for name in names:
             parts = [getattr(group, name) for group in groups]
@@ -211,7 +211,7 @@ class Batching:
     def _masks(
         self, groups: list[Group], shape: tuple[int, int], source: Source
     ) -> UInt32[np.ndarray, "B E 3"]:
-        """Lays out the sampling masks of groups, in one of few sizes."""
+        """Lays out the sampling masks of groups in one of a few sizes."""
         masks = padded([entries for group in groups for entries in _entries(group)])
         found = masks_in_rows(masks, source, self.row_tokens, shape)
         needed = math.ceil(found.shape[1] / shape[1])
@@ -220,7 +220,7 @@ class Batching:
         return padded(list(found), shape[1] * size)
 
     def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
-        """Lays out demonstrations, one a row so far and as many as a batch has trajectories."""
+        """Lays out demonstrations. They come one per row, as many as a batch has trajectories."""
         columns, packing, _ = self._in_rows(
             {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
         )
@@ -230,7 +230,7 @@ class Batching:
     def _in_rows(
         self, columns: dict[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], Packing | None, Source]:
-        """Lays out columns that have one trajectory a row."""
+        """Lays out columns that have one trajectory per row."""
         segments = columns.pop("segments", None)
         if self.kind == "padded":
             return columns, unpacked(segments), None
@@ -250,7 +250,7 @@ class Batching:
     ) -> Int[np.ndarray, "B T"]:
         """Chooses a token for each position: its index in the flattened rows, -1 for padding.
 
-        Each update's share is packed separately. All get as many rows as the one that needs most.
+        The share of each update is packed separately. All get as many rows as the largest needs.
         """
         shares = lengths.reshape(self.updates, -1)
         bins = [first_fit_decreasing(share, self.row_tokens) for share in shares]
@@ -266,7 +266,7 @@ class Batching:
 
     @property
     def _packed_rows(self) -> tuple[int, int]:
-        """The most rows of an update when packed, and the unit of all numbers of rows."""
+        """Maximum number of rows of a packed update, and the unit of all numbers of rows."""
         step = max(1, self.microbatch_rows)
         return math.ceil(self._most_rows / step) * step, step
 
@@ -282,7 +282,7 @@ class Batching:
     ) -> tuple[dict[str, np.ndarray], Packing, Source]:
         """Lays out columns in rows in which completions of one prompt share it.
 
-        Of some widths of rows it takes the one with the fewest positions in all.
+        Of several row widths it takes the one with the fewest positions in total.
         """
         filled = (self._fill(columns, width) for width in self._shared_widths)
         places = min(filled, key=lambda places: places.source.size)
@@ -292,7 +292,7 @@ class Batching:
     def _fill(self, columns: dict[str, np.ndarray], width: int) -> Places:
         """Chooses a token for each position of rows of some width, update by update.
 
-        All updates get as many rows as the one that needs most.
+        All updates get as many rows as the largest needs.
         """
         tokens, mask = columns["tokens"], columns["completion_mask"]
         shares = np.arange(len(mask)).reshape(self.updates, -1)
@@ -311,10 +311,10 @@ class Batching:
 
 
 def default_row_tokens(row_tokens: int) -> int:
-    """Returns the most tokens of a row in which trajectories of at most so many share prompts.
+    """Returns the default row width for shared prompts, given the maximum length of a trajectory.
 
-    Attention costs as much for a token as its row is long, whatever it attends to. So a row holds
-    two trajectories, or some short groups.
+    The cost of attention for a token grows with the length of its row, whatever it attends to. So a
+    row holds two trajectories, or a few short groups.
     """
     return max(SHARED_ROW_TOKENS, 2 * row_tokens)
 
@@ -330,7 +330,7 @@ def demonstration_batching(kind: str, count: int, row_tokens: int) -> Batching:
 
 
 def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:
-    """Counts the tokens of each row up to the last of its completion; no loss needs later ones."""
+    """Counts the tokens of each row up to the end of its completion; no loss needs later ones."""
     behind = np.argmax(mask[:, ::-1], axis=1)
     return np.where(mask.any(axis=1), mask.shape[1] - behind, 0)
 
@@ -362,7 +362,7 @@ def _fine_bucket(size: int, step: int) -> int:
 
 
 def _buckets(full: int, step: int) -> list[int]:
-    """Returns the buckets of sizes, from the largest: shares of `full`, multiples of `step`."""
+    """Returns the buckets of sizes, largest first: shares of `full`, in multiples of `step`."""
     return sorted({_tiled(share * full, full, step) for share in _BUCKETS}, reverse=True)
 
 
@@ -372,5 +372,5 @@ def _bucket(size: int, full: int, step: int) -> int:
 
 
 def _tiled(size: float, most: int, step: int = _TILE_TOKENS) -> int:
-    """Rounds a size up to a multiple of `step`, but at most to `most`."""
+    """Rounds a size up to a multiple of `step`, limited to `most`."""
     return min(most, math.ceil(size / step) * step)

@@ -1,4 +1,4 @@
-"""Credit: from a batch's rewards to an advantage for each token and a weight for each trajectory.
+"""Credit assignment: from rewards to an advantage for each token and a weight for each trajectory.
 
 Letters in shapes: B rows, T positions.
 """
@@ -25,9 +25,9 @@ from rl_sync.types import Rows, TrainBatch
 Metrics = dict[str, Float[Array, ""]]
 
 ADVANTAGES_NAME = "advantages"
-"""The one metric that has a value for each trajectory: the mean of its tokens' advantages."""
+"""Name of the metric with a value for each trajectory: the mean of its tokens' advantages."""
 TOKEN_ADVANTAGES = "token_advantages"
-"""The one that has a value for each token, where tokens have advantages of their own."""
+"""Name of the metric with a value for each token, if tokens have advantages of their own."""
 
 
 def give(
@@ -41,20 +41,20 @@ def give(
     values: Float[Array, "B T"] | None = None,
     kl_coefficient: Float[Array, ""] | None = None,
 ) -> tuple[AdvantageEstimate, OfSequence, Metrics]:
-    """Gives credit to a whole batch: statistics of groups and of the batch are over all of it.
+    """Assigns credit to a whole batch, so that statistics cover all of it.
 
     Args:
-      group_size: trajectories of a group.
-      max_tokens: the most tokens of a completion.
+      group_size: number of trajectories of a group.
+      max_tokens: maximum number of tokens of a completion.
       end_ids: tokens that end a completion which was not cut.
-      ref_logprobs: of the reference model, for a divergence in the reward.
-      values: before each token, for an advantage that takes them.
-      kl_coefficient: weight of the divergence; None for the algorithm's.
+      ref_logprobs: logprobs of the reference model, for a divergence in the reward.
+      values: value before each token, for advantages that use a critic.
+      kl_coefficient: weight of the divergence; None for the algorithm's value.
 
     Returns:
-      (estimate, weights, metrics): advantages, with returns where there are values; weights, 0 for
-      trajectories that are left out of the loss and 1 for others; and what describes the batch,
-      with the mean advantage of each trajectory as `ADVANTAGES_NAME`, and those of tokens as
+      (estimate, weights, metrics): advantages, and returns if there are values; weights, 0 for
+      trajectories that the loss excludes and 1 for others; and metrics of the batch, including the
+      mean advantage of each trajectory as `ADVANTAGES_NAME`, and per-token advantages as
       `TOKEN_ADVANTAGES`.
     """
     rows, rewards = batch.rows, batch.rewards
@@ -98,7 +98,7 @@ def give(
         estimate = AdvantageEstimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
     statistics = _trajectory_metrics(batch.rewards, lengths, cut, group_size)
-    # Where nothing was judged, rewards stand for nothing.
+    # Rewards of unjudged completions have no meaning.
     metrics |= {
         name: jnp.where(mask.any(), value, jnp.nan) if name.startswith("reward_") else value
         for name, value in statistics.items()
@@ -110,7 +110,7 @@ def give(
 
 
 def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Array, "B T"]:
-    """Puts rewards at tokens: those of turns at the ends of replies, the rest at the last token."""
+    """Assigns rewards to tokens: those of turns to the ends of replies, the rest to the last token."""
     mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
     if turns is None:
         return returns.at_the_end(rewards, mask, sequences)
@@ -125,7 +125,7 @@ def _is_truncated(
     max_tokens: int,
     end_ids: tuple[int, ...],
 ) -> Bool[Array, " trajectories"]:
-    """Finds the completions that have the most tokens and no end of sequence."""
+    """Finds the completions that have the maximum number of tokens and no end of sequence."""
     mask, sequences = rows.completion_mask, rows.sequences
     ended = is_last(mask, sequences) & jnp.isin(rows.tokens, jnp.array(end_ids, jnp.int32))
     endings = trajectory_totals(ended.astype(jnp.float32), mask, sequences, lengths.size)

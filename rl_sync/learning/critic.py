@@ -1,7 +1,8 @@
 """The critic: its parameters, its start and its loss.
 
-A critic values each state by a scalar head. The head stands on the policy's trunk, which both then
-train; or on a trunk of its own, which starts as a copy of the policy when RL begins.
+A critic estimates the value of each state by a scalar head. The head is on the policy's trunk,
+which policy and critic then train together, or on a trunk of its own, which starts as a copy of the
+policy when RL begins.
 
 Letters in shapes: B rows, T positions.
 """
@@ -33,7 +34,7 @@ MODELS = ("own", "head")
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig:
-    """`config.critic`: of algorithms whose advantages are taken from values.
+    """`config.critic`: settings of the critic, for algorithms whose advantages use values.
 
     Raises:
       ValueError: an unknown name, or a value outside its range.
@@ -67,7 +68,7 @@ class CriticState(NamedTuple):
     """The critic's part of the trainer's state.
 
     Attributes:
-      params: the head; with a model of its own, also the trained parameters of that model.
+      params: the head, and the trained parameters of the critic's own model if it has one.
       opt_state: the optimizer's state for these parameters.
     """
 
@@ -81,10 +82,10 @@ class Critic:
 
     Attributes:
       config: the critic's settings.
-      model: the policy's shape.
+      model: the policy's model config.
       optimizer: the settings of the policy's optimizer.
-      updates: of the run; the learning rate's schedule ends after them.
-      layout: mesh of the critic's state.
+      updates: number of updates of the run, after which the learning rate's schedule ends.
+      layout: sharding of the critic's state.
       offloaded: see `ShardedOptimizer`.
     """
 
@@ -105,7 +106,7 @@ class Critic:
         return own.reinforcement(self.updates)
 
     def gradients(self, trained: Params) -> ShardedOptimizer:
-        """Makes the critic's updates.
+        """Makes the critic's sharded optimizer.
 
         Args:
           trained: the policy's trained parameters, or their shapes, dtypes and shardings.
@@ -114,7 +115,7 @@ class Critic:
         return ShardedOptimizer(self.transformation, abstract, self.layout, self.offloaded)
 
     def begin(self, trained: Params) -> CriticState:
-        """Makes the critic at the start of RL. Every value is 0, so advantages begin as returns.
+        """Makes the critic at the start of RL. Every value is 0, so advantages start as returns.
 
         Args:
           trained: the policy's trained parameters.
@@ -129,7 +130,7 @@ class Critic:
         """Returns shapes, dtypes and shardings of the critic's states.
 
         Args:
-          trained: those of the policy's trained parameters.
+          trained: shapes, dtypes and shardings of the policy's trained parameters.
         """
         return CriticState(self.abstract_params(trained), self.gradients(trained).abstract_state())
 
@@ -142,7 +143,7 @@ class Critic:
         return params
 
     def held(self, params: Params, trained: Params) -> Params:
-        """Keeps the critic's parameters, and gradients by them, in their place.
+        """Constrains the critic's parameters, or their gradients, to their shardings.
 
         Args:
           trained: see `abstract`.
@@ -152,7 +153,7 @@ class Critic:
     def learn(
         self, state: CriticState, gradient: Params, trained: Params, learns: Bool[Array, ""]
     ) -> CriticState:
-        """Takes one update.
+        """Computes one update.
 
         Args:
           trained: see `abstract`.
@@ -167,9 +168,9 @@ def value_loss(
     """Computes the critic's loss of some rows of an update: a mean over the update's tokens.
 
     Args:
-      values: before each token.
-      experience: the rows, with the values at the step's start and returns.
-      totals: of the whole update.
+      values: value before each token.
+      experience: the rows, with returns and with the values at the step's start.
+      totals: figures of the whole update.
     """
     old_values, returns = experience.values, experience.estimate.returns
     mask = experience.rows.completion_mask

@@ -1,4 +1,4 @@
-"""Demonstrations beside RL: their gradient, mixed into that of rollouts.
+"""Demonstrations during RL: their gradient is mixed into the gradient of rollouts.
 
 Letters in shapes: D rows of demonstrations, T positions.
 """
@@ -27,11 +27,11 @@ def mix_in(
     share: float,
     microbatch_rows: int,
 ) -> tuple[Params, Metrics]:
-    """Mixes ∇ of the mean of −log π over the tokens of demonstrations into that of a loss.
+    """Mixes ∇ of the mean of −log π over the tokens of demonstrations into the gradient of a loss.
 
     Args:
-      gradients: the gradient of the loss of rollouts by the trained parameters.
-      logprobs: of tokens, as a function of the trained parameters and the tokens.
+      gradients: gradient of the loss of rollouts with respect to the trained parameters.
+      logprobs: function from trained parameters and tokens to log-probabilities.
       share: μ of `losses.mixed`.
       microbatch_rows: see `gradient`.
     """

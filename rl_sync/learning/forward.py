@@ -1,4 +1,4 @@
-"""Forward passes of a model over the rows of a batch, and the parts of its parameters.
+"""Forward passes of a model over the rows of a batch, and the split of its parameters.
 
 Letters in shapes: B rows, T positions, C tokens of a row that are learned, D embed.
 """
@@ -25,12 +25,12 @@ from rl_sync.types import Packing, Params, SharedPrompts
 class Outputs(NamedTuple):
     """Log-probability, entropy and value of each token.
 
-    Where prompts are shared, they are 0 at tokens that are not learned.
+    If prompts are shared, they are 0 at tokens that are not learned.
 
     Attributes:
       logprobs, entropy: see `token_logprobs`.
-      values: of the states before each token; None without a critic. The value at a sequence's
-        first token means nothing.
+      values: values of the states before each token; None without a critic. The value at a
+        sequence's first token has no meaning.
     """
 
     logprobs: Float[Array, "B T"]
@@ -40,13 +40,13 @@ class Outputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """Forward passes of a model over rows of one trajectory each or of several.
+    """Forward passes of a model over rows, each of one or several trajectories.
 
     Attributes:
-      model: its shape. With `lora`, only adapters are trained.
+      model: the model config. With `lora`, only adapters are trained.
       temperature: divides the logits.
       logits_bytes: see `token_logprobs`.
-      repetition_penalty: of the rollouts; see `Sampling`.
+      repetition_penalty: repetition penalty of the rollouts; see `Sampling`.
     """
 
     model: ModelConfig
@@ -56,7 +56,7 @@ class Forward:
 
     @property
     def plain(self) -> Forward:
-        """Passes for tokens that were not drawn: demonstrations."""
+        """Returns the passes for tokens that were not sampled, such as demonstrations."""
         return dataclasses.replace(self, temperature=1.0, repetition_penalty=1.0)
 
     def split(self, params: Params) -> tuple[Params, Params]:
@@ -112,15 +112,15 @@ class Forward:
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
-        Log-probabilities and entropies are of the distribution that explorers draw from: with the
-        temperature and the repetition penalty, over the tokens that could be drawn.
+        Log-probabilities and entropies belong to the distribution that explorers sample from: with
+        the temperature and the repetition penalty, over the tokens that could be sampled.
 
         Args:
           trained: the policy's trained parameters.
-          critic: a scalar head alone, on the policy's trunk and in the same pass; or a head with
-            the trained parameters of a model of its own, in a second pass.
+          critic: only a scalar head, on the policy's trunk and in the same pass; or a head with
+            the trained parameters of its own model, in a second pass.
           frozen: parameters that both models share.
-          masks: the sampling masks of the rows; None where all tokens could be drawn.
+          masks: sampling masks of the rows; None if all tokens could be sampled.
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, tokens, packing)
@@ -179,7 +179,7 @@ class Forward:
         packing: Packing | None,
         masks: UInt32[Array, "B E 3"] | None,
     ) -> TokenSets:
-        """Returns the sets of the targets: the tokens from the second one on, or those learned."""
+        """Returns the sampling sets of the targets: the tokens from the second on, or those learned."""
         vocab_size, prompts = self.model.vocab_size, _shared(packing)
         kept = seen = None
         if masks is not None:
@@ -214,7 +214,7 @@ def _is_head(critic: Params) -> bool:
 def _values(
     critic: Params, hidden: Float[Array, "B T D"], packing: Packing | None
 ) -> Float[Array, "B T"]:
-    # The head reads, of a token's hidden state, the value of the state that follows the token.
+    # From a token's hidden state the head reads the value of the state after the token.
     scalars = hidden_scalars(critic, hidden)
     if (prompts := _shared(packing)) is not None:
         return _put(_taken(scalars, prompts.before), prompts, scalars.shape[1])
@@ -226,12 +226,12 @@ def _shared(packing: Packing | None) -> SharedPrompts | None:
 
 
 def _taken(values: Shaped[Array, "B T ..."], where: Int[Array, "B C"]) -> Shaped[Array, "B C ..."]:
-    """Takes values of each row at given positions."""
+    """Gathers values of each row at given positions."""
     return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(values, where)
 
 
 def _put(values: Float[Array, "B C"], prompts: SharedPrompts, row_tokens: int) -> Array:
-    """Puts the values of learned tokens where these stand in their rows, and 0 elsewhere."""
+    """Scatters the values of learned tokens to their positions in the rows, with 0 elsewhere."""
     nothing = jnp.zeros((values.shape[0], row_tokens), values.dtype)
     return jax.vmap(lambda row, at, of: row.at[at].set(of, mode="drop"))(
         nothing, prompts.learned, values

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from rl_sync.models.sharding import constrain
 
 Trained = TypeVar("Trained")
-"""A pytree of parameters, and of a gradient by them."""
+"""A pytree of parameters, or of their gradient."""
 Rows = TypeVar("Rows")
 """A pytree of arrays with a leading axis of rows."""
 Sums = TypeVar("Sums")
@@ -25,17 +25,17 @@ Loss = Callable[[Trained, Rows], tuple[Array, tuple[Sums, OfRows]]]
 def gradient(
     loss: Loss[Trained, Rows, Sums, OfRows], params: Trained, rows: Rows, microbatch_rows: int
 ) -> tuple[Trained, tuple[Sums, OfRows]]:
-    """Computes ∇ of a loss by the parameters, and what comes with it, a microbatch at a time.
+    """Computes the gradient of a loss, its metrics and per-row figures, one microbatch at a time.
 
     Args:
-      loss: makes (loss, (metrics, of_rows)) of (params, rows). The loss and each metric are sums
-        over constants of all rows, so results for microbatches add up to the result for all.
+      loss: maps (params, rows) to (loss, (metrics, of_rows)). The loss and each metric are sums
+        divided by constants of all rows, so the results of microbatches add up to the total.
         `of_rows` is a pytree of arrays with a leading axis of rows.
       rows: a pytree of arrays with a leading axis of rows.
-      microbatch_rows: rows at once, a divisor of all; 0 for all.
+      microbatch_rows: number of rows at once, a divisor of all rows; 0 for all of them.
 
     Returns:
-      (gradient, (metrics, of_rows)) of all rows.
+      (gradient, (metrics, of_rows)) for all rows.
     """
     grad = jax.grad(loss, has_aux=True)
     if not microbatch_rows:
@@ -53,14 +53,14 @@ def gradient(
 
 
 def map_rows(function: Callable[[Rows], Array], rows: Rows, microbatch_rows: int) -> Array:
-    """Maps a function of rows, which makes one row of each, a microbatch at a time."""
+    """Applies a function that maps each row to one row, one microbatch at a time."""
     if not microbatch_rows:
         return function(rows)
     return _joined(jax.lax.map(function, _parts(rows, microbatch_rows)))
 
 
 def _joined(parts: Array) -> Array:
-    """Puts the rows of microbatches one behind the other."""
+    """Concatenates the rows of microbatches."""
     return parts.reshape(-1, *parts.shape[2:])
 
 

@@ -1,4 +1,4 @@
-"""The objective of a trainer step: a named loss, corrected, regularized and reduced.
+"""The objective of a trainer step: a loss with corrections, regularization and reduction.
 
 Letters in shapes: B rows, T positions.
 """
@@ -30,8 +30,8 @@ from rl_sync.types import Rows
 Metrics = dict[str, Float[Array, ""]]
 OfTokens = dict[str, Float[Array, "B T"]]
 TOKEN_RATIOS, TOKEN_ENTROPIES = "token_ratios", "token_entropies"
-"""Figures of each token, beside a step's metrics: π / π_behavior and the entropy, both of the
-policy before the update that learns from the token."""
+"""Names of the per-token figures: π / π_behavior and the entropy, both of the policy before the
+update that learns from the token."""
 STALENESS_KINDS = 5
 QUANTILES = (5, 50, 95)
 _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
@@ -39,15 +39,15 @@ _LOG_RATIO_LIMIT = 20.0  # Keeps squares of weights finite in the metrics.
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Settings of the loss, for a task's completions: what `Trainer` and its parts share.
+    """Settings of the loss, for a task's completions; `Trainer` and its parts share them.
 
     Attributes:
       algorithm: the settings of the loss.
-      group_size: trajectories of a group, G.
-      max_completion_tokens: the most tokens of a completion, at which it is cut.
+      group_size: number of trajectories of a group, G.
+      max_completion_tokens: maximum number of tokens of a completion, at which it is cut.
       end_ids: tokens that end a completion which was not cut.
-      microbatch_rows: rows whose activations are in memory at once, a divisor of an update's rows;
-        0 for all of them.
+      microbatch_rows: number of rows whose activations are in memory at once, a divisor of an
+        update's rows; 0 for all of them.
     """
 
     algorithm: Algorithm
@@ -58,17 +58,17 @@ class LossConfig:
 
 
 class BatchExperience(NamedTuple):
-    """Rows of a batch, and all that is known of their tokens before the first update of a step.
+    """Rows of a batch, and all figures of their tokens from before the first update of a step.
 
     Attributes:
-      rows: the tokens. Values of tokens outside the completion mask do not matter.
-      staleness: of each token, in trainer steps.
-      estimate: advantages, with returns where there are values.
-      weights: 0 for what is left out of the loss, 1 elsewhere.
-      proximal_logprobs: of the policy at the step's start, where the algorithm asks for them and
-        they are not the current ones anyway.
-      ref_logprobs: of the reference model, if there is one.
-      values: before each token, of the critic at the step's start, if there is one.
+      rows: the tokens. Values of tokens outside the completion mask have no effect.
+      staleness: staleness of each token, in trainer steps.
+      estimate: advantages, and returns if there are values.
+      weights: 0 for rows or tokens that the loss excludes, 1 elsewhere.
+      proximal_logprobs: logprobs of the policy at the step's start, if the algorithm needs them
+        and they differ from the current ones.
+      ref_logprobs: logprobs of the reference model, if there is one.
+      values: value before each token, by the critic at the step's start, if there is one.
     """
 
     rows: Rows
@@ -80,20 +80,20 @@ class BatchExperience(NamedTuple):
     values: Float[Array, "B T"] | None = None
 
     def named(self) -> dict[str, object]:
-        """Returns everything by the names that the pieces of algorithms have for it."""
+        """Returns all fields by the names that the pieces of algorithms use."""
         rows = self.rows
         shape = {"mask": rows.completion_mask, "sequences": rows.sequences}
         return {**self._asdict(), **rows._asdict(), **self.estimate._asdict(), **shape}
 
 
 class Totals(NamedTuple):
-    """Figures that the rows of an update have in common.
+    """Figures of a whole update, which all its rows share.
 
     Attributes:
-      token_count: tokens of completions.
-      sequence_count: trajectories.
-      max_tokens: the most tokens of a completion.
-      group_size: trajectories of a group.
+      token_count: number of tokens of completions.
+      sequence_count: number of trajectories.
+      max_tokens: maximum number of tokens of a completion.
+      group_size: number of trajectories of a group.
       second_moment_limit: see `corrections.second_moment_limit`; 0 without that correction.
       kl_coefficient: weight of the divergence from the reference model.
     """
@@ -114,11 +114,11 @@ def totals(
     group_size: int,
     kl_coefficient: Float[Array, ""] | None = None,
 ) -> Totals:
-    """Computes the figures that all rows of an update have in common.
+    """Computes the figures of a whole update.
 
     Args:
       experience: all rows of the update.
-      kl_coefficient: None for the algorithm's.
+      kl_coefficient: weight of the divergence; None for the algorithm's value.
     """
     rows, limit = experience.rows, jnp.zeros(())
     if algorithm.looks_ahead:
@@ -140,9 +140,9 @@ def totals(
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
-    """Tells whether a step computes the logprobs of its start before its first update.
+    """Says whether a step computes logprobs before its first update.
 
-    With one update they are the current ones, unless a correction looks at all rows beforehand.
+    With one update they equal the current ones, unless a correction needs all rows beforehand.
     """
     return algorithm.proximal == "start" and (updates > 1 or algorithm.looks_ahead)
 
@@ -156,11 +156,11 @@ def policy_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss of some rows of an update, and metrics that describe it.
 
-    Every result is a sum over constants of the whole update, so results for parts of an update add
-    up to the result for the whole. `summary` makes a step's metrics of those of its updates.
+    Every result is a sum divided by constants of the whole update, so the results of its parts add
+    up to the total. `summary` combines the metrics of updates into a step's metrics.
 
     Args:
-      totals: of the whole update.
+      totals: figures of the whole update.
     """
     known, mask = experience, experience.rows.completion_mask
 
@@ -197,7 +197,7 @@ def policy_loss(
 
 
 def of_tokens(logprobs: Float[Array, "B T"], entropy: Float[Array, "B T"], rows: Rows) -> OfTokens:
-    """Computes the figures of each token; those outside the completion mask mean nothing."""
+    """Computes the figures of each token; figures outside the completion mask have no meaning."""
     log_ratio = _log_ratio(jax.lax.stop_gradient(logprobs), rows.behavior_logprobs)
     return {
         TOKEN_RATIOS: jnp.exp(log_ratio),
@@ -218,11 +218,11 @@ def _metrics(
     weights: OfSequence,
     clipped: Bool[Array, "B T"] | None,
 ) -> Metrics:
-    """Computes metrics, each a sum over constants of the whole update.
+    """Computes metrics, each a sum divided by constants of the whole update.
 
     Args:
       current, proximal: logprobs of these policies.
-      clipped: whether the loss bounds a token, where it does so at all.
+      clipped: mask of the tokens that the loss clips; None if it clips none.
     """
     behavior, mask = known.rows.behavior_logprobs, known.rows.completion_mask
     log_ratio = _log_ratio(current, behavior)
@@ -255,15 +255,15 @@ def _metrics(
 
 
 def summary(of_updates: dict[str, Array]) -> Metrics:
-    """Makes the metrics of a step from those of its updates: means, with three exceptions.
+    """Combines the metrics of updates into those of a step: means, with three exceptions.
 
-    logprob_gap is that of the first update, before which the step has changed nothing.
-    effective_sample_share is that of the weights π / π_behavior without bounds.
-    ratio_p5_staleness_0, and the others, are percentiles of π / π_behavior over the tokens of one
-    staleness; the last one stands for all from it on.
+    logprob_gap is the first update's, before which the step has changed nothing.
+    effective_sample_share is computed from the unbounded weights π / π_behavior.
+    ratio_p5_staleness_0 and similar names are percentiles of π / π_behavior over the tokens of one
+    staleness; the last one covers all greater values too.
 
     Args:
-      of_updates: as `policy_loss` returns them, with a leading axis of updates.
+      of_updates: metrics as `policy_loss` returns them, with a leading axis of updates.
     """
     means = {name: values.mean(axis=0) for name, values in of_updates.items()}
     counts = means.pop("ratio_counts")

@@ -1,4 +1,4 @@
-"""Updates by an optimizer whose state is sharded as the parameters are."""
+"""Updates by an optimizer whose state is sharded like the parameters."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ShardedOptimizer:
     Attributes:
       transformation: the optimizer.
       abstract: shapes, dtypes and shardings of the parameters.
-      layout: mesh of the parameters.
-      offloaded: whether the optimizer's state waits for the next update in the host's memory.
+      layout: sharding of the parameters.
+      offloaded: whether the optimizer's state is in host memory between updates.
     """
 
     transformation: optax.GradientTransformation
@@ -33,7 +33,7 @@ class ShardedOptimizer:
     offloaded: bool = False
 
     def init(self, params: Params) -> optax.OptState:
-        """Makes the optimizer's state at the start, each device its own shards."""
+        """Makes the initial optimizer state; each device makes its own shards."""
         out = shardings(self._on_devices)
         state = jax.jit(self.transformation.init, out_shardings=out)(params)
         return move(state, self.abstract_state()) if self.offloaded else state
@@ -53,11 +53,11 @@ class ShardedOptimizer:
         gradient: Params,
         learns: Bool[Array, ""],
     ) -> tuple[Params, optax.OptState]:
-        """Updates the parameters and the optimizer's state, each device its own shards.
+        """Updates the parameters and the optimizer's state; each device updates its own shards.
 
         Args:
-          learns: whether anything changes. It must not depend on the update: the old and the new
-            state would be in memory at once.
+          learns: whether anything changes. It must not depend on the update, or the old and the
+            new state would be in memory at the same time.
         """
         if self.offloaded:
             opt_state = move(opt_state, self._on_devices)
@@ -74,10 +74,7 @@ class ShardedOptimizer:
 
 
 def updates_taken(opt_state: optax.OptState) -> Int[Array, ""]:
-    """Returns the number of updates that an optimizer's state has gone through.
-
-    Updates that were skipped are not among them.
-    """
+    """Returns the number of updates that an optimizer's state has had, without skipped ones."""
 
     def is_schedule(part: object) -> bool:
         return isinstance(part, optax.ScaleByScheduleState)
@@ -88,7 +85,7 @@ def updates_taken(opt_state: optax.OptState) -> Int[Array, ""]:
 
 
 def all_finite(tree: Mapping[str, Array] | Sequence[Array]) -> Bool[Array, ""]:
-    """Tells whether a pytree of arrays has neither NaN nor infinities."""
+    """Says whether a pytree of arrays has neither NaN nor infinities."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in leaves], bool))
 
@@ -98,7 +95,7 @@ def abstract_opt_state(
 ) -> optax.OptState:
     """Returns shapes, dtypes and shardings of an optimizer's state.
 
-    State of another shape than its parameter, such as Adafactor's factors, is replicated.
+    State whose shape differs from its parameter's, such as Adafactor's factors, is replicated.
 
     Args:
       params: the trained parameters; arrays or `jax.ShapeDtypeStruct`s, with shardings.

@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, _Optimizer] = {
     "adafactor": lambda c, rate: optax.adafactor(rate),
     "lion": lambda c, rate: optax.lion(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
 }
-"""By name, from the config and a learning rate."""
+"""Optimizers by name; each is made from the config and a learning rate."""
 
 DECAYING = ("adamw", "lion")
 """Optimizers with weight decay."""
@@ -28,7 +28,7 @@ DECAYING = ("adamw", "lion")
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """`config.optimizer`: an optax optimizer on a clipped gradient, and its learning rate.
+    """`config.optimizer`: an optax optimizer on the clipped gradient, and its learning rate.
 
     Raises:
       ValueError: an unknown name, or a value outside its range.
@@ -106,14 +106,14 @@ class OptimizerConfig:
         return self._warmed(sft.learning_rate, self._shares(sft.schedule, sft.steps, 0.0))
 
     def updates(self, steps: int) -> int:
-        """Returns the updates at whose end the schedule ends, in a run of so many trainer steps."""
+        """Returns the number of updates at which the schedule ends, given the trainer steps."""
         return (self.schedule_steps or steps) * self.updates_per_batch
 
     def reinforcement(self, updates: int) -> optax.GradientTransformation:
         """The optimizer of the RL steps.
 
         Args:
-          updates: where the schedule ends; see `updates`.
+          updates: number of updates after which the schedule ends; see `updates`.
         """
         return self._transformation(self.rate(updates))
 
@@ -128,7 +128,7 @@ class OptimizerConfig:
 
     @property
     def _warmup(self) -> int:
-        """Updates before the first with the full learning rate."""
+        """Number of updates before the first with the full learning rate."""
         return max(0, self.warmup_updates - 1)
 
     def _warmed(self, learning_rate: float, shares: optax.Schedule) -> optax.Schedule:

@@ -1,4 +1,4 @@
-"""One update of a reward model: the update of a trainer step, with the loss of pairs."""
+"""One update of a reward model: a trainer step's update with the loss on pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_sync.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class PairUpdate(Update[Pairs, int]):
-    """Updates of a reward model; its shares are `Pairs`."""
+    """Updates of a reward model, whose shares are `Pairs`."""
 
     def _totals(
         self, share: Pairs, sequence_count: int, kl_coefficient: Float[Array, ""] | None
@@ -25,7 +25,7 @@ class PairUpdate(Update[Pairs, int]):
         return sequence_count // pairs.PAIR
 
     def _has_tokens(self, share: Pairs) -> Bool[Array, ""]:
-        del share  # Pairs are compared already.
+        del share  # Nothing to prepare: the data has already compared the pairs.
         return jnp.array(True)
 
     def _loss(

@@ -1,4 +1,4 @@
-"""Pairs of preference: the loss and the metrics of a reward model.
+"""Preference pairs: the loss and the metrics of a reward model.
 
 A group is a pair: the chosen trajectory, then the rejected one. Letters in shapes: B rows, T
 positions.
@@ -24,15 +24,15 @@ from rl_sync.types import Rows, TrainBatch
 
 Metrics = dict[str, Float[Array, ""]]
 PAIR = 2
-"""Trajectories of a pair."""
+"""Number of trajectories of a pair."""
 
 
 class Pairs(NamedTuple):
     """Pairs, and the margins between their scores.
 
     Attributes:
-      rows: the tokens; each trajectory has its score at its last one.
-      margins: of each pair, at the chosen trajectory; 0 at the rejected one.
+      rows: the tokens; the score of a trajectory is at its last token.
+      margins: margin of each pair, at the chosen trajectory; 0 at the rejected one.
     """
 
     rows: Rows
@@ -40,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 def prepare(batch: TrainBatch) -> tuple[Pairs, Metrics]:
-    """Makes the pairs of a batch, whose rewards are the margins, and metrics that describe it."""
+    """Makes the pairs of a batch, whose rewards are the margins, and metrics of the batch."""
     rows, mask = batch.rows, batch.rows.completion_mask
     lengths = trajectory_totals(jnp.ones(mask.shape), mask, rows.sequences, batch.rewards.size)
     metrics = {
@@ -59,12 +59,12 @@ def pair_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the mean of `bradley_terry` over the pairs of an update.
 
-    Every result is a sum over constants of the update, so those of its parts add up.
+    Every result is a sum divided by constants of the update, so the results of parts add up.
 
     Args:
-      scalars: of each prefix.
+      scalars: score of each prefix.
       pairs: some rows of the update, or all, with both trajectories of a pair.
-      pair_count: of the whole update.
+      pair_count: number of pairs of the whole update.
     """
     rows = pairs.rows
     here = PAIR * pair_count if rows.packing is not None else rows.tokens.shape[0]
@@ -84,7 +84,7 @@ def pair_loss(
 
 
 def _renumbered(sequences: Sequences) -> Int[Array, "B T"] | None:
-    """Numbers trajectories from the first that is here."""
+    """Numbers trajectories from the first one present."""
     if sequences is None:
         return None
     first = jnp.where(sequences < 0, jnp.iinfo(sequences.dtype).max, sequences).min()
@@ -93,7 +93,7 @@ def _renumbered(sequences: Sequences) -> Int[Array, "B T"] | None:
 
 def _metrics(chosen: Float[Array, " P"], rejected: Float[Array, " P"], pair_count: int) -> Metrics:
     gap = chosen - rejected
-    right = jnp.where(gap == 0, 0.5, gap > 0)  # Equal scores are right by chance.
+    right = jnp.where(gap == 0, 0.5, gap > 0)  # Equal scores count as right half of the time.
 
     def mean(values: Array) -> Float[Array, ""]:
         return values.sum() / pair_count
@@ -107,9 +107,9 @@ def _metrics(chosen: Float[Array, " P"], rejected: Float[Array, " P"], pair_coun
 
 
 def summary(of_updates: dict[str, Array]) -> Metrics:
-    """Makes the metrics of a step from those of its updates, which have a leading axis.
+    """Combines the metrics of updates, which have a leading axis, into those of a step.
 
-    `reward_mean` and `reward_std` are those of all scores.
+    `reward_mean` and `reward_std` cover all scores.
     """
     means = {name: values.mean(axis=0) for name, values in of_updates.items()}
     mean, square = means.pop("score_mean"), means.pop("score_square")

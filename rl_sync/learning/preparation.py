@@ -1,4 +1,4 @@
-"""Preparation: forward passes and credit of a batch, before a step's first update.
+"""Preparation of a batch before a step's first update: forward passes and credit assignment.
 
 Letters in shapes: B rows, T positions.
 """
@@ -27,7 +27,7 @@ class Preparation:
     Attributes:
       loss: the settings of the loss.
       forward: the model's passes.
-      updates: updates of a step.
+      updates: number of updates of a step.
     """
 
     loss: LossConfig
@@ -37,10 +37,10 @@ class Preparation:
     def experience(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
     ) -> tuple[BatchExperience, Metrics]:
-        """Computes what the losses of a step read of its batch, and metrics of the batch.
+        """Computes the inputs of a step's losses from its batch, and metrics of the batch.
 
         Args:
-          state: before the step.
+          state: state before the step.
           trained, frozen: the policy's parameters.
         """
         rows, mask = batch.rows, batch.rows.completion_mask
@@ -76,7 +76,7 @@ class Preparation:
             values=values,
             kl_coefficient=state.kl_coefficient,
         )
-        # Each process of the trainer can read it whole.
+        # Replicated, so each process of the trainer can read all of it.
         metrics[credit.ADVANTAGES_NAME] = constrain(metrics[credit.ADVANTAGES_NAME])
         if (of_tokens := metrics.get(credit.TOKEN_ADVANTAGES)) is not None:
             metrics[credit.TOKEN_ADVANTAGES] = constrain(of_tokens, "batch", "length")

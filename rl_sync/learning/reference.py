@@ -1,4 +1,4 @@
-"""The reference model: its refreshes, and the weight of the divergence from it."""
+"""The reference model: its refreshes, and the weight of the policy's divergence from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Para
 
 
 def first_coefficient(algorithm: Algorithm, layout: Layout) -> Float[Array, ""] | None:
-    """Returns the weight of the divergence when RL begins; None where it never changes."""
+    """Returns the weight of the divergence at the start of RL; None if it never changes."""
     if not algorithm.adapts_kl:
         return None
     return put(jnp.float32(algorithm.kl_coefficient), layout.repeated)
@@ -41,11 +41,11 @@ def next_coefficient(
 ) -> Float[Array, ""] | None:
     """Returns the weight of the divergence after a step.
 
-    It stays the same where the policy did not learn, or the divergence is not finite.
+    It stays the same if the policy did not learn or the divergence is not finite.
 
     Args:
       before: the state before the step.
-      metrics: of the step.
+      metrics: metrics of the step.
       learns: whether the policy learned.
     """
     if before.kl_coefficient is None:

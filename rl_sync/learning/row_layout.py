@@ -1,4 +1,4 @@
-"""Rows of a batch: where the tokens of trajectories stand in them, and back.
+"""The layout of trajectories in the rows of a batch, and its inverse.
 
 Letters in shapes: B rows, T positions, N trajectories, S positions of a trajectory.
 """
@@ -22,21 +22,21 @@ PADDING: dict[str, Any] = {
 EPISODE_PADDING: dict[str, Any] = {"turn_rewards": 0.0, "segments": -1, "positions": 0}
 Source = Int[np.ndarray, "B T"] | None
 """The token at each position of a batch: its index in the flattened trajectories, -1 for padding.
-None where row i is trajectory i."""
+None if row i is trajectory i."""
 
 
 def taken_back(
     values: Float[np.ndarray, "B T"], source: Source, shape: tuple[int, int]
 ) -> Float[np.ndarray, "N S"]:
-    """Inverts a layout: gives the values of a batch's rows to the trajectories' own tokens.
+    """Inverts a layout: maps values of a batch's rows to the tokens of trajectories.
 
     Args:
       values: one for each position of the batch.
-      source: of the batch; see `Placed`.
+      source: layout of the batch; see `Placed`.
       shape: (N, S) of the groups that were laid out.
 
     Returns:
-      The value of each token of each trajectory; NaN for those that no row has.
+      The value of each token of each trajectory; NaN for tokens that are in no row.
     """
     found = np.full(shape, np.nan, values.dtype)
     if source is None:
@@ -49,10 +49,10 @@ def taken_back(
 def first_fit_decreasing(
     lengths: Int[np.ndarray, " trajectories"], row_tokens: int
 ) -> tuple[Int[np.ndarray, " trajectories"], Int[np.ndarray, " trajectories"]]:
-    """Puts each trajectory, the longest first, into the first row with room for it.
+    """Places each trajectory, longest first, into the first row with room for it.
 
-    It takes at most 11/9 of the fewest rows possible, and one more (Johnson 1973). Trajectories of
-    one length keep their order.
+    The number of rows is at most 11/9 of the optimum, plus one (Johnson 1973). Trajectories of
+    equal length keep their order.
 
     Returns:
       (row, start): each trajectory's row, and its first position there.
@@ -67,7 +67,7 @@ def first_fit_decreasing(
 
 
 def gather(columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]) -> dict[str, np.ndarray]:
-    """Takes the columns' tokens at `source`, flattened, and padding where that is -1."""
+    """Gathers the columns' flattened tokens at `source`, with padding where `source` is -1."""
     padding = PADDING | EPISODE_PADDING
     return {
         name: np.where(source >= 0, values.reshape(-1)[source], padding[name])
@@ -107,7 +107,7 @@ def masks_in_rows(
 def packing_of(
     source: Int[np.ndarray, "B T"], stride: int, segments: Int[np.ndarray, "N S"] | None
 ) -> Packing:
-    """Describes rows whose tokens are those at `source` of rows of one trajectory each."""
+    """Describes rows that are gathered at `source` from rows of one trajectory each."""
     fields: dict[str, Any] = {
         "positions": np.where(source >= 0, source % stride, 0),
         "trajectories": np.where(source >= 0, source // stride, -1),

@@ -1,4 +1,4 @@
-"""Courses of a learning rate, as shares of its greatest value."""
+"""Learning rate schedules, as shares of the maximum value."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ SCHEDULES: dict[str, Callable[[int, float], optax.Schedule]] = {
     "linear": lambda updates, final: optax.linear_schedule(1.0, final, updates),
     "cosine": lambda updates, final: optax.cosine_decay_schedule(1.0, updates, final),
 }
-"""By name, from the number of updates and the share at the end: the share of the learning rate."""
+"""Schedules by name: each maps the number of updates and the final share to optax's schedule."""

@@ -1,7 +1,7 @@
-"""Shared prompts: rows of one copy of a prompt, and several completions behind it.
+"""Shared prompts: rows that hold one copy of a prompt and several completions of it.
 
-A completion attends to the copy and to itself, at the positions that it has in its trajectory. So
-its log-probabilities are those of a row of its own, and the prompt is computed once (Prefix
+A completion attends to the copy and to itself, at the positions of its trajectory. So its
+log-probabilities equal those of a separate row, and the prompt is computed once (Prefix
 Grouper, arXiv:2506.05433).
 
 Letters in shapes: B rows, T positions, C tokens of a row that are learned, N trajectories, S
@@ -19,11 +19,11 @@ from jaxtyping import Bool, Int
 
 from rl_sync.types import Packing, SharedPrompts
 
-_LENGTHS = 8  # Of the lists of learned tokens; each compiles the trainer's step once.
+_LENGTHS = 8  # Lengths of lists of learned tokens; the trainer's step compiles for each.
 
 
 class TokenSpan(NamedTuple):
-    """The tokens of a trajectory, by their positions: those of the prompt end at `start`."""
+    """The positions of a trajectory's tokens; the prompt ends at `start`."""
 
     start: int
     end: int
@@ -33,19 +33,19 @@ class Branches(NamedTuple):
     """A prompt with completions of it, in one row.
 
     Attributes:
-      spans: of the trajectories, by their index.
+      spans: spans of the trajectories, by index.
     """
 
     spans: dict[int, TokenSpan]
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return next(iter(self.spans.values())).start
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompt and of all completions."""
+        """Number of tokens of the prompt and all completions."""
         return self.prompt_tokens + sum(end - start for start, end in self.spans.values())
 
 
@@ -55,21 +55,21 @@ def branches(
     indices: Iterable[int],
     row_tokens: int,
 ) -> list[Branches]:
-    """Finds neighbors with one prompt, as many as a row holds.
+    """Finds neighboring trajectories with one prompt, as many as a row holds.
 
-    A trajectory without learned tokens is in none of them. Those after its last one are left out.
+    Trajectories without learned tokens are excluded, and so are tokens after the last learned one.
 
     Args:
-      mask: true at the tokens that are learned; a prompt is what stands before the first one.
-      indices: the trajectories to look at, in their order.
-      row_tokens: the most tokens of a row.
+      mask: true at the learned tokens; the prompt is everything before the first of them.
+      indices: trajectories to consider, in order.
+      row_tokens: maximum number of tokens of a row.
     """
     found: list[Branches] = []
     for i in indices:
         (learned,) = np.nonzero(mask[i])
         if not learned.size:
             continue
-        # Nothing can be learned about a first token, so a prompt has one at least.
+        # A first token cannot be learned, so a prompt has at least one token.
         span = TokenSpan(max(int(learned[0]), 1), int(learned[-1]) + 1)
         if found and _continues(tokens, found[-1], i, span, row_tokens):
             found[-1].spans[i] = span
@@ -81,7 +81,7 @@ def branches(
 def _continues(
     tokens: Int[np.ndarray, "N S"], last: Branches, i: int, span: TokenSpan, row_tokens: int
 ) -> bool:
-    """Says whether a trajectory has the prompt of others, and room beside them."""
+    """Says whether a trajectory has the same prompt as others and fits beside them."""
     prompt = slice(last.prompt_tokens)
     return (
         span.start == last.prompt_tokens
@@ -91,7 +91,7 @@ def _continues(
 
 
 def learned_lengths(row_tokens: int) -> list[int]:
-    """Returns the lengths that lists of a row's learned tokens may have, from the smallest."""
+    """Returns the possible lengths of the lists of a row's learned tokens, smallest first."""
     step = math.ceil(row_tokens / _LENGTHS)
     return sorted({min(row_tokens, step * count) for count in range(1, _LENGTHS + 1)})
 
@@ -100,7 +100,7 @@ class Places:
     """The token at each position of some rows, and the token before it.
 
     Args:
-      rows, row_tokens: their number, and the positions of each.
+      rows, row_tokens: number of rows, and of positions in each.
       stride: S, positions of a trajectory before the layout.
 
     Attributes:
@@ -131,10 +131,10 @@ class Places:
     def packing(self, mask: Bool[np.ndarray, "B T"]) -> Packing:
         """Describes the rows.
 
-        The lists of learned tokens have one of a few lengths, the shortest that is long enough.
+        The lists of learned tokens have the shortest sufficient length of a few.
 
         Args:
-          mask: true at the tokens that are learned.
+          mask: true at the learned tokens.
         """
         positions = np.where(self.source >= 0, self.source % self._stride, 0)
         learned = mask & (positions > 0)

@@ -12,17 +12,17 @@ from rl_sync.types import Params
 
 
 class TrainState(NamedTuple):
-    """The state that a trainer carries from step to step.
+    """State that a trainer carries from step to step.
 
     Attributes:
-      step: finished trainer steps; SFT steps do not count.
+      step: number of finished trainer steps, without SFT steps.
       params: the policy's parameters.
       opt_state: the optimizer's state for the trained parameters: all of them, or the adapters.
-      ref_params: the reference model: the trained parameters as they were when RL began, or when
-        the reference was last refreshed. The frozen ones are the policy's. None for no reference.
-      critic: None where the algorithm needs no values.
-      kl_coefficient: the weight of the divergence from the reference model; None where it never
-        changes.
+      ref_params: the reference model: the trained parameters from the start of RL, or from the
+        last refresh of the reference. The frozen parameters are the policy's. None for no
+        reference.
+      critic: state of the critic; None if the algorithm needs no values.
+      kl_coefficient: weight of the divergence from the reference model; None if it never changes.
     """
 
     step: Int[Array, ""]

@@ -1,4 +1,4 @@
-"""One update of a trainer step: gradients of the policy and of the critic, and their use.
+"""One update of a trainer step: gradients of policy and critic, and the optimizers' steps.
 
 Letters in shapes: B rows, T positions.
 """
@@ -30,7 +30,7 @@ from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params, Rows
 
 _DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
-"""Metrics that have to be finite; else an update is skipped."""
+"""Metrics that must be finite; otherwise the update is skipped."""
 
 
 class Learned(NamedTuple):
@@ -50,20 +50,20 @@ class HasRows(Protocol):
 
 
 Share = TypeVar("Share", bound=HasRows)
-"""A share of a batch, with what its loss reads; all of its arrays have a leading axis of rows."""
+"""A share of a batch with the inputs of its loss; all its arrays have a leading axis of rows."""
 Common = TypeVar("Common")
-"""Figures that all rows of an update have in common."""
+"""Figures of a whole update, which all its rows share."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Update(ABC, Generic[Share, Common]):
-    """Updates of a model, and of the critic if there is one; a subclass says what their loss is.
+    """Updates of a model, and of the critic if there is one; subclasses define the loss.
 
     Attributes:
       loss: the settings of the loss.
-      forward: the models' passes.
+      forward: forward passes of the models.
       policy: the policy's optimizer.
-      critic: None where the algorithm needs no values.
+      critic: the critic; None if the algorithm needs no values.
     """
 
     loss: LossConfig
@@ -82,21 +82,21 @@ class Update(ABC, Generic[Share, Common]):
         kl_coefficient: Float[Array, ""] | None,
         learns: Bool[Array, ""],
     ) -> tuple[Learned, Metrics, OfTokens]:
-        """Takes one update, unless it is not finite, or nothing of its batch was judged.
+        """Applies one update, unless it is not finite or nothing in its batch was judged.
 
-        Of its metrics `skipped` is true where it was not finite, `unjudged` where no token was left
+        The metric `skipped` is true if the update was not finite, `unjudged` if there was no token
         to learn from.
 
         Args:
-          share: the rows of the update, with what the loss reads.
-          demonstrations: those that are mixed in; None for none.
-          frozen: the parameters that nothing changes.
-          sequence_count: trajectories of the update.
+          share: rows of the update, with the inputs of the loss.
+          demonstrations: demonstrations to mix in; None for none.
+          frozen: the parameters that are not trained.
+          sequence_count: number of trajectories of the update.
           kl_coefficient: see `TrainState`.
           learns: whether the policy learns yet.
 
         Returns:
-          What was learned, the metrics, and figures of each token before the update.
+          The learned state, the metrics, and per-token figures from before the update.
         """
         totals = self._totals(share, sequence_count, kl_coefficient)
 
@@ -133,10 +133,10 @@ class Update(ABC, Generic[Share, Common]):
         learns: Bool[Array, ""],
         holds: Bool[Array, ""],
     ) -> Learned:
-        """Follows gradients; that of the critic alone, where the policy is not to learn yet.
+        """Applies the gradients; only the critic's, if the policy does not learn yet.
 
         Args:
-          holds: whether the update is taken; if not, nothing changes.
+          holds: whether the update is applied; if not, nothing changes.
         """
         critic, held = before.critic, holds
         if self.critic is not None and critic is not None:
