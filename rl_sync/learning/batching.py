@@ -181,7 +181,7 @@ class Batching:
         return self.placed(groups).batch
 
     def placed(self, groups: list[Group]) -> Placed:
-        """Lays out the groups of a step as `batch` does; also returns the places of their tokens."""
+        """Lays out the groups of a step as `batch` does, and returns the places of their tokens."""
         named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []

@@ -110,7 +110,7 @@ def give(
 
 
 def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Array, "B T"]:
-    """Assigns rewards to tokens: those of turns to the ends of replies, the rest to the last token."""
+    """Assigns rewards of turns to the ends of replies, and the others to the last token."""
     mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
     if turns is None:
         return returns.at_the_end(rewards, mask, sequences)

@@ -179,7 +179,7 @@ class Forward:
         packing: Packing | None,
         masks: UInt32[Array, "B E 3"] | None,
     ) -> TokenSets:
-        """Returns the sampling sets of the targets: the tokens from the second on, or those learned."""
+        """Returns the sampling sets of the targets: tokens from the second on, or those learned."""
         vocab_size, prompts = self.model.vocab_size, _shared(packing)
         kept = seen = None
         if masks is not None:

@@ -139,7 +139,7 @@ class Places:
         positions = np.where(self.source >= 0, self.source % self._stride, 0)
         learned = mask & (positions > 0)
         counts = learned.sum(axis=1)
-        size = next(size for size in learned_lengths(mask.shape[1]) if size >= counts.max())
+        size = next(size for size in learned_lengths(mask.shape[1]) if size >= np.max(counts))
         at = np.argsort(~learned, axis=1, kind="stable")[:, :size]
         is_there = np.arange(size) < counts[:, None]
         of_prompts: dict[str, Any] = {

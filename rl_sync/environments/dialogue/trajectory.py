@@ -132,7 +132,7 @@ def append_reply(
         wrong = values[~(np.isfinite(values) & (values <= 0))][0]
         raise ValueError(f"A drawn token's logprob is a number of at most 0, not {wrong}.")
     if (drawn_by < 0).any():
-        raise ValueError(f"A drawn token's version is at least 0, not {drawn_by.min()}.")
+        raise ValueError(f"A drawn token's version is at least 0, not {np.min(drawn_by)}.")
     trajectory._last()
     number = segment % len(trajectory.segments)
     before = trajectory.segments[number]
