@@ -37,14 +37,16 @@ _MESSAGE_BYTES = 1 << 20
 _REQUEST_SAMPLES = 256
 _DRAW_SECS = 2.0
 _LOOK_SECS, _MOST_LOOK_SECS = 0.005, 0.05
-_LOOK_SHARE = 0.02  # Share of the time that the table was empty: after a long wait looks are rarer.
+_LOOK_SHARE = (
+    0.02  # Poll interval as a share of the time that the table was empty.
+)
 _FRESH_SECS = 0.1
 
 
 class ReplayClient:
     """Reads and writes the tables of one server.
 
-    Threads may share a client, and call all of its methods but `close` side by side. It must not be
+    Threads may share a client, and call all its methods except `close` concurrently. It must not be
     used in a forked process.
 
     Args:
@@ -105,7 +107,7 @@ class ReplayClient:
         priorities: Sequence[float] | None = None,
         timeout_secs: float,
     ) -> None:
-        """Inserts items in their order, pipelined; otherwise like `insert`.
+        """Inserts items in order, pipelined; otherwise like `insert`.
 
         If one of them cannot be stored, those before it may already be stored.
         """
@@ -135,10 +137,10 @@ class ReplayClient:
             self._settle(table, stream, stream.outstanding(), deadline, timeout_secs)
 
     def sample(self, table: str, count: int = 1, *, timeout_secs: float) -> list[Sample]:
-        """Draws `count` items, or as many as possible in the given time, but at least one.
+        """Samples `count` items, or as many as possible in the given time, but at least one.
 
         Raises:
-          ReplayTimeoutError: no item could be drawn in time.
+          ReplayTimeoutError: no item could be sampled in time.
         """
         deadline = time.monotonic() + timeout_secs
         samples: list[Sample] = []
@@ -165,17 +167,17 @@ class ReplayClient:
         return samples
 
     def _pause_secs(self, table: str) -> float:
-        """Returns the time to wait before the next look into an empty table."""
+        """Returns the seconds to wait before polling an empty table again."""
         now = time.monotonic()
         empty_secs = now - self._empty_since_secs.setdefault(table, now)
         return min(max(_LOOK_SECS, _LOOK_SHARE * empty_secs), _MOST_LOOK_SECS)
 
     def _drawable(self, table: str) -> int:
-        """Returns how many items can be drawn at once, as far as this client can know."""
+        """Returns the number of items that can be sampled at once, as far as this client knows."""
         fresh = time.monotonic() - self._looked_secs < _FRESH_SECS
         if not fresh or not self._there.get(table):
             with self._looking:
-                drawn = dict(self._drawn)  # Before the server looks: others may draw meanwhile.
+                drawn = dict(self._drawn)  # Before the request: others may sample meanwhile.
                 response = self._ask(
                     self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
                 )
@@ -191,10 +193,10 @@ class ReplayClient:
         return self._there[table]
 
     def _require_growth(self, info: TableInfo, drawn: int) -> None:
-        """Raises unless a table has counted on from where this client saw it last.
+        """Raises if a table's counts have gone back since this client last saw them.
 
-        Counts begin anew in a table that somebody else emptied. Its items are gone, and who waits
-        for them waits in vain.
+        Counts restart in a table that another client has reset. Its items are gone, and a wait for
+        them would never end.
         """
         inserted, sampled = self._counts.get(info.name, (0, 0))
         sampled = max(sampled, drawn)
@@ -243,7 +245,7 @@ class ReplayClient:
         return method(requests)
 
     def _stream(self, table: str) -> InsertStream:
-        """Returns the table's stream, a new one if there is none or it has ended.
+        """Returns the table's stream; makes a new one if there is none or it has ended.
 
         There is one for each table, since a full table blocks everything behind it on its stream.
         """
@@ -279,7 +281,7 @@ class ReplayClient:
         )
 
     def _draw(self, table: str, count: int, wait_secs: float) -> list[Sample]:
-        """Draws `count` items, or fewer if others draw them first and none follow in time."""
+        """Samples `count` items, or fewer if others sample them first and no more come in time."""
         request = reverb_pb2.SampleStreamRequest(table=table, num_samples=count)
         request.rate_limiter_timeout.milliseconds = max(1, round(wait_secs * 1000))
         call = self._sample_stream(request, timeout=RPC_TIMEOUT_SECS + wait_secs)
@@ -314,7 +316,7 @@ class ReplayClient:
             self._fail(error, doing)
 
     def _fail(self, error: grpc.RpcError, doing: str) -> NoReturn:
-        """Raises the error that a gRPC error means to our callers."""
+        """Raises our error for a gRPC error."""
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.NOT_FOUND:
             raise ReplayError(

@@ -1,9 +1,9 @@
-"""A replay server in Python, with the part of Reverb's gRPC protocol that our client speaks.
+"""A replay server in Python, with the part of Reverb's gRPC protocol that our client uses.
 
     python -m rl_sync.replay.embedded_server --port 8700 --tables '[{"name": "queue", ...}]'
 
-The command line, the ready line and the end with standard input are those of
-`rl_sync/replay/reverb_server.py`.
+The command line and the ready line are the same as those of `rl_sync/replay/reverb_server.py`, and
+it also ends with its standard input.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ReplayService:
     def sample_stream(
         self, requests: Iterable[pb.SampleStreamRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.SampleStreamResponse]:
-        """Draws the requested number of items, and waits for each up to the time-out."""
+        """Samples the requested number of items, and waits for each up to the time-out."""
         for request in requests:
             table = self._table(request.table, context)
             timeout_secs = request.rate_limiter_timeout.milliseconds / 1000
@@ -101,7 +101,7 @@ class ReplayService:
     def _draw(
         self, table: EmbeddedTable, count: int, deadline: float, context: grpc.ServicerContext
     ) -> list[DrawnItem]:
-        """Draws items in short waits, so that a client that went away takes none."""
+        """Samples items in short waits, so that a client that has gone takes none."""
         while context.is_active():
             drawn = table.sample(count, min(deadline, time.monotonic() + _LOOK_AROUND_SECS))
             if drawn:
@@ -183,7 +183,7 @@ def start(specs: Sequence[TableSpec], port: int, host: str) -> tuple[grpc.Server
         "ServerInfo": method(unary, service.server_info, pb.ServerInfoRequest),
         "Reset": method(unary, service.reset, pb.ResetRequest),
     }
-    # A stream takes a thread as long as it is open; beyond the limit clients get an error.
+    # An open stream occupies a thread; beyond the limit clients get an error.
     server = grpc.server(
         futures.ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="replay-server"),
         options=[*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)],

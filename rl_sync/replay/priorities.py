@@ -1,7 +1,7 @@
-"""Priorities with which groups are inserted: what the samplers that look at priorities prefer.
+"""Priorities of inserted groups, for the samplers that use them.
 
 `recency`, `reward` and `variance` are replay strategies of RePO (arXiv:2506.09340). `advantage`
-stands for the error by which prioritized experience replay draws (arXiv:1511.05952).
+replaces the error by which prioritized experience replay samples (arXiv:1511.05952).
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ def variance(group: Group) -> float:
 
 
 def advantage(group: Group) -> float:
-    """The mean distance of rewards from their mean: the size of the advantages, not scaled."""
+    """The mean absolute deviation of rewards from their mean: the size of unscaled advantages."""
     return float(np.abs(group.rewards - group.rewards.mean()).mean())
 
 
 def length(group: Group) -> float:
-    """Tokens of a completion, on average."""
+    """The mean number of tokens of a completion."""
     return float(group.completion_mask.sum(axis=-1).mean())
 
 
 PRIORITIES: Mapping[str, Callable[[Group], float]] = {
     function.__name__: function for function in (variance, advantage, reward, recency, length)
 }
-"""By the names that `replay.priority` has for them."""
+"""Priorities by their names in `replay.priority`."""
 
 
 _BY_PRIORITY = ("prioritized", "max_heap", "min_heap")
-"""Samplers that look at priorities."""
+"""Samplers that use priorities."""
 
 
 def priority_of(group: Group, name: str, sampler: str) -> float:
-    """The priority of a group in a table; `prioritized` ones take none below 0.
+    """Returns the priority of a group in a table. With `prioritized` it is never negative.
 
-    It is 1 where the sampler does not look at it.
+    It is 1 if the sampler does not use priorities.
 
     Args:
       name: a key of `PRIORITIES`.
-      sampler: the table's.
+      sampler: the table's sampler.
     """
     if sampler not in _BY_PRIORITY:
         return 1.0

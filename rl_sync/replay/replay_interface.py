@@ -1,4 +1,4 @@
-"""The interface of a replay buffer: its samples and errors."""
+"""Interface of a replay buffer: its samples and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 Backend = Literal["reverb", "embedded"]
 
 Columns = Mapping[str, np.ndarray]
-"""Named arrays of an item, of any shapes; see `rl_sync.replay.tensors` for the dtypes."""
+"""Named arrays of an item, with any shapes; see `rl_sync.replay.tensors` for the dtypes."""
 
 RPC_TIMEOUT_SECS = 30.0
 
@@ -30,15 +30,15 @@ class ReplayUnavailableError(ReplayError):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One item drawn from a table.
+    """One item sampled from a table.
 
     Attributes:
-      key: the id of the item.
-      priority: the priority at the time of sampling.
-      times_sampled: the number of times it was drawn, this time included.
-      probability: the probability of drawing it, at the time of sampling.
-      table_size: the number of items in the table at the time of sampling.
-      columns: the inserted arrays, as copies for the caller. Strings are returned as object arrays
+      key: id of the item.
+      priority: priority at the time of sampling.
+      times_sampled: number of times it was sampled, including this time.
+      probability: probability of this item at the time of sampling.
+      table_size: number of items in the table at the time of sampling.
+      columns: inserted arrays, as copies for the caller. Strings are returned as object arrays
         of bytes.
     """
 

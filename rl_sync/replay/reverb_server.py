@@ -44,7 +44,7 @@ DEFAULTS = {
 
 Serve = Callable[[argparse.Namespace, Callable[[int], None]], None]
 """A function that serves according to the arguments. Once it is ready, it calls its second argument
-with the port; that call returns when the server shall stop.
+with the port; that call returns when the server has to stop.
 """
 
 
@@ -141,9 +141,8 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
 def answer_at(host: str, port: int) -> None:
     """Makes this process's server at a port answer only calls to one address.
 
-    Reverb always listens on all interfaces, and no option of a socket that listens already binds it
-    to an address. So the kernel is told to drop packets to it for other addresses, as a firewall
-    would.
+    Reverb always listens on all interfaces, and a listening socket cannot be bound to one address
+    afterwards. So a filter in the kernel drops packets for other addresses, like a firewall.
     """
     address = socket.gethostbyname(host)
     if address == "0.0.0.0":

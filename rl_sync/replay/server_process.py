@@ -27,14 +27,13 @@ _LOG_LINES = 15
 
 
 class ReplayServerError(RuntimeError):
-    """A replay server cannot be started; the message tells why, and what to do."""
+    """Raised if a replay server cannot be started; the message says why, and what to do."""
 
 
 class ServerProcess:
     """A replay server that is a child of this process.
 
-    It runs as long as its standard input is open. So it ends when this process ends, in whatever
-    way.
+    It runs while its standard input is open. So it ends when this process ends, in any way.
 
     Attributes:
       popen: the child, in a session and a process group of its own.
@@ -78,7 +77,7 @@ class ServerProcess:
         """Waits until the server serves.
 
         Raises:
-          ReplayServerError: it ended, or is not ready in that time.
+          ReplayServerError: the server has ended, or is not ready in that time.
         """
         deadline = time.monotonic() + timeout_secs
         while not self._ready.wait(0.05):
@@ -102,7 +101,7 @@ class ServerProcess:
 
     @property
     def cannot_be_had(self) -> bool:
-        """True if the server has ended before it served, and its environment is the reason."""
+        """True if the server has ended before it was ready, because of its environment."""
         refusals = (None, PORT_TAKEN, REFUSED)
         return not self._ready.is_set() and self.popen.poll() not in refusals
 
@@ -181,8 +180,8 @@ def start_server(
       port: the port; 0 for any free port.
       host: the address of this machine to listen on.
       log_path: the file for its output.
-      start_timeout_secs: the longest wait until it serves. None returns immediately; the caller
-        must then call `ServerProcess.wait_ready`.
+      start_timeout_secs: maximum wait until it serves. None returns immediately; the caller must
+        then call `ServerProcess.wait_ready`.
 
     Raises:
       ValueError: the backend is unknown, or the tables are not valid.
@@ -230,8 +229,8 @@ def _interpreter(backend: Backend) -> list[str]:
 def _is_installed(uv: str, script: str) -> bool:
     """Says whether the script's environment exists, or can be made without the network.
 
-    Without this check, uv would ask the package index for versions at every start. A machine
-    without network could then not start an environment that it has.
+    Without this check, uv would ask the package index for versions at every start, and a machine
+    without network could not use an environment that it already has.
     """
     try:
         check = subprocess.run(

@@ -19,8 +19,8 @@ class Stored:
 
     Attributes:
       key, priority, times_sampled: as in `rl_sync.replay.replay_interface.Sample`.
-      payload: the inserted data; the table does not look inside.
-      inserted: whether it is in the table; until then it waits for room.
+      payload: inserted data, which the table does not read.
+      inserted: whether it is in the table; otherwise it waits for room.
     """
 
     key: int
@@ -43,7 +43,7 @@ class DrawnItem:
 
 
 class EmbeddedTable:
-    """Items, the order in which they are drawn, and a rate limiter; a full one drops its oldest.
+    """A table: items, their selection, and a rate limiter. A full table drops its oldest item.
 
     Inserts wait in a queue, in order. They enter the table as soon as the limiter allows it, even
     if no caller waits for that any more.
@@ -63,13 +63,13 @@ class EmbeddedTable:
         self._inserts = self._samples = self._deletes = 0
 
     def submit(self, item: Stored) -> None:
-        """Puts an item into the queue of inserts."""
+        """Adds an item to the queue of inserts."""
         with self._changed:
             self._waiting.append(item)
             self._advance()
 
     def wait_inserted(self, items: list[Stored], deadline: float) -> int:
-        """Waits until items that were submitted are in the table.
+        """Waits until submitted items are in the table.
 
         Returns:
           The number of items that still wait for room at the deadline (on `time.monotonic()`'s
@@ -83,7 +83,7 @@ class EmbeddedTable:
             return sum(not item.inserted for item in items)
 
     def sample(self, count: int, deadline: float) -> list[DrawnItem]:
-        """Draws up to `count` items, waiting for the first; none if the deadline passes."""
+        """Samples up to `count` items, waiting for the first; returns none after the deadline."""
         drawn: list[DrawnItem] = []
         with self._changed:
             timeout_secs = max(0.0, deadline - time.monotonic())

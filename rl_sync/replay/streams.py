@@ -40,7 +40,7 @@ class Ticket:
             self._waiting.release()
 
     def give_up(self) -> None:
-        """Ends the wait, although not all items are confirmed."""
+        """Ends the wait before all items are confirmed."""
         self._waiting.release()
 
     def wait(self, deadline: float) -> bool:
@@ -54,9 +54,9 @@ class Ticket:
 class InsertStream:
     """Sends items, and tracks those that the server has not confirmed yet.
 
-    gRPC takes requests in one thread of its own, and deserializes confirmations in another. We take
-    them there, rather than in a third thread that has to be woken up first. The third thread, ours,
-    only asks gRPC for more.
+    gRPC takes requests in one of its threads, and deserializes confirmations in another. We process
+    confirmations in that thread, because waking up a third one would take time. Our own thread only
+    asks gRPC for more.
     """
 
     def __init__(self, open_stream: OpenStream) -> None:

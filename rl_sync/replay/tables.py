@@ -23,10 +23,10 @@ class TableSpec:
 
     Attributes:
       name: a name that is unique on a server.
-      max_size: the largest number of items; when another is inserted, the oldest makes room.
-      sampler: the selector of the item to draw. `prioritized` draws in proportion to priority **
+      max_size: maximum number of items; an insert into a full table removes the oldest.
+      sampler: selector of the sampled item. `prioritized` samples in proportion to priority **
         priority_exponent.
-      max_times_sampled: the number of draws after which an item is removed; 0 for no limit.
+      max_times_sampled: number of samples after which an item is removed; 0 for no limit.
       min_size_to_sample, samples_per_insert, min_diff, max_diff: the rate limiter.
       priority_exponent: the exponent of `prioritized`.
 
@@ -77,12 +77,13 @@ class TableSpec:
 
 
 def queue(name: str, capacity: int, sampler: Selector = "fifo", times: int = 1) -> TableSpec:
-    """A queue: each item is drawn so many times; a full queue makes writers wait.
+    """A queue: each item is sampled a fixed number of times; a full queue makes writers wait.
 
-    It is full when `capacity * times` draws are left in it, and never removes an item for another.
+    It is full when `capacity * times` samples are left in it, and never removes an item for
+    another.
 
     Args:
-      sampler: in which order items are drawn; first in, first out if left out.
+      sampler: selector of items; first in, first out by default.
     """
     draws = capacity * times
     return TableSpec(
@@ -135,9 +136,9 @@ class TableInfo:
 
     Attributes:
       name, max_size, sampler, max_times_sampled, min_size_to_sample: as in `TableSpec`.
-      current_size: items in the table.
-      num_inserted: items inserted so far.
-      num_sampled: samples drawn so far.
+      current_size: number of items in the table.
+      num_inserted: number of items inserted so far.
+      num_sampled: number of samples so far.
     """
 
     name: str

@@ -60,7 +60,7 @@ def encode(array: np.ndarray) -> EncodedTensor:
     """
     code = _CODES.get(array.dtype)
     if code is not None and _IS_LITTLE and array.nbytes <= _SMALL_BYTES:
-        # A copy of small data takes less time than all that it takes to go without.
+        # Copying small data is faster than avoiding the copy.
         small = bytes(cramjam.snappy.compress_raw(array.tobytes()))
         return EncodedTensor(
             _head(code, array.shape, len(small)), [small], len(small), array.nbytes

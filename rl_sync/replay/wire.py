@@ -157,10 +157,10 @@ def read_columns(
 def _read_own(
     trajectory: reverb_pb2.FlatTrajectory, chunk: reverb_pb2.Chunk
 ) -> dict[str, np.ndarray] | None:
-    """Returns the columns of an item that `encode_item` made; None of any other.
+    """Returns the columns of an item that `encode_item` made; None for any other item.
 
-    Such an item needs no look at each slice of each column, which takes longer than to decompress
-    the data of a small one.
+    For such an item the slices of each column need no check, which would take longer than
+    decompressing a small item.
     """
     tensors_of = chunk.data.tensors
     if not tensors_of or trajectory.SerializeToString() != _own_trajectory(
@@ -213,14 +213,14 @@ def read_info(info: reverb_pb2.TableInfo) -> TableInfo:
 
 
 def drawable(info: reverb_pb2.TableInfo) -> int:
-    """Returns how many items a table can give at once, by its size and its rate limiter."""
+    """Returns the number of items that a table can give at once, by its size and rate limiter."""
     limiter = info.rate_limiter_info
     over_least = info.current_size - max(1, limiter.min_size_to_sample) + 1
     if over_least <= 0:
         return 0
     inserts, samples = limiter.insert_stats.completed, limiter.sample_stats.completed
     allowed = inserts * limiter.samples_per_insert - samples - limiter.min_diff
-    # An item may have only one draw left, so count each item once.
+    # An item may have only one sample left, so each item counts once.
     most = over_least if info.max_times_sampled else _MOST_AT_ONCE
     return int(max(0.0, min(allowed, most)))
 

@@ -1,4 +1,4 @@
-"""`config.algorithm`: a named algorithm, with what the user set in place of its own."""
+"""`config.algorithm`: a named algorithm, with the user's settings in place of the algorithm's."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rl_sync.settings.sections import SyncSettings
 
 _SCREENS = ("filter_zero_variance", "group_mean_low", "group_mean_high")
 _ATTEMPTS = 10
-"""`algorithm.max_attempts` where the user asks for screening and says no number: that of `dapo`."""
+"""Default of `algorithm.max_attempts` if the user asks for screening: the value of `dapo`."""
 
 
 def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with its algorithm's settings filled in where they are None.
+    """Returns the config, with the algorithm's values for settings that are None.
 
-    Without a name it is the algorithm for data as stale as the schedule lets them get. Where the
-    user says which groups teach nothing, and not how many prompts to try, they are replaced.
+    Without a name, the algorithm is chosen by the staleness that the schedule allows. If the user
+    sets which groups are useless, but not how many prompts to try, useless groups are replaced.
 
     Raises:
       ValueError: no algorithm has the name, or the sync settings contradict each other.
     """
     given = config.get("algorithm") if isinstance(config, Mapping) else None
     if not isinstance(given, Mapping) or "sync" not in config:
-        return config  # Refused where the sections are built.
+        return config  # The construction of the sections rejects it.
     sync: SyncSettings = build(SyncSettings, config["sync"], "config.sync")
     schedule = resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
     usual = STALE if schedule.staleness_bound > 0 else FRESH

@@ -13,12 +13,12 @@ from rl_sync.settings.run_settings import RunSettings
 
 
 def read_settings(config: Mapping[str, Any]) -> RunSettings:
-    """Validates the nested dict of a resolved config: each part by itself, all against each other.
+    """Validates the nested dict of a resolved config: each section by itself, then all together.
 
-    Below this nothing sees a ConfigDict.
+    All other code gets records, never a ConfigDict.
 
     Raises:
-      ConfigError: names the rule, the value, and the way out.
+      ConfigError: the message has the rule, the value and the way out.
     """
     try:
         settings: RunSettings = build(

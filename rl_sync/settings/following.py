@@ -1,4 +1,4 @@
-"""Defaults of a config that follow from its other settings."""
+"""Defaults of a config that depend on its other settings."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,29 +8,29 @@ from ml_collections.config_dict import FieldReference
 
 
 class _Lookup(NamedTuple):
-    """Operation of a `FieldReference`: what it makes of its value when that is read."""
+    """Operation of a `FieldReference`: a function of its value, applied at each read."""
 
     fn: Callable[[Any], Any]
     args: tuple[()] = ()
 
 
 class Following(FieldReference):
-    """A default that follows from other settings; see `following`."""
+    """A default that depends on other settings; see `following`."""
 
 
 def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> Following:
-    """Makes a default that follows from other settings of a config.
+    """Makes a default that depends on other settings of a config.
 
-    It is computed when the config is read, so it follows changes of those settings, also those of
-    the command line. A value that is given in its place stays.
+    It is computed when the config is read, so it follows changes of those settings, also from the
+    command line. A value that replaces it stays.
 
     Args:
-      config: the config. A copy of it goes on to follow the settings of the original.
+      config: the config. In a copy of it, the default still follows the settings of the original.
       value: computes the default.
     """
     return Following(value(config), op=_Lookup(lambda _: value(config)))
 
 
 def from_scratch(config: ConfigDict, value: int) -> Following:
-    """Makes a default for a policy that starts at random: 0 where `model.path` is given."""
+    """Makes a default for a policy that starts at random; it is 0 if `model.path` is given."""
     return following(config, lambda config: 0 if config.model.path else value)

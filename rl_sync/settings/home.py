@@ -1,6 +1,6 @@
-"""Paths in a config that start at somebody's home directory, as in `~/runs`.
+"""Expansion of paths in a config that start at a home directory, as in `~/runs`.
 
-A shell expands them only where they stand alone, not after an equals sign.
+A shell expands such a path only as a separate word, not after an equals sign.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rl_sync.settings.run_settings import RunSettings
 
 
 def expand(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with those paths written out."""
+    """Returns the config with these paths expanded."""
     if not isinstance(config, Mapping):
-        return config  # Refused where the sections are built.
+        return config  # The construction of the sections rejects it.
     return {name: _expanded(str(name), value) for name, value in config.items()}
 
 
@@ -29,6 +29,6 @@ def _expanded(name: str, value: Any) -> Any:
 
 @functools.cache
 def _paths() -> frozenset[str]:
-    """The names of all settings that are paths."""
+    """Returns the names of all settings that are paths."""
     entries = (entry for section in sections(RunSettings) for entry in section.entries)
     return frozenset(entry.name for entry in entries if entry.setting.is_path)

@@ -1,4 +1,4 @@
-"""The config's section of how a run's processes are started, waited for and ended."""
+"""The config's section for starting, awaiting and ending a run's processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from rl_sync.setting import check, setting
 
 PORT: dict[str, Any] = {"least": 0, "greatest": 65_535}
-"""Bounds of the port of a server."""
+"""Bounds of a server's port."""
 
 WAIT_SECS: dict[str, Any] = {"unit": "seconds", "above": 0, "greatest": 1e8}
-"""Unit and bounds of a time that something may take: far below what timers bear."""
+"""Unit and bounds of a time limit; the maximum is far below the limit of timers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LaunchSettings:
 
     @property
     def elsewhere(self) -> dict[str, str]:
-        """The machines of processes that do not run on this one, by the processes' names."""
+        """Returns the machines of processes that do not run on this one, by process name."""
         pairs = (pair.partition("=") for pair in self.hosts.split(",") if pair.strip())
         return {name.strip(): address.strip() for name, _, address in pairs}
 

@@ -1,4 +1,4 @@
-"""Default learning rates, which depend on what a policy starts from."""
+"""Default learning rates, which depend on the policy's start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class _Rates(NamedTuple):
-    """Learning rates of a policy from scratch, of a whole checkpoint, and of adapters on one."""
+    """Learning rates for a policy from scratch, for a whole checkpoint, and for adapters on one."""
 
     scratch: float
     checkpoint: float
@@ -15,14 +15,14 @@ class _Rates(NamedTuple):
 
 
 _DEFAULTS = {"optimizer": _Rates(3e-4, 1e-6, 1e-5), "sft": _Rates(2e-3, 1e-5, 1e-4)}
-"""By section."""
+"""Default learning rates by section."""
 
 
 def with_learning_rates(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a config with learning rates in place of those that are None."""
+    """Returns a config with default learning rates in place of None."""
     model = config.get("model") if isinstance(config, Mapping) else None
     if not isinstance(model, Mapping):
-        return config  # Refused where the sections are built.
+        return config  # The construction of the sections rejects it.
     lora = model.get("lora")
     has_adapters = isinstance(lora, Mapping) and bool(lora.get("rank"))
     filled = {}

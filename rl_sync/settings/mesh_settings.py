@@ -1,4 +1,4 @@
-"""The config's sections of devices: the meshes of programs, and what is cut along their axes."""
+"""The config's sections for devices: the meshes of programs, and the sharding along their axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_sync.setting import check, setting
 
 @dataclasses.dataclass(frozen=True)
 class TrainerMesh:
-    """`config.trainer.mesh`: see `config.sharding` for what is cut along which axis."""
+    """`config.trainer.mesh`; `config.sharding` says which arrays are sharded along which axis."""
 
     data: int = setting(
         1,
@@ -42,7 +42,7 @@ class TrainerMesh:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorerMesh:
-    """`config.explorer.mesh`: see `config.sharding` for what is cut along which axis."""
+    """`config.explorer.mesh`; `config.sharding` says which arrays are sharded along which axis."""
 
     data: int = setting(
         1,
@@ -70,8 +70,8 @@ class ExplorerMesh:
 class ShardingSettings:
     """`config.sharding`: the mesh axes of each logical axis, separated by commas.
 
-    Where several axes of one array claim a mesh axis, the one that comes first here has it; what
-    does not divide evenly is not cut.
+    If several axes of an array claim a mesh axis, the first of them in this record gets it. An axis
+    that does not divide evenly is not sharded.
     """
 
     batch: str = setting("data,fsdp", "Mesh axes that cut rows of a batch and slots of an engine.")
@@ -95,7 +95,7 @@ class ShardingSettings:
 
     @property
     def rules(self) -> Rules:
-        """In the order of precedence."""
+        """Logical axes, in order of precedence."""
         return tuple(
             (name, tuple(axis.strip() for axis in axes.split(",") if axis.strip()))
             for name, axes in vars(self).items()

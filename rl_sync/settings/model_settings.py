@@ -33,7 +33,7 @@ class LoraSettings:
         check(self, "model.lora")
 
     def lora(self) -> Lora | None:
-        """The adapters, if there are any.
+        """Returns the adapters; None if there are none.
 
         Raises:
           ValueError: a value outside its range.
@@ -42,7 +42,7 @@ class LoraSettings:
 
     @property
     def projections(self) -> tuple[LoraTarget, ...]:
-        """The names in `targets`."""
+        """Returns the names in `targets`."""
         names = tuple(name.strip() for name in self.targets.split(",") if name.strip())
         return cast(tuple[LoraTarget, ...], names)
 
@@ -97,11 +97,11 @@ class ModelSettings:
         check(self, "model")
 
     def config(self, vocab_size: int, max_length: int) -> ModelConfig:
-        """The model for a vocabulary, and rows of so many tokens.
+        """Returns the model config for a vocabulary and a row length in tokens.
 
         Raises:
-          ConfigError: `path` is no checkpoint of ours, or does not fit.
-          ValueError: a value that makes no model.
+          ConfigError: `path` is not a checkpoint that can be read, or does not fit.
+          ValueError: the values make no valid model.
         """
         sizes = {
             name: value
@@ -125,7 +125,7 @@ class ModelSettings:
         """Returns the number of key and value heads.
 
         Raises:
-          ConfigError: `path` is no checkpoint of ours.
+          ConfigError: `path` is not a checkpoint that can be read.
         """
         return self.num_kv_heads if self.path is None else self._read(self.path).num_kv_heads
 

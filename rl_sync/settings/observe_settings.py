@@ -77,12 +77,12 @@ class ObserveSettings:
 
     @property
     def chosen_backends(self) -> list[str]:
-        """The names in `backends`, each once."""
+        """Returns the names in `backends`, each once."""
         return list(
             dict.fromkeys(part.strip() for part in self.backends.split(",") if part.strip())
         )
 
     @property
     def labels(self) -> Labels:
-        """The names that the backends give the run."""
+        """Returns the run's names in the backends."""
         return Labels(self.project, self.run_name, self.mlflow_uri)

@@ -1,4 +1,4 @@
-"""From nested mappings to frozen records, with errors for the user to read."""
+"""Conversion of nested mappings to frozen records, with errors for users."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any
 from rl_sync.settings.renamed import new_name
 from rl_sync.spelling import nearest, question
 
-_GREATEST = 3.4e38  # About the greatest of float32, in which settings are computed with.
+_GREATEST = 3.4e38  # About the maximum of float32, the dtype of computations with settings.
 
 
 class ConfigError(ValueError):
-    """A config that cannot run: the rule, the value and the way out, for the user to read."""
+    """Raised for a config that cannot run. The message has the rule, the value and the way out."""
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the lines that a notebook shows: the message says all."""
+        """Returns the lines that a notebook shows: only the message."""
         return [f"{type(self).__name__}: {self}"]
 
 
 def require(holds: bool, rule: str) -> None:
-    """Raises `ConfigError` with the rule unless it holds."""
+    """Raises `ConfigError` with the message unless the condition holds."""
     if not holds:
         raise ConfigError(rule)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config that a run left in its work directory.
+    """Reads the config in a run's work directory.
 
     Raises:
       FileNotFoundError: there is none.
-      ConfigError: the file is damaged, or cannot be read; names it.
+      ConfigError: the file is damaged or unreadable; the message names it.
     """
     try:
         values = json.loads(path.read_text())
@@ -55,11 +55,11 @@ def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
     """Makes a dataclass from a mapping, field by field, down to nested dataclasses.
 
     Args:
-      path: how to call the mapping in errors, such as `config.sync`.
+      path: name of the mapping in errors, such as `config.sync`.
 
     Raises:
-      ConfigError: a field is unknown (names the nearest), missing, of another type, or a number
-        that is not finite.
+      ConfigError: a field is unknown (the message names the nearest), missing, of another type, or
+        a number that is not finite.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} must be a section, not {values!r}.")
@@ -95,15 +95,15 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def _most(path: str) -> int:
-    """The largest integer of a setting: what 32 bits hold, of sizes in bytes 63."""
+    """Maximum integer of a setting: that of 32 bits, for sizes in bytes of 63 bits."""
     return 2**63 - 1 if path.endswith("_bytes") else 2**32 - 1
 
 
 def _finite(value: float, path: str) -> float:
-    """The number as a float; every float setting passes here, for NaN escapes most comparisons."""
+    """Returns the number as a float, which must be finite: NaN would evade most comparisons."""
     try:
         number = float(value)
-    except OverflowError:  # An integer of over 308 digits.
+    except OverflowError:  # An integer of more than 308 digits.
         number = math.inf
     if not abs(number) <= _GREATEST:
         raise ConfigError(

@@ -13,14 +13,14 @@ RENAMED = {
     "algorithm.expert_coefficient": "algorithm.demonstration_coefficient",
     "environment.aside_bytes": "environment.kv_offload_bytes",
 }
-"""By earlier name, of a setting or of a section."""
+"""Present names by earlier name, for settings and sections."""
 
 
 def new_name(name: str) -> str | None:
-    """Returns the name that an earlier setting or section has now; None if there was none.
+    """Returns the present name of an earlier setting or section; None if there is none.
 
     Args:
-      name: such as `warm_up.steps`.
+      name: earlier name, such as `warm_up.steps`.
     """
     for old, new in RENAMED.items():
         if name == old or name.startswith(f"{old}."):

@@ -109,5 +109,5 @@ class RolloutSettings:
 
     @property
     def stop_parts(self) -> list[str]:
-        """The parts of `stop_ids`, which a rule requires to be token ids."""
+        """Returns the parts of `stop_ids`, which a rule requires to be token ids."""
         return [part.strip() for part in self.stop_ids.split(",") if part.strip()]

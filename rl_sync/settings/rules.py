@@ -1,8 +1,9 @@
-"""Rules of settings, beyond the bounds, choices and types that each setting declares by itself.
+"""Rules of settings, beyond the bounds, choices and types that each setting declares.
 
 A config is checked against all of them before any process starts. Rules that need a task's data or
-a model stand where these are loaded: `rl_sync.roles.wiring`, `rl_sync.tasks` (whose sections a
-mixture also makes for each of its sets) and, of a schedule, `rl_sync.schedule`.
+a model are in the modules that load these: `rl_sync.roles.wiring` and `rl_sync.tasks` (a mixture
+  also
+makes a task's section for each of its sets). Rules of the schedule are in `rl_sync.schedule`.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.locations import is_remote
 
 LOOSEST_BOUND = 10.0
-"""The greatest `algorithm.clip_high` that bounds what a stale token can do."""
+"""Maximum `algorithm.clip_high` that still limits the effect of a stale token."""
 _LAST_PORT = 65_535
 
 Rule = Callable[[RunSettings], object]
-"""Raises `ValueError` if settings break it: the rule, the value and the way out."""
+"""A check that raises `ValueError` if settings break a rule, with the value and the way out."""
 
 
 def check(settings: RunSettings) -> None:
     """Checks a run's settings against all rules.
 
     Raises:
-      ValueError: names the rule, the value, and the way out.
+      ValueError: the message has the rule, the value and the way out.
     """
     for rule in RULES.values():
         rule(settings)
@@ -78,7 +79,7 @@ def _require_address(name: str, address: str | None) -> None:
 
 
 def _names_host_alone(shell: str) -> bool:
-    """Says whether a command has {host} in it, and nothing else in braces."""
+    """Says whether a command contains {host}, and nothing else in braces."""
     try:
         words = shlex.split(shell)
         parts = [part for word in words for part in string.Formatter().parse(word)]
@@ -90,7 +91,7 @@ def _names_host_alone(shell: str) -> bool:
 
 
 def _twice(names: Sequence[str]) -> str:
-    """Returns the first name that stands there twice; empty if there is none."""
+    """Returns the first repeated name; empty if there is none."""
     return next((name for name in names if names.count(name) > 1), "")
 
 
@@ -202,12 +203,12 @@ def _corrections(s: RunSettings) -> None:
 
 
 def _truncations(s: RunSettings) -> list[str]:
-    """Returns the corrections that weigh by the ratio itself, rather than by 0 or 1."""
+    """Returns the corrections that weight by the ratio itself, not by 0 or 1."""
     return [name for name in s.algorithm.corrections if CORRECTIONS[name].is_ratio]
 
 
 def _given_data(s: RunSettings) -> None:
-    """Refuses, where nothing is generated, what needs tokens that a policy drew, or rewards."""
+    """If nothing is generated, rejects settings that need sampled tokens or rewards."""
     algorithm = s.algorithm
     if algorithm.generates:
         return
@@ -233,9 +234,9 @@ def _given_data(s: RunSettings) -> None:
 
 
 def danger(settings: RunSettings) -> str | None:
-    """Returns the reason why the algorithm does not bear stale data; None where it does.
+    """Returns the reason why the algorithm does not tolerate stale data; None if it does.
 
-    Something has to bound what a token can do whose probability has changed since it was drawn.
+    Something must limit the effect of a token whose probability has changed since it was sampled.
     """
     algorithm = settings.algorithm
     loss = LOSSES[algorithm.loss]
@@ -292,14 +293,14 @@ def _sets_played(s: RunSettings) -> None:
 
 
 def _chat(s: RunSettings) -> str:
-    """Returns what asks for prompts in a chat template; empty if nothing does."""
+    """Returns the setting that asks for a chat template; empty if none does."""
     if s.tokenizer.system is not None:
         return f"system={s.tokenizer.system!r}"
     return "chat=yes" if s.tokenizer.chat == "yes" else ""
 
 
 def _terms(s: RunSettings) -> list[str]:
-    """Returns the names of the terms of the reward that the user asks for."""
+    """Returns the names of the terms in the user's reward."""
     return [term.name for term in parse_sum(s.task.reward)] if s.task.reward else []
 
 
@@ -382,7 +383,7 @@ def _exact_replay(s: RunSettings) -> None:
 
 
 RULES: dict[str, Rule] = {
-    # About one setting alone. These come first: the others rely on them.
+    # Rules about one setting. They come first, since the others rely on them.
     "name": lambda s: require(
         re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", s.name) is not None,
         f"name={s.name!r} is part of a directory's name: give letters and digits, and no slash"
@@ -421,7 +422,7 @@ RULES: dict[str, Rule] = {
         f"launch.compilation_cache={s.launch.compilation_cache} is not a local directory. Give JAX"
         " a remote one by the variable JAX_COMPILATION_CACHE_DIR.",
     ),
-    # What makes no algorithm, or one that does not bear the schedule.
+    # Values that make no algorithm, or one that does not tolerate the schedule.
     "algorithm.demonstration_rows, algorithm.demonstration_coefficient": lambda s: require(
         (s.algorithm.demonstration_rows > 0) == (s.algorithm.demonstration_coefficient > 0),
         f"algorithm.demonstration_coefficient={s.algorithm.demonstration_coefficient:g} is the"
@@ -500,7 +501,7 @@ RULES: dict[str, Rule] = {
         " algorithm.advantage=reinforce_pp_baseline, or dr_grpo.",
     ),
     "algorithm.name, sync.mode, algorithm.allow_unsafe": _bears_staleness,
-    # What needs completions that the policy generates.
+    # Settings that need completions from the policy.
     "curriculum.selection, algorithm.name": lambda s: require(
         s.algorithm.generates or not s.curriculum.follows_history,
         f"curriculum.selection={s.curriculum.selection} goes by what became of prompts before, and"
@@ -543,7 +544,7 @@ RULES: dict[str, Rule] = {
         f"{s.algorithm.name}, whose evaluations compare the held-out pairs once each: use"
         " evaluation.samples=1.",
     ),
-    # What the schedule does not allow.
+    # Settings that the schedule does not allow.
     "sync.interval, sync.offset, sync.max_staleness": lambda s: s.schedule,
     "replay.sampler, replay.times_sampled, replay.max_size, sync.mode": _exact_replay,
     "replay.times_sampled, sync.max_staleness": lambda s: require(
@@ -608,7 +609,7 @@ RULES: dict[str, Rule] = {
         f"explorer.count={s.explorers} explorers cannot share trainer.groups_per_step="
         f"{s.trainer.groups_per_step}: some would have nothing to generate.",
     ),
-    # What makes no batch, or no update.
+    # Values that make no batch or no update.
     "trainer.steps, optimizer.updates_per_batch": lambda s: require(
         s.trainer.steps * s.optimizer.updates_per_batch < 2**31,
         f"trainer.steps={s.trainer.steps} steps of optimizer.updates_per_batch="
@@ -651,7 +652,7 @@ RULES: dict[str, Rule] = {
         f" which trainer.batching={s.trainer.batching} does not make: use trainer.batching=shared,"
         " or leave it out.",
     ),
-    # What makes no problems, or no rewards.
+    # Values that make no problems or no rewards.
     "task.shots, tokenizer.system, tokenizer.chat": lambda s: require(
         not (s.task.shots and _chat(s)),
         f"task.shots={s.task.shots} makes prompts that a completion continues, and"
@@ -718,7 +719,7 @@ RULES: dict[str, Rule] = {
         f"reward.addresses={s.reward.addresses} needs reward.secret_path=FILE with the secret of"
         " these servers, which `rl-sync reward` makes.",
     ),
-    # What no evaluation finds out.
+    # Settings of evaluations that would have no effect.
     "evaluation.by, sync.mode": lambda s: require(
         s.evaluation.by != EXPLORERS or (s.schedule.pull == "latest" and s.explorers > 0),
         f"evaluation.by={s.evaluation.by} needs explorers that run at their own pace, and"
@@ -744,7 +745,7 @@ RULES: dict[str, Rule] = {
         " explorers may evaluate a version of which there is no snapshot. Use"
         " evaluation.by=trainer.",
     ),
-    # What cannot be shared by processes and devices, and, last, what makes no model.
+    # Values that processes and devices cannot share; last, values that make no model.
     "launch.hosts, launch.host": lambda s: require(
         not s.launch.elsewhere or bool(s.launch.host),
         f"launch.hosts={s.launch.hosts} needs launch.host, this machine's address as those reach"
@@ -780,4 +781,4 @@ RULES: dict[str, Rule] = {
     "rollout.slots, explorer.mesh": _slots_cut,
     "model.num_heads, model.num_kv_heads": lambda s: s.model.config(vocab_size=1, max_length=1),
 }
-"""By the settings that a rule is about, separated by commas; behind a colon, by its subject."""
+"""Rules by the names of their settings, separated by commas; a colon precedes a further subject."""

@@ -1,7 +1,7 @@
-"""A run's settings: the config's sections in one record, and what follows from them together.
+"""A run's settings: the config's sections in one record, and values derived from them.
 
-The records say the default, the bounds and the meaning of each setting; `configs/base.py` makes the
-config from them, and `read_settings` makes them from a config.
+The records declare the default, the bounds and the meaning of each setting. `configs/base.py` makes
+the config from them, and `read_settings` makes them from a config.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from rl_sync.workdir import Workdir
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """A whole run, each part validated by itself; see `read_settings` for the whole."""
+    """Settings of a whole run. Each section validates itself, `read_settings` the whole."""
 
     name: str = setting(
         "run", "Name of the run; part of the name of its work directory.", free="always"
@@ -140,7 +140,7 @@ class RunSettings:
         check(self, "")
 
     def resolved(self) -> dict[str, Any]:
-        """The config with everything filled in that the mode implied; makes the same settings."""
+        """The config with all values that the mode implies; it makes the same settings."""
         schedule = self.schedule
         sync = dataclasses.replace(
             self.sync,
@@ -196,7 +196,7 @@ class RunSettings:
 
     @property
     def explorers(self) -> int:
-        """The number of explorers; 0 where there is nothing to generate."""
+        """The number of explorers; 0 if there is nothing to generate."""
         if not self.algorithm.generates:
             return 0
         least, count = MODES[self.sync.mode].least_explorers, self.explorer.count
@@ -204,51 +204,50 @@ class RunSettings:
 
     @property
     def mixture(self) -> MixtureConfig | None:
-        """The sets of the task and their weights; None where it has no sets."""
+        """The sets of the task and their weights; None if it has no sets."""
         return self.task.mixture if self.task.name == mixture.NAME else None
 
     @property
     def plays(self) -> bool:
-        """True where an environment answers the policy."""
+        """True if an environment answers the policy."""
         return self.environment.name is not None
 
     @property
     def has_segments(self) -> bool:
-        """True where a trajectory may be several segments."""
+        """True if a trajectory may have several segments."""
         name, rewrites = self.environment.name, self.environment.rewrites == SEGMENT
         has_template = self.tokenizer.path is not None or self.model.path is not None
         return name is not None and ((has_template and rewrites) or branches(name))
 
     @property
     def transfer(self) -> str:
-        """The transfer by which weights travel."""
+        """The transfer of weights."""
         if not self.algorithm.generates:
-            return "checkpoint"  # Nothing travels.
+            return "checkpoint"  # There is no transfer.
         return self.sync.transfer or MODES[self.sync.mode].transfer
 
     def weights_directory(self, workdir: Workdir) -> str:
-        """The directory of versions that travel by checkpoint."""
+        """The directory of versions for transfer by checkpoint."""
         if self.sync.directory is None:
             return str(workdir.weights)
         return f"{self.sync.directory.rstrip('/')}/{Path(workdir).name}"
 
     @property
     def groups_generated(self) -> int:
-        """The groups generated for a trainer step, which trains on some or all of them."""
+        """The number of groups generated for a trainer step, which may train on only some of them."""
         return math.ceil(self.trainer.groups_per_step * self.algorithm.over_sampling)
 
     @property
     def groups_per_lease(self) -> int:
-        """The most groups that an explorer generates at once."""
+        """The maximum number of groups that an explorer generates at once."""
         share = math.ceil(self.groups_generated / max(1, self.explorers))
         return share if self.explorer.groups_per_lease is None else self.explorer.groups_per_lease
 
     @property
     def groups_at_once(self) -> int:
-        """The most groups that an explorer begins at once.
+        """The maximum number of groups in an explorer's lease.
 
-        Streaming, these are the groups that fill its slots, and one that waits for the next free
-        ones.
+        With streaming, enough groups to fill its slots, plus one that waits for free slots.
         """
         if not self.rollout.streaming:
             return self.groups_per_lease
@@ -256,12 +255,12 @@ class RunSettings:
 
     @property
     def groups_ahead(self) -> int:
-        """The most groups that are generated or in flight, but not yet trained on."""
+        """The maximum number of groups being generated or in flight, but not yet trained on."""
         return self.schedule.batches_ahead * self.groups_generated
 
     @property
     def slots(self) -> int:
-        """The most sequences that an explorer decodes at once."""
+        """The maximum number of sequences that an explorer decodes at once."""
         return self.rollout.slots or self.groups_per_lease * self._rows_of_a_group
 
     @property
@@ -270,12 +269,12 @@ class RunSettings:
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype that the trainer's blocks compute in."""
+        """The dtype of computations in the trainer's blocks."""
         return self.trainer.compute_dtype or self.model.dtype
 
     @property
     def explorer_dtype(self) -> str:
-        """The dtype that explorers hold parameters in and compute in."""
+        """The dtype of parameters and computations in explorers."""
         return self.explorer.dtype or self.model.dtype
 
     @property
@@ -285,22 +284,22 @@ class RunSettings:
 
     @property
     def is_joint(self) -> bool:
-        """True where trainer and explorers are processes of one cluster."""
+        """True if trainer and explorers are processes of one cluster."""
         return TRANSFERS[self.transfer].is_joint and not self.launch.colocate
 
     @property
     def hands_over(self) -> bool:
-        """True where versions are handed over inside the process that both roles share."""
+        """True if versions are handed over within a process that both roles share."""
         return TRANSFERS[self.transfer].is_joint and self.launch.colocate
 
     @property
     def is_elastic(self) -> bool:
-        """True where the others can do without an explorer for a while."""
+        """True if the run can continue without one of its explorers for a while."""
         return not (self.is_joint or self.launch.colocate)
 
     @property
     def evaluates_on_explorers(self) -> bool:
-        """True where explorers generate the completions of evaluations between steps."""
+        """True if explorers generate the completions of evaluations between steps."""
         if self.evaluation.by is not None:
             return self.evaluation.by == EXPLORERS
         return self.schedule.pull == "latest" and not self.checkpoint.best and self.explorers > 0
@@ -316,5 +315,5 @@ class RunSettings:
 
     @property
     def meets(self) -> bool:
-        """True where trainer and explorers take part in the same transfer at each sync."""
+        """True if trainer and explorers take part in one joint transfer at each sync."""
         return self.is_joint and self.schedule.pull == "exact"

@@ -1,4 +1,4 @@
-"""The config's sections of a few fields each, as frozen records that validate themselves."""
+"""The config's small sections, as frozen records that validate themselves."""
 
 from __future__ import annotations
 
