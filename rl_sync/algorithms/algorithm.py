@@ -348,12 +348,12 @@ class Algorithm:
     )
     overlong_tokens: int = setting(
         0,
-        "Margin of the soft overlong penalty, below the most tokens of a completion; 0 for none.",
+        "Margin of the soft overlong penalty below the maximum length of a completion; 0 for none.",
         unit="tokens",
         least=0,
     )
     mask_truncated: bool = setting(
-        False, "Leaves completions that were cut at the most tokens out of the loss."
+        False, "Leaves completions that were cut at the maximum length out of the loss."
     )
     filter_zero_variance: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
     group_mean_low: float = setting(

@@ -61,7 +61,7 @@ class RunStatus:
       phase: the phase, such as "sft", "rl" or "evaluation".
       step, steps: the number of finished steps of the phase, and of all its steps.
       roles: the status of each role, in the order of display.
-      buffer_size, buffer_capacity: the groups in the buffer, and the most that fit.
+      buffer_size, buffer_capacity: number of groups in the buffer, and its maximum.
       elapsed_secs: the time since the start of the run.
       left_secs: the time that the rest of the phase will take; None if that is not known yet.
       message: a message on a line of its own; empty for none.

@@ -34,18 +34,18 @@ class EnvironmentSettings:
         implied="the policy answers each prompt once, and the task's reward judges it",
     )
     max_turns: int = setting(
-        8, "The most replies of the policy in an episode.", unit="replies", least=1, greatest=4096
+        8, "Maximum replies of the policy in an episode.", unit="replies", least=1, greatest=4096
     )
     max_tokens: int = setting(
         512,
-        "The most tokens of an episode: its first prompt, all replies, and the environment's turns."
+        "Maximum tokens of an episode: its first prompt, all replies, and the environment's turns."
         " `task.max_completion_tokens` limits one reply.",
         unit="tokens",
         least=2,
     )
     observation_chars: int | None = setting(
         None,
-        "The most characters of a message of the environment or of an agent, counted before it is"
+        "Maximum characters of a message of the environment or of an agent, counted before it is"
         " tokenized.",
         unit="characters",
         least=1,
@@ -128,14 +128,14 @@ class EnvironmentSettings:
     )
     requests: int = setting(
         16,
-        "The most requests of an agent that are answered side by side; others wait for their turn.",
+        "Maximum requests of an agent that are answered at once; others wait for their turn.",
         least=1,
         greatest=4096,
         free="always",
     )
     connections: int = setting(
         1024,
-        "The most connections at once to the agents' endpoint of each explorer, but at most half of"
+        "Maximum connections at once to the agents' endpoint of each explorer, but at most half of"
         " the files that a process may open; others wait. Those without a request make room, the"
         " longest silent first.",
         least=1,
@@ -164,5 +164,5 @@ class EnvironmentSettings:
 
     @property
     def older_versions(self) -> int:
-        """The most older versions of the policy that opponents are drawn from; 0 for none."""
+        """Maximum number of older policy versions that opponents are drawn from; 0 for none."""
         return older_versions(self.opponent)

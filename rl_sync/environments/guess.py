@@ -18,7 +18,7 @@ class Guess:
     game. The metric `guesses` counts guesses.
 
     Args:
-      guesses: the most guesses.
+      guesses: maximum number of guesses.
     """
 
     inline = True

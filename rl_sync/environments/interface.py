@@ -98,7 +98,7 @@ class Turn:
       after: the reply of the episode that the messages follow, by its number from 0, so that an
         episode may have several conversations; `ANEW` where they are a whole conversation; None
         where they follow the last reply. If it is given, `tools` are all that may be called.
-      most_tokens: the most tokens of the reply; None for those of the run.
+      most_tokens: maximum number of tokens of the reply; None for those of the run.
       player: in a game of several players, whose turn it is, from 0. The messages are that
         player's, and so is the conversation.
       moves: the legal replies, of which scripted opponents choose; no policy sees them.

@@ -113,7 +113,7 @@ def parse_opponent(name: str) -> Term:
 
 
 def older_versions(name: str) -> int:
-    """Returns the most older versions that an opponent is drawn from; 0 if there are none."""
+    """Returns the number of older versions that an opponent is drawn from; 0 if there are none."""
     term = parse_opponent(name)
     return int(term.options.get(VERSIONS, _VERSIONS)) if term.name == OLDER else 0
 

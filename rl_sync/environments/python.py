@@ -39,7 +39,7 @@ def python_tool(interpreter: Interpreter | None = None, characters: int = 4000) 
 
     Args:
       interpreter: the limits and the sandbox; the default ones if left out.
-      characters: the most characters of an answer.
+      characters: maximum number of characters of an answer.
 
     Raises:
       SandboxError: no sandbox works here.
@@ -66,7 +66,7 @@ class Python(ToolEnvironment):
     Args:
       seconds, memory_mib, processes, packages, layer, unsandboxed: see
         `rl_sync.sandbox.interpreter.Interpreter`.
-      characters: the most characters of an answer of Python.
+      characters: maximum number of characters of an answer of Python.
       reply_secs: the time limit of all calls of a reply together.
 
     Raises:

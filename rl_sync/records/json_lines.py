@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 MOST_BYTES = 32 << 20
-"""The most that one reading takes, unless a single line is longer."""
+"""Maximum number of bytes of one reading, unless a single line is longer."""
 
 _BLOCK_BYTES = 65536
 _SEAL_BYTES = 64

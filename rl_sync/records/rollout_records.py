@@ -64,8 +64,9 @@ class Rollout:
       ratios: π / π_behavior of each token, π being the policy before the update that learned from
         it; rounded to four digits; None where the loss does not learn from a token. Empty if
         they are not known.
-      entropies: of π's distribution of each token, in nats; likewise.
-      token_advantages: likewise; empty, too, where all tokens have the `advantage`.
+      entropies: entropy of π's distribution at each token, in nats; empty in the same cases.
+      token_advantages: advantage of each token; empty in the same cases, and if all tokens have
+        `advantage`.
     """
 
     step: int

@@ -37,9 +37,7 @@ _MESSAGE_BYTES = 1 << 20
 _REQUEST_SAMPLES = 256
 _DRAW_SECS = 2.0
 _LOOK_SECS, _MOST_LOOK_SECS = 0.005, 0.05
-_LOOK_SHARE = (
-    0.02  # Poll interval as a share of the time that the table was empty.
-)
+_LOOK_SHARE = 0.02  # Poll interval as a share of the time that the table was empty.
 _FRESH_SECS = 0.1
 
 

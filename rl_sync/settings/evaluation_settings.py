@@ -19,7 +19,7 @@ class EvaluationSettings:
         " only.",
         least=0,
     )
-    problems: int = setting(512, "The most held-out problems that an evaluation uses.", least=1)
+    problems: int = setting(512, "Maximum number of held-out problems in an evaluation.", least=1)
     samples: int = setting(
         1,
         "Completions of each problem: 1 takes the likeliest tokens; more are drawn at random, and"

@@ -57,14 +57,14 @@ class RolloutSettings:
     stop_strings: str = setting("", "Texts that end a completion, separated by `|`.")
     slots: int | None = setting(
         None,
-        "The most sequences that an explorer decodes at once.",
+        "Maximum number of sequences that an explorer decodes at once.",
         least=1,
         implied="all of a lease",
         free="always",
     )
     chunk_tokens: int = setting(
         16,
-        "The most tokens that each sequence gets between two looks of the host.",
+        "Maximum number of tokens that a sequence decodes before the host checks again.",
         unit="tokens",
         least=1,
         free="always",

@@ -234,7 +234,7 @@ class RunSettings:
 
     @property
     def groups_generated(self) -> int:
-        """The number of groups generated for a trainer step, which may train on only some of them."""
+        """The number of groups generated for a trainer step, which may use only some."""
         return math.ceil(self.trainer.groups_per_step * self.algorithm.over_sampling)
 
     @property

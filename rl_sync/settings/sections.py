@@ -29,7 +29,7 @@ class TrainerSettings:
     batching: str = setting(
         "padded",
         "Layout of trajectories, and of SFT's demonstrations, in the rows of a batch:"
-        " `padded` makes rows of the most tokens, `bucketed` cuts them to the longest trajectory,"
+        " `padded` makes rows of maximum length, `bucketed` cuts them to the longest trajectory,"
         " `packed` puts several trajectories in a row, `shared` does so with one copy of a prompt"
         " for its completions.",
         choices=get_args(BatchingKind),

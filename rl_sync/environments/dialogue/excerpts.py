@@ -14,7 +14,7 @@ def excerpt(text: str, most: int, mark: str = MARK) -> str:
     """Leaves out the middle of a text that has too many characters.
 
     Args:
-      most: the most characters of what is returned, unless the mark alone has more.
+      most: maximum number of characters of what is returned, unless the mark alone has more.
       mark: what stands in place of the middle; see `MARK`.
     """
     if len(text) <= most:
@@ -30,7 +30,7 @@ def shortened(turn: Turn, most: int, *, cuts: bool, mark: str = MARK) -> Turn:
     """Returns a turn none of whose messages has too many characters.
 
     Args:
-      most: the most characters of a message.
+      most: maximum number of characters of a message.
       cuts: whether the middle of a longer one is left out.
       mark: see `excerpt`.
 

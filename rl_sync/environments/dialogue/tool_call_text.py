@@ -59,7 +59,7 @@ class CallFormat(NamedTuple):
 
 
 def overlap(text: str, mark: str) -> int:
-    """Returns the most characters at a text's end that a mark, which is longer, begins with."""
+    """Returns the length of a text's longest suffix that is a proper prefix of a mark."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 

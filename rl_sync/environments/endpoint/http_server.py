@@ -37,7 +37,7 @@ from rl_sync.environments.endpoint.requests import read_chat, read_outcome
 from rl_sync.environments.interface import PartialReply, Reply
 
 MOST_BYTES = 16 << 20
-"""The most bytes of a request's body."""
+"""Maximum number of bytes of a request's body."""
 
 LOOPBACK = "127.0.0.1"
 _PATH = re.compile(r"/rollout/([\w-]+)/v1/([\w./-]+?)/?(?:\?.*)?")
@@ -58,9 +58,9 @@ class Access:
       host: the address of this machine that it listens at.
       key: the key that each request must bring, besides that of its episode in the path; None for
         an endpoint that this machine alone reaches.
-      connections: the most connections at once, but at most half of the files that the system
-        lets this process open. Others wait; one whose client asks for nothing is closed for them,
-        the longest silent first.
+      connections: maximum number of connections at once, but at most half of the files that the
+        system lets this process open. Others wait; one whose client asks for nothing is closed for
+        them, the longest silent first.
     """
 
     host: str = LOOPBACK

@@ -31,7 +31,7 @@ class ChatRequest:
       messages: the whole conversation.
       tools: schemas of the tools that may be called.
       stop: texts that end the reply, and are no part of it.
-      most_tokens: the most tokens of the reply; None for those of the run.
+      most_tokens: maximum number of tokens of the reply; None for those of the run.
       n: the number of replies, each of which is a turn of the episode.
       stream: whether the reply is sent as events.
       stream_usage: whether the last event counts the tokens.
@@ -225,7 +225,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def read_length(body: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Reads the most tokens of a reply, from the first field that is there."""
+    """Reads the maximum number of tokens of a reply from the first field that is present."""
     for name in names:
         value = body.get(name)
         if value is None:

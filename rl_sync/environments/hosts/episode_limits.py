@@ -21,7 +21,7 @@ class HostLimits:
       closing_secs: the time that environments have to close when the host does.
       memory_bytes: address space that an episode may add to what the environment's module needs;
         0 for no limit.
-      requests: the most requests of an agent that are answered side by side.
+      requests: maximum number of requests of an agent that are answered side by side.
 
     Raises:
       ValueError: a limit is not positive.
