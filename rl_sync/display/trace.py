@@ -90,7 +90,7 @@ def _name_thread(name: str, pid: int, tid: int) -> Event:
 
 
 def _threads(spans: list[Span]) -> list[int]:
-    """Gives each span the first lane in which it nests; the format allows no partial overlap.
+    """Assigns each span to the first lane in which it nests; the format allows no partial overlap.
 
     Args:
       spans: the spans of one role, ordered by start.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-# Control characters but for tab and line breaks, surrogates, private use, and U+FFFD, which stands
-# for bytes that are no text. Letters and signs of all languages pass.
+# Control characters except tab and line breaks, surrogates, private use, and U+FFFD, which replaces
+# bytes that are not text. Letters and signs of all languages pass.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ue000-\uf8ff\ufffd]")
-# In a terminal, also those that reverse the direction of text or have no width.
+# In a terminal, also characters that reverse the direction of text or have no width.
 _ESCAPED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
     "\ud800-\udfff\ue000-\uf8ff]"

@@ -12,11 +12,11 @@ from rl_sync.records.summary import clipped, summarize_role, wait_secs
 from rl_sync.role_names import TRAINER, role_order
 
 RECENT_SECS = 60.0
-"""The stretch at the end of the records over which shares of time are told."""
+"""Seconds at the end of the records over which shares of time are computed."""
 
 
 class Wait(NamedTuple):
-    """A wait of a role: its reason, for whom, and the share of the time."""
+    """A wait of a role: its reason, the role it waits for, and its share of the time."""
 
     reason: str
     for_whom: str
@@ -27,10 +27,10 @@ class RoleNow(NamedTuple):
     """A role at the end of the records.
 
     Attributes:
-      last: words for the span that ended last.
-      last_secs: its end, in Unix seconds.
+      last: description of the span that ended last.
+      last_secs: end of this span, in Unix seconds.
       busy, sync: shares of the recent time at work, and moving weights.
-      waits: the waits of the recent time, longest first.
+      waits: recent waits, longest first.
       version: the policy version that it has last published or pulled; None if there is none.
     """
 
@@ -57,7 +57,7 @@ def roles_now(run: RunRecords) -> list[RoleNow]:
 
 def _role_now(run: RunRecords, role: str, start: float, end: float) -> RoleNow:
     spans, wall_secs = run.spans.by_role[role], max(end - start, 1e-9)
-    # They are in the order of their ends.
+    # Spans are ordered by their ends.
     first = bisect.bisect_right(spans, start, key=lambda span: span.end_secs)
     recent = clipped(spans[first:], start, end)
     found = summarize_role(role, recent, wall_secs)

@@ -1,4 +1,4 @@
-"""Curves as SVG, drawn on the server: they need no script to be seen."""
+"""Curves as SVG, drawn on the server, so that no script is needed to see them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 22
 _BUCKETS = 160
 _DIGITS, _MOST_DIGITS = 4, 9
 _ROUNDING = 1e-6
-"""Numbers less far below 0 are 0: a share that is computed in float32 may be −3e-8. Numbers that
-differ by a smaller part of themselves are a constant."""
+"""Tolerance of rounding. Negative numbers closer to 0 count as 0: a share computed in float32 may
+be −3e-8. Numbers whose relative difference is smaller count as equal."""
 
 
 class Series(NamedTuple):
     """A curve.
 
     Attributes:
-      name: for its legend.
-      points: x and y; those with None or a number that is not finite are left out.
+      name: name in the legend.
+      points: x and y; points with None or a number that is not finite are left out.
       colour: the number of its colour.
-      is_stepped: whether a value stays until the next one.
-      is_faint: whether it stands behind a smoothed curve of the same numbers.
+      is_stepped: whether a value holds until the next one.
+      is_faint: whether it is the background of a smoothed curve of the same numbers.
     """
 
     name: str
@@ -119,8 +119,8 @@ def chart(
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Returns round numbers, evenly spaced, that enclose two numbers.
 
-    Numbers that are below 0 by rounding alone are 0. A single number has an axis from 0, and so
-    have two that differ by rounding alone.
+    Numbers that are negative only by rounding count as 0. For a single number the axis starts at 0,
+    and also for two that differ only by rounding.
     """
     if -_ROUNDING < low < 0:
         low, high = 0.0, high if high > _ROUNDING else 0.0
@@ -144,10 +144,10 @@ def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
 def smoothed(
     points: Sequence[tuple[float, float | None]], weight: float
 ) -> list[tuple[float, float]]:
-    """Computes the exponential moving average of a curve, without a bias to its beginning.
+    """Computes the bias-corrected exponential moving average of a curve.
 
     Args:
-      weight: of the average so far against the next value, from 0 (no smoothing) to below 1.
+      weight: weight of the average so far, from 0 (no smoothing) to below 1.
     """
     total, mass, found = 0.0, 0.0, []
     for x, y in _finite(points):
@@ -159,7 +159,7 @@ def smoothed(
 def thinned(
     points: Sequence[tuple[float, float]], buckets: int = _BUCKETS
 ) -> list[tuple[float, float]]:
-    """Keeps the least and the greatest of each stretch, so that no peak is lost."""
+    """Keeps the least and the greatest value of each interval, so that no peak is lost."""
     if len(points) <= 2 * buckets:
         return list(points)
     kept: list[tuple[float, float]] = []
@@ -196,7 +196,7 @@ def _axes(x: _Scale, y: _Scale, ticks: Sequence[float], x_unit: str) -> str:
 
 
 def _marks(ticks: Sequence[float]) -> list[str]:
-    """Writes the numbers of an axis with as many digits as tell them apart."""
+    """Formats the numbers of an axis with enough digits to tell them apart."""
     marks = [short(tick) for tick in ticks]
     for digits in range(_DIGITS + 1, _MOST_DIGITS + 1):
         if len(set(marks)) == len(marks):
@@ -232,7 +232,7 @@ def _curve(series: Series, x: _Scale, y: _Scale) -> str:
 
 
 def short(value: float, digits: int = _DIGITS) -> str:
-    """Writes a number in few characters; whole where its digits end before the point."""
+    """Formats a number in few characters."""
     if abs(value) < _ROUNDING**2:
         return "0"
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):

@@ -1,4 +1,4 @@
-"""Compared runs as one page of HTML, which has all of its parts in itself."""
+"""Compared runs as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def render(groups: Sequence[SeedGroup], rows: Sequence[Sequence[str]], notes: Se
     """Returns the page.
 
     Args:
-      groups: the runs.
-      rows: the figures: a name, and a cell for each group.
+      groups: groups of runs.
+      rows: figures: a name, and a cell for each group.
       notes: lines below the table.
     """
     settings = dict.fromkeys(name for of in groups for name in of.settings)

@@ -1,4 +1,4 @@
-"""Access to the page: a check of the Host header, and of a token where one is required."""
+"""Access control of the page: checks of the Host header, and of a token if one is required."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-"""Headers of every response: nothing is loaded from elsewhere, framed, or kept."""
+"""Headers of every response: they forbid loading from elsewhere, framing and caching."""
 
 
 class Guard:
-    """Refuses requests before they reach the page.
+    """Rejects requests before they reach the page.
 
-    The Host header must be an IP address or a name of this machine. A site that lets its name point
-    here (DNS rebinding) sends its own name, and is refused. Where a token is set, a request must
-    bring it, as `?token=…` once and by a cookie afterwards.
+    The Host header must be an IP address or a name of this machine. A site whose name points here
+    (DNS rebinding) sends its own name, and is rejected. If a token is set, a request must have it,
+    once as `?token=…` and afterwards in a cookie.
 
     Args:
       app: the page.
@@ -50,7 +50,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # The page has no web sockets.
+            return  # The page uses no web sockets.
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -62,7 +62,7 @@ class Guard:
         await response(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Returns the answer to a request that does not reach the page; None if it may."""
+        """Returns the answer to a rejected request; None if it may reach the page."""
         if not self._knows(request.headers.get("host", "")):
             return PlainTextResponse(
                 "The page answers to IP addresses and to names of its machine. Open it by the"
@@ -80,7 +80,7 @@ class Guard:
         return _not_admitted()
 
     def _admit(self, request: Request) -> Response:
-        """Exchanges a token in the address for a cookie."""
+        """Replaces a token in the address by a cookie."""
         if not self._fits(request.query_params["token"]):
             return _not_admitted()
         clean = request.url.remove_query_params("token")
@@ -103,7 +103,7 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Says whether an address can be reached from this machine alone."""
+    """Says whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

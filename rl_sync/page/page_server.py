@@ -1,6 +1,6 @@
-"""The page's server: Starlette and uvicorn, HTML made on the server, events for what is new.
+"""The page's server: Starlette and uvicorn, HTML from the server, and events for new records.
 
-It only reads, in a process of its own and with low priority, so it cannot hurt a run.
+It only reads, in a process of its own with low priority, so it cannot disturb a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rl_sync.records.run_records import RunRecords, open_runs
 
 LOOPBACK = "127.0.0.1"
 FRAGMENT = "x-fragment"
-"""The header of a request for the inside of a view alone."""
+"""The header of a request for only the inside of a view."""
 
 _VIEWS_OF_ROLLOUTS = ("rollouts", "group")
 _POLL_SECS = 1.0
@@ -40,7 +40,7 @@ _KEEP_ALIVE_SECS = 15.0
 _MOST_PIXELS = 4096
 _LEAST_SECS = 0.001
 _NICENESS = 10
-_GREATEST = 1e200  # Larger numbers overflow where a window is divided into pixels.
+_GREATEST = 1e200  # Larger numbers overflow when a window is divided into pixels.
 
 
 def make_app(runs: Sequence[RunRecords], *, names: Sequence[str] = (), token: str = "") -> Guard:
@@ -157,7 +157,7 @@ class _Site:
     def _page(
         self, request: Request, view: str, values: Callable[[], Mapping[str, Any]], **more: Any
     ) -> Response:
-        """Reads what is new, and fills the template of a view, or its inside alone."""
+        """Reads new records, and fills the template of a view or only its inside."""
         run, now = self._run(request), stamp(self._runs)
         for one in self._runs:
             one.refresh(rollouts=one is run and view in _VIEWS_OF_ROLLOUTS)
@@ -178,9 +178,9 @@ class _Site:
 
 
 def stamp(runs: Sequence[RunRecords]) -> str:
-    """Returns a text that changes when one of the runs has something new, or falls silent.
+    """Returns a text that changes when one of the runs has new records, or falls silent.
 
-    No file tells that a run was killed.
+    A killed run leaves no record of its end.
     """
     return f"{hash(tuple((text.state(run), run.stamp()) for run in runs)):x}"
 
@@ -193,9 +193,9 @@ async def changes(
     """Yields server-sent events: the stamp at first, and each time that it changes.
 
     Args:
-      stamp: makes the stamp; runs in a thread.
-      poll_secs: the time between two looks.
-      keep_alive_secs: the longest silence; then a comment is sent.
+      stamp: function that makes the stamp; it runs in a thread.
+      poll_secs: seconds between two polls.
+      keep_alive_secs: maximum silence, after which a comment is sent.
     """
     last, silent_secs = "", 0.0
     yield "retry: 2000\n\n"
@@ -217,9 +217,9 @@ def serve(
     """Serves the page of some work directories until it is interrupted.
 
     Args:
-      host: the address to serve at; one that others can reach gets a token.
+      host: the address to serve at; an address that others can reach gets a token.
       port: the port; 0 for any free one.
-      say: gets the address, and the token where there is one.
+      say: called with the address, and the token if there is one.
 
     Raises:
       OSError: nothing can be served at this address.
@@ -240,7 +240,7 @@ def serve(
 
 
 def _query(given: Mapping[str, str]) -> views.Query:
-    """Reads the conditions of the table from an address."""
+    """Parses the conditions of the table in an address."""
     sort = given.get("sort") or views.Query().order
     if sort.removeprefix("-") not in ORDERS:
         raise HTTPException(
@@ -261,7 +261,7 @@ def _query(given: Mapping[str, str]) -> views.Query:
 
 
 def _look(given: Mapping[str, str]) -> views.CurveStyle:
-    """Reads from an address how curves are drawn."""
+    """Parses the options of curves in an address."""
     by, smoothing = given.get("x") or "step", _real(given, "smooth") or 0.0
     if by not in views.AXES:
         raise HTTPException(400, f"x={by} must be one of {', '.join(views.AXES)}.")

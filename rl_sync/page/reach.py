@@ -1,4 +1,4 @@
-"""Reach of runs: their last steps, tokens and seconds, and the point that all have come to."""
+"""Reach of runs: their last steps, tokens and seconds, and the point that all have reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_sync.records.run_records import RunRecords
 from rl_sync.records.run_totals import NUM_TOKENS
 
 By = Literal["steps", "tokens", "seconds", "end"]
-"""Measures of how far a run has come; `end` takes each at its own end."""
+"""Measures of a run's reach; `end` takes each run at its own end."""
 
 
 class ComparisonPoint(NamedTuple):
@@ -18,9 +18,9 @@ class ComparisonPoint(NamedTuple):
 
     Attributes:
       by: the measure.
-      amount: as far as all of the runs have come; None where each is taken at its own end.
-      runs: the runs, whose metrics count as far as that.
-      said: a sentence or two; empty where all runs have come equally far.
+      amount: amount that all runs have reached; None if each is taken at its own end.
+      runs: the runs, with metrics up to this amount.
+      said: a sentence or two about it; empty if all runs have the same reach.
     """
 
     by: By
@@ -30,7 +30,7 @@ class ComparisonPoint(NamedTuple):
 
 
 def cut(runs: Sequence[RunRecords], by: By = "steps") -> ComparisonPoint:
-    """Cuts runs where the shortest of them ends; a run without trainer steps is left as it is."""
+    """Cuts runs at the end of the shortest; a run without trainer steps is left as it is."""
     reached = [_reached(one, by) for one in runs]
     ends = [amounts[-1][1] for amounts in reached if amounts]
     if by == "end" or len(set(ends)) < 2:
@@ -55,7 +55,7 @@ def cut(runs: Sequence[RunRecords], by: By = "steps") -> ComparisonPoint:
 
 
 def _reached(one: RunRecords, by: By) -> list[tuple[int, float]]:
-    """Returns the trainer steps of a run, and how far it had come after each."""
+    """Returns the trainer steps of a run, and its reach after each."""
     amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "steps": lambda line: float(line["step"]),
         "tokens": lambda line: line.get(NUM_TOKENS),

@@ -1,4 +1,4 @@
-"""A report on one run as one page of HTML, which has all of its parts in itself."""
+"""A report on one run as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def render(run: RunRecords, changes: Sequence[tuple[str, str]] | None, plan: str
     """Returns the page.
 
     Args:
-      run: what was read of the run.
-      changes: settings that are not the defaults, with their values; None if that is not known.
-      plan: the schedule in words; empty if it is not known.
+      run: records of the run.
+      changes: settings that differ from the defaults, with their values; None if unknown.
+      plan: the schedule in words; empty if unknown.
     """
     ages = sum(run.flow.staleness.values(), collections.Counter[int]())
     context: dict[str, Any] = {
@@ -152,7 +152,7 @@ def _timeline(run: RunRecords) -> Picture | None:
 
 
 def _examples(run: RunRecords) -> Iterator[tuple[int, list[tuple[str, Rollout]]]]:
-    """Yields the best, a middling and the worst completion of a few steps."""
+    """Yields the best, a median and the worst completion of a few steps."""
     recorded = run.rollouts
     rows = recorded.find().rows
     steps = sorted({row.step for row in rows if row.reward is not None})

@@ -1,4 +1,4 @@
-"""Comparison of runs: their settings, their results, and groups that differ in the seed alone."""
+"""Comparison of runs: their settings, their results, and groups that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.setting import flat
 
 SEED = "seed"
 _PLACES = ("name", "workdir", "launch", "master", "observe", "replay.port", "replay.address")
-"""Settings that say where a run is and what it records, not what it computes."""
+"""Settings of a run's place and records, which do not affect its results."""
 
 _LEADING = ("sync.mode", "algorithm.name")
 
@@ -24,9 +24,9 @@ class Value(NamedTuple):
     """A figure of runs.
 
     Attributes:
-      name: for people and for JSON.
-      of: takes it from a run; None where the run has none.
-      words: writes it.
+      name: name for display and JSON.
+      of: function of a run; None if the run does not have the figure.
+      words: function that formats it.
     """
 
     name: str
@@ -62,7 +62,7 @@ VALUES: tuple[Value, ...] = (
     Value("trainer steps", lambda one: one.steps, _count),
     Value("alarms", lambda one: len(one.periods), _count),
 )
-"""The figures that are compared; each is one line."""
+"""The compared figures, one line each."""
 
 
 CURVES = (
@@ -77,7 +77,7 @@ CURVES = (
 
 
 class Spread(NamedTuple):
-    """The least, the median and the greatest of a figure over the runs of a group that have it."""
+    """The least, median and greatest value of a figure over the runs of a group that have it."""
 
     least: float
     median: float
@@ -91,12 +91,12 @@ class Spread(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SeedGroup:
-    """Runs whose settings differ in the seed alone.
+    """Runs whose settings differ only in the seed.
 
     Attributes:
-      name: what tells it from the other groups.
-      runs: in the order in which they were given.
-      settings: by name, those in which groups differ; "not set" where a run does not have one.
+      name: name that distinguishes it from other groups.
+      runs: its runs, in the given order.
+      settings: settings by name that differ between groups; "not set" if a run does not have one.
     """
 
     name: str
@@ -124,9 +124,9 @@ class SeedGroup:
 
 
 def group(runs: Sequence[RunRecords]) -> list[SeedGroup]:
-    """Groups runs whose settings differ in the seed alone; a run without a config is one alone."""
+    """Groups runs whose settings differ only in the seed; a run without a config is alone."""
     settings = [dict(flat(one.config)) for one in runs]
-    # A setting that some runs do not have is one of another version; it tells nothing.
+    # A setting that some runs lack belongs to another version, and does not matter.
     known = [one.keys() for one in settings if one]
     shared = set.intersection(*map(set, known)) if known else set()
     differ = [
@@ -147,7 +147,7 @@ def group(runs: Sequence[RunRecords]) -> list[SeedGroup]:
 
 
 def are_equal(runs: Sequence[RunRecords]) -> bool | None:
-    """Says whether the parameters of runs ended with the same bits; None if that is not known."""
+    """Says whether the parameters of runs ended with the same bits; None if unknown."""
     digests = [one.outcome.digest if one.outcome else None for one in runs]
     if len(digests) < 2 or None in digests:
         return None
@@ -155,7 +155,7 @@ def are_equal(runs: Sequence[RunRecords]) -> bool | None:
 
 
 def record(groups: Sequence[SeedGroup], point: ComparisonPoint) -> dict[str, Any]:
-    """Returns all of it for JSON."""
+    """Returns the whole comparison for JSON."""
     every = [one for of in groups for one in of.runs]
     return {
         "compared_at": {"by": point.by, "amount": point.amount},

@@ -1,4 +1,4 @@
-"""The templates of pages, and the filters that they use."""
+"""The templates of pages, and their filters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CUT = 1500
 
 
 def environment() -> jinja2.Environment:
-    """Returns the environment of all templates, which escapes what it is given."""
+    """Returns the environment of all templates, which escapes values."""
     loader = jinja2.PackageLoader("rl_sync.page", "templates")
     made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {
@@ -28,7 +28,7 @@ def environment() -> jinja2.Environment:
 
 
 def style(*names: str) -> Markup:
-    """Returns style sheets of ours, to stand in a page that has all of its parts in itself."""
+    """Returns our style sheets, for inclusion in a self-contained page."""
     folder = resources.files("rl_sync.page") / "static"
     return Markup("\n".join((folder / name).read_text() for name in names))
 

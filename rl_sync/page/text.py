@@ -1,4 +1,4 @@
-"""Texts of a run as the page shows them: nothing invisible, tokens with the colours of numbers."""
+"""Texts of a run for the page: no invisible characters, and tokens coloured by numbers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _NAT_BOUNDS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 7.0)
 """Bounds of the colours of −log π and of entropies; above the last one is the strongest."""
 _RATIO_BOUNDS = (0.02, 0.1, 0.2, 0.5)
-"""Of |log ratio|, in nats."""
+"""Bounds of the colours of |log ratio|, in nats."""
 _LEAST_RATIO = 1e-6
 _ADVANTAGE_BOUNDS = (0.0, 0.25, 0.75, 1.5)
-"""Of |advantage|."""
+"""Bounds of the colours of |advantage|."""
 
 VERSION_COLOURS = 6
 
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 def visible(text: str) -> str:
-    """Replaces characters that cannot be seen, or that reorder text, by signs that can."""
+    """Replaces characters that are invisible, or that reorder text, by visible signs."""
     return "".join(map(_visible, text))
 
 
@@ -40,7 +40,7 @@ def _visible(character: str) -> str:
 
 
 class Token(NamedTuple):
-    """A token to show: its text, the classes of its colours, and words about it."""
+    """A token for display: its text, the classes of its colours, and a description."""
 
     text: str
     classes: str
@@ -52,7 +52,7 @@ def tokens(one: Rollout) -> list[Token]:
 
     Classes: `l0` (nearly certain) to `l8` by log-probability, `e0` to `e8` by entropy, `u1` to `u4`
     for ratios above 1 and `d1` to `d4` for those below, `g1` to `g4` for positive advantages and
-    `b1` to `b4` for negative ones, `v0` to `v5` by version, `said` for what the environment wrote,
+    `b1` to `b4` for negative ones, `v0` to `v5` by version, `said` for the environment's tokens,
     and `masked` for tokens that the loss does not learn from.
     """
     versions, mask = list(_spread(one.versions)), list(_spread(one.mask))
@@ -88,7 +88,7 @@ class _Coloured(NamedTuple):
 
 
 def _figures(one: Rollout, place: int, learned: bool) -> Iterator[tuple[str, _Coloured]]:
-    """Yields the numbers that are known of a token, by their names."""
+    """Yields the known numbers of a token by name."""
     if (logprob := _at(one.logprobs, place)) is not None:
         yield "logprob", _Coloured(logprob, f"l{_level(-logprob, _NAT_BOUNDS)}")
     if (ratio := _at(one.ratios, place)) is not None:
@@ -112,7 +112,7 @@ def _signed(value: float, bounds: Sequence[float], above: str, below: str) -> st
 
 
 def _at(values: Sequence[Value], place: int, none: Any = None) -> Value | Any:
-    """Returns the value at a place, where there is one."""
+    """Returns the value at a position, if there is one."""
     return values[place] if place < len(values) else none
 
 
@@ -123,14 +123,14 @@ def _spread(runs: list[list[int]]) -> Iterator[int]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Writes a number with some digits, all of them of large ones, and – for none."""
+    """Formats a number with a few digits (large numbers with all), and None as –."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def state(run: RunRecords) -> str:
-    """Writes the state of a run, or for how long it has been silent."""
+    """Describes the state of a run, or how long it has been silent."""
     found = run.state
     return f"no record for {duration(run.silent_secs)}" if found == SILENT else found
 

@@ -1,4 +1,4 @@
-"""The timeline of a run as the page shows it: the picture that files have, of any window."""
+"""The timeline of a run on the page: the same picture as in files, for any window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_sync.page.activity import roles_of
 from rl_sync.records.run_records import RunRecords
 
 FOLLOWED_SECS = 60.0
-"""The window that follows the end of a run, where no other is asked for."""
+"""Default window in seconds, which follows the end of a run."""
 
 _DOTS_PER_INCH = 96
 _STYLE = PictureStyle(lane_inches=0.72, names_inches=0.92, names_points=8.5, paper="none")
@@ -26,7 +26,7 @@ _DARK = _STYLE._replace(
     groups="#8FB3D6",
 )
 _LEAST_PIXELS = 240
-_ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings are the same for all threads.
+_ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings are global to all threads.
 
 
 def picture(
@@ -72,9 +72,9 @@ def picture(
 
 
 def without_styles(svg: str) -> str:
-    """Returns the element of a picture with attributes in place of styles, which the page forbids.
+    """Returns the element of a picture with attributes in place of inline styles.
 
-    The policy of the page allows no style but those of its own files; see `Guard`.
+    The page's security policy allows only styles from its own files; see `Guard`.
     """
     svg = re.sub(r"<(style|metadata)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = svg.replace("<svg", '<svg stroke-linejoin="round" stroke-linecap="butt"', 1)

@@ -26,10 +26,10 @@ from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
 
 PAGE_ROWS = 100
-"""Completions on one page of the table."""
+"""Number of completions on one page of the table."""
 
 MOST_WHOLE = 64
-"""Completions that are shown whole at once."""
+"""Number of completions that are shown whole at once."""
 
 _TOP = ("reward_mean", "staleness_max", "entropy", "completion_tokens_mean", "gradient_norm")
 _OTHERS = "Others"
@@ -38,7 +38,7 @@ _EXAMPLES = 3
 _LOG_LINES = 400
 _MOST_LOG_BYTES = 1 << 17
 AXES = {"step": "step", "seconds": "s", "tokens": "tokens"}
-"""What horizontal axes can count, with its unit: steps, seconds since the first record, tokens of
+"""Quantities of horizontal axes, with units: steps, seconds since the first record, tokens of
 prompts and completions."""
 
 _PHASES = {RL: "Trainer steps", EVALUATION: "Evaluations", SFT: "SFT"}
@@ -52,7 +52,7 @@ class Query(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A chart with its name and the sentence of the catalog."""
+    """A chart with its name and its sentence from the catalog."""
 
     name: str
     meaning: str
@@ -61,13 +61,13 @@ class Figure(NamedTuple):
 
 
 class CurveStyle(NamedTuple):
-    """A reader's choice of how curves are drawn.
+    """Options of the curves.
 
     Attributes:
-      by: one of `AXES`, what the horizontal axis counts.
-      smoothing: the weight of the average so far in `charts.smoothed`; 0 for none.
+      by: quantity of the horizontal axis, one of `AXES`.
+      smoothing: weight of the average so far in `charts.smoothed`; 0 for none.
       is_log: whether vertical axes are logarithmic.
-      find: words; only metrics whose name or meaning has all of them are drawn.
+      find: words; only metrics whose name or meaning contains all of them are drawn.
     """
 
     by: str = "step"
@@ -119,7 +119,7 @@ def _head(number: int, run: RunRecords) -> dict[str, Any]:
 
 
 def _examples(run: RunRecords) -> list[TableRow]:
-    """Returns some completions of the last recorded step, each of another problem if it can be."""
+    """Returns some completions of the last recorded step, of different problems if possible."""
     run.refresh()
     last = run.rollouts.last_step
     found = run.rollouts.find(RolloutFilter(last or 0, last)).rows
@@ -185,7 +185,7 @@ def figure(
 
 
 def _points(run: RunRecords, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
-    """Returns a metric over what the horizontal axis counts; without lines that do not tell it."""
+    """Returns a metric over the quantity of the horizontal axis, without lines that lack it."""
     lines, start = run.metrics.of_phase(phase), run.start_secs
     tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.metrics.of_phase(RL)}
     places = {
@@ -202,7 +202,7 @@ def _plain(value: Any) -> float | None:
 
 
 def settings(run: RunRecords, words: str) -> dict[str, Any]:
-    """The settings of a run whose names have some words, and the versions of its packages."""
+    """The settings of a run whose names contain some words, and the versions of its packages."""
     found = [
         (name, "not set" if value is None else str(value))
         for name, value in flat(run.config)
@@ -212,7 +212,7 @@ def settings(run: RunRecords, words: str) -> dict[str, Any]:
 
 
 def logs(run: RunRecords, name: str | None) -> dict[str, Any]:
-    """The end of a log, and the names of all; of the first one if none is named.
+    """The end of a log, by default the first one, and the names of all logs.
 
     Raises:
       KeyError: there is no such log.
@@ -304,7 +304,7 @@ def group(run: RunRecords, step: int, lease: int) -> dict[str, Any]:
 
 
 def history(run: RunRecords, prompt_id: int) -> dict[str, Any]:
-    """The completions of one problem over the steps, whole; the last ones if there are many."""
+    """The whole completions of one problem over the steps; only the last ones if there are many."""
     found = run.rollouts.find(RolloutFilter(prompt_id=prompt_id)).rows
     return _whole(run, list(run.rollouts.wholes(found[-MOST_WHOLE:])), len(found))
 

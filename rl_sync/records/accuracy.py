@@ -1,4 +1,4 @@
-"""Metrics of completions of held-out problems, also apart for parts of the problems."""
+"""Metrics of completions of held-out problems, also separately for parts of the problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAJORITY = "majority@"
 
 
 class MeasuredAccuracy(NamedTuple):
-    """An accuracy with the ends of its confidence interval; None where they were not recorded."""
+    """An accuracy with the ends of its confidence interval; None if they were not recorded."""
 
     value: float
     low: float | None = None
@@ -32,8 +32,8 @@ class JudgedAnswer(NamedTuple):
 
     Attributes:
       solved: whether it solves the problem; None if it could not be judged.
-      vote: the answer that it gives, as text; equal answers have equal texts. None if the reward
-        read no answer; then it agrees with no other.
+      vote: its answer as text; equal answers have equal texts. None if the reward read no answer;
+        it then agrees with no other.
     """
 
     solved: bool | None
@@ -44,9 +44,9 @@ class Problem(NamedTuple):
     """A held-out problem with the completions that were generated for it.
 
     Attributes:
-      answers: one a completion.
-      is_seen: whether its prompt is trained on too.
-      category: a name of problems of its kind; empty for none.
+      answers: one per completion.
+      is_seen: whether its prompt is also trained on.
+      category: name of its kind of problems; empty for none.
     """
 
     answers: Sequence[JudgedAnswer]
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
 
     @property
     def judged(self) -> list[JudgedAnswer]:
-        """Those that could be judged."""
+        """The answers that could be judged."""
         return [answer for answer in self.answers if answer.solved is not None]
 
     @property
@@ -65,11 +65,11 @@ class Problem(NamedTuple):
 
 
 Value = Callable[[Problem], float]
-"""A function from a problem, some completions of which were judged, to a value from 0 to 1."""
+"""A function from a problem with some judged completions to a value from 0 to 1."""
 
 
 def metric_names(samples: int) -> list[str]:
-    """Names the metrics of evaluations with so many completions a problem.
+    """Names the metrics of evaluations with a number of completions per problem.
 
     With one completion there is only `accuracy`. With k there are also `mean@k`, which is the same
     number, `majority@k` if the reward reads answers, and `pass@j` for k and for each power of 2
@@ -106,12 +106,12 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
       samples: the completions that were generated for each problem.
 
     Returns:
-      Each metric of `metric_names`, but no majority where the reward reads no answers. With each
+      Each metric of `metric_names`, but no majority if the reward reads no answers. With each
       are the ends of its 95 % confidence interval as `NAME_low` and `NAME_high` (see
       `rl_sync.records.estimators.mean_of`), and `problems`, the number of those with a judged
       completion. `unjudged` is the number of completions that could not be judged, if there are
       any; no metric counts them. `pass@k` leaves out problems with fewer than k judged completions.
-      A metric is NaN where no problem is left, which records write as null.
+      A metric is NaN, which records write as null, if no problem is left.
 
       The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some
       prompts are trained on, there are also `accuracy_seen`, `problems_seen`, and the same as
@@ -139,7 +139,7 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
 
 
 def _of(problems: Sequence[Problem], metrics: Mapping[str, tuple[int, Value]]) -> dict[str, float]:
-    """Computes metrics of problems; NaN where no problem has enough judged completions."""
+    """Computes metrics of problems; NaN if no problem has enough judged completions."""
     values: dict[str, float] = {}
     for name, (needed, value) in metrics.items():
         enough = [one for one in problems if len(one.judged) >= needed]
@@ -154,12 +154,12 @@ def _of(problems: Sequence[Problem], metrics: Mapping[str, tuple[int, Value]]) -
 
 
 def describe_share(value: float | None) -> str:
-    """Writes a metric as a percentage; in words where nothing could be judged."""
+    """Formats a metric as a percentage; in words if nothing could be judged."""
     return "not judged" if value is None or math.isnan(value) else f"{value:.1%}"
 
 
 def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
-    """Writes a metric's confidence interval in parentheses; empty where there is none."""
+    """Formats a metric's confidence interval in parentheses; empty if there is none."""
     ends = [values.get(f"{name}{end}") for end in ("_low", "_high")]
     if any(end is None or math.isnan(end) for end in ends):
         return ""
@@ -167,7 +167,7 @@ def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
 
 
 def describe_parts(values: Mapping[str, Any]) -> str:
-    """Writes the accuracies of both parts in parentheses; empty if no prompt is trained on."""
+    """Formats the accuracies of both parts in parentheses; empty if no prompt is trained on."""
     names = {SEEN: "whose prompts are trained on too", UNSEEN: "others"}
     parts = [
         f"{describe_share(values[f'accuracy_{name}'])} of {values[f'problems_{name}']} {words}"

@@ -1,6 +1,6 @@
-"""Alarms: troubles of a run that its metrics show, each with its condition and a way out.
+"""Alarms: problems of a run that its metrics show, each with its condition and advice.
 
-`ALARMS` lists them all: those of several metrics, which are written here, and one for each
+`ALARMS` lists them all: alarms on several metrics, which are defined here, and one for each
 `Threshold` of the catalog of metrics. A `Watch` takes the metrics of trainer steps and of
 evaluations one by one; `raised` says which alarms hold after the last one, and `history` which held
 when.
@@ -19,7 +19,7 @@ UNPRINTABLE = "unprintable_fraction"
 """The metric of the share of completions with text that cannot be printed."""
 
 LOGPROB_GAP = "logprob gap"
-"""The name of the alarm of trainer and explorers that compute differently."""
+"""The name of the alarm for trainer and explorers that compute differently."""
 
 ACCURACY = "accuracy fell"
 """The name of the alarm of evaluations."""
@@ -35,9 +35,9 @@ _NAMES = (
     *(name for name, _ in thresholds()),
 )
 _OF_COMPLETIONS = ("no reward", "unprintable text", "truncation", ACCURACY)
-_SOLVED = 0.9  # Of the way from the least to the greatest reward of the run.
-_FALLEN = 0.1  # Of that way, below the best steps.
-_COLLAPSED = 0.1  # Of the entropy of the first steps.
+_SOLVED = 0.9  # Share of the range from the least to the greatest reward of the run.
+_FALLEN = 0.1  # Share of this range, below the best steps.
+_COLLAPSED = 0.1  # Share of the entropy of the first steps.
 _ALIKE = 0.9
 
 Metrics = Mapping[str, Any]
@@ -48,8 +48,8 @@ class AlarmLimits(NamedTuple):
 
     Attributes:
       steps: the number of trainer steps in a row after which a trouble is an alarm.
-      group_size: completions of a prompt.
-      logprob_gap: the greatest gap in nats that is no alarm; 0 for none.
+      group_size: number of completions of a prompt.
+      logprob_gap: maximum gap in nats without an alarm; 0 for no alarm.
     """
 
     steps: int = 5
@@ -58,7 +58,7 @@ class AlarmLimits(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """Held-out accuracy of a policy with the ends of its interval, and the step it was trained."""
+    """Held-out accuracy of a policy, the ends of its interval, and the policy's trainer step."""
 
     step: int
     accuracy: float
@@ -77,10 +77,10 @@ class Evidence:
     Attributes:
       limits: the settings.
       first, last: metrics of the first and of the last steps, as many as `limits.steps`.
-      lowest, highest: the least and the greatest reward so far.
+      lowest, highest: least and greatest reward so far.
       best: the greatest mean reward so far of as many consecutive steps as `limits.steps`.
       steps: the number of trainer steps so far.
-      restarts: how often each role was started again.
+      restarts: number of restarts of each role.
       best_accuracy: the evaluation whose interval has the greatest lower end.
       last_accuracy: the newest evaluation.
     """
@@ -107,7 +107,7 @@ class Evidence:
 
     @property
     def is_solved(self) -> bool:
-        """True if rewards have varied, and are now near the greatest."""
+        """True if rewards have varied, and are now near the maximum."""
         enough = self.lowest + _SOLVED * (self.highest - self.lowest)
         return self.highest > self.lowest and self.mean("reward_mean") >= enough
 
@@ -122,7 +122,7 @@ class Alarm(NamedTuple):
 
     Attributes:
       name: see `AlarmKind`.
-      text: one sentence on what is wrong, and one on what to do.
+      text: one sentence about the problem, and one of advice.
     """
 
     name: str
@@ -136,7 +136,7 @@ class AlarmKind(NamedTuple):
       name: a few words.
       condition: a sentence, for the documentation.
       advice: a sentence for the user.
-      found: describes the trouble; empty if there is none.
+      found: describes the problem; empty if there is none.
     """
 
     name: str
@@ -349,7 +349,7 @@ def raised(evidence: Evidence) -> list[Alarm]:
 
 
 def are_of_completions(found: Iterable[Alarm]) -> bool:
-    """Says whether some completions would explain one of the alarms."""
+    """Says whether completions would help to explain one of the alarms."""
     return any(alarm.name in _OF_COMPLETIONS for alarm in found)
 
 
@@ -357,13 +357,13 @@ def history(lines: Iterable[Metrics], limits: AlarmLimits) -> list[Period]:
     """Returns when alarms held in a run, in the order in which they ended.
 
     Args:
-      lines: the metrics of all trainer steps and evaluations, each with its `step` and, unless it
-        is of a trainer step, its `phase`.
+      lines: metrics of all trainer steps and evaluations, each with its `step` and, except for
+        trainer steps, its `phase`.
     """
     watch = Watch(limits)
     open_periods: dict[str, Period] = {}
     over: list[Period] = []
-    # An evaluation may be judged when the next steps have been written.
+    # An evaluation may be judged after the next steps have been written.
     for step, _, line in sorted(_placed(lines), key=lambda one: one[:2]):
         watch.take(line)
         now = {alarm.name: alarm for alarm in raised(watch.evidence())}
@@ -375,19 +375,19 @@ def history(lines: Iterable[Metrics], limits: AlarmLimits) -> list[Period]:
 
 
 def last_step(lines: Iterable[Metrics]) -> int:
-    """Returns the last trainer step of a run's metrics; 0 where there is none."""
+    """Returns the last trainer step of a run's metrics; 0 if there is none."""
     return max((step for step, _, _ in _placed(lines)), default=0)
 
 
 def _placed(lines: Iterable[Metrics]) -> Iterator[tuple[int, bool, Metrics]]:
-    """Yields trainer steps and evaluations, each with its step and whether it is the latter."""
+    """Yields trainer steps and evaluations, each with its step and whether it is an evaluation."""
     for line in lines:
         if (phase := line.get("phase", RL)) in (RL, EVALUATION):
             yield line["step"], phase == EVALUATION, line
 
 
 def describe(periods: Sequence[Period], last_step: int) -> list[str]:
-    """Writes lines for a report: what holds at the end whole, what has passed on one line.
+    """Writes lines for a report: alarms at the end in full, past alarms on one line.
 
     Args:
       last_step: the last trainer step of the run.

@@ -1,4 +1,4 @@
-"""Estimators of a policy's success on problems of which several completions were judged.
+"""Estimators of a policy's success on problems with several judged completions.
 
 Letters in shapes: P problems.
 """
@@ -29,8 +29,8 @@ def pass_at_k(completions: int, solved: int, k: int) -> float:
     1 − C(n−c, k) / C(n, k), without bias for any n ≥ k; Chen et al., arXiv:2107.03374, equation 1.
 
     Args:
-      completions: n, the completions that were judged.
-      solved: c, those that solve it.
+      completions: n, number of judged completions.
+      solved: c, number of completions that solve it.
 
     Raises:
       ValueError: k is below 1 or above n, or c is not between 0 and n.
@@ -43,11 +43,11 @@ def pass_at_k(completions: int, solved: int, k: int) -> float:
 def majority(votes: Sequence[str | None], solved: Sequence[bool]) -> float:
     """Computes whether the most frequent answer solves a problem; Wang et al., arXiv:2203.11171.
 
-    Where several answers are the most frequent, it is the probability that one of these, drawn at
-    random, does. An answer that was judged differently counts by its share of solved completions.
+    If several answers are the most frequent, it is the probability that a random one of them does.
+    An answer with different judgements counts by its share of solved completions.
 
     Args:
-      votes: the answer of each completion, None for one that agrees with no other; at least one.
+      votes: answer of each completion; None if it agrees with no other. At least one.
       solved: whether each completion solves the problem.
     """
     verdicts: dict[str | int, list[bool]] = {}
@@ -61,15 +61,15 @@ def majority(votes: Sequence[str | None], solved: Sequence[bool]) -> float:
 def mean_of(values: Float[np.ndarray, " P"], completions: int) -> MeanEstimate:
     """Estimates a mean over problems, each of which has a value from 0 to 1.
 
-    Problems are drawn from many, and the completions of one are not independent. So the standard
-    error is clustered by problem: with one value a problem it is that of the P values (Miller,
+    Problems are a sample, and the completions of one problem are not independent. So the standard
+    error is clustered by problem: with one value per problem it is that of the P values (Miller,
     arXiv:2411.00640, section 2.2). The interval is Wilson's (1927) at the effective number of
-    problems n = p(1 − p) / SE²: it stays within 0 and 1, and does not vanish where all problems are
-    solved, or none. With one completion a problem n is P, and this is Wilson's interval itself.
+    problems n = p(1 − p) / SE²: it stays within 0 and 1, and does not vanish if all problems or
+    none are solved. With one completion per problem n is P, and this is Wilson's interval itself.
 
     Args:
       values: at least one.
-      completions: those of all problems together, an upper bound of n.
+      completions: number of completions of all problems, an upper bound of n.
     """
     mean, count = float(np.mean(values)), len(values)
     spread = mean * (1.0 - mean)

@@ -17,7 +17,7 @@ _STEP = re.compile(r"step (\d+)")
 
 
 class Moment(NamedTuple):
-    """Numbers of groups at one time, in Unix seconds; `trained` and `dropped` are sums so far."""
+    """Numbers of groups at one time, in Unix seconds; `trained` and `dropped` are cumulative."""
 
     secs: float
     generating: int
@@ -34,7 +34,7 @@ class Flow:
       root: see `JsonLinesReader`.
 
     Attributes:
-      leased: the number of leases so far.
+      leased: number of leases so far.
       dropped: numbers of dropped groups by reason.
       failed: numbers of failed episodes by reason.
       moments: the numbers of groups after each event.
@@ -62,7 +62,7 @@ class Flow:
         return self.moments[-1] if self.moments else Moment(0.0, 0, 0, 0, 0)
 
     def refresh(self) -> int:
-        """Reads what is new; returns the number of bytes."""
+        """Reads new records; returns the number of bytes."""
         news = self._ledger.read()
         if news.is_anew:
             self._clear()
@@ -108,7 +108,7 @@ class Flow:
             self._open[lease] = state
 
     def _resume(self, step: int) -> None:
-        """Makes the training of later steps void: the ledger drops these groups next."""
+        """Voids the training of later steps; the ledger then drops these groups."""
         for later in [one for one in self._trained if one > step]:
             for lease in self._trained.pop(later):
                 self._in_state[TRAINED] -= 1

@@ -1,6 +1,6 @@
 """Files of JSON lines: a writer that survives a crash, and a reader that follows a growing file.
 
-The writer flushes each line immediately. A whole file is read by the reader that also follows one.
+The writer flushes each line immediately. One reader reads whole files and follows growing ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordsError(OSError):
-    """Records that a run relies on cannot be written; the message names the file and the reason."""
+    """Raised if vital records cannot be written; the message has the file and the reason."""
 
 
 def plain(value: Any) -> Any:
@@ -52,15 +52,15 @@ def plain(value: Any) -> Any:
 
 
 class JsonLinesWriter:
-    """Appends objects to a file, each as one whole line or not at all, from any thread.
+    """Appends objects to a file, from any thread; each becomes one whole line or nothing.
 
-    An unfinished line is cut off. An earlier writer leaves one when it is killed, this one when the
-    disk is full. So only the last line of a file can ever be incomplete.
+    An unfinished line is cut off: an earlier writer leaves one when it is killed, this one when the
+    disk is full. So only the last line of a file can be incomplete.
 
     Args:
       path: the file.
       vital: whether a line that cannot be written is an error. If not, the writer warns once,
-        leaves lines out, and goes on as soon as the file can be written again.
+        drops lines, and continues as soon as the file can be written again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, vital: bool = True):
@@ -92,7 +92,7 @@ class JsonLinesWriter:
         )
 
     def write_encoded(self, lines: Sequence[bytes]) -> int:
-        """Appends objects that are encoded already, without line breaks, at once.
+        """Appends already encoded objects, without line breaks, at once.
 
         Returns:
           The number of bytes; 0 if they could not be written.
@@ -122,7 +122,9 @@ class JsonLinesWriter:
         end = self._file.seek(0, os.SEEK_END)
         left = memoryview(lines)
         try:
-            while left:  # A disk that becomes full takes a part, and fails at the next write.
+            while (
+                left
+            ):  # A disk may take part of the data, and fail at the next write.
                 left = left[self._file.write(left) :]
         except OSError:
             self._torn_at = end
@@ -163,12 +165,12 @@ class FileLine(NamedTuple):
 
 
 class NewLines(NamedTuple):
-    """The lines that are new since the last reading.
+    """The new lines since the last reading.
 
     Attributes:
-      size: the bytes that were read, those of broken lines among them.
+      size: number of bytes read, including broken lines.
       is_anew: whether the file was replaced, cut or deleted, so that all earlier lines are void.
-      broken: for each line that is no JSON object, its number and the reason.
+      broken: number of each line that is not a JSON object, and the reason.
     """
 
     lines: list[FileLine]
@@ -178,14 +180,14 @@ class NewLines(NamedTuple):
 
 
 class JsonLinesReader:
-    """Reads what is new in a file, and notices if the file was cut or replaced.
+    """Reads the new lines of a file, and notices if the file was cut or replaced.
 
     An unfinished last line waits until it is whole. Broken lines are left out.
 
     Args:
       path: the file; it need not exist yet.
-      root: the directory that it must lie in. A path that leads out of it, as by a symbolic link,
-        is treated like a file that does not exist. None allows any path.
+      root: directory that the file must lie in. A path that leads out of it, as by a symbolic
+        link, is treated like a file that does not exist. None allows any path.
     """
 
     def __init__(self, path: str | os.PathLike[str], root: Path | None = None):
@@ -228,7 +230,7 @@ class JsonLinesReader:
         return NewLines(lines, len(whole), is_anew, broken)
 
     def _is_another(self, file: BinaryIO) -> bool:
-        """Says whether the file is not the one that was read before, or lacks what was read."""
+        """Says whether the file was replaced, or lacks lines that were read."""
         inode, known = os.fstat(file.fileno()).st_ino, self._inode
         self._inode = inode
         if known is None:
@@ -260,7 +262,7 @@ class JsonLinesFolder:
 
     Args:
       folder: the folder; it need not exist yet.
-      root: the directory that all files must lie in; None allows any.
+      root: directory that all files must lie in; None allows any.
     """
 
     def __init__(self, folder: Path, root: Path | None = None):
@@ -275,7 +277,7 @@ class JsonLinesFolder:
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Says whether a path, with its links followed, lies in a directory."""
+    """Says whether a path lies in a directory after its links are resolved."""
     return path.resolve().is_relative_to(root.resolve())
 
 
@@ -299,7 +301,7 @@ def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> lis
 
 
 def warn_of_broken(path: str | os.PathLike[str], broken: Sequence[tuple[int, str]]) -> None:
-    """Warns of lines that are left out, if there are any; see `NewLines`."""
+    """Warns of skipped lines, if there are any; see `NewLines`."""
     if broken:
         _log.warning(
             "%s: %d lines are broken and left out, the first of them line %d.",
@@ -310,10 +312,10 @@ def warn_of_broken(path: str | os.PathLike[str], broken: Sequence[tuple[int, str
 
 
 def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
-    """Reads a file that holds one JSON object; empty where there is none that can be read.
+    """Reads a file with one JSON object; empty if there is none, or it cannot be read.
 
     Args:
-      root: the directory that the file must lie in; None allows any.
+      root: directory that the file must lie in; None allows any.
     """
     try:
         if root is not None and not is_inside(path, root):

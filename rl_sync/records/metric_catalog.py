@@ -1,7 +1,7 @@
-"""All metrics of a run: names, units, meanings, what is normal, and what should alarm.
+"""All metrics of a run: names, units, meanings, normal values, and alarms.
 
-Names in capitals stand for a part that differs: `reward/NAME` for `reward/format`. A `Threshold`
-is both the text about a metric and the alarm of a run (`rl_sync.records.alarms`).
+A part of a name in capitals is a placeholder: `reward/NAME` for `reward/format`. A `Threshold` is
+both the text about a metric and the alarm of a run (`rl_sync.records.alarms`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 SFT, RL, EVALUATION = "sft", "rl", "evaluation"
 LINE_FIELDS = ("phase", "step", "time")
-"""The fields of a line of `metrics.jsonl` that are no metrics."""
+"""The fields of a line of `metrics.jsonl` that are not metrics."""
 
 
 class Threshold(NamedTuple):
-    """Values of a metric that make an alarm after `observe.alarm_steps` trainer steps in a row.
+    """Values of a metric that raise an alarm after `observe.alarm_steps` trainer steps in a row.
 
     Attributes:
-      advice: a clause: what to do, or what it means.
-      least: the least value that is a trouble; None for no such bound.
-      most: the greatest value that is a trouble; None for no such bound.
-      name: of the alarm; empty for the metric's name in words.
-      falling: True where the values are a trouble only while rewards are lower than they were.
-      ignored_steps: first trainer steps of a run in which the values are no trouble.
-      parts: the texts that a part of the metric's name in capitals stands for.
+      advice: a clause with advice or the meaning.
+      least: lower bound of the values that raise it; None for no such bound.
+      most: upper bound of the values that raise it; None for no such bound.
+      name: name of the alarm; empty for the metric's name in words.
+      falling: whether the values raise it only while rewards are lower than before.
+      ignored_steps: number of first trainer steps in which the values do not raise it.
+      parts: texts that replace the placeholder in the metric's name.
     """
 
     advice: str
@@ -51,23 +51,23 @@ class Threshold(NamedTuple):
         return f"{parts} {self.bound}: {self.advice}".strip()
 
     def holds(self, value: float) -> bool:
-        """Says whether a value is a trouble."""
+        """Says whether a value is beyond the threshold."""
         return (self.least is not None and value >= self.least) or (
             self.most is not None and value <= self.most
         )
 
 
 class Metric(NamedTuple):
-    """A metric, or several whose names differ in a part.
+    """A metric, or several metrics whose names differ in one part.
 
     Attributes:
-      name: its name; parts in capitals stand for any text.
+      name: its name; parts in capitals are placeholders for any text.
       meaning: a sentence.
-      unit: of the number; empty for a share or a plain number.
-      normal: the values of a healthy run; empty where tasks differ too much.
-      alarm: what should make one look, and at what: a threshold that a run watches, or words;
-        empty for nothing.
-      trl, verl: the names of the same number in TRL and verl; empty where they have none.
+      unit: unit of the number; empty for a share or a plain number.
+      normal: values of a healthy run; empty if tasks differ too much.
+      alarm: values that deserve a look, and where to look: a threshold that a run watches, or
+        words; empty for none.
+      trl, verl: names of the same number in TRL and verl; empty if they have none.
     """
 
     name: str
@@ -492,7 +492,7 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
     EVALUATION: {"Evaluations": _ACCURACY},
     SFT: {"SFT": (*(one for one in _OPTIMIZATION if one.name != "policy_loss"), *_PROBE)},
 }
-"""The metrics of each phase, by what they are about."""
+"""The metrics of each phase, by subject."""
 
 
 def thresholds() -> Iterator[tuple[str, Threshold]]:
@@ -521,16 +521,16 @@ def find(phase: str, name: str) -> Metric | None:
 
 
 def knows(phase: str, name: str) -> bool:
-    """Says whether a field of a line of metrics is described, or one that every line has."""
+    """Says whether a field of a line of metrics is in the catalog, or in every line."""
     return name in LINE_FIELDS or find(phase, name) is not None
 
 
 def _pattern_part(name: str, part: str) -> str:
-    """Puts a text in place of the part of a name that is in capitals."""
+    """Replaces the placeholder in a name by a text."""
     return re.sub(r"(?<![A-Z])[A-Z]+(?![A-Z])", part, name) if part else name
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Makes a pattern of a name whose parts in capitals stand for any text."""
+    """Makes a pattern from a name whose placeholders match any text."""
     parts = re.split(r"(?<![A-Z])([A-Z]+)(?![A-Z])", name)
     return re.compile("".join(".+" if part.isupper() else re.escape(part) for part in parts))

@@ -1,4 +1,4 @@
-"""Metrics of a run: one line of JSON a step, and the same numbers for TensorBoard."""
+"""Metrics of a run: one line of JSON per step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MetricLines:
         self._standing = StandingRecords(is_void)
 
     def refresh(self) -> int:
-        """Reads what is new, warns of broken lines, and returns the number of bytes."""
+        """Reads new lines, warns of broken ones, and returns the number of bytes."""
         news = self._reader.read()
         warn_of_broken(self._path, news.broken)
         if news.is_anew:
@@ -65,7 +65,7 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
 
 
 def measured(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metrics of a line, without the fields that say what it is of."""
+    """Returns the metrics of a line, without its phase, step and time."""
     return {name: value for name, value in line.items() if name not in LINE_FIELDS}
 
 
@@ -73,5 +73,5 @@ def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
     """Says whether a later mark of a resumption makes a line of metrics void."""
     if line["phase"] == "sft":
         return SFT in mark and line["step"] > mark[SFT]
-    # Before the first trainer step there is an evaluation, after SFT.
+    # An evaluation comes before the first trainer step and after SFT.
     return SFT in mark or line["step"] > mark[RESUMED_AT]

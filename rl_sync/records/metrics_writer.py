@@ -1,4 +1,4 @@
-"""Writer of a run's metrics: lines of a file that all else reads, and numbers for backends."""
+"""Writer of a run's metrics: lines of a file, and numbers for backends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MetricsWriter:
     Args:
       workdir: the run's work directory.
       backends: keys of `rl_sync.records.backends.backend_catalog.BACKENDS`.
-      labels: what the backends call the run.
+      labels: the run's names in the backends.
     """
 
     def __init__(

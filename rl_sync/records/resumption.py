@@ -1,4 +1,4 @@
-"""Marks in a run's records: the point at which a run resumed, and the lines that this makes void.
+"""Marks in a run's records: points at which the run resumed, which make some lines void.
 
 A run resumes from a snapshot. Steps between the snapshot and the crash are repeated, and their
 first records do not count. Their lines stay in the files, before the mark that makes them void.
@@ -32,7 +32,7 @@ def mark(step: int, sft_step: int | None = None, **fields: Any) -> Record:
 
 
 class StandingRecords:
-    """The records that count, in their order, without the marks; records are added as they come.
+    """The records that count, in order, without the marks; records are added as they come.
 
     Args:
       is_void: says whether a later mark makes a record void.
@@ -43,7 +43,7 @@ class StandingRecords:
         self.records: list[Record] = []
 
     def add(self, record: Record) -> None:
-        """Adds a record, or has a mark make earlier ones void."""
+        """Adds a record, or a mark that makes earlier records void."""
         if RESUMED_AT in record:
             self.records = [one for one in self.records if not self._is_void(one, record)]
         else:

@@ -1,4 +1,4 @@
-"""Index of the records of rollouts: small rows to filter and sort, and whole records at need."""
+"""Index of the records of rollouts: small rows to filter and sort, and whole records on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.records.rollout_records import Rollout, RolloutFilter, ordered
 from rl_sync.workdir import Workdir
 
 SEARCH_SECS = 3.0
-"""The longest that a search for a text takes."""
+"""Maximum seconds of a search for a text."""
 
 _EXCERPT = 160
 _MOST_NEW_BYTES = 64 << 20
@@ -68,7 +68,7 @@ class RolloutIndex:
         self._rows: dict[Path, list[TableRow]] = {}
 
     def refresh(self) -> int:
-        """Reads what is new, up to a limit; returns the number of bytes."""
+        """Reads new records, up to a limit; returns the number of bytes."""
         size = 0
         for path, news in self._folder.read():
             rows = self._rows.setdefault(path, [])
@@ -112,7 +112,7 @@ class RolloutIndex:
         return Found(found, False)
 
     def whole(self, row: TableRow) -> Rollout | None:
-        """Reads the record of a row; None if it is there no longer."""
+        """Reads the record of a row; None if it is gone."""
         if self._root is not None and not is_inside(row.path, self._root):
             return None
         try:
@@ -123,7 +123,7 @@ class RolloutIndex:
             return None
 
     def wholes(self, rows: Iterable[TableRow]) -> Iterator[Rollout]:
-        """Reads the records of rows; those that are there no longer are left out."""
+        """Reads the records of rows, without those that are gone."""
         return filter(None, map(self.whole, rows))
 
 

@@ -12,7 +12,7 @@ from rl_sync.records.rollout_records import part_name, parts
 from rl_sync.workdir import Workdir
 
 PART_BYTES = 8 << 20
-"""Size from which on a part is closed, and another begun."""
+"""Size in bytes at which a part is closed and another begins."""
 
 _log = logging.getLogger(__name__)
 
@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 class RolloutParts:
     """Appends encoded records to `workdir/rollouts/`, and never raises an error of the disk.
 
-    What cannot be written is left out. The log says so once, until it can be written again.
+    Records that cannot be written are dropped. The log says so once, until writing works again.
 
     Args:
-      workdir: the run's.
-      start: the trainer step that the run goes on from; records of later steps are removed.
-      part_bytes: the size of parts, in bytes.
+      workdir: work directory of the run.
+      start: trainer step that the run resumes from; records of later steps are removed.
+      part_bytes: size of parts, in bytes.
     """
 
     def __init__(

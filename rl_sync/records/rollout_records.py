@@ -1,8 +1,8 @@
-"""Records of rollouts: the completions that a run trained on, and all that is known about them.
+"""Records of rollouts: the completions that a run trained on, with all known facts.
 
-A run writes them to `workdir/rollouts/`: one JSON object a line and a completion, in parts such as
-`step-00000001.jsonl`, named by their first trainer step. A part has whole steps, in their order.
-Records of a step that is repeated after a crash are removed, so each step is there once.
+A run writes them to `workdir/rollouts/`: one line with a JSON object per completion, in parts such
+as `step-00000001.jsonl`, named by their first trainer step. A part has whole steps, in order.
+Records of a step that is repeated after a crash are removed, so each step appears once.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ class Rollout:
 
     Attributes:
       step: the trainer step, from 1.
-      lease, ordinal, prompt_id, explorer: of its group; see `rl_sync.types.Group`. A lease is one
-        group.
+      lease, ordinal, prompt_id, explorer: ids of its group; see `rl_sync.types.Group`. A lease is
+        one group.
       sample: its number in the group, from 0.
       prompt: the prompt as the policy saw it, special tokens included.
-      expected: the problem's answer, with which rewards compare; empty if there is none.
-      completion: the completion as it was judged: without the end of sequence, and of an episode
+      expected: the problem's answer, which rewards compare with; empty if there is none.
+      completion: the completion as it was judged: without the end of sequence; for an episode,
         the last reply.
-      turns: of an episode, all that was said after the prompt: `by` (`policy` or `environment`),
+      turns: for an episode, everything after the prompt: `by` (`policy` or `environment`),
         `text`, and `segment`, which counts rewritten conversations. None without an environment.
       reward: its reward; None if it could not be judged.
-      components: the parts of the reward by name.
+      components: parts of the reward by name.
       why: the reason of the judgement.
       answer: the answer that was read from the completion; None if the reward reads none.
       baseline: the reward of the prompt's greedy completion, if there is one.
       advantage: the mean of its tokens' advantages; None if the loss has none.
-      staleness: of its oldest token, in trainer steps.
+      staleness: staleness of its oldest token, in trainer steps.
       truncated: whether it was cut by a limit.
-      episode: of an episode: its `reason`, `why`, `turns`, `rewards` and `metrics`; in a game of
+      episode: for an episode: its `reason`, `why`, `turns`, `rewards` and `metrics`; in a game of
         several players also `seat`, the player who learns, and all `moves`: `player`, `by`, `text`.
       prompt_ids: token ids of the prompt.
-      ids: token ids of all after the prompt.
+      ids: token ids of everything after the prompt.
       tokens: their texts.
-      logprobs: their log-probabilities under the distribution sampled from, in nats, rounded to
-        four digits; None where the environment wrote.
-      versions: the policy versions of `ids`, as runs [version, tokens]; -1 where the environment
-        wrote.
-      mask: runs [1 or 0, tokens] of `ids`: 1 where the loss learns from a token.
+      logprobs: their log-probabilities under the sampling distribution, in nats, rounded to four
+        digits; None for tokens of the environment.
+      versions: policy versions of `ids`, as runs [version, tokens]; -1 for tokens of the
+        environment.
+      mask: runs [1 or 0, tokens] of `ids`: 1 for tokens that the loss learns from.
       ratios: π / π_behavior of each token, π being the policy before the update that learned from
-        it; rounded to four digits; None where the loss does not learn from a token. Empty if
-        they are not known.
+        it; rounded to four digits; None for tokens that the loss does not learn from. Empty if
+        unknown.
       entropies: entropy of π's distribution at each token, in nats; empty in the same cases.
       token_advantages: advantage of each token; empty in the same cases, and if all tokens have
         `advantage`.
@@ -100,18 +100,18 @@ class Rollout:
 
     @property
     def drawn_tokens(self) -> int:
-        """The number of tokens that the policy drew."""
+        """The number of tokens that the policy sampled."""
         return sum(count for version, count in self.versions if version >= 0)
 
     @property
     def mean_logprob(self) -> float | None:
-        """The mean log-probability of the tokens that the policy drew, in nats; None if unknown."""
+        """The mean log-probability of the policy's tokens, in nats; None if unknown."""
         known = [value for value in self.logprobs if value is not None]
         return statistics.fmean(known) if known else None
 
     @property
     def said(self) -> str:
-        """All that was said after the prompt."""
+        """The whole text after the prompt."""
         if self.turns is None:
             return self.completion
         return "".join(turn["text"] for turn in self.turns)
@@ -134,18 +134,18 @@ ORDERS: Mapping[str, str] = {
     "staleness": "staleness",
     "logprob": "mean_logprob",
 }
-"""From the name of an order to the figure of a record by which it sorts."""
+"""Sort keys of records, by the name of the order."""
 
 Recorded = TypeVar("Recorded")
 
 
 def ordered(found: Iterable[Recorded], order: str) -> list[Recorded]:
-    """Sorts records, or rows with their figures; equal ones stay in their order.
+    """Sorts records, or rows with their figures; the sort is stable.
 
-    Those without the figure come last.
+    Records without the sort key come last.
 
     Args:
-      order: a key of `ORDERS`, with a - in front if the greatest come first.
+      order: a key of `ORDERS`, with a leading - to sort in descending order.
     """
     name, sign = ORDERS[order.removeprefix("-")], -1 if order.startswith("-") else 1
 
@@ -164,17 +164,17 @@ class RolloutFile(NamedTuple):
 
 
 SEARCH_SECS = 2.0
-"""The longest time in which a pattern is looked for in one text."""
+"""Maximum seconds of the search for a pattern in one text."""
 
 
 class RolloutFilter(NamedTuple):
     """Conditions on records; None and empty stand for any.
 
     Attributes:
-      first_step, last_step: the trainer steps.
+      first_step, last_step: bounds of the trainer step.
       prompt_id, lease: see `Rollout`.
-      least, greatest: bounds of the reward; what could not be judged has none, and is left out.
-      pattern: is found in the prompt, or in what was said.
+      least, greatest: bounds of the reward; they exclude completions that could not be judged.
+      pattern: a pattern to find in the prompt or in the text after it.
     """
 
     first_step: int = 0
@@ -229,7 +229,7 @@ def read_rollouts(
 ) -> Iterator[Rollout]:
     """Reads the records of a run in the order written, also while it writes more.
 
-    Of a part that was cut or deleted meanwhile, what can be read is given.
+    If a part is cut or deleted meanwhile, its readable records are returned.
 
     Args:
       selection: the conditions on records; parts without its steps are not opened.
@@ -245,7 +245,7 @@ def read_rollouts(
 
 
 def groups_of(rollouts: Iterable[Rollout]) -> dict[tuple[int, int], list[Rollout]]:
-    """Gathers records by their groups, as (step, lease), in the order in which these begin."""
+    """Gathers records by group, as (step, lease), in the order of each group's first record."""
     groups: dict[tuple[int, int], list[Rollout]] = {}
     for one in rollouts:
         groups.setdefault((one.step, one.lease), []).append(one)
@@ -253,15 +253,16 @@ def groups_of(rollouts: Iterable[Rollout]) -> dict[tuple[int, int], list[Rollout
 
 
 class Digest(NamedTuple):
-    """Figures of some records, such as those of a step or of a group.
+    """Figures of some records, such as the records of a step or a group.
 
     Attributes:
-      rollouts, groups: how many there are.
-      reward_mean, reward_least, reward_greatest: of those that were judged; None if none was.
-      tokens_mean: drawn tokens.
-      truncated: the share that was cut.
-      unjudged: the number of those that could not be judged.
-      staleness: the greatest.
+      rollouts, groups: number of records and of groups.
+      reward_mean, reward_least, reward_greatest: rewards of judged completions; None if none was
+        judged.
+      tokens_mean: mean number of sampled tokens.
+      truncated: share of completions that were cut.
+      unjudged: number of completions that could not be judged.
+      staleness: maximum staleness, in trainer steps.
     """
 
     rollouts: int
@@ -292,7 +293,7 @@ def digest(rollouts: Sequence[Rollout]) -> Digest:
 
 
 def _read(path: Path) -> Iterator[Rollout]:
-    """Reads the whole lines of a part; what is broken is left out, with a warning."""
+    """Reads the whole lines of a part; broken lines are skipped, with a warning."""
     reader, broken = JsonLinesReader(path), list[tuple[int, str]]()
     while (news := reader.read(_BLOCK_BYTES)).size:
         broken += news.broken

@@ -20,10 +20,10 @@ class RunOutcome(NamedTuple):
     """The end of a run.
 
     Attributes:
-      secs: its time, in Unix seconds.
-      digest: of the parameters; None if the run did not come so far.
-      failed: why the run failed; None if it did not.
-      stopped: why it was to end before its last step; None if it was not.
+      secs: its time in Unix seconds.
+      digest: digest of the parameters; None if the run did not get that far.
+      failed: reason of the failure; None if the run did not fail.
+      stopped: reason why it was stopped before its last step; None if it was not.
     """
 
     secs: float
@@ -33,7 +33,7 @@ class RunOutcome(NamedTuple):
 
 
 def record_start(workdir: str | os.PathLike[str]) -> None:
-    """Writes the versions of packages; an earlier end, from which the run goes on, is deleted."""
+    """Writes the versions of packages, and deletes the outcome of an earlier start."""
     at = Workdir(workdir)
     at.outcome.unlink(missing_ok=True)
     _write(at.versions, versions_here())
@@ -45,7 +45,7 @@ def record_end(workdir: str | os.PathLike[str], outcome: RunOutcome) -> None:
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide what a run computes."""
+    """Returns the versions of Python and of the packages that affect a run's results."""
     found = {"Python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -61,7 +61,7 @@ def read_versions(workdir: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def read_outcome(workdir: str | os.PathLike[str]) -> RunOutcome | None:
-    """Returns the end of a run; None while it goes on, and if it was killed."""
+    """Returns the end of a run; None while it goes on, or if it was killed."""
     found = read_object(Workdir(workdir).outcome)
     if "secs" not in found:
         return None

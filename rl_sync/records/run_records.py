@@ -1,4 +1,4 @@
-"""The one reader of a run's work directory: all that its files tell, read on as they grow.
+"""The one reader of a run's work directory, which follows the files as they grow.
 
 Whole reads of single files, such as `read_metrics` and `read_spans`, use the same readers.
 """
@@ -32,24 +32,24 @@ from rl_sync.records.usage import MachineUse
 from rl_sync.workdir import Workdir
 
 LIVE, SILENT = "live", "silent"
-"""States of a run that has not ended: it has written lately, or not."""
+"""States of a run that has not ended: it has written recently, or not."""
 
 _SILENT_SECS = 120.0
 
 
 class RunRecords:
-    """A work directory that is only read, also while the run goes on.
+    """The records in a work directory, which are only read, also while the run goes on.
 
     Links that lead out of the directory are not followed.
 
     Args:
       workdir: the directory.
-      name: the name that a reader sees; None for that of the directory.
+      name: name for display; None for the directory's name.
 
     Attributes:
       metrics, spans, flow, usage, rollouts: the records that were read so far.
       restarts: the number of restarts of each role.
-      until: the last trainer step whose metrics and accuracy count; None for the last of all.
+      until: last trainer step whose metrics and accuracy count; None for the last of the run.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], name: str | None = None):
@@ -69,7 +69,7 @@ class RunRecords:
         self._history: tuple[list[dict[str, Any]], int, list[alarms.Period]] = ([], 0, [])
 
     def refresh(self, *, rollouts: bool = True) -> int:
-        """Reads what is new, up to a limit; several threads may call it.
+        """Reads new records, up to a limit; safe for several threads.
 
         Args:
           rollouts: whether to read records of rollouts, which are much larger than all others.
@@ -83,7 +83,7 @@ class RunRecords:
             return size + (self.rollouts.refresh() if rollouts else 0)
 
     def read(self, *, rollouts: bool = True) -> None:
-        """Reads everything that is there now; see `refresh`."""
+        """Reads all present records; see `refresh`."""
         while self.refresh(rollouts=rollouts):
             pass
 
@@ -96,7 +96,7 @@ class RunRecords:
 
     @property
     def is_empty(self) -> bool:
-        """True where the run has recorded nothing yet."""
+        """True if the run has recorded nothing yet."""
         return not (self.metrics.lines or any(self.spans.by_role.values()) or self.flow.leased)
 
     # Settings.
@@ -120,7 +120,7 @@ class RunRecords:
 
     @property
     def staleness_bound(self) -> int | None:
-        """The greatest staleness that the schedule allows, in trainer steps; None if unknown."""
+        """The maximum staleness that the schedule allows, in trainer steps; None if unknown."""
         names = ("interval", "offset", "max_staleness", "pull")
         try:
             values = {name: self.setting("sync", name) for name in names}
@@ -131,7 +131,7 @@ class RunRecords:
     # Results.
 
     def up_to(self, step: int) -> RunRecords:
-        """Returns the same records, of which metrics and accuracy count up to a trainer step."""
+        """Returns the same records, with metrics and accuracy only up to a trainer step."""
         run = copy.copy(self)
         run.until = step
         return run
@@ -154,13 +154,13 @@ class RunRecords:
 
     @property
     def staleness_max(self) -> float | None:
-        """The greatest staleness of the steps that count, in trainer steps."""
+        """The maximum staleness in the steps that count, in trainer steps."""
         found = [_number(line.get("staleness_max")) for line in self.counted(RL)]
         return max((one for one in found if one is not None), default=None)
 
     @property
     def accuracies(self) -> list[tuple[int, MeasuredAccuracy]]:
-        """Held-out accuracy as far as it counts, with the step before it; 0 is before RL."""
+        """Held-out accuracies that count, each with the step before it; step 0 is before RL."""
         names = ("accuracy", "accuracy_low", "accuracy_high")
         found = [
             (int(line["step"]), [_number(line.get(name)) for name in names])
@@ -179,7 +179,7 @@ class RunRecords:
 
     @property
     def accuracy_after(self) -> MeasuredAccuracy | None:
-        """Held-out accuracy as it was measured last, after a trainer step."""
+        """Last held-out accuracy that was measured after a trainer step."""
         return next((one for step, one in reversed(self.accuracies) if step), None)
 
     @property
@@ -191,7 +191,7 @@ class RunRecords:
 
     @property
     def periods(self) -> list[alarms.Period]:
-        """The alarms of the run, those that hold now among them."""
+        """The alarms of the run, including those that hold now."""
         lines, limits = self.metrics.lines, self._limits
         if lines is not self._history[0] or len(lines) != self._history[1]:
             self._history = (lines, len(lines), alarms.history(lines, limits))
@@ -244,12 +244,12 @@ class RunRecords:
 
     @property
     def silent_secs(self) -> float:
-        """The time since the newest record, those of the machine's use among them."""
+        """The seconds since the newest record, including records of the machine's use."""
         return time.time() - max(self.last_secs, self.usage.last_secs)
 
     @property
     def left_secs(self) -> float | None:
-        """The time that the remaining trainer steps take at the pace of the last ones."""
+        """The seconds that the remaining trainer steps take at the pace of the last ones."""
         steps, pace = self.setting("trainer", "steps"), Pace()
         for line in self.metrics.of_phase(RL):
             pace.note(int(line["step"]), float(line.get("time") or 0.0))
@@ -261,12 +261,12 @@ class RunRecords:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """The end of the run; None while it goes on, and if it was killed."""
+        """The end of the run; None while it goes on, or if it was killed."""
         return read_outcome(self.workdir)
 
     @property
     def state(self) -> str:
-        """`live` or `silent`; of a run that has ended `finished`, `stopped` or `failed`."""
+        """`live` or `silent`; for a run that has ended `finished`, `stopped` or `failed`."""
         if (outcome := self.outcome) is None:
             return LIVE if self.silent_secs < _SILENT_SECS else SILENT
         if outcome.failed is not None:
@@ -285,7 +285,7 @@ class RunRecords:
         return self._summed[1]
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Returns sizes and times of the files: they change with what is read."""
+        """Returns sizes and times of the files, which change when there is something new."""
         return tuple(_sizes(self.workdir))
 
 
@@ -301,7 +301,7 @@ def _sizes(at: Workdir) -> Iterator[tuple[int, int]]:
 
 
 def open_runs(workdirs: Sequence[str | os.PathLike[str]]) -> list[RunRecords]:
-    """Makes the readers of some work directories, with names that differ."""
+    """Makes readers of several work directories, with distinct names."""
     paths = [Path(os.path.abspath(workdir)) for workdir in workdirs]
     names = [path.name for path in paths]
     return [

@@ -1,4 +1,4 @@
-"""Sums over a run, from step to step: what it has trained on and spent so far."""
+"""Running totals of a run: tokens and time so far."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def sizes(groups: Sequence[Group]) -> dict[str, float]:
 
 
 class Pace:
-    """Estimates the time that the rest of a phase takes, from the times of its last steps."""
+    """Estimates the remaining time of a phase from the times of its last steps."""
 
     def __init__(self) -> None:
         self._times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_PACED)
 
     def note(self, step: int, now_secs: float) -> None:
-        """Notes that a step is finished; a step that was noted before is ignored."""
+        """Records that a step is finished; a step that was recorded before is ignored."""
         if not self._times or step > self._times[-1][0]:
             self._times.append((step, now_secs))
 
     def left_secs(self, steps: int, now_secs: float) -> float | None:
-        """Returns the seconds until the last of so many steps; None with fewer than three noted.
+        """Returns the seconds until the last step of a total; None with fewer than three recorded.
 
-        The first step that is noted may have compiled, so its own time does not count.
+        The first recorded step may include compilation, so its time does not count.
         """
         if len(self._times) < _LEAST_PACED:
             return None
@@ -56,7 +56,7 @@ class Pace:
 
 
 class RunTotals:
-    """Sums over a run, which go on where the run resumes.
+    """Totals over a run, which continue when the run resumes.
 
     Args:
       workdir: the run's directory.
@@ -70,25 +70,25 @@ class RunTotals:
         self._told: dict[str, float] = {}
 
     def resume(self) -> None:
-        """Takes over the sums of the steps before; the metrics are marked as resumed already."""
+        """Restores the totals of earlier steps; the metrics already have the mark."""
         lines = read_metrics(self._workdir, "rl")
         self._tokens = float(lines[-1].get(NUM_TOKENS, 0.0)) if lines else 0.0
 
     def spend(self, role: str, life: str, spent: Mapping[str, float]) -> None:
-        """Notes the seconds that a role has spent in each phase since its process began.
+        """Records the seconds that a role has spent in each phase since its process began.
 
         Args:
-          life: names the process.
+          life: name of the process.
         """
         with self._lock:
             for phase, secs in spent.items():
                 self._spent.setdefault(f"{role}/{phase}", {})[life] = secs
 
     def step(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the sums up to a step, and what was spent since the one before.
+        """Returns the totals up to a step, and the time spent since the previous step.
 
         Args:
-          metrics: of the step, with its own number of tokens.
+          metrics: metrics of the step, with its number of tokens.
         """
         self._tokens += metrics.get(NUM_TOKENS, 0.0)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Reader of the spans of a run: as they happened, and with the gaps of resumptions closed."""
+"""Reader of a run's spans: at their real times, or with the gaps of resumptions closed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SpanLines:
       root: see `JsonLinesReader`.
 
     Attributes:
-      by_role: the spans of each role, in the order of their ends, at the times at which they
-        happened. Where a run was resumed there is a gap, and repeated steps are there twice.
-      wrong: a sentence about the first line that is no span; None if there is none.
+      by_role: spans of each role, ordered by their ends, at their real times. If a run was
+        resumed, there is a gap, and repeated steps appear twice.
+      wrong: a sentence about the first line that is not a span; None if there is none.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
@@ -75,8 +75,8 @@ class SpanLines:
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     """Reads the spans of all roles, ordered by their start.
 
-    For a run that was resumed, spans that a crash made void are left out. The time in which it did
-    not run is left out too, so that later spans are moved to the end of the earlier ones.
+    For a resumed run, spans that a crash made void are left out. So is the time in which it did not
+    run: later spans are moved to the end of the earlier ones.
 
     Raises:
       FileNotFoundError: the work directory has no spans.
@@ -103,7 +103,8 @@ class _Seam:
 
     Attributes:
       step, sft_step: see `rl_sync.records.resumption.mark`.
-      ended_secs, began_secs: the trainer's last record before, and its start afterwards.
+      ended_secs, began_secs: time of the trainer's last record before it, and of its start after
+        it.
     """
 
     step: int
@@ -115,7 +116,7 @@ class _Seam:
         """Drops void spans before the seam, and moves the spans after it to close the gap.
 
         Args:
-          gap: the seconds by which the spans were moved already.
+          gap: seconds by which the spans have already been moved.
 
         Returns:
           The spans, and the further seconds by which those after the seam are moved.

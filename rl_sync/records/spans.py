@@ -1,4 +1,4 @@
-"""Spans: the start and end of everything that a role does or waits for.
+"""Spans: the start and end of each activity and each wait of a role.
 
 Each role writes its own file, `workdir/spans/<role>.jsonl`. Roles are named `explorer1`,
 `explorer2`, …, `trainer`, `master`. Times are Unix seconds, so that the roles of one machine can be
@@ -42,7 +42,7 @@ class SpanKind(enum.StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> SpanKind | None:
-        """Reads the earlier name that SFT has in older records."""
+        """Accepts the name of SFT in older records."""
         return cls.SFT if value == "warm_up" else None
 
 
@@ -64,8 +64,8 @@ class Span:
       start_secs, end_secs: Unix seconds.
       attributes: JSON values. By convention `step`, `version` (of the weights), `versions` (the
         sorted, distinct versions in a train batch), `leases` (ids of the groups that enter or leave
-        the buffer), `dropped` (ids of the groups that a trainer sampled and refused), `tokens`, and
-        for a wait `reason`, such as "experiences", "synchronization", "prompts".
+        the buffer), `dropped` (ids of the groups that a trainer sampled and rejected), `tokens`,
+        and for a wait `reason`, such as "experiences", "synchronization", "prompts".
     """
 
     role: str
@@ -211,13 +211,13 @@ class SpanRecorder:
 
     @property
     def spent(self) -> dict[str, float]:
-        """The seconds in all finished spans of each kind; spans of threads may overlap."""
+        """The total seconds of finished spans of each kind; spans of threads may overlap."""
         with self._lock:
             return dict(self._spent)
 
     @property
     def current(self) -> OpenSpan | None:
-        """The innermost open span of a working thread, else of a waiting one, else None.
+        """The innermost open span of a working thread, otherwise of a waiting one, otherwise None.
 
         Among several threads, the one that opened its span last counts.
         """

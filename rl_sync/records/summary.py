@@ -26,9 +26,9 @@ class RoleSummary:
     """One role's time in the RL phase.
 
     Attributes:
-      busy_secs: the time at work of any kind, in at least one thread.
-      sync_secs: the time without work in which weights are moved.
-      idle_secs: the rest: waits, and time without spans.
+      busy_secs: seconds with work of any kind in at least one thread.
+      sync_secs: seconds without work in which weights are moved.
+      idle_secs: the other seconds: waits, and time without spans.
       wait_secs: seconds by the reason of the wait, longest first. Only time in which the role
         neither works nor moves weights counts: one thread may wait for the next batch while
         another trains.
@@ -65,7 +65,7 @@ class RunSummary:
       wait_secs: seconds by the reason of the wait, summed over roles; see `RoleSummary`.
       rollout_tokens, trained_tokens: totals of the rollouts and train steps that ended in the
         phase.
-      carried_over: how often a rollout left an unfinished group to the next rollout.
+      carried_over: number of unfinished groups that a rollout left to the next one.
       trainer_steps: the number of train steps.
       mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
     """
@@ -159,7 +159,7 @@ def overlap_secs(spans_a: Iterable[Span], spans_b: Iterable[Span]) -> float:
 
 
 def uncovered(span: Span, intervals: Sequence[Interval]) -> list[Span]:
-    """Returns the parts of a span that lie in none of some disjoint intervals, given in order."""
+    """Returns the parts of a span outside of disjoint intervals, which are given in order."""
     parts, start = [], span.start_secs
     at = bisect.bisect_right(intervals, start, key=lambda one: one[1])
     while at < len(intervals) and intervals[at][0] < span.end_secs:
@@ -193,7 +193,7 @@ def rl_phase(spans: Iterable[Span]) -> Interval:
 
 
 def clipped(spans: Iterable[Span], start_secs: float, end_secs: float) -> list[Span]:
-    """Clips spans to a window; those outside are left out."""
+    """Clips spans to a window, and drops those outside."""
     return [
         dataclasses.replace(
             span,
@@ -208,9 +208,9 @@ def clipped(spans: Iterable[Span], start_secs: float, end_secs: float) -> list[S
 def staleness(spans: Iterable[Span]) -> list[int]:
     """Returns the staleness of every trained group, in trainer steps: step - 1 - version.
 
-    A group's version is the version of its rollout. In two cases the versions that the train step
-    records count instead, for one group each: if one of them is older, as when weights change
-    during a rollout, or if no rollout is known.
+    A group's version is the version of its rollout. The versions recorded by the train step replace
+    it, for one group each, if one of them is older (as when weights change during a rollout), or if
+    no rollout is known.
     """
     spans = list(spans)
     versions = {
@@ -299,11 +299,11 @@ def describe(summary: RunSummary) -> list[str]:
 
 
 def summarize_role(role: str, phase: Iterable[Span], wall_secs: float) -> RoleSummary:
-    """Sums up the time of one role in a stretch of time.
+    """Summarizes the time of one role in an interval.
 
     Args:
-      phase: the spans of all roles, clipped to the stretch.
-      wall_secs: the duration of the stretch.
+      phase: spans of all roles, clipped to the interval.
+      wall_secs: duration of the interval.
     """
     spans = [span for span in phase if span.role == role]
     work, syncs = of_kind(spans, *WORK_KINDS), of_kind(spans, *SYNC_KINDS)
@@ -323,7 +323,7 @@ def wait_secs(spans: Iterable[Span], name: Callable[[Span], Name]) -> dict[Name,
     Only time in which a role neither works nor moves weights counts.
 
     Args:
-      name: names a wait.
+      name: function that names a wait.
     """
     spans = list(spans)
     totals: collections.Counter[Name] = collections.Counter()

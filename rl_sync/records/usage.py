@@ -1,4 +1,4 @@
-"""Use of the machine by a run's processes: CPU time and memory, a line every few seconds."""
+"""A run's use of the machine: CPU time and memory of its processes, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rl_sync.workdir import Workdir
 
 EVERY_SECS = 5.0
 _KEPT_LINES = 24
-"""Lines of a process over which its share of a core is taken: two minutes."""
+"""Number of lines that the share of a core is averaged over: two minutes."""
 
 
 class UsageRecorder:
-    """Records the CPU time and the memory of this process and of those that it has started.
+    """Records the CPU time and the memory of this process and its children.
 
     Args:
-      path: the file, of this process alone.
-      every_secs: the least time between two lines.
+      path: file of this process.
+      every_secs: minimum time between two lines.
     """
 
     def __init__(self, path: Path, every_secs: float = EVERY_SECS) -> None:
@@ -54,11 +54,11 @@ class UsageRecorder:
 
 
 class Usage(NamedTuple):
-    """Use of the machine by a process and those that it has started.
+    """Use of the machine by a process and its children.
 
     Attributes:
-      name: of the process.
-      cores: CPU seconds in a second, over the last two minutes; None with a single line.
+      name: name of the process.
+      cores: CPU seconds per second over the last two minutes; None with a single line.
       memory_bytes: resident memory at the last line.
     """
 
@@ -90,7 +90,7 @@ class MachineUse:
                     continue
                 secs, cpu_secs, memory_bytes = map(float, said)  # type: ignore[arg-type]
                 if lines and cpu_secs < lines[-1][1]:
-                    lines.clear()  # The process was started again, or one of its own has ended.
+                    lines.clear()  # The process was restarted, or one of its children has ended.
                 lines.append((secs, cpu_secs, int(memory_bytes)))
             size += news.size
         return size

@@ -1,8 +1,8 @@
 """Interface of the systems that a run's metrics go to, besides `metrics.jsonl`.
 
-To start a backend is to call a function of a `TrackedRun`, which returns a `Backend`: three
-functions. Each may take its time and may raise; `rl_sync.records.backends.delivery_thread` keeps
-both from the run.
+A backend is started by a function of a `TrackedRun`, which returns a `Backend` of three functions.
+Each may be slow and may raise; `rl_sync.records.backends.delivery_thread` shields the run from
+both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Labels(NamedTuple):
     """Names that the user gives a run in other systems; None for the defaults.
 
     Attributes:
-      project: of the run, which MLflow calls an experiment.
-      run_name: of the run.
-      mlflow_uri: where MLflow keeps runs; None for what its own variables say.
+      project: project of the run, which MLflow calls an experiment.
+      run_name: name of the run.
+      mlflow_uri: MLflow's store of runs; None for the one in its own environment variables.
     """
 
     project: str | None = None
@@ -33,9 +33,9 @@ class TrackedRun(NamedTuple):
 
     Attributes:
       workdir: its work directory.
-      settings: its settings, by names such as `sync.mode`.
-      labels: the names that the user gives it.
-      records: the number of lines that `metrics.jsonl` had before.
+      settings: its settings by name, such as `sync.mode`.
+      labels: the user's names for it.
+      records: number of earlier lines of `metrics.jsonl`.
     """
 
     workdir: Workdir
@@ -75,9 +75,9 @@ class Backend(NamedTuple):
 
     Attributes:
       log: takes the numbers of a line.
-      resume: is called first in a run that resumes, with the trainer step that it resumes from and
-        the points of earlier lines that still count.
-      finish: takes whether the run went well; nothing is called after it.
+      resume: called first in a resumed run, with the trainer step that it resumes from and the
+        points of earlier lines that still count.
+      finish: takes whether the run succeeded; it is the last call.
     """
 
     log: Callable[[MetricPoint], None]

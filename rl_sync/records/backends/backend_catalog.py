@@ -14,9 +14,9 @@ class BackendKind(NamedTuple):
     """A kind of backend.
 
     Attributes:
-      start: `module:function` of what starts it; imported only then.
-      package: the package that it needs.
-      extra: the extra of ours that installs the package; empty if it is always there.
+      start: `module:function` that starts it; imported only when needed.
+      package: package that it needs.
+      extra: our extra that installs the package; empty if it is always installed.
     """
 
     start: str
@@ -36,17 +36,17 @@ BACKENDS: dict[str, BackendKind] = {
 
 
 def starter(name: str) -> Start:
-    """Imports what starts a backend."""
+    """Imports the function that starts a backend."""
     module, _, function = BACKENDS[name].start.partition(":")
     start: Start = getattr(importlib.import_module(module), function)
     return start
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuses backends whose package is not installed.
+    """Rejects backends whose package is not installed.
 
     Raises:
-      ValueError: says how to install it.
+      ValueError: the message says how to install it.
     """
     for name in names:
         kind = BACKENDS[name]

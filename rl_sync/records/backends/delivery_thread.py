@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from rl_sync.records.backends.backend import Backend, MetricPoint
 
 MOST_POINTS = 1000
-"""Points that may wait for a backend; newer ones are left out until it catches up."""
+"""Maximum number of points that wait for a backend; newer ones are dropped until it catches up."""
 
 _Order = Callable[[Backend], None]
 _log = logging.getLogger(__name__)
 
 
 class BackendThread:
-    """Starts a backend and hands points to it, in their order.
+    """Starts a backend and gives it points in order.
 
-    A backend that raises is dropped, and the log tells why, once. One that is slow lacks points,
-    and the log tells that once too, with their number at the end. No method but `wait` waits.
+    A backend that raises is dropped, and the log says why, once. A slow backend misses points; the
+    log says so once, with their number at the end. Only the method `wait` waits.
 
     Args:
-      name: what messages call the backend.
-      start: starts it.
+      name: name of the backend in messages.
+      start: function that starts it.
       most_points: see `MOST_POINTS`.
     """
 
@@ -41,15 +41,15 @@ class BackendThread:
         self._thread.start()
 
     def log(self, point: MetricPoint) -> None:
-        """Hands over a point; see `Backend.log`."""
+        """Adds a point; see `Backend.log`."""
         self._put(lambda backend: backend.log(point))
 
     def resume(self, step: int, earlier: Sequence[MetricPoint]) -> None:
-        """Tells where the run resumes; see `Backend.resume`."""
+        """Marks where the run resumes; see `Backend.resume`."""
         self._put(lambda backend: backend.resume(step, earlier))
 
     def close(self, is_well: bool) -> None:
-        """Has the backend finish after all that waits; what comes later is left out.
+        """Lets the backend finish after all waiting points; later ones are dropped.
 
         Closing twice is fine: the first time counts.
         """
@@ -63,7 +63,7 @@ class BackendThread:
         """Waits until the backend has finished; says whether it has, or was dropped.
 
         Args:
-          deadline: the time of `time.monotonic` after which it is left alone.
+          deadline: time of `time.monotonic` after which the wait ends.
         """
         self._thread.join(max(0.0, deadline - time.monotonic()))
         with self._changed:
@@ -108,7 +108,7 @@ class BackendThread:
             backend = start()
             while (order := self._next()) is not None:
                 order(backend)
-        except (Exception, SystemExit) as error:  # Nothing of it may end or hold up a run.
+        except (Exception, SystemExit) as error:  # A backend must not end or delay a run.
             with self._changed:
                 self._is_closed = True
                 self._orders.clear()

@@ -1,7 +1,7 @@
 """Metrics for MLflow, at the tracking server or in the database that its own variables name.
 
-MLflow cannot take back what it was given: after a resumption it has the repeated steps twice. Nor
-can it change parameters: those of the first start stay.
+MLflow cannot delete points: after a resumption it has the repeated steps twice. Nor can it change
+parameters: the ones of the first start stay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESUMED = "rl_sync.resumed_at"
 
 
 def start(run: TrackedRun) -> Backend:
-    """Starts or resumes a run; characters that MLflow's names cannot have become underscores."""
+    """Starts or resumes a run; in names, characters that MLflow forbids become underscores."""
     tracking: Any = importlib.import_module("mlflow.tracking")
     client = tracking.MlflowClient(tracking_uri=run.labels.mlflow_uri)
     known = read_identity(run.workdir, "mlflow")
@@ -72,10 +72,10 @@ def _log(client: Any, run_id: str, point: MetricPoint) -> None:
 
 
 def _resume(client: Any, run_id: str, step: int, earlier: Sequence[MetricPoint]) -> None:
-    """Writes down where the run resumes, as points of later steps stay.
+    """Records where the run resumes, since points of later steps stay.
 
     Args:
-      earlier: the points that a run that was not there yet begins with.
+      earlier: points that a new run in MLflow starts with.
     """
     for point in earlier:
         _log(client, run_id, point)

@@ -1,4 +1,4 @@
-"""Ids of a run in other systems, kept in the work directory, so that a resumed run finds them."""
+"""Ids of a run in other systems, which the work directory keeps for resumed runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rl_sync.workdir import Workdir
 
 
 def read_identity(workdir: Workdir, backend: str) -> dict[str, str]:
-    """Returns what `write_identity` wrote; empty if the backend never had the run."""
+    """Returns the ids that `write_identity` wrote; empty if the backend never had the run."""
     path = workdir.backends / f"{backend}.json"
     try:
         found = json.loads(path.read_text())
@@ -21,7 +21,7 @@ def read_identity(workdir: Workdir, backend: str) -> dict[str, str]:
 
 
 def write_identity(workdir: Workdir, backend: str, identity: Mapping[str, str]) -> None:
-    """Keeps by which ids a backend knows the run."""
+    """Stores the backend's ids of the run."""
     path = workdir.backends / f"{backend}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

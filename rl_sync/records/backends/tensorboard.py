@@ -14,7 +14,7 @@ from tensorboardX.summary import hparams
 from rl_sync.records.backends.backend import Backend, MetricPoint, TrackedRun
 
 _FLUSH_SECS = 10.0
-# With this version TensorBoard understands a session's start as a resumption.
+# With this version TensorBoard takes a session's start for a resumption.
 _VERSION, _START = "brain.Event:2", SessionLog.START
 _HEADLINES = ("evaluation/accuracy", "rl/reward_mean")
 """The metrics that TensorBoard shows beside hyperparameters."""
@@ -32,7 +32,7 @@ def start(run: TrackedRun) -> Backend:
 class _Events:
     """Writer of one file of events.
 
-    It writes immediately: tensorboardX's own thread dies of a full disk, and its queue then blocks.
+    It writes immediately: tensorboardX's own thread dies if the disk is full, and its queue blocks.
     """
 
     def __init__(self, run: TrackedRun):
@@ -61,7 +61,7 @@ class _Events:
             self._writer.write_event(Event(wall_time=time.time(), summary=summary))
 
     def resume(self, step: int, earlier: Sequence[MetricPoint]) -> None:
-        """Makes TensorBoard drop all points of later steps, and writes again those of SFT.
+        """Makes TensorBoard drop all points of later steps, and rewrites the points of SFT.
 
         It drops points by their step, whatever the phase.
         """

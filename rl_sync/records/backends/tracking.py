@@ -1,6 +1,6 @@
 """Metrics for Weights & Biases and for trackio, which copies its functions.
 
-Neither can take back what it was given: after a resumption they have the repeated steps twice.
+Neither can delete points: after a resumption they have the repeated steps twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_sync.records.metrics import PHASES
 def start_wandb(run: TrackedRun) -> Backend:
     """Starts or resumes a run of Weights & Biases.
 
-    Its own environment variables have the account and the mode (`WANDB_MODE=offline`). The axis of
+    W&B's environment variables have the account and the mode (`WANDB_MODE=offline`). The axis of
     each metric is the step of its phase, logged as `rl/step` and so on; W&B's own step counts the
     records and never falls.
     """
@@ -39,9 +39,9 @@ def start_wandb(run: TrackedRun) -> Backend:
         resume="allow",
         config=dict(run.settings),
         allow_val_change=True,
-        # Its own variable goes first.
+        # W&B's own variable has priority.
         dir=None if os.environ.get("WANDB_DIR") else str(folder),
-        # The master's output is in its log, and is no output of the run.
+        # The master's output is in its log, and does not belong to the run.
         settings=wandb.Settings(console="off"),
     )
     write_identity(run.workdir, "wandb", identity)
@@ -65,7 +65,7 @@ def start_trackio(run: TrackedRun) -> Backend:
         "project": known.get("project") or _chosen(run.labels.project, "", run.default_project),
         "name": known.get("name") or _chosen(run.labels.run_name, "", run.default_name),
     }
-    # It finds a run that goes on by its name.
+    # trackio finds a resumed run by its name.
     resume = "allow" if known else "never"
     tracked = trackio.init(**identity, resume=resume, config=dict(run.settings), embed=False)
     write_identity(run.workdir, "trackio", identity)
@@ -80,7 +80,7 @@ def start_trackio(run: TrackedRun) -> Backend:
 def _resumption(
     log: Callable[[MetricPoint], None], is_known: bool
 ) -> Callable[[int, Sequence[MetricPoint]], None]:
-    """Returns `Backend.resume`: a system that did not have the run yet gets it from its start."""
+    """Returns `Backend.resume`: a system that does not have the run yet gets it from the start."""
 
     def resume(step: int, earlier: Sequence[MetricPoint]) -> None:
         del step
@@ -95,5 +95,5 @@ def _step(phase: str) -> str:
 
 
 def _chosen(setting: str | None, variable: str, default: str) -> str:
-    """Returns a setting; if it is not set, what the environment says, or else a default."""
+    """Returns a setting; if it is not set, the environment's value, or else a default."""
     return setting or os.environ.get(variable, "") or default
