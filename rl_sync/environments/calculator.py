@@ -1,4 +1,4 @@
-"""A calculator: the policy writes what is to be worked out between two signs."""
+"""A calculator: the policy writes an expression between two signs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Calculator:
     for 1 if it is the task's `answer`, else for 0. The metric `calls` counts calls.
 
     Args:
-      opening, closing: the signs around a call; the closing one ends the reply.
+      opening, closing: signs around a call; the closing sign ends the reply.
     """
 
     inline = True
@@ -43,7 +43,7 @@ class Calculator:
         return self._turn("user", str(task["prompt"]))
 
     def step(self, reply: Reply) -> Turn | Outcome:
-        """Works out a call, or judges the final answer."""
+        """Evaluates a call, or judges the final answer."""
         text = reply.text.strip()
         if text.endswith(self._closing):
             self._calls += 1
@@ -53,7 +53,7 @@ class Calculator:
         return Outcome({"answer": right}, {"calls": self._calls})
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing."""
 
     def _turn(self, role: str, content: str) -> Turn:
         return Turn((Message(role, content),), stop_strings=(self._closing,))

@@ -1,6 +1,6 @@
-"""Table: a game with its players. It seats the policy, and plays the scripted opponents' moves.
+"""Table: a game with its players. It gives the policy a seat, and plays scripted opponents' moves.
 
-A game of one player passes as it is.
+A game of one player is unchanged.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from rl_sync.environments.opponents import Script, Seating, View, is_scripted, s
 
 _REPLY_CHARACTERS = 100_000
 LATE_REWARD = "late_turns"
-"""Name of rewards of replies that no turn of the same player followed."""
+"""Name of rewards of replies that were not followed by a turn of the same player."""
 
 
 class GameTable:
-    """An environment with its players; an episode of one of them, who learns.
+    """An environment with its players, as an episode of the one who learns.
 
     Args:
       environment: the game.
-      seating: who plays.
+      seating: the players.
     """
 
     def __init__(self, environment: Environment, seating: Seating) -> None:
@@ -117,7 +117,7 @@ class GameTable:
         """Lets a scripted player reply.
 
         Raises:
-          ValueError: it returned no text, or a very long one. What it raises itself passes.
+          ValueError: it returned no text, or a very long one. Its own exceptions are not caught.
         """
         script, draws = self._scripts[player]
         messages = (*self._messages.get(player, ()), *turn.messages)
@@ -182,7 +182,7 @@ def _fields(record: Turn | Outcome, cls: type) -> dict[str, Any]:
 
 
 def _result(mine: float, others: Sequence[float]) -> dict[str, float]:
-    """Says whether a player has less than another; else it has won, unless all have as much."""
+    """Says whether a player has less than another one; if not, it has won, unless all are equal."""
     lost = mine < max(others)
     drawn = not lost and mine == min(others)
     values = (not lost and not drawn, drawn, lost)

@@ -1,4 +1,4 @@
-"""A game: find a hidden number, told of each guess whether it is too small or too large."""
+"""A game: find a hidden number, with an answer to each guess: too small or too large."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Guess:
     """Hides the row's `answer`, a number. A guess ends with `?`.
 
     After a guess the environment says `<` if the hidden number is smaller, `>` if it is larger. The
-    reward `found` is 1 if it is found with the allowed guesses, else 0. What is no number ends the
-    game. The metric `guesses` counts guesses.
+    reward `found` is 1 if it is found with the allowed guesses, else 0. Anything but a number ends
+    the game. The metric `guesses` counts guesses.
 
     Args:
       guesses: maximum number of guesses.
@@ -49,7 +49,7 @@ class Guess:
         return self._turn(SMALLER if self._hidden < guess else LARGER)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing."""
 
     def _turn(self, content: str) -> Turn:
         return Turn((Message("user", content),), stop_strings=(ASKS,))

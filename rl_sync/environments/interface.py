@@ -1,4 +1,4 @@
-"""The interface of an environment: the records that it takes and gives, and its protocol.
+"""Interface of environments: the protocol, and the records that it takes and returns.
 
 An episode is one conversation. `reset` gives its first turn; `step` gives the turn after a reply of
 the policy, or the outcome that ends the episode. A task of one prompt and one reward is an
@@ -17,16 +17,17 @@ from jaxtyping import Float, Int
 from rl_sync.isolation.codec import record
 
 ANEW = -1
-"""In `Turn.after`: the messages are a whole conversation."""
+"""Value of `Turn.after` for messages that are a whole conversation."""
 
 Reason = Literal[
     "done", "turns", "tokens", "context", "parse error", "time-out", "environment failure"
 ]
 """The end of an episode.
 
-`done`: the environment ended it. `turns`, `tokens`: a limit of the episode. `context`: the
-conversation left no room for a reply. `parse error`: a reply could not be read. `time-out`: the
-deadline of a turn. `environment failure`: the environment raised an error, or answered nonsense.
+`done`: the environment ended it. `turns`, `tokens`: a limit of the episode.
+`context`: the conversation left no room for a reply. `parse error`: a reply could not be read.
+`time-out`: the deadline of a turn. `environment failure`: the environment raised an error, or
+answered nonsense.
 """
 
 ToolSchema = Mapping[str, Any]
@@ -39,7 +40,7 @@ class ToolCall:
     """A call of a tool by the policy.
 
     Attributes:
-      name: the tool's name; nobody has checked that there is one of that name.
+      name: the tool's name, which may not exist.
       arguments: its arguments by name, as JSON values.
       call_id: the call's name, to which the tool's answer refers; unique within a conversation.
     """
@@ -57,7 +58,7 @@ class Message:
     Attributes:
       role: `system`, `user`, `assistant`, `tool`, or another that the chat template knows.
       content: its text. The names of special tokens in it are plain text.
-      tool_calls: the calls in an assistant's message, which are no part of the content.
+      tool_calls: the calls in an assistant's message, which are not part of the content.
       name: the tool that a tool's message comes from.
       tool_call_id: the call that a tool's message answers.
     """
@@ -86,7 +87,7 @@ class Message:
 @record
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """New messages to the policy, which is to reply to them.
+    """New messages to the policy, which it has to reply to.
 
     Attributes:
       messages: the messages since the policy's last reply, at least one; those before them, and
@@ -95,15 +96,15 @@ class Turn:
       stop_strings: texts that end the reply; they stay in it.
       deadline_secs: the time for the reply, from the turn on; None for no limit.
       reward: the reward of the reply that led to this turn; 0 in the first turn.
-      after: the reply of the episode that the messages follow, by its number from 0, so that an
-        episode may have several conversations; `ANEW` where they are a whole conversation; None
-        where they follow the last reply. If it is given, `tools` are all that may be called.
+      after: number (from 0) of the episode's reply that the messages follow, so that an episode may
+        have several conversations; `ANEW` if they are a whole conversation; None if they follow
+        the last reply. If given, only `tools` may be called.
       most_tokens: maximum number of tokens of the reply; None for those of the run.
-      player: in a game of several players, whose turn it is, from 0. The messages are that
-        player's, and so is the conversation.
-      moves: the legal replies, of which scripted opponents choose; no policy sees them.
-      request: the number of an agent's request, of which an episode may have several under way; 0
-        where each turn follows the reply to the one before.
+      player: in a game of several players, the number of the player whose turn it is, from 0. The
+        messages and the conversation are this player's.
+      moves: legal replies for scripted opponents; policies do not see them.
+      request: number of an agent's request, since an episode may have several in flight; 0 if each
+        turn follows the reply to the previous one.
     """
 
     messages: tuple[Message, ...]
@@ -121,11 +122,11 @@ class Turn:
 @record
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnReply:
-    """The ids of a reply and of all before it; T and P tokens.
+    """The ids of a reply (T tokens) and of everything before it (P tokens).
 
     Attributes:
-      prompt: the ids that the policy saw.
-      tokens: the ids that it drew.
+      prompt: ids that the policy saw.
+      tokens: ids that it sampled.
       logprobs: their log-probabilities under the distribution sampled from, in nats.
       versions: the versions of the weights that drew them.
     """
@@ -141,8 +142,8 @@ class PartialReply:
     """A part of a reply that is still being drawn.
 
     Attributes:
-      content: the reply's content so far, as far as it is certain. The reply's own begins with it.
-      drawn: the ids since the part before.
+      content: the certain part of the reply's content so far, with which the final content begins.
+      drawn: ids since the previous part.
     """
 
     content: str
@@ -151,10 +152,10 @@ class PartialReply:
 
 @dataclasses.dataclass(frozen=True)
 class StreamedTurn(Turn):
-    """A turn of the endpoint, which hears the reply while it is drawn.
+    """A turn of the endpoint, which gets the reply while it is being sampled.
 
     Attributes:
-      hear: is called with each part of the reply but the last.
+      hear: function that is called with each part of the reply except the last.
     """
 
     hear: Callable[[PartialReply], None] = dataclasses.field(kw_only=True)
@@ -168,12 +169,12 @@ class Reply:
     Attributes:
       text: all of its text, without the token that ends it; special tokens inside are visible.
       tool_calls: the calls that could be read in it.
-      malformed: what is wrong with each call that could not be read, for the policy to read.
-      is_cut: a limit ended it, and the policy did not.
-      content: the text without the calls that could be read; None if it is all of the text.
-      drawn: its ids; None where the policy drew nothing. In answer to a turn with `after`, that is
-        so once a limit of the episode is reached, or if there is a `refusal`.
-      refusal: the reason why a turn with `after` could not be put to the policy.
+      malformed: a message to the policy about each call that could not be read.
+      is_cut: whether a limit ended it, not the policy.
+      content: the text without the parsed calls; None if it is the whole text.
+      drawn: its ids; None if the policy sampled nothing. For a turn with `after`, this happens
+        after a limit of the episode is reached, or if there is a `refusal`.
+      refusal: reason why the policy could not get a turn with `after`.
       request: see `Turn`.
     """
 
@@ -195,7 +196,7 @@ class Reply:
 @record
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """The end of a game as one of several players has it.
+    """The end of a game for one of several players.
 
     Attributes:
       rewards: rewards by name, which count for the player's whole episode.
@@ -212,13 +213,13 @@ class Outcome:
     """The end of an episode.
 
     Attributes:
-      rewards: rewards by name, which count for the whole episode; those of replies stand in their
-        turns. Empty where the episode could not be judged, which is no score; `why` says why then.
+      rewards: rewards by name, which count for the whole episode; rewards of replies are in turns.
+        Empty if the episode could not be judged, and so has no score; `why` then says why.
       metrics: other numbers by name, to be logged.
-      reason: the reason of the end.
+      reason: reason of the end.
       messages: last messages, for the record; the policy does not see them.
       why: more about the reason.
-      standings: of a game of several players, in place of rewards: each player's, in their order.
+      standings: in a game of several players, the standing of each player, in place of rewards.
     """
 
     rewards: Mapping[str, float]
@@ -235,9 +236,9 @@ class SeatedTurn(Turn):
     """A turn of a policy at a table with other players; see `rl_sync.environments.game_table`.
 
     Attributes:
-      learns: whether it is that of the player who learns, and not of an opponent.
-      seat: the player who learns.
-      played: the scripted moves since the answer before: player, name and reply.
+      learns: whether it is a turn of the player who learns, not of an opponent.
+      seat: number of the player who learns.
+      played: scripted moves since the previous answer: player, name and reply.
     """
 
     learns: bool
@@ -248,7 +249,7 @@ class SeatedTurn(Turn):
 @record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeatedOutcome(Outcome):
-    """The end of a game as the player who learns has it; see `SeatedTurn`."""
+    """The end of a game for the player who learns; see `SeatedTurn`."""
 
     seat: int
     played: tuple[tuple[int, str, str], ...]
@@ -257,7 +258,7 @@ class SeatedOutcome(Outcome):
 class Environment(Protocol):
     """One episode at a time: `reset`, then `step` until it returns an outcome.
 
-    A game of several players has an attribute `players` once it is reset: how many there are.
+    After `reset`, a game of several players has an attribute `players`: their number.
 
     Each method is plain or `async`. `close` is called once, when no episode will follow, also after
     an error.
@@ -268,16 +269,16 @@ class Environment(Protocol):
 
         Args:
           task: a row of the data.
-          seed: the only source of the environment's random draws.
+          seed: the only source of the environment's randomness.
         """
 
     def step(self, reply: Reply) -> Turn | Outcome | Awaitable[Turn | Outcome]:
         """Answers a reply with the next turn, or ends the episode."""
 
     def close(self) -> Awaitable[None] | None:
-        """Gives back what the environment holds."""
+        """Releases the environment's resources."""
 
 
 def players_of(environment: Environment) -> int:
-    """Returns the number of players of a game that was reset; 1 where it does not say."""
+    """Returns the number of players of a game after `reset`; 1 if it has no such attribute."""
     return getattr(environment, "players", 1)

@@ -1,4 +1,4 @@
-"""Opponents in games of several players: their names, and those that go by a script."""
+"""Opponents in games of several players: their names, and the scripted ones."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _VERSIONS = 4
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The game as a scripted player sees it at its turn.
+    """A scripted player's view of the game at its turn.
 
     Attributes:
-      messages: the player's conversation so far: what the game told it, and its own replies.
-      moves: the legal replies; empty where the game does not tell them.
-      player: the player's number, from 0.
-      players: the number of players.
-      random: the only source of the player's random draws.
+      messages: the player's conversation so far: the game's messages, and its own replies.
+      moves: legal replies; empty if the game does not list them.
+      player: number of the player, from 0.
+      players: number of players.
+      random: the only source of the player's random choices.
     """
 
     messages: tuple[Message, ...]
@@ -48,7 +48,7 @@ class View:
 
 
 Script = Callable[[View], str | Awaitable[str]]
-"""A player that goes by a script: from its view to its reply."""
+"""A scripted player: a function from its view to its reply."""
 
 
 def chooses_at_random(view: View) -> str:
@@ -78,8 +78,8 @@ class Seating(NamedTuple):
     """The players of an episode.
 
     Attributes:
-      number: the number of the episode's group; seats go round with it.
-      seat: the player that learns; None for number modulo the players.
+      number: number of the episode's group; seats rotate with it.
+      seat: player that learns; None for `number` modulo the number of players.
       opponent: who plays all other seats; see `parse_opponent`.
     """
 
@@ -119,14 +119,14 @@ def older_versions(name: str) -> int:
 
 
 def is_scripted(name: str) -> bool:
-    """Says whether an opponent goes by a script, and is no policy."""
+    """Says whether an opponent is scripted, and not a policy."""
     return parse_opponent(name).name not in (SELF, OLDER)
 
 
 def script_of(name: str) -> Script:
     """Makes a scripted opponent for one episode.
 
-    A class is made anew with the options; a function gets them behind the view.
+    A class is constructed with the options; a function gets them after the view.
 
     Raises:
       ValueError: it cannot be imported, or does not take its options.

@@ -1,6 +1,6 @@
-"""Calls of an environment whose answers are checked: nonsense becomes one clear error.
+"""Calls of an environment with checks of its answers: an invalid one becomes one clear error.
 
-An environment is often a user's own code. Each error names it, its method, the rule and the value.
+An environment is often a user's code. Each error names it, its method, the rule and the value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def reset(environment: Environment, task: Mapping[str, Any], seed: int) ->
     """Begins an episode, and checks the first turn.
 
     Raises:
-      ValueError: the environment did not return a proper turn. What it raises itself passes.
+      ValueError: the environment did not return a proper turn. Its own exceptions are not caught.
     """
     return check_turn(environment, await _settled(environment.reset(task, seed)))
 
@@ -41,8 +41,8 @@ async def step(environment: Environment, reply: Reply) -> Turn | Outcome:
     """Gives a reply to the environment, and checks its answer.
 
     Raises:
-      ValueError: it is neither a proper turn nor a proper outcome. What the environment raises
-        itself passes.
+      ValueError: the answer is neither a proper turn nor a proper outcome. The environment's own
+        exceptions are not caught.
     """
     return check_answer(environment, await _settled(environment.step(reply)))
 

@@ -122,9 +122,7 @@ class JsonLinesWriter:
         end = self._file.seek(0, os.SEEK_END)
         left = memoryview(lines)
         try:
-            while (
-                left
-            ):  # A disk may take part of the data, and fail at the next write.
+            while left:  # A disk may take part of the data, and fail at the next write.
                 left = left[self._file.write(left) :]
         except OSError:
             self._torn_at = end

@@ -1,4 +1,4 @@
-"""Agents as environments: programs of other people, which ask an endpoint for replies.
+"""Agents as environments: users' programs, which ask an endpoint for replies.
 
 This is the part in a worker process, which runs one episode's agent to its end.
 """
@@ -42,7 +42,7 @@ class ClientSettings:
       base_url: the endpoint of the episode.
       api_key: the key of the episode.
       model: a name of the model.
-      seed: the seed of the episode, for what the agent draws itself.
+      seed: the seed of the episode, for the agent's own random choices.
     """
 
     base_url: str
@@ -62,8 +62,8 @@ class Agent:
     Args:
       command: the program with its arguments, as in a shell; no shell reads it.
       function: `module:function` or `path/to/file.py:function`, instead of a command.
-      deadline_secs: the longest time of an episode, the policy's own included.
-      separate_reasoning: whether the reasoning of replies is a field of its own, and no part of
+      deadline_secs: maximum time of an episode, including the policy's replies.
+      separate_reasoning: whether the reasoning of replies is a separate field, and not part of
         their content.
     """
 
@@ -91,7 +91,7 @@ class Agent:
         """Checks options before a run.
 
         Raises:
-          ValueError: there is no such program or function, or an option has no such value.
+          ValueError: there is no such program or function, or an option's value is invalid.
         """
         if (command is None) == (function is None):
             raise ValueError(
@@ -136,7 +136,7 @@ class Agent:
         return _outcome(_called(self._function, episode["row_path"], settings))
 
     def close(self) -> None:
-        """Kills what the agent left running."""
+        """Kills the processes that the agent left running."""
         kill_group_mates()
 
 
@@ -163,7 +163,7 @@ def _variables(settings: ClientSettings, row_path: str) -> dict[str, str]:
         "OPENAI_MODEL": settings.model,
         "RL_SYNC_ROW": row_path,
         "RL_SYNC_SEED": str(settings.seed),
-        # The way to the endpoint is through no proxy.
+        # Requests to the endpoint must not use a proxy.
         **dict.fromkeys(("no_proxy", "NO_PROXY"), hosts),
     }
 
@@ -190,7 +190,7 @@ def _run(words: list[str], variables: Mapping[str, str], row_path: Path) -> Outc
 
 
 class _Tail:
-    """The last lines of a program's error output, which is passed on."""
+    """Collector of the last lines of a program's error output, which it passes on."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b""
@@ -199,7 +199,7 @@ class _Tail:
 
     def text(self) -> str:
         """Returns the last lines, once the program has ended."""
-        self._thread.join(_READ_SECS)  # A process that it left may hold the stream open.
+        self._thread.join(_READ_SECS)  # A process that the program left may hold the stream open.
         lines = self._last.decode(errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:].strip()
 
@@ -224,7 +224,7 @@ def _outcome(found: Any) -> Outcome:
     if found is None:
         return _NOT_JUDGED
     if isinstance(found, Mapping):
-        # Empty ones are none.
+        # Empty lines do not count.
         return Outcome(dict(found)) if found else _NOT_JUDGED
     if isinstance(found, numbers.Real):
         return Outcome({"reward": float(found)})

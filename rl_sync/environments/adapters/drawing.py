@@ -1,4 +1,4 @@
-"""Drawings of terminals in plain text: what they say by color is said in words."""
+"""Terminal drawings in plain text, with colors described in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Colored(NamedTuple):
     """A part of a drawing in one color.
 
     Attributes:
-      color: such as `blue`, or `on blue` where the background has the color; `strong` for none.
+      color: such as `blue`, or `on blue` for a background; `strong` for bold text without a color.
       text: its text.
       line, column: its place in the plain drawing, from 1.
     """
@@ -26,7 +26,7 @@ class Colored(NamedTuple):
 
 
 def read_drawing(drawing: str) -> tuple[str, list[Colored]]:
-    """Returns a drawing without its colors, and each part that has one; colors may be nested."""
+    """Returns a drawing without its colors, and the colored parts; colors may be nested."""
     plain, parts = "", []
     active: list[str] = []
     at = 0
@@ -48,8 +48,8 @@ def read_drawing(drawing: str) -> tuple[str, list[Colored]]:
 def written(drawing: str, *, says_colors: bool = True) -> str:
     """Writes a drawing in plain text.
 
-    Parts with a colored background stand in parentheses; where there are none, all colored parts
-    do. If there are several colors, lines behind the drawing say which part has which.
+    Parts with a colored background are in parentheses; if there are none, all colored parts are. If
+    there are several colors, lines after the drawing give the color of each part.
 
     Args:
       says_colors: whether there are such lines.
@@ -70,7 +70,7 @@ def written(drawing: str, *, says_colors: bool = True) -> str:
 
 
 def _color(codes: str) -> str:
-    """Names the color of a code; empty for the code that ends all colors."""
+    """Returns the color of a code; empty for the code that ends all colors."""
     found = ""
     for number in (int(code or 0) for code in codes.split(";")):
         if number == 0:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def require(module: str, environment: str, extra: str = "games") -> ModuleType:
-    """Imports a package that an environment needs, which an extra of ours installs.
+    """Imports a package that an environment needs, and that one of our extras installs.
 
     Raises:
       ValueError: it is not installed; the message says how to install it.

@@ -1,4 +1,4 @@
-"""Gymnasium's environments whose observations and actions can be written; needs gymnasium."""
+"""Gymnasium's environments with observations and actions as text; needs the package gymnasium."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ class GymnasiumGame:
     `rl_sync.environments.adapters.gymnasium_games:GymnasiumGame(game="FrozenLake-v1",
     actions=("left", "down", "right", "up"), options={"is_slippery": False})`
 
-    Observations that are texts are shown as they are. Others are drawn where the environment has
-    the render mode `ansi`, and printed where not. In drawings, parentheses stand around what has a
-    colored background, and words say what else is told by color. Words say, too, what the numbers
-    of Blackjack and the colors of Taxi mean. The policy writes an action in square brackets; its
-    last one counts. The reward of a step is the reward of its turn; that of the last step is the
-    outcome's. An unknown action changes nothing.
+    Text observations are shown as they are. Others are drawn if the environment has the render mode
+    `ansi`, and otherwise printed. In drawings, parts with a colored background are in parentheses,
+    and other colors are described in words, as are the numbers of Blackjack and the colors of Taxi.
+    The policy writes an action in square brackets; its last one counts. The reward of a step is the
+    reward of its turn; the last one is the outcome's. An unknown action changes nothing.
 
     Args:
       game: the registered name, such as `FrozenLake-v1` or `module:Name-v0`.
-      actions: names of the actions, in the order of their numbers; numbers if there are none. An
-        environment of texts takes any.
-      prompt: begins the first message; a task's field `prompt` goes before it.
+      actions: names of the actions, in the order of their numbers; without names, the numbers.
+        An environment with text actions takes any text.
+      prompt: start of the first message; a task's field `prompt` overrides it.
       options: options of the environment.
-      invalid: the number of unknown actions in a row that ends the episode, unjudged.
+      invalid: number of consecutive unknown actions that ends the episode, unjudged.
     """
 
     def __init__(
@@ -146,13 +145,13 @@ def _blackjack(state: Any, observation: Any) -> str:
 
 
 _WORDS: dict[str, Callable[[Any, Any], str]] = {"TaxiEnv": _taxi, "BlackjackEnv": _blackjack}
-"""By the class of an environment: what its state says, of which a drawing is not enough."""
+"""Descriptions of the state, by class of environment, where a drawing is not enough."""
 
 
 def _made(game: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
     """Makes an environment; also says whether it draws its observations as text."""
     gymnasium = require(_PACKAGE, GymnasiumGame.__name__)
-    with contextlib.suppress(Exception):  # It raises errors of many kinds where it has no modes.
+    with contextlib.suppress(Exception):  # Without modes it raises errors of many kinds.
         modes = gymnasium.make(game, **options).metadata.get("render_modes", ())
         if "ansi" in modes:
             return gymnasium.make(game, render_mode="ansi", **options), True

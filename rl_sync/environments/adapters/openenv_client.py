@@ -20,17 +20,17 @@ class OpenEnvClient:
     `rl_sync.environments.adapters.openenv_client:OpenEnvClient(url=…)`.
 
     Each episode is a session of its own. `reset` gets the seed, and the fields of the row that
-    `options` names. The first message is the row's `prompt`, if it has one, and what the server
-    observes. A reply becomes an action by one of its fields. The rewards of steps are those of
-    turns; that of the last one is the outcome's.
+    `options` names. The first message is the row's `prompt`, if it has one, and the server's
+    observation. A reply fills one field of an action. The rewards of steps are the rewards of
+    turns; the last one is the outcome's.
 
     Args:
       url: the server's address, such as http://localhost:8000.
-      action: the field of an action that the reply's text fills.
-      observation: the field of an observation that the policy sees; empty for the first text of
-        those that such fields are often called, and else for the whole observation as JSON.
+      action: field of an action that the reply's text fills.
+      observation: field of an observation that the policy sees; if empty, the first text in a field
+        with a usual name, or else the whole observation as JSON.
       options: names of fields of the row, separated by commas, that `reset` gets.
-      limit_secs: the longest time for an answer of the server.
+      limit_secs: maximum time for an answer of the server.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class OpenEnvClient:
         """Opens a session and begins the episode.
 
         Raises:
-          ValueError: the package is missing, or the row lacks an option. Errors of the connection
-            pass.
+          ValueError: the package is missing, or the row lacks an option. Connection errors
+            are raised unchanged.
         """
         generic = require(_MODULE, OpenEnvClient.__name__, extra="openenv")
         lacking = [name for name in self._options if name not in task]
@@ -91,7 +91,7 @@ class OpenEnvClient:
             self._session.close()
 
     def _told(self, observation: Mapping[str, Any]) -> str:
-        """Returns what the policy is told of an observation."""
+        """Returns the text of an observation for the policy."""
         if self._observation:
             if self._observation not in observation:
                 has = ", ".join(name for name in observation if name not in _NOT_TOLD) or "none"

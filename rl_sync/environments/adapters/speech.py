@@ -1,4 +1,4 @@
-"""Speech of replies in games: what the policy says after its thoughts, and the action in it."""
+"""Speech in games: the policy's text after its thoughts, and the action in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BRACKETED = re.compile(r"\[([^\[\]]*)\]")
 
 
 def said(reply: Reply) -> str:
-    """Returns the text after the thoughts, of which games must not read moves."""
+    """Returns the text after the thoughts; games must not read moves from thoughts."""
     return reply.text.rpartition(_END_OF_THOUGHTS)[2].strip()
 
 

@@ -25,16 +25,16 @@ class TextArenaGame:
     """A game of TextArena:
     `rl_sync.environments.adapters.textarena_games:TextArenaGame(game="Wordle-v0")`.
 
-    A player sees each message of the game once, as it comes; the game's own words say how to
-    write moves. The reward is the game's, given at its end, to each player its own. What other
-    players wrote is shown where the game does not say what they did. Games that draw words look for
-    lists of NLTK, which are to be installed before, as by `python -m nltk.downloader words`.
+    A player sees each message of the game once, as it comes; the game itself explains how to write
+    moves. At the end each player gets the game's reward. The words of other players are shown if
+    the game does not describe their moves. Games with random words need word lists of NLTK, which
+    must be installed before, as by `python -m nltk.downloader words`.
 
     Args:
-      game: the game's name; a task's field `game` goes before it.
-      players: the number of players; 0 for the fewest that the game takes.
-      invalid: the number of illegal moves of a player in a row that lose the game; 0 for the
-        game's own rule, which mostly is 2.
+      game: the game's name; a task's field `game` overrides it.
+      players: number of players; 0 for the minimum of the game.
+      invalid: number of consecutive illegal moves that lose the game; 0 for the game's own rule,
+        usually 2.
       options: options of the game, such as `max_turns=5`.
     """
 
@@ -68,7 +68,7 @@ class TextArenaGame:
         if game not in known:
             raise ValueError(f"TextArena has no game {game!r}{hint(game, known)}")
         env: Any = textarena.make(game, **self._options)
-        # Wrappers render the whole game again in each turn; the conversation has it already.
+        # Wrappers render the whole game in each turn, although the conversation already has it.
         while isinstance(env, textarena.Wrapper):
             env = env.env
         self._env, self.players = env, self._begun(env, game, seed)
@@ -77,7 +77,7 @@ class TextArenaGame:
         return self._turn()
 
     def step(self, reply: Reply) -> Turn | Outcome:
-        """Makes a move; a game decides itself about moves that it does not understand."""
+        """Makes a move; the game itself handles moves that it does not understand."""
         is_done, _ = self._env.step(action=said(reply))
         if not is_done:
             return self._turn()
@@ -98,7 +98,7 @@ class TextArenaGame:
         self._env = None
 
     def _begun(self, env: Any, game: str, seed: int) -> int:
-        """Resets a game for as many players as it takes; returns their number.
+        """Resets a game with its number of players, and returns the number.
 
         Raises:
           ValueError: it takes another number.
@@ -110,14 +110,14 @@ class TextArenaGame:
             except (AssertionError, ValueError, IndexError, KeyError) as error:
                 faults.append(f"{count}: {error}")
                 continue
-            # Games for many do not all refuse to be played by one.
+            # Not all games for several players reject a single one.
             if count > 1 or self._asked or type(env.state).__name__ == _OF_ONE:
                 return count
         raise ValueError(f"{game} cannot be played by so many players. {faults[-1]}")
 
     def _turn(self) -> Turn:
         player, observations = self._env.get_observation()
-        # Some games give a kind as a text.
+        # Some games give the kind as text.
         kinds = [getattr(kind, "name", kind) for _, _, kind in observations]
         says_actions = _DESCRIPTION in kinds
         texts = []
@@ -132,10 +132,10 @@ class TextArenaGame:
 
 
 def legal_moves(env: Any, texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the legal moves of the player whose turn it is; empty if they cannot be told.
+    """Returns the legal moves of the player whose turn it is; empty if unknown.
 
     Args:
-      texts: what the game told the player last, which may list them.
+      texts: the game's last messages to the player, which may list the moves.
     """
     state = env.state.game_state
     name = type(env).__name__

@@ -1,4 +1,4 @@
-"""Classes of tools in the shape of TRL's environments, as environments.
+"""Adapter for classes of tools with the interface of TRL's environments.
 
 Such a class has `reset(**row)`, which may return a text; each other public method is a tool; and
 `reward`, an attribute or a method, or `get_reward()`, judges the episode when it has ended.
@@ -22,7 +22,7 @@ _CALL_SECS = 10.0
 
 
 def is_tool_class(made: Any) -> bool:
-    """Says whether an object has the shape: `reset` and a reward, and no `step`."""
+    """Says whether an object has this interface: `reset` and a reward, and no `step`."""
     return (
         callable(getattr(made, "reset", None))
         and not hasattr(made, "step")
@@ -34,7 +34,7 @@ class ToolClass(ToolEnvironment):
     """An environment of the tools of an object; a reply without calls ends the episode.
 
     The first messages are the row's `prompt`, a text or a list of messages. A text that `reset`
-    returns is appended to the last of them that the user says.
+    returns is appended to the user's last message.
 
     Args:
       made: the object. Its methods may be `async`. Its attribute `call_secs` limits a tool call.
@@ -55,7 +55,7 @@ class ToolClass(ToolEnvironment):
         """Resets the object with the row, and with `seed` if it takes one.
 
         Raises:
-          ValueError: there is no prompt and no text, or they are something else.
+          ValueError: there is no prompt and no text, or they have another type.
         """
         reset = _plain(self._made.reset)
         text = reset(**_accepted(reset, {"seed": seed, **task}, set(task)))
@@ -75,7 +75,7 @@ class ToolClass(ToolEnvironment):
         """Takes the object's reward, or its rewards by name.
 
         Raises:
-          ValueError: the reward is no number and no mapping.
+          ValueError: the reward is neither a number nor a mapping.
         """
         found = next(getattr(self._made, name) for name in _REWARDS if hasattr(self._made, name))
         reward = _plain(found)() if callable(found) else found
@@ -125,7 +125,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
 def _accepted(
     function: Callable[..., Any], values: Mapping[str, Any], row: set[str]
 ) -> dict[str, Any]:
-    """Returns the values that a function takes; one that takes any gets the row's."""
+    """Returns the values that a function takes; a function with `**` gets the whole row."""
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return {

@@ -1,12 +1,13 @@
 """The bridge from one turn's ids to the next: token in, token out.
 
-The ids that the policy saw and drew are never decoded and encoded again. After a reply, the bridge
-gives only the ids that follow it: the end of the reply where the policy did not draw it, the new
-messages, and the header of the next reply. They are appended to the ids so far.
+The ids that the policy saw and sampled are never decoded and encoded again. After a reply, the
+bridge gives only the ids that follow it: the end of the reply if the policy did not sample it, the
+new messages, and the header of the next reply. They are appended to the ids so far.
 
-A chat template may also write earlier messages anew: Qwen 3 drops the thinking of earlier replies.
-Then the ids so far are not the beginning of the conversation any more, and a new segment begins,
-with all of the conversation.
+A chat template may also rewrite earlier messages: Qwen 3 drops the thinking of earlier replies.
+  Then
+the ids so far are no longer the beginning of the conversation, and a new segment begins with the
+whole conversation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rl_sync.environments.dialogue.conversation import Conversation, renderer_of
 from rl_sync.environments.interface import Message, Turn
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
-# One character that no reply and no template has.
+# A character that no reply and no template contains.
 _ANY_REPLY = "\U000f0002"
 
 
@@ -29,8 +30,9 @@ class ReplyPrompt(NamedTuple):
     """The ids before a reply.
 
     Attributes:
-      ids: T token ids, none of which the policy drew in this place.
-      begins_segment: they are the whole context; else they are appended to the ids so far.
+      ids: T token ids, none of which the policy sampled here.
+      begins_segment: whether they are the whole context; otherwise they are appended to the ids so
+        far.
       conversation: the messages up to the reply, and the tools.
     """
 
@@ -40,13 +42,13 @@ class ReplyPrompt(NamedTuple):
 
 
 class Bridge:
-    """Gives the ids of turns.
+    """Makes the ids of turns.
 
     It holds no state of an episode, so one bridge serves many.
 
     Args:
-      tokenizer: the policy's tokenizer. Conversations go through its chat template where its
-        prompts do; else contents follow each other.
+      tokenizer: the policy's tokenizer. Conversations go through its chat template if its prompts
+        do; otherwise contents are concatenated.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Excerpts of long texts, so that no reply waits while a huge one is tokenized."""
+"""Excerpts of long texts, so that no reply waits for the tokenization of a huge text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from rl_sync.environments.interface import Message, Turn
 
 MARK = "\n[{} characters left out]\n"
-"""Stands in place of what is left out; `{}` is the number of its characters."""
+"""Replaces the omitted text; `{}` is the number of its characters."""
 
 
 def excerpt(text: str, most: int, mark: str = MARK) -> str:
@@ -15,7 +15,7 @@ def excerpt(text: str, most: int, mark: str = MARK) -> str:
 
     Args:
       most: maximum number of characters of what is returned, unless the mark alone has more.
-      mark: what stands in place of the middle; see `MARK`.
+      mark: replacement of the middle; see `MARK`.
     """
     if len(text) <= most:
         return text
@@ -31,11 +31,11 @@ def shortened(turn: Turn, most: int, *, cuts: bool, mark: str = MARK) -> Turn:
 
     Args:
       most: maximum number of characters of a message.
-      cuts: whether the middle of a longer one is left out.
+      cuts: whether the middle of a longer message is left out.
       mark: see `excerpt`.
 
     Raises:
-      ValueError: a message is longer, and is not to be cut.
+      ValueError: a message is longer and must not be cut.
     """
     longest = max(len(message.content) for message in turn.messages)
     if longest <= most:

@@ -21,12 +21,12 @@ class Exchange:
     """A prompt of the policy, and its reply once there is one.
 
     Attributes:
-      before: the exchange whose ids come first; None where `given` are the whole prompt.
+      before: exchange whose ids come first; None if `given` is the whole prompt.
       conversation: the messages up to the reply.
-      given: the ids behind those of `before`, none of which the policy drew; T of them.
-      tokens: the ids of the reply.
+      given: T ids after those of `before`, none of which the policy sampled.
+      tokens: ids of the reply.
       reply: the reply as a message; None until there is one.
-      segment: the number of the segment of the episode's trajectory that has it.
+      segment: number of the episode's segment that contains it.
     """
 
     before: Exchange | None

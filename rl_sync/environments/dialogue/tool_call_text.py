@@ -1,7 +1,7 @@
 """Tool calls in a reply's text, as the chat templates of model families write them.
 
-A format has a function from a text to a `ParsedReply`, and a line in `CALL_FORMATS`. A call that
-cannot be read is no error of ours: its message is for the policy.
+A format is a function from a text to a `ParsedReply`, and a line in `CALL_FORMATS`. A call that
+cannot be read raises no error: its message is for the policy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ParsedReply(NamedTuple):
     Attributes:
       content: the text without the calls that were read.
       calls: the calls that were read, in their order; those without an id of their own have None.
-      malformed: what is wrong with each other call.
+      malformed: the error in each other call.
     """
 
     content: str
@@ -39,8 +39,8 @@ class CallFormat(NamedTuple):
 
     Attributes:
       read: reads a text.
-      mark: text that calls begin with, behind other text.
-      alone: text that a reply of calls and nothing else begins with; empty where there is none.
+      mark: text that starts calls after other text.
+      alone: text that starts a reply of only calls; empty if there is none.
     """
 
     read: Callable[[str], ParsedReply]
@@ -48,14 +48,14 @@ class CallFormat(NamedTuple):
     alone: str = ""
 
     def before_calls(self, text: str) -> str:
-        """Returns the beginning of a text that is content, whatever follows the text."""
+        """Returns the beginning of a text that is content for any continuation of the text."""
         begun = text.lstrip()
         if self.alone and (not begun or begun.startswith(self.alone)):
             return ""
         content, mark, _ = text.partition(self.mark)
         if not mark:
             content = content[: len(content) - overlap(content, self.mark)]
-        return content.rstrip("\n")  # White space before a call is no content.
+        return content.rstrip("\n")  # White space before a call is not content.
 
 
 def overlap(text: str, mark: str) -> int:
@@ -81,7 +81,7 @@ def read_tagged(text: str) -> ParsedReply:
 def read_headless(text: str) -> ParsedReply:
     """Reads calls of Llama 3: a reply of `{"name": …, "parameters": …}`, and nothing else.
 
-    `<|python_tag|>` may stand before it, behind other text. Several calls are parted by `;`.
+    `<|python_tag|>` may precede it, after other text. Several calls are separated by `;`.
     Without the tag, an object that has no name and parameters is an ordinary answer.
     """
     content, tag, calls = text.partition("<|python_tag|>")
@@ -171,7 +171,7 @@ def read_reply(
     Args:
       tokenizer: the policy's tokenizer.
       ids: the drawn ids, with the one that ended the reply, if one did.
-      is_cut: a limit ended the reply.
+      is_cut: whether a limit ended the reply.
       reads: the format of tool calls; None if there are none.
       calls_before: the number of earlier calls in the conversation, from which calls are numbered.
 
@@ -205,8 +205,8 @@ def read_beginning(
       tokenizer, ids, reads: see `read_reply`.
 
     Returns:
-      The content as far as it is certain. Characters whose bytes are not all drawn are no part of
-      it, nor is text that a tool call may begin with.
+      The content as far as it is certain. It excludes characters with missing bytes, and text that
+      may be the start of a tool call.
     """
     text = _text(tokenizer, ids).rstrip(_UNREADABLE)
     thought, answer = _parted(text)
@@ -222,7 +222,7 @@ def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def _parted(text: str) -> tuple[str, str | None]:
-    """Returns the policy's thoughts, and the answer after them; None while it still thinks."""
+    """Returns the policy's thoughts, and the answer after them; None if it is still thinking."""
     thought, mark, answer = text.rpartition(_THOUGHT_ENDS)
     if not mark and answer.lstrip().startswith(_THOUGHT_BEGINS):
         return text, None
@@ -230,7 +230,7 @@ def _parted(text: str) -> tuple[str, str | None]:
 
 
 def _call_id(number: int) -> str:
-    # Templates of Mistral refuse other ids than those of nine letters and digits.
+    # Mistral's templates accept only ids of nine letters and digits.
     return f"call{number:05d}"
 
 
@@ -265,7 +265,7 @@ class _Calls:
         return True
 
     def refuse(self, reason: str, text: str) -> bool:
-        """Notes a call that cannot be read; returns False."""
+        """Records a call that cannot be read; returns False."""
         text = text.strip()
         shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
         self._malformed.append(
@@ -275,7 +275,7 @@ class _Calls:
         return False
 
     def reading(self, content: str, before: str = "") -> ParsedReply:
-        """Returns all that was found; white space around calls is no content.
+        """Returns the parsed reply; white space around calls is not content.
 
         Args:
           before: the text before the first call.

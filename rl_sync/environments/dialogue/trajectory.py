@@ -1,7 +1,7 @@
 """The record of an episode's tokens: segments of token ids to which tokens are only appended.
 
-A drawn token stays as it was drawn: it is never decoded and encoded again. Where the conversation
-so far is written anew, a new segment begins, and the earlier ones stay in the record.
+A sampled token stays as it is: it is never decoded and encoded again. If the conversation so far is
+rewritten, a new segment begins, and the earlier ones stay in the record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from rl_sync.sampling_masks import Entries, no_entries, shifted
 
 NOT_DRAWN = -1
-"""The policy version of a token that the policy did not draw."""
+"""The policy version of a token that the policy did not sample."""
 
 Ids = Sequence[int] | Int[np.ndarray, " T"]
 
@@ -27,11 +27,11 @@ class Segment:
 
     Attributes:
       tokens: token ids.
-      mask: true at the tokens that the policy drew.
+      mask: true at the tokens that the policy sampled.
       behavior_logprobs: the log-probability of each drawn token under the distribution that it was
         sampled from, in nats; 0 elsewhere.
       policy_versions: the version of the weights that drew each token; -1 elsewhere.
-      masks: the tokens that each drawn token could be drawn from; see `rl_sync.sampling_masks`.
+      masks: sampling masks of the sampled tokens; see `rl_sync.sampling_masks`.
     """
 
     tokens: Int[np.ndarray, " T"]
@@ -45,7 +45,7 @@ class Segment:
 
 
 class ReplySpan(NamedTuple):
-    """The place of a reply's tokens, from `start` until before `stop` in a segment."""
+    """The place of a reply's tokens: from `start` to before `stop` in a segment."""
 
     segment: int
     start: int
@@ -58,8 +58,8 @@ class Trajectory:
 
     Attributes:
       segments: the segments, in the order in which they were begun.
-      replies: the place of each reply: `replies[i]` is that to turn i, whose reward counts for it.
-        Replies that are drawn side by side stand in the order in which they ended.
+      replies: place of each reply: `replies[i]` replies to turn i, whose reward counts for it.
+        Concurrent replies are in the order of their ends.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -67,7 +67,7 @@ class Trajectory:
 
     @property
     def context(self) -> Int[np.ndarray, " T"]:
-        """The tokens of the last segment, from which the policy goes on.
+        """The tokens of the last segment, which the policy continues.
 
         Raises:
           ValueError: there is no segment.
@@ -81,14 +81,14 @@ class Trajectory:
 
 
 def begin_segment(trajectory: Trajectory, ids: Ids) -> Trajectory:
-    """Begins a segment with tokens that the policy did not draw.
+    """Begins a segment with tokens that the policy did not sample.
 
     Args:
       trajectory: the tokens so far.
       ids: the whole context of the next reply.
 
     Raises:
-      ValueError: there are no tokens, or one is no token id.
+      ValueError: there are no tokens, or one is not a token id.
     """
     segment = _given(ids)
     if not len(segment):
@@ -106,19 +106,19 @@ def append_reply(
     masks: Entries | None = None,
     segment: int = -1,
 ) -> Trajectory:
-    """Appends a reply to a segment, as it was drawn; T tokens.
+    """Appends a sampled reply of T tokens to a segment.
 
     Args:
       trajectory: the tokens so far.
       tokens: the drawn ids, with that which ended the reply.
       logprobs: their log-probabilities under the distribution sampled from, in nats.
       versions: the versions of the weights that drew them.
-      masks: the tokens that they could be drawn from; None for the whole vocabulary.
+      masks: their sampling masks; None for the whole vocabulary.
       segment: the number of the segment; the last one if left out.
 
     Raises:
-      ValueError: the lengths differ; a logprob is no number of at most 0; a version is negative; a
-        token is no token id; or there is no segment.
+      ValueError: the lengths differ; a logprob is not a number of at most 0; a version is
+        negative; a token is not a token id; or there is no segment.
     """
     ids = _token_ids(tokens)
     values = np.asarray(logprobs, np.float32)
@@ -152,7 +152,7 @@ def append_turn(trajectory: Trajectory, ids: Ids, segment: int = -1) -> Trajecto
       segment: the number of the segment; the last one if left out.
 
     Raises:
-      ValueError: one is no token id, or there is no segment.
+      ValueError: one is not a token id, or there is no segment.
     """
     trajectory._last()
     return _appended(trajectory, _given(ids), segment % len(trajectory.segments))
@@ -168,7 +168,7 @@ def _token_ids(ids: Ids) -> Int[np.ndarray, " T"]:
 
 
 def _given(ids: Ids) -> Segment:
-    """Makes the segment of tokens that the policy did not draw."""
+    """Makes a segment of tokens that the policy did not sample."""
     tokens = _token_ids(ids)
     return _frozen(
         Segment(

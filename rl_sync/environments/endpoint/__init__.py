@@ -1,1 +1,1 @@
-"""OpenAI-compatible endpoint: agents that are somebody else's programs talk to the policy by it."""
+"""OpenAI-compatible endpoint, through which agents (users' programs) talk to the policy."""

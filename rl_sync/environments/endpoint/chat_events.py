@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclasses.dataclass
 class _Choice:
-    """A choice of a response, as far as it was sent."""
+    """The part of a response's choice that was already sent."""
 
     text: Parted = NOTHING
     tokens: int = 0
@@ -27,7 +27,7 @@ class _Choice:
 
 
 class Events:
-    """The events of one response: any number of parts, and the rest, of each choice.
+    """The events of one response: any number of parts of each choice, and its rest.
 
     The first event has the prompt, too. Together the events have the content, the calls and the
     tokens of the same response without a stream.
@@ -53,7 +53,7 @@ class Events:
         return self._delta(index, fields, part.drawn)
 
     def rest(self, index: int, reply: Reply) -> list[bytes]:
-        """Makes the events of all of a choice that no part had, and of its end.
+        """Makes the events of the rest of a choice, and of its end.
 
         Raises:
           RefusalError: see `rest_behind`.
@@ -76,7 +76,7 @@ class Events:
         return [self._delta(index, delta, drawn), self._event({"choices": [ended]} | version)]
 
     def end(self) -> list[bytes]:
-        """Makes the events behind all choices."""
+        """Makes the events after all choices."""
         if not self._request.stream_usage:
             return [DONE]
         counted = responses.usage([choice.drawn for choice in self._choices])
@@ -101,9 +101,9 @@ class Events:
 
 
 def behind(sent: Parted, text: Parted) -> Parted | None:
-    """Returns what of a text was not sent; None if it does not begin with what was.
+    """Returns the unsent rest of a text; None if the text does not begin with the sent part.
 
-    Then bytes are missing, which later parts have.
+    In the latter case bytes are missing, which later parts have.
     """
     if not all(new.startswith(old) for new, old in zip(text, sent, strict=True)):
         return None
@@ -111,7 +111,7 @@ def behind(sent: Parted, text: Parted) -> Parted | None:
 
 
 def rest_behind(sent: Parted, text: Parted) -> Parted:
-    """Returns what of a whole text was not sent.
+    """Returns the unsent rest of a whole text.
 
     Raises:
       RefusalError: the reply does not begin with what was sent. A tokenizer may read bytes in

@@ -46,18 +46,18 @@ _CLOSED_KEYS = 10_000
 _KEY_BYTES = 24
 _CLOSING_POLL_SECS = 0.1
 _ON_ITS_WAY_SECS = 1.0
-"""The time for which a connection without a request is left alone, however many others wait."""
+"""Seconds for which an idle connection stays open, even if others wait."""
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """The ways into an endpoint.
+    """Access to an endpoint.
 
     Attributes:
-      host: the address of this machine that it listens at.
-      key: the key that each request must bring, besides that of its episode in the path; None for
-        an endpoint that this machine alone reaches.
+      host: address of this machine that it listens at.
+      key: key that each request must have, besides its episode's key in the path; None for an
+        endpoint that only this machine reaches.
       connections: maximum number of connections at once, but at most half of the files that the
         system lets this process open. Others wait; one whose client asks for nothing is closed for
         them, the longest silent first.
@@ -72,7 +72,7 @@ class AgentEndpoint:
     """Serves the agents of this process's episodes until it is closed.
 
     Args:
-      access: the ways in.
+      access: access to the endpoint.
 
     Raises:
       OSError: it cannot listen at the address.
@@ -106,7 +106,7 @@ class AgentEndpoint:
         return self.access.key or key
 
     def shut(self, key: str) -> None:
-        """Ends an episode: requests with its key are refused from now on."""
+        """Ends an episode: requests with its key are rejected from now on."""
         with self._lock:
             inbox = self._open.pop(key)
             self._closed[key] = None
@@ -142,20 +142,20 @@ class _LimitedServer(socketserver.ThreadingTCPServer):
     """A thread for each connection, and a limit of their number.
 
     Attributes:
-      is_closing: whether connections that wait are given up.
+      is_closing: whether waiting connections are dropped.
     """
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    # Connections that wait stay with the system, which bounds this by its own limit.
+    # Waiting connections stay in the system's queue, which has its own limit.
     request_queue_size = 4096
 
     def __init__(self, endpoint: AgentEndpoint) -> None:
         self.endpoint, self.is_closing = endpoint, False
         self._changed = threading.Condition()
         self._taken = 0
-        # Beyond the limit of open files nobody could be accepted, nor a silent client be noticed.
+        # Beyond the limit of open files no client could be accepted, and no idle one be noticed.
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = endpoint.access.connections
         if files != resource.RLIM_INFINITY:
@@ -166,7 +166,7 @@ class _LimitedServer(socketserver.ThreadingTCPServer):
         super().__init__((endpoint.access.host, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begins a thread for a connection, as soon as there is room."""
+        """Starts a thread for a connection as soon as there is room."""
         with self._changed:
             while self._taken >= self._most and not self.is_closing:
                 self._close_silent()
@@ -186,18 +186,18 @@ class _LimitedServer(socketserver.ThreadingTCPServer):
             self._left(request)
 
     def has_asked(self, request: socket.socket) -> None:
-        """Notes that a request has arrived on a connection as a whole."""
+        """Records that a whole request has arrived on a connection."""
         with self._changed:
             self._silent.pop(request, None)
 
     def has_answered(self, request: socket.socket) -> None:
-        """Notes that a connection waits for its client's next request."""
+        """Records that a connection waits for its client's next request."""
         with self._changed:
             self._silent[request] = time.monotonic()
             self._changed.notify_all()
 
     def _close_silent(self) -> None:
-        """Closes the connection that is silent longest, unless its request may be on its way."""
+        """Closes the connection idle longest, unless its request may be on its way."""
         oldest, since = next(iter(self._silent.items()), (None, 0.0))
         if oldest is not None and time.monotonic() - since > _ON_ITS_WAY_SECS:
             del self._silent[oldest]
@@ -222,7 +222,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _LimitedServer
     has_begun = False
-    """Whether a part of a stream was sent, behind which no error can have a status."""
+    """Whether a part of a stream was sent, after which no error can have a status."""
 
     def do_GET(self) -> None:
         """Answers with the model."""
@@ -233,13 +233,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._served(self._post)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answers what the base class refuses with an error of the same form."""
+        """Answers requests that the base class rejects with an error of the same form."""
         status = http.HTTPStatus(code)
         self.close_connection = True
         self._send(status, RefusalError(status, message or status.description).body())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: each episode has many requests."""
+        """Logs nothing, since each episode has many requests."""
 
     def _served(self, serve: Any) -> None:
         try:
@@ -259,7 +259,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.has_answered(self.connection)
 
     def _require_key(self) -> None:
-        """Refuses a request without the run's key, where other machines reach the endpoint."""
+        """Rejects a request without the run's key if other machines can reach the endpoint."""
         if (key := self.server.endpoint.access.key) is None:
             return
         brought = self.headers.get("Authorization", "").removeprefix("Bearer ").strip()
@@ -326,7 +326,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _stream(
         self, replies: Sequence[Callable[[], Reply]], parts: Parts, events: Events | ItemEvents
     ) -> None:
-        """Sends replies in events, as their parts come; a refusal before the first has a status."""
+        """Sends replies as events, part by part; a refusal before the first part has a status."""
         try:
             for index, part in _until_all_end(parts, len(replies)):
                 if part is not None:
@@ -355,7 +355,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return found[1], found[2]
 
     def _body(self) -> bytes:
-        """Reads the body; after a refusal here, nothing more is read of the connection."""
+        """Reads the body; after a refusal here, nothing more is read from the connection."""
         length = self.headers.get("Content-Length", "")
         closes, self.close_connection = self.close_connection, True
         if not length.isdecimal():
@@ -385,9 +385,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return True
 
     def _send_piece(self, piece: bytes) -> None:
-        """Sends some of a body whose length nobody knows yet."""
+        """Sends a part of a body of unknown length."""
         if not piece:
-            return  # A piece of no bytes would end the body.
+            return  # An empty piece would end the body.
         if not self.has_begun:
             self.has_begun = True
             self.send_response(http.HTTPStatus.OK)
@@ -410,7 +410,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     @property
     def _knows_pieces(self) -> bool:
-        """Says whether the client reads bodies in pieces; for others the connection's end ends."""
+        """Says whether the client reads chunked bodies; others end with the connection."""
         return self.request_version != "HTTP/1.0"
 
     def _send(self, status: http.HTTPStatus, body: Any) -> None:

@@ -1,4 +1,4 @@
-"""Inbox of an episode: requests of its agent that wait for replies, and what was replied before."""
+"""Inbox of an episode: its agent's waiting requests, and the earlier replies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Awaited:
 
     Args:
       request: the request.
-      is_gone: says whether nobody waits for the reply any more.
-      index: the number of the choice of the response, of which there are `request.n`.
-      parts: where the parts of the reply go; the choices of a response share it.
+      is_gone: function that says whether nobody waits for the reply any more.
+      index: number of the response's choice, of `request.n`.
+      parts: queue for the parts of the reply, shared by the choices of a response.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Awaited:
         return self._reply.result()
 
     def hear(self, part: PartialReply) -> None:
-        """Gives a part of the reply."""
+        """Adds a part of the reply."""
         self._parts.put((self.index, part))
 
     def answer(self, reply: Reply) -> None:
-        """Gives the reply."""
+        """Sets the reply."""
         self._reply.set_result(reply)
 
     def refuse(self, refusal: RefusalError) -> None:
-        """Gives the reason why there is no reply."""
+        """Sets the reason why there is no reply."""
         self._reply.set_exception(refusal)
 
 
@@ -63,8 +63,8 @@ class _Answered:
     """A conversation up to a reply.
 
     Attributes:
-      messages: its messages, with the reasoning that replies had.
-      bare: the same without it.
+      messages: its messages, with the reasoning of replies.
+      bare: its messages without reasoning.
     """
 
     messages: tuple[Message, ...] = ()
@@ -94,20 +94,20 @@ class _Taken:
 
 
 class Inbox:
-    """The requests of one episode, of which several may be answered side by side.
+    """The requests of one episode; several may be in flight.
 
-    A request that continues an earlier one, with the very reply that it got, is a turn behind that
-    reply. Any other one begins a conversation.
+    A request that continues an earlier one with exactly its reply is a turn after that reply. Any
+    other request begins a conversation.
 
     Threads of the endpoint call `ask` and `post`; the host's thread calls the rest.
 
     Args:
-      arrived: set when there is news.
-      separate_reasoning: whether replies have reasoning as a field of its own. A request continues
-        a reply then with its reasoning, and also without.
+      arrived: event that is set when something arrives.
+      separate_reasoning: whether replies have reasoning as a separate field. Then a request may
+        continue a reply with or without its reasoning.
 
     Attributes:
-      posted: the last outcome that the agent posted.
+      posted: last outcome that the agent posted.
     """
 
     def __init__(self, arrived: threading.Event, separate_reasoning: bool = False) -> None:
@@ -123,11 +123,11 @@ class Inbox:
 
     @property
     def under_way(self) -> int:
-        """Number of requests that were taken and are to be answered."""
+        """Number of requests that were taken and not yet answered."""
         return len(self._taken)
 
     def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> tuple[list[Awaited], Parts]:
-        """Asks for the replies to a request, which are refused if the episode ends meanwhile.
+        """Waits for the replies to a request; raises an error if the episode ends meanwhile.
 
         Args:
           is_gone: says whether nobody waits for the replies any more.
@@ -148,7 +148,7 @@ class Inbox:
         return waiting, parts
 
     def post(self, outcome: Posted) -> None:
-        """Keeps the outcome that the agent posts, in place of one before.
+        """Stores the agent's outcome, in place of an earlier one.
 
         Raises:
           RefusalError: the episode has ended.
@@ -159,12 +159,12 @@ class Inbox:
             self.posted = outcome
 
     def keep(self, response: str, messages: tuple[Message, ...]) -> None:
-        """Keeps the conversation up to a response, for requests that name it alone."""
+        """Stores the conversation up to a response, for requests that only name the response."""
         with self._lock:
             self._kept[response] = messages
 
     def kept(self, response: str) -> tuple[Message, ...] | None:
-        """Returns the conversation up to a response; None if it is none of this episode."""
+        """Returns the conversation up to a response; None if it does not belong to this episode."""
         with self._lock:
             return self._kept.get(response)
 
@@ -190,7 +190,7 @@ class Inbox:
         return StreamedTurn(**vars(turn), hear=waiting.hear) if request.stream else turn
 
     def answer(self, reply: Reply) -> None:
-        """Gives the reply to the request of its number; 0 is the one that was taken first."""
+        """Sets the reply to the request with its number; 0 is the request taken first."""
         taken = self._taken.pop(reply.request or next(iter(self._taken)))
         waiting = taken.awaited
         if reply.refusal:
@@ -202,7 +202,7 @@ class Inbox:
         waiting.answer(reply)
 
     def close(self) -> None:
-        """Refuses all requests that wait, and those that come."""
+        """Rejects all waiting and all future requests."""
         with self._lock:
             self._is_closed = True
             waiting = [*self._waiting, *(taken.awaited for taken in self._taken.values())]
@@ -212,7 +212,7 @@ class Inbox:
             one.refuse(closed())
 
     def _place(self, messages: tuple[Message, ...]) -> tuple[int, int]:
-        """Returns the longest conversation that messages continue, and the number of its own."""
+        """Returns the longest conversation that messages continue, and its number of messages."""
         found, known = ANEW, 0
         for number, answered in enumerate(self._answered):
             size = len(answered.messages)

@@ -1,4 +1,4 @@
-"""Refusals of requests: the errors that the endpoint answers."""
+"""Refusals of requests: the endpoint's error answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = {
 
 
 class RefusalError(Exception):
-    """A request that gets an error for an answer.
+    """Raised to answer a request with an error.
 
     Args:
       status: the status of HTTP.

@@ -1,1 +1,1 @@
-"""Hosts of environments: many episodes under way, in this process or in worker processes."""
+"""Hosts of environments: they run many episodes, in this process or in worker processes."""

@@ -28,14 +28,14 @@ _NEVER = float("inf")
 
 @dataclasses.dataclass
 class _AgentEpisode:
-    """An episode under way.
+    """An episode in progress.
 
     Attributes:
       row: the file with its row of data.
-      replies: what the agent's requests got so far.
-      quiet_since: the time since which the agent has sent no request.
-      last_until: the time for the rest of an agent that was told of a limit.
-      end: the end of its process.
+      replies: replies to the agent's requests so far.
+      quiet_since: time since which the agent has sent no request.
+      last_until: deadline of an agent whose episode has reached a limit.
+      end: end of its process.
     """
 
     key: str
@@ -51,10 +51,10 @@ class AgentHost:
     """Runs the agent of each episode in a worker process; its requests are the episode's turns.
 
     A request is a turn with `after`: an episode may have several conversations. Several requests of
-    one episode may be under way, up to `limits.requests`; others wait. An agent that sends none for
-    `limits.limit_secs`, or runs longer than its `deadline_secs`, is killed with all that it
-    started. So is one that has not ended `limits.limit_secs` after it was told of a limit of its
-    episode.
+    one episode may be in flight, up to `limits.requests`; others wait. An agent that sends none for
+    `limits.limit_secs`, or runs longer than its `deadline_secs`, is killed with all processes that
+    it started. So is an agent that still runs `limits.limit_secs` after its episode has reached a
+    limit.
 
     Args:
       reference: a class that says `asks_endpoint = True`, with options.
@@ -96,7 +96,7 @@ class AgentHost:
         """Starts an agent, as soon as a worker is free.
 
         Raises:
-          ValueError: the episode is under way already, or the row is no JSON.
+          ValueError: the episode is already in progress, or the row is not JSON.
         """
         del seating  # An agent plays alone.
         if episode in self._episodes:
@@ -113,10 +113,10 @@ class AgentHost:
         self._processes.begin(episode, settings, seed)
 
     def step(self, episode: int, reply: Reply) -> None:
-        """Gives the reply to the request that was answered with a turn.
+        """Gives the reply to the request of a turn.
 
         Raises:
-          ValueError: the episode is not under way, or has no such request.
+          ValueError: the episode is not in progress, or has no such request.
         """
         found = self._episodes.get(episode)
         if found is None or not found.inbox.under_way:
@@ -132,7 +132,7 @@ class AgentHost:
         """Returns answers that are ready, each once.
 
         Args:
-          timeout_secs: the longest wait for the first.
+          timeout_secs: maximum wait for the first.
         """
         until = time.monotonic() + timeout_secs
         while True:
@@ -152,7 +152,7 @@ class AgentHost:
             self._arrived.wait(min(left, _POLL_SECS))
 
     def end(self, episode: int) -> None:
-        """Gives an episode up: kills its agent, and refuses its requests."""
+        """Abandons an episode: kills its agent, and rejects its requests."""
         found = self._episodes.pop(episode, None)
         if found is None:
             return
@@ -175,7 +175,7 @@ class AgentHost:
         self.close()
 
     def _hear_of_processes(self) -> None:
-        """Lets agents run whose workers are ready, and notes those that have ended."""
+        """Starts agents whose workers are ready, and records those that have ended."""
         for number, result in self._processes.answers(0.0):
             episode = self._episodes[number]
             if isinstance(result, Turn):

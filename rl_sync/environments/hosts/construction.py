@@ -25,7 +25,7 @@ class Construction:
       reference: such as `module:Class(level=3)` or `path/to/file.py:Class`.
       name: the reference without its options.
       maker: the class or function.
-      options: what it is called with.
+      options: its arguments.
       inline: whether its environments may run in the caller's process: their class says
         `inline = True`.
       asks_endpoint: whether they are programs that ask an endpoint for replies: their class says
@@ -41,7 +41,7 @@ class Construction:
 
     @classmethod
     def of(cls, reference: str) -> Construction:
-        """Imports what a reference names, and checks its options.
+        """Imports the class of a reference, and checks its options.
 
         Raises:
           ValueError: it cannot be imported, has no such option, or lacks one that it needs.
@@ -63,29 +63,29 @@ class Construction:
 
     @property
     def parts(self) -> Collection[Construction]:
-        """The constructors of the environments that it plays in turn; none for most."""
+        """The constructors of the environments that it delegates to; none for most."""
         of = getattr(self.maker, "parts_of", None)
         return of(**self.options) if callable(of) else ()
 
     @property
     def has_tools(self) -> bool:
-        """True where environments are known to have tools before one is made."""
+        """True if environments are known to have tools before one is made."""
         is_known = isinstance(self.maker, type) and issubclass(self.maker, ToolEnvironment)
         return is_known or any(part.has_tools for part in self.parts)
 
     @property
     def charset(self) -> str:
-        """The characters that environments write, as far as their class says."""
+        """The characters that environments write, if their class declares them."""
         own: str = getattr(self.maker, "charset", "")
         return own + "".join(part.charset for part in self.parts)
 
     def check(self) -> None:
-        """Has the class method `check` of the class, if there is one, check the options.
+        """Calls the class method `check`, if there is one, with the options.
 
         It also checks that this machine can run the episodes.
 
         Raises:
-          ValueError: an option has no such value, or the machine lacks something.
+          ValueError: an option's value is invalid, or the machine lacks something.
         """
         maker: Any = self.maker
         if isinstance(inspect.getattr_static(maker, "check", None), classmethod):
@@ -120,7 +120,7 @@ class Construction:
 def _check_options(name: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(maker)
-    except ValueError:  # Some classes of C extensions tell nothing.
+    except ValueError:  # Some classes of C extensions have no signature.
         return
     try:
         signature.bind(**options)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 START_SECS = 120.0
-"""The longest time to start, if nothing else is said."""
+"""Default maximum seconds to start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,12 +14,12 @@ class HostLimits:
     """Limits of a host with worker processes.
 
     Attributes:
-      workers: the greatest number of worker processes, and so of episodes under way.
-      limit_secs: the longest that an environment may take for one answer.
-      queue_secs: the longest that an episode waits for a worker before it fails.
-      start_secs: the longest import of the environment's module, and start of a worker.
-      closing_secs: the time that environments have to close when the host does.
-      memory_bytes: address space that an episode may add to what the environment's module needs;
+      workers: maximum number of worker processes, and so of episodes in progress.
+      limit_secs: maximum time of an environment for one answer.
+      queue_secs: maximum wait of an episode for a worker, after which it fails.
+      start_secs: maximum time to import the environment's module, and to start a worker.
+      closing_secs: maximum time for environments to close when the host does.
+      memory_bytes: address space that an episode may use in addition to the environment's module;
         0 for no limit.
       requests: maximum number of requests of an agent that are answered side by side.
 

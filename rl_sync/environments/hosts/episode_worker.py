@@ -23,7 +23,7 @@ _MUST_NOT_BE_COPIED = ("jax", "jaxlib")
 
 @record
 class ResetEnvironment(NamedTuple):
-    """Asks for an environment and its first turn, with the players of a game of several."""
+    """Asks for an environment and its first turn, with the players if it is a game of several."""
 
     task: Mapping[str, Any]
     seed: int
@@ -47,8 +47,8 @@ class Closed(NamedTuple):
     """Answer to `CloseEnvironment`.
 
     Attributes:
-      fault: the fault of the environment's `close`, or an empty text.
-      is_worn: whether the episode left something in the process that the next one must not meet.
+      fault: fault of the environment's `close`, or an empty text.
+      is_worn: whether the episode left something in the process that could affect the next one.
     """
 
     fault: str
@@ -64,7 +64,7 @@ class EpisodeWorker:
 
     Args:
       reference: the environment.
-      memory_bytes: address space that an episode may add; 0 for no limit.
+      memory_bytes: additional address space of an episode; 0 for no limit.
     """
 
     def __init__(self, reference: str, memory_bytes: int) -> None:
@@ -75,7 +75,7 @@ class EpisodeWorker:
         self._is_worn = False
 
     def prepare(self) -> None:
-        """Imports the environment, and what a worker needs for its first episode.
+        """Imports the environment, and modules that a worker needs for its first episode.
 
         Raises:
           ValueError: it cannot be imported, or imports JAX.
@@ -114,7 +114,7 @@ class EpisodeWorker:
         return self._closed(self._guarded)
 
     def _noted(self, result: Result) -> Result:
-        """Notes that memory ran out, after which libraries may be in any state."""
+        """Records that memory ran out, after which libraries may be in any state."""
         self._is_worn |= isinstance(result, Failure) and result.kind == "memory"
         return result
 
@@ -123,12 +123,12 @@ class EpisodeWorker:
         if self._runner is not None:
             self._runner.close()
         self._guarded = self._runner = None
-        # Threads that the episode left would go on beside the next one.
+        # Threads that the episode left would continue beside the next one.
         return Closed(failure.why if failure else "", self._is_worn or threading.active_count() > 1)
 
 
 def _seed_globals(seed: int) -> None:
-    """Seeds the global generators, so that all that an episode draws depends on its seed."""
+    """Seeds the global generators, so that all random numbers of an episode depend on its seed."""
     random.seed(seed)
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:

@@ -1,4 +1,4 @@
-"""Environment whose faults are answers: it is called, checked, and its exceptions are described."""
+"""Environment wrapper that checks answers, and returns faults as answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host: runs the environments of many episodes, and answers when they do."""
+"""Interface of hosts, which run the environments of many episodes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Failure:
     """The end of an episode whose environment failed; other episodes go on.
 
     Attributes:
-      why: the fault in words; of an exception, the last lines of its traceback.
+      why: description of the fault; for an exception, the last lines of its traceback.
       kind: `raised` an exception; `time-out`: an answer, or a free worker, took too long;
-        `memory`: more than the limit was asked for; `died`: the worker process ended; `nonsense`:
-        something else than a record of plain data was returned.
+        `memory`: it exceeded the memory limit; `died`: the worker process ended; `nonsense`: it
+        returned something other than a record of plain data.
     """
 
     why: str
@@ -53,33 +53,33 @@ class Host(Protocol):
     def begin(
         self, episode: int, task: Mapping[str, Any], seed: int, seating: Seating | None = None
     ) -> None:
-        """Makes an environment and asks it for its first turn.
+        """Makes an environment, and requests its first turn.
 
         Args:
           seating: the players, if it is a game of several.
 
         Raises:
-          ValueError: the episode is under way already, or the task cannot be sent.
+          ValueError: the episode is already in progress, or the task cannot be sent.
         """
 
     def step(self, episode: int, reply: Reply) -> None:
-        """Gives the policy's reply to a turn that was answered.
+        """Sends the policy's reply to an answered turn.
 
         Raises:
-          ValueError: the episode is not under way, or has yet to answer.
+          ValueError: the episode is not in progress, or has yet to answer.
         """
 
     def answers(self, timeout_secs: float) -> list[HostAnswer]:
         """Returns answers that are ready, each once.
 
         Args:
-          timeout_secs: the longest wait for the first.
+          timeout_secs: maximum wait for the first.
         """
 
     def end(self, episode: int) -> None:
-        """Gives an episode up: closes its environment and forgets it.
+        """Abandons an episode: closes its environment and forgets it.
 
-        Never raises; an episode that is not under way is left alone.
+        Never raises; ignores an episode that is not in progress.
         """
 
     def close(self) -> None:

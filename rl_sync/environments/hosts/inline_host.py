@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 class InlineHost:
     """Runs environments in the caller's thread, at once: an answer is ready when a call returns.
 
-    No limit of time or memory holds. `async` methods are run to their end; so the caller's thread
+    There is no limit of time or memory. `async` methods run to their end, so the caller's thread
     must have no running event loop.
 
     Args:
       reference: such as `module:Class(level=3)`; the class says `inline = True`.
 
     Raises:
-      ValueError: it cannot be imported, or does not say that it may run inline.
+      ValueError: it cannot be imported, or does not allow to run inline.
     """
 
     def __init__(self, reference: str) -> None:
@@ -52,7 +52,7 @@ class InlineHost:
         """Makes an environment and its first turn.
 
         Raises:
-          ValueError: the episode is under way already.
+          ValueError: the episode is already in progress.
         """
         if episode in self._under_way:
             raise ValueError(
@@ -65,7 +65,7 @@ class InlineHost:
         """Lets an environment answer a reply.
 
         Raises:
-          ValueError: the episode is not under way.
+          ValueError: the episode is not in progress.
         """
         if episode not in self._under_way:
             raise ValueError(f"Episode {episode} is not under way: it ended, or never began.")

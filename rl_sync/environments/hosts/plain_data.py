@@ -1,4 +1,4 @@
-"""Plain data: the parts that answers of environments are made of."""
+"""Plain data: the values that answers of environments may contain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain(value: Any, where: str) -> Any:
       where: the value's name in messages.
 
     Raises:
-      ValueError: a part is something else; the message names the part and its type.
+      ValueError: a part has another type; the message names the part and its type.
     """
     return _copy(value, where, _DEEPEST)
 

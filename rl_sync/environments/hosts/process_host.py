@@ -1,4 +1,4 @@
-"""Host with worker processes: a fault of one episode's environment costs that episode alone."""
+"""Host with worker processes: a fault of one episode's environment affects only that episode."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class _WorkerEpisode:
-    """An episode under way.
+    """An episode in progress.
 
     Attributes:
-      request: its first request, until a worker takes it.
-      queue_deadline: the end of its wait for a worker.
-      worker: hosts it; None while it waits.
-      has_answered: whether its last answer was fetched, so that it may be asked again.
+      request: first request, until a worker takes it.
+      queue_deadline: end of its wait for a worker.
+      worker: its worker; None while it waits.
+      has_answered: whether its last answer was fetched, so that it may get another request.
     """
 
     request: bytes
@@ -54,8 +54,8 @@ class _Hosting:
     """A worker that was taken.
 
     Attributes:
-      episode: the episode that it hosts; None if nobody waits for its answers any more.
-      asked: the method that it is to answer; None between requests.
+      episode: episode that it hosts; None if nobody waits for its answers any more.
+      asked: method that it is answering; None between requests.
     """
 
     episode: int | None
@@ -66,11 +66,12 @@ class ProcessHost:
     """Runs each environment in a worker process, which hosts one episode at a time.
 
     Workers are forked from a process that has imported the environment's module, and are used
-    again. One that takes too long is killed, with all that it started. When this process ends, in
-    any way, they end. An episode that finds no free worker waits. Before an episode, its worker
-    seeds the global generators of `random` and NumPy with the episode's seed.
+    again. A worker that takes too long is killed, with all processes that it started. When this
+    process ends, in any way, all workers end. An episode that finds no free worker waits. Before an
+    episode, its worker seeds the global generators of `random` and NumPy with the episode's seed.
 
-    A request's clock starts when a worker takes it. One thread at a time may call a host.
+    The time limit of a request starts when a worker takes it. Only one thread at a time may call a
+    host.
 
     Args:
       reference: such as `module:Class(level=3)` or `path/to/file.py:Class`.
@@ -109,10 +110,10 @@ class ProcessHost:
     def begin(
         self, episode: int, task: Mapping[str, Any], seed: int, seating: Seating | None = None
     ) -> None:
-        """Makes an environment and asks it for its first turn, as soon as a worker is free.
+        """Makes an environment, and requests its first turn, as soon as a worker is free.
 
         Raises:
-          ValueError: the episode is under way already, or the task cannot be sent.
+          ValueError: the episode is already in progress, or the task cannot be sent.
           RuntimeError: workers cannot be started any more.
         """
         assert not self._is_closed, "a closed host begins no episode"
