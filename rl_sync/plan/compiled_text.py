@@ -201,7 +201,8 @@ class CompiledProgramText:
     def made(self, least: float) -> list[Operation]:
         """Returns operations outside fusions that make arrays of at least `least` bytes.
 
-        Parameters, tuples and views are left out, since they allocate nothing.
+        Parameters, tuples and views are left out, since they allocate nothing. The start of an
+        asynchronous operation is left out too: it also lists operands, and its end has the results.
         """
         views = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional"}
         return [
@@ -209,7 +210,7 @@ class CompiledProgramText:
             for one in self.operations
             if not one.fused
             and one.kind not in views
-            and not one.kind.endswith("-done")
+            and not one.kind.endswith("-start")
             and max((shape.bytes for shape in one.shapes), default=0) >= least
         ]
 
