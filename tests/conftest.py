@@ -93,9 +93,9 @@ class _ByScope(LoadScopeScheduling):
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Returns two more than there are cores: tests of processes wait part of their time."""
+    """Returns one more than there are cores: tests of processes wait part of their time."""
     mine = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return mine + 2
+    return mine + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
