@@ -9,7 +9,7 @@ from typing import Any
 from rl_sync.algorithms.algorithm import ALGORITHMS, FRESH, STALE, Algorithm
 from rl_sync.schedule import resolve
 from rl_sync.settings.records import build
-from rl_sync.settings.sections import SyncSettings
+from rl_sync.settings.sync_settings import SyncSettings
 
 _SCREENS = ("filter_zero_variance", "group_mean_low", "group_mean_high")
 _ATTEMPTS = 10

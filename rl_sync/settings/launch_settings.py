@@ -1,4 +1,4 @@
-"""The config's section for starting, awaiting and ending a run's processes."""
+"""The config's sections `launch` and `master`: how processes start, wait for each other and end."""
 
 from __future__ import annotations
 
@@ -101,3 +101,19 @@ class LaunchSettings:
 
     def __post_init__(self) -> None:
         check(self, "launch")
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterProcessSettings:
+    """`config.master`."""
+
+    port: int = setting(0, "Port of the master; 0 for any free one.", **PORT)
+    lease_secs: float = setting(
+        60.0,
+        "Time without a sign of life from an explorer after which its leases expire, and others"
+        " get its prompts.",
+        **WAIT_SECS,
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "master")

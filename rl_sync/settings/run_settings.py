@@ -27,20 +27,15 @@ from rl_sync.role_names import TRAINER, explorer_name
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.evaluation_settings import EXPLORERS, EvaluationSettings
-from rl_sync.settings.launch_settings import LaunchSettings
+from rl_sync.settings.explorer_settings import ExplorerSettings
+from rl_sync.settings.launch_settings import LaunchSettings, MasterProcessSettings
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.settings.model_settings import ModelSettings
 from rl_sync.settings.observe_settings import ObserveSettings
+from rl_sync.settings.replay_settings import ExperienceSettings, ReplaySettings
 from rl_sync.settings.rollout_settings import RolloutSettings
-from rl_sync.settings.sections import (
-    ExperienceSettings,
-    ExplorerSettings,
-    MasterProcessSettings,
-    ReplaySettings,
-    SnapshotSettings,
-    SyncSettings,
-    TrainerSettings,
-)
+from rl_sync.settings.sync_settings import SyncSettings
+from rl_sync.settings.trainer_settings import SnapshotSettings, TrainerSettings
 from rl_sync.tasks import mixture
 from rl_sync.tasks.curriculum import CurriculumSettings
 from rl_sync.tasks.mixture import MixtureConfig

@@ -1,0 +1,51 @@
+"""The config's section `explorer`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rl_sync.models.config import DTYPES
+from rl_sync.setting import check, section, setting
+from rl_sync.settings.mesh_settings import ExplorerMesh
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorerSettings:
+    """`config.explorer`."""
+
+    count: int | None = setting(
+        None,
+        "Explorers of the run.",
+        least=0,
+        implied="the fewest that the mode takes",
+        free="always",
+    )
+    groups_per_lease: int | None = setting(
+        None,
+        "Maximum groups of a lease. Ignored with `rollout.streaming`, where `rollout.slots` is the"
+        " limit.",
+        least=1,
+        implied="an explorer's even share of a batch",
+        free="always",
+    )
+    dtype: str | None = setting(
+        None,
+        "Dtype that parameters are cast to when they are published, and that explorers compute and"
+        " cache in.",
+        choices=DTYPES,
+        implied="model.dtype",
+    )
+    processes: int = setting(
+        1,
+        "Processes of each explorer, each with an equal part of its devices.",
+        least=1,
+        free="always",
+    )
+    mesh: ExplorerMesh = section(
+        ExplorerMesh,
+        "Sizes of each explorer's mesh, over the devices of all its processes.",
+        free="always",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "explorer")
