@@ -98,8 +98,7 @@ class Worker:
         if self._is_killed or (self.started.done() and self.started.exception() is not None):
             return True
         with self._lock:
-            sockets = self._sockets
-            return sockets is not None and bool(_readable([sockets.lifeline], 0.0))
+            return self._sockets is not None and _is_at_end(self._sockets)
 
     def ask(self, data: bytes, limit_secs: float) -> concurrent.futures.Future[Any]:
         """Sends an encoded request to a worker that has no other request in flight.
@@ -254,6 +253,17 @@ class Worker:
         except Exception as error:
             why = f"sent bytes that are no record: {error}"
             raise WorkerLostError("nonsense", why) from None
+
+
+def _is_at_end(sockets: WorkerSockets) -> bool:
+    """Says whether the worker has ended: its channel closes first, then the lifeline reports."""
+    ready = _readable(sockets, 0.0)
+    if sockets.lifeline in ready:
+        return True
+    try:
+        return sockets.channel in ready and not sockets.channel.recv(1, socket.MSG_PEEK)
+    except OSError:  # The worker ended with a request unread.
+        return True
 
 
 def _readable(sockets: Sequence[socket.socket], timeout_secs: float) -> list[socket.socket]:

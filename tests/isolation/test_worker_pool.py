@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import signal
+import threading
 import time
 
 import psutil
@@ -101,6 +102,17 @@ def test_a_worker_that_is_killed_by_hand_fails_its_request_and_is_replaced():
         os.kill(second, signal.SIGKILL)  # While nobody asks it.
         assert has_ended(second)
         assert asked(pool, "process") not in (process, second)
+
+
+def test_a_worker_is_replaced_before_its_end_is_reported():
+    with pool_of(workers=1) as pool:
+        process = asked(pool, "process")
+        reporter = psutil.Process(process).ppid()
+        os.kill(reporter, signal.SIGSTOP)
+        os.kill(process, signal.SIGKILL)
+        assert has_ended(process)
+        threading.Timer(0.5, os.kill, (reporter, signal.SIGCONT)).start()
+        assert asked(pool, "process") != process
 
 
 def test_a_worker_that_takes_too_long_is_killed_with_what_it_started(tmp_path):
