@@ -339,6 +339,7 @@ class Bench:
             blank=lambda: self._params,
             puller=cast(Puller, site),
             granted_secs=lambda: 0.0,
+            at_hand=lambda: None,
             sync_kind=sync_kind("checkpoint"),
             delivery=GroupDelivery(
                 session=session,

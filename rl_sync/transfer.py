@@ -21,6 +21,8 @@ class Transfer:
       needs_processes: whether each role must have a process of its own.
       fallback: transfer to use where this one is unavailable; empty for one that is always
         available.
+      has_deltas: whether it can send what changed since the version that an explorer has. Then
+        `rl_sync.transfers` has a second module for it, with `_deltas` after its name.
       has_directory: whether versions may be stored in `sync.directory`.
     """
 
@@ -30,18 +32,20 @@ class Transfer:
     is_joint: bool = False
     needs_processes: bool = False
     fallback: str = ""
+    has_deltas: bool = False
     has_directory: bool = False
 
 
 TRANSFERS: dict[str, Transfer] = {
     "collective": Transfer("#8E4EC6", "magenta", "detailed_memory_dump", is_joint=True),
-    "checkpoint": Transfer("#D9383A", "red", "terrible", has_directory=True),
+    "checkpoint": Transfer("#D9383A", "red", "terrible", has_deltas=True, has_directory=True),
     "server": Transfer(
         "#E8710A",
         "dark_orange",
         "bad",
         needs_processes=True,
         fallback="checkpoint",
+        has_deltas=True,
         has_directory=True,
     ),
 }

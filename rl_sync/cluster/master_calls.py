@@ -58,7 +58,7 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
     Attributes:
       explorer: number of the explorer.
-      unfinished, room: see `LeaseRequested`.
+      unfinished, room, version: see `LeaseRequested`.
       poll_secs: maximum wait while the explorer is held back.
     """
 
@@ -66,6 +66,7 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     unfinished: int = 0
     poll_secs: float = 0.0
     room: int | None = None
+    version: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

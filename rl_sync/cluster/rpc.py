@@ -174,11 +174,16 @@ class RpcClient:
       address: `host:port`.
       peer: name of the other side in errors, such as "master".
       secret: the run's secret; by default, that of this process's own servers.
+      own_connection: whether the client has a connection of its own; otherwise clients of one
+        address share one. On a slow network several connections carry more than one.
     """
 
-    def __init__(self, address: str, peer: str, secret: str = _OWN):
+    def __init__(
+        self, address: str, peer: str, secret: str = _OWN, *, own_connection: bool = False
+    ):
         self._peer = f"the {peer} at {address}"
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        options = [("grpc.use_local_subchannel_pool", 1)] if own_connection else []
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS + options)
         self._call = self._channel.unary_unary(_METHOD)
         self._metadata = ((_SECRET, secret),)
 

@@ -6,9 +6,10 @@ import dataclasses
 
 from rl_sync.cluster.rpc import Call
 from rl_sync.isolation.codec import record
+from rl_sync.weights.deltas.relay_tree import Relay
 from rl_sync.weights.rendezvous import Grant, Request
 
-for _class in (Grant, Request):
+for _class in (Grant, Relay, Request):
     record(_class)
 
 
@@ -43,6 +44,31 @@ class HoldWeights(Call[None]):
 @dataclasses.dataclass(frozen=True)
 class AskHolders(Call[list[str]]):
     """Asks for the addresses at which the trainer's processes serve weights, in order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinRelays(Call[None]):
+    """Reports that an explorer's process hands on blocks of weights at an address."""
+
+    reader: str
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskRelays(Call[list[Relay]]):
+    """Asks for the explorers' processes to fetch blocks from; see `RelayTree.path`."""
+
+    reader: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportRelay(Call[None]):
+    """Reports how a process did as a source of blocks; see `RelayTree.report`."""
+
+    source: str
+    nbytes: int
+    secs: float
+    failure: str
 
 
 @dataclasses.dataclass(frozen=True)

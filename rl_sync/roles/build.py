@@ -79,7 +79,8 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
                 return NoTransfer()
-            return ends_of(transfer, settings.launch.colocate).trainer(site, schedule)
+            ends = ends_of(transfer, settings.launch.colocate, settings.deltas)
+            return ends.trainer(site, schedule)
 
         pipeline = pipeline_of(settings.experience.pipeline, task)
 
@@ -232,7 +233,7 @@ def run_explorer(
         )
         transfer = decided_transfer(session)
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
-        end = ends_of(transfer, settings.launch.colocate).explorer(site)
+        end = ends_of(transfer, settings.launch.colocate, settings.deltas).explorer(site)
         _await_replay(session, replay)
         ExplorerLoop(
             session=session,
@@ -241,6 +242,7 @@ def run_explorer(
             blank=parameters.blank,
             puller=parameters.receiving(end.puller),
             granted_secs=end.granted_secs,
+            at_hand=end.at_hand,
             sync_kind=site.kind,
             examination=wiring.examination(settings, task),
             delivery=GroupDelivery(

@@ -572,6 +572,22 @@ RULES: dict[str, Rule] = {
         f"sync.directory={s.sync.directory} is for weights that go by checkpoint, not by"
         f" sync.transfer={s.transfer}: use sync.transfer=checkpoint, or leave it out.",
     ),
+    "sync.delta, sync.transfer": lambda s: require(
+        s.sync.delta != "on" or TRANSFERS[s.transfer].has_deltas,
+        f"sync.delta=on does not fit sync.transfer={s.transfer}, which moves whole weights between"
+        " devices: use sync.transfer=server or checkpoint, or sync.delta=off.",
+    ),
+    "sync.delta, sync.verify": lambda s: require(
+        s.sync.delta != "on" or s.sync.verify,
+        "sync.delta=on needs sync.verify=true: what changed is only right on the weights that it"
+        " was taken from, which their digest shows.",
+    ),
+    "sync.fanout, sync.delta": lambda s: require(
+        s.sync.fanout is None or (s.deltas and s.transfer == "server"),
+        f"sync.fanout={s.sync.fanout} lets explorers hand on what changed, but"
+        f" sync.transfer={s.transfer} with sync.delta={s.sync.delta} sends whole weights to each:"
+        " use sync.transfer=server and sync.delta=on, or leave it out.",
+    ),
     "rollout.swap, sync.pull, sync.transfer": lambda s: require(
         s.rollout.swap == "between" or (s.schedule.pull == "latest" and not s.is_joint),
         f"rollout.swap={s.rollout.swap} needs weights that an explorer takes when it likes, but"

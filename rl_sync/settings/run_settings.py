@@ -42,6 +42,7 @@ from rl_sync.tasks.mixture import MixtureConfig
 from rl_sync.tasks.task_catalog import TaskConfig
 from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
+from rl_sync.weights.deltas.changed_share import WORTHWHILE, expected_share
 from rl_sync.workdir import Workdir
 
 
@@ -220,6 +221,16 @@ class RunSettings:
         if not self.algorithm.generates:
             return "checkpoint"  # There is no transfer.
         return self.sync.transfer or MODES[self.sync.mode].transfer
+
+    @property
+    def deltas(self) -> bool:
+        """True if explorers get what changed since the version that they have."""
+        able = TRANSFERS[self.transfer].has_deltas and self.explorers > 0
+        if self.sync.delta != "auto" or not able:
+            return able and self.sync.delta == "on"
+        if not self.sync.verify or self.launch.colocate or self.model.lora.rank:
+            return False
+        return expected_share(self.optimizer.learning_rate, self.explorer_dtype) <= WORTHWHILE
 
     def weights_directory(self, workdir: Workdir) -> str:
         """The directory of versions for transfer by checkpoint."""

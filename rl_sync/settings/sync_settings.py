@@ -63,5 +63,31 @@ class SyncSettings:
         free="always",
     )
 
+    delta: str = setting(
+        "auto",
+        "Sends what changed since the version that an explorer has, with `server` and `checkpoint`:"
+        " `on`, `off`, or `auto`: where the learning rate and `explorer.dtype` let most values stay"
+        " the same. Explorers get the same bits in any case.",
+        choices=("auto", "on", "off"),
+        free="always",
+    )
+    full_every: int = setting(
+        20,
+        "Published versions between two full copies that `checkpoint` writes where it writes what"
+        " changed.",
+        unit="versions",
+        least=1,
+        free="always",
+    )
+    fanout: int | None = setting(
+        None,
+        "Explorers that fetch what changed from the trainer itself with `server`; others fetch it"
+        " from an explorer, and each explorer hands it to as many.",
+        unit="explorers",
+        least=1,
+        implied="all fetch from the trainer",
+        free="always",
+    )
+
     def __post_init__(self) -> None:
         check(self, "sync")

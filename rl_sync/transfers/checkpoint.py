@@ -11,10 +11,8 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +24,12 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.background_publisher import BackgroundPublisher
 from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
-    WeightsTransferError,
     wanted_text,
 )
 from rl_sync.weights.locations import Location
@@ -45,28 +43,14 @@ LEAST_KEPT = 3
 _PARAMS = "params"
 _DIGEST = "digest"
 _ATTEMPTS = 3
-_MOST_WAITING = 2
-_NOTHING_YET = -1
-_IDLE_SECS = 30.0
 
 _log = logging.getLogger(__name__)
-
-
-class _Pending(NamedTuple):
-    version: int
-    arrays: Mapping[str, Array]
-
-    @property
-    def computed(self) -> bool:
-        return all(array.is_ready() for array in jax.tree.leaves(self.arrays))
 
 
 class CheckpointPublisher:
     """Saves versions in its own thread; the trainer only pays for a copy on device.
 
-    At most one version is being saved and one waits; while one waits, `publish` blocks. If versions
-    may be skipped, two may wait, and a third replaces the older one. Two are needed, since the
-    newest may still be in computation when the one before it could already be saved.
+    See `BackgroundPublisher` for the versions that wait.
 
     Args:
       directory: the weights directory; unfinished versions of a killed publisher are removed.
@@ -106,21 +90,22 @@ class CheckpointPublisher:
                 f" deleted. Keep at least {LEAST_KEPT}."
             )
         self._directory = VersionDirectory(directory)
-        self._agree, self._agree_saving = agree, agree_saving
+        self._agree_saving = agree_saving
         self._processes = processes
         agree("the weights directory", lambda: self._tidy(resume_from))
         self._keep = keep
-        self._may_skip = may_skip
-        self._timeout_secs = timeout_secs
         self._reader_expiry_secs = reader_expiry_secs
         self._on_saved = on_saved
-        self._changed = threading.Condition()
-        self._pending: dict[int, _Pending] = {}
-        self._saving: int | None = None
-        self._error: BaseException | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._save_all, name="weights-saver", daemon=True)
-        self._thread.start()
+        self._storage: ArrayStorage | None = None
+        self._queue: BackgroundPublisher[Mapping[str, Array]] = BackgroundPublisher(
+            self._save,
+            str(self._directory.root),
+            may_skip=may_skip,
+            timeout_secs=timeout_secs,
+            agree=agree,
+            agree_in_thread=agree_saving,
+            on_end=self._close_storage,
+        )
 
     def publish(self, version: int, params: Params) -> None:
         """Copies `params` on the device and queues the copy; see `ends_interface.Publisher`.
@@ -132,18 +117,7 @@ class CheckpointPublisher:
           WeightsTransferError: an earlier version could not be saved.
         """
         arrays = flatten_named({_PARAMS: copied(params), _DIGEST: digest_words(params)})
-        pending = _Pending(version, arrays)
-        with self._changed:
-            if not self._may_skip:
-                self._wait_until(lambda: not self._pending, f"to publish version {version}")
-            self._raise_error()
-            assert not self._closed, "publish() after close()"
-            self._pending[version] = pending
-        skipped = self._agree("versions to skip", self._skip) if self._may_skip else []
-        with self._changed:
-            for older in skipped:
-                self._pending.pop(older, None)
-            self._changed.notify_all()
+        self._queue.hand_over(version, arrays)
 
     def close(self) -> None:
         """Waits until all versions are saved, and stops the saving thread.
@@ -152,13 +126,7 @@ class CheckpointPublisher:
           WeightsTimeoutError: the saves take longer than the deadline.
           WeightsTransferError: a version could not be saved.
         """
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            self._wait_until(
-                lambda: not self._pending and self._saving is None, "to save the last versions"
-            )
-            self._raise_error()
+        self._queue.close()
 
     def _tidy(self, resume_from: int | None) -> None:
         """Removes unfinished versions, and versions newer than the resumed one."""
@@ -168,78 +136,17 @@ class CheckpointPublisher:
                 if version > resume_from:
                     self._directory.delete(version)
 
-    def _wait_until(self, ready: Callable[[], bool], purpose: str) -> None:
-        done = self._changed.wait_for(
-            lambda: ready() or self._error is not None, self._timeout_secs
-        )
-        if not done:
-            waiting = next(iter(self._pending), None)
-            raise WeightsTimeoutError(
-                f"Waited {self._timeout_secs:.0f} s {purpose}: version {self._saving} is still"
-                f" being saved to {self._directory.root}"
-                + (f", and version {waiting} is next." if waiting is not None else ".")
-            )
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise WeightsTransferError(
-                f"Weights could not be saved to {self._directory.root}: {self._error}"
-            ) from self._error
-
-    def _save_all(self) -> None:
-        try:
-            with contextlib.closing(ArrayStorage("weights", self._processes)) as storage:
-                while (pending := self._next()) is not None:
-                    self._save(storage, pending)
-                    with self._changed:
-                        self._saving = None
-                        self._changed.notify_all()
-        except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def _skip(self) -> list[int]:
-        """Returns the oldest waiting versions if too many wait."""
-        with self._changed:
-            return [version for version in self._pending if version != self._saving][
-                :-_MOST_WAITING
-            ]
-
-    def _next(self) -> _Pending | None:
-        chosen: int | None = _NOTHING_YET
-        while chosen == _NOTHING_YET:
-            chosen = self._agree_saving("the next version", self._choose)
-        if chosen is None:
-            return None
-        with self._changed:
-            # This process may lag behind the one that chose; it will publish the version too.
-            self._wait_until(lambda: chosen in self._pending, f"for version {chosen}")
-            self._saving = chosen
-            pending = self._pending.pop(chosen)
-            for older in [version for version in self._pending if version < chosen]:
-                del self._pending[older]
-            self._changed.notify_all()
-            return pending
-
-    def _choose(self) -> int | None:
-        """Returns the version to save next; None at the end, or `_NOTHING_YET` after some time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._closed, _IDLE_SECS)
-            if not self._pending:
-                return None if self._closed else _NOTHING_YET
-            computed = sum(pending.computed for pending in self._pending.values())
-            # The newest computed version; if none is computed, the oldest, which will be computed
-            # first.
-            self._saving = list(self._pending)[max(computed - 1, 0)]
-            return self._saving
-
-    def _save(self, storage: ArrayStorage, pending: _Pending) -> None:
-        jax.block_until_ready(pending.arrays)  # The computation may only have been dispatched.
+    def _save(self, version: int, arrays: Mapping[str, Array]) -> None:
+        if self._storage is None:  # Orbax is loaded in this thread.
+            self._storage = ArrayStorage("weights", self._processes)
         start = time.monotonic()
-        self._agree_saving("room", lambda: self._make_room(pending.version))
-        storage.write(self._directory.path(pending.version), pending.arrays)
-        self._agree_saving("saved", lambda: self._finish(pending.version, start))
+        self._agree_saving("room", lambda: self._make_room(version))
+        self._storage.write(self._directory.path(version), arrays)
+        self._agree_saving("saved", lambda: self._finish(version, start))
+
+    def _close_storage(self) -> None:
+        if self._storage is not None:
+            self._storage.close()
 
     def _make_room(self, version: int) -> None:
         if self._directory.has(version):

@@ -36,7 +36,7 @@ def _possible(session: Session, master_address: str) -> str:
     if not fallback:
         return transfer
     try:
-        ends_of(transfer).try_out(master_address)
+        ends_of(transfer, deltas=session.settings.deltas).try_out(master_address)
     except TransferUnavailableError as error:
         reason = f"Weights are sent by {fallback} instead of sync.transfer={transfer}: {error}"
         _log.warning("%s", reason)

@@ -78,10 +78,13 @@ class ExplorerEnd(NamedTuple):
       puller: the puller.
       granted_secs: returns the time of the trainer's last grant, by the clock of the spans; 0 where
         pulls need no grant.
+      at_hand: returns the newest version that has arrived and can be pulled at once; None where
+        versions travel when they are pulled.
     """
 
     puller: Puller
     granted_secs: Callable[[], float] = lambda: 0.0
+    at_hand: Callable[[], int | None] = lambda: None
 
 
 class Ends(NamedTuple):
@@ -105,15 +108,18 @@ class Ends(NamedTuple):
     try_out: Callable[[str], None] = lambda master_address: None
 
 
-def ends_of(transfer: str, in_one_process: bool = False) -> Ends:
+def ends_of(transfer: str, in_one_process: bool = False, deltas: bool = False) -> Ends:
     """Returns the ends of a transfer; imports only the libraries that it needs.
 
     Args:
       transfer: a key of `TRANSFERS`.
       in_one_process: whether trainer and explorers share a process.
+      deltas: whether explorers get what changed, if the transfer can do so.
     """
     handed_over = in_one_process and TRANSFERS[transfer].is_joint
     module = HANDED_OVER if handed_over else transfer
+    if deltas and TRANSFERS[transfer].has_deltas:
+        module += "_deltas"
     ends: Ends = importlib.import_module(f"{__package__}.{module}").ENDS
     return ends
 

@@ -115,7 +115,7 @@ def test_of_the_computed_versions_that_wait_only_the_newest_is_saved(publish, mo
     assert begun.wait(30)
     for version in (1, 2):
         publisher.publish(version, make_params(version))
-    for pending in publisher._pending.values():
+    for pending in publisher._queue._pending.values():
         jax.block_until_ready(pending.arrays)
     held.set()
     publisher.close()
@@ -164,7 +164,7 @@ def test_a_publisher_that_cannot_get_its_turn_says_what_is_in_the_way(publish, m
     publisher.publish(0, make_params(0))
     with pytest.raises(WeightsTimeoutError, match=r"to publish version \d: version 0 is still"):
         publish_range(publisher, 1, 4)
-    publisher._timeout_secs = 30
+    publisher._queue._timeout_secs = 30
 
 
 def test_a_save_that_fails_is_an_error_of_the_next_publish(tmp_path, monkeypatch):

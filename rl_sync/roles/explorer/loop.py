@@ -41,6 +41,7 @@ class ExplorerLoop:
       blank: makes parameters of the right shapes, to compile with before the first pull.
       puller: source of weights.
       granted_secs: time when the transfer of the last pull began, if the puller needed a grant.
+      at_hand: returns the newest version that is here already; None if weights come on demand.
       sync_kind: span kind of a pull.
       delivery: has groups scored and inserts them.
       examination: held-out problems that the explorer completes on request.
@@ -52,6 +53,7 @@ class ExplorerLoop:
     blank: Callable[[], Params]
     puller: Puller
     granted_secs: Callable[[], float]
+    at_hand: Callable[[], int | None]
     sync_kind: SpanKind
     delivery: GroupDelivery
     examination: EvaluationSet
@@ -120,7 +122,10 @@ class ExplorerLoop:
         if state is None:
             return AskLease(self.number)
         room = self.explorer.room(state) if self.explorer.streams else None
-        return AskLease(self.number, len(state.unfinished), room=room)
+        version = self.at_hand()
+        if version is not None:
+            version = max(version, state.version)
+        return AskLease(self.number, len(state.unfinished), room=room, version=version)
 
     def _pull(
         self, grant: LeaseGrant | GrantEvaluation, state: ExplorerState | None

@@ -186,12 +186,14 @@ class LeaseRequested(NamedTuple):
       unfinished: number of its groups in flight, including those whose leases have ended.
       room: number of groups that it can begin in addition; None for `groups_per_lease` minus
         `unfinished`.
+      version: newest version that it can begin with at once; None if weights come on demand.
     """
 
     explorer: int
     now_secs: float
     unfinished: int = 0
     room: int | None = None
+    version: int | None = None
 
 
 class FailedEpisode(NamedTuple):

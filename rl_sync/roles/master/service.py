@@ -87,6 +87,7 @@ class MasterServer:
         self._state = transition.MasterState(
             wiring.master_settings(settings, wiring.prompt_pool(settings, self._task))
         )
+        self._weights = WeightRegistry(settings.sync.fanout)
         self._ledger = Ledger(settings.workdir)
         with contextlib.suppress(OSError):  # The record is optional.
             record_start(settings.workdir)
@@ -151,7 +152,7 @@ class MasterServer:
                 lambda call: self._attendance.silences(call.at_least_secs)
             ),
             weight_calls.AskNewest.answered_by(self._newest),
-            *WeightRegistry().handlers(),
+            *self._weights.handlers(),
         )
 
     def _apply(self, event: Event) -> tuple[Any, ...]:
@@ -220,7 +221,7 @@ class MasterServer:
         with self._changed:
             while True:
                 request = LeaseRequested(
-                    call.explorer, time.monotonic(), call.unfinished, call.room
+                    call.explorer, time.monotonic(), call.unfinished, call.room, call.version
                 )
                 (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
@@ -286,6 +287,7 @@ class MasterServer:
     def _happened(self, call: master_calls.Happened) -> None:
         if isinstance(call.event, ExplorerDied):
             self._attendance.lost(explorer_name(call.event.explorer))
+            self._weights.explorer_died(explorer_name(call.event.explorer))
         self._apply(call.event)
 
     def _trained(self, call: master_calls.Trained) -> scoring_calls.Judgements:

@@ -211,30 +211,50 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     each of them; but a batch has B different groups.
 
     An explorer with unfinished groups is never held back, since others may wait for these.
+
+    An explorer to which newer weights still travel goes on with those that it has, as long as they
+    leave room: so the time that weights travel counts toward staleness, and nobody waits for it.
     """
     settings, newest = state.settings, state.newest
     assert newest is not None
     per_step, times = settings.groups_per_step, settings.times_sampled
     uses_left = sum(times - lease.trained for lease in state.live.values())
     placed = state.trained_steps * per_step + uses_left
-    last_step = min(
-        settings.steps, _oldest_under_way(state, newest) + settings.schedule.max_staleness + 1
-    )
-    room = (last_step * per_step - placed) // times
-    if last_step > state.trained_steps:
-        room = max(room, per_step - len(state.live))
-    left = settings.groups_per_lease - request.unfinished
-    room = min(left if request.room is None else request.room, room)
+    version = newest if request.version is None else min(request.version, newest)
+    last_step, room = _room(state, request, version, placed)
+    if room <= 0 and version < newest:
+        version = newest
+        last_step, room = _room(state, request, version, placed)
     if room <= 0 and not request.unfinished:
         ends = placed >= settings.steps * per_step
         return state, (HoldBack("the end of training" if ends else "synchronization"),)
     count = max(0, room)
     step = max(0, placed + (count - 1) * times) // per_step + 1
     step = min(step, last_step) if count else step
-    assert not count or settings.schedule.may_start(step, newest)
+    assert not count or settings.schedule.may_start(step, version)
     todo = list(state.again[:count])
     todo += [Assignment(state.next_ordinal + i) for i in range(count - len(todo))]
-    return _grant(state, request, step, newest, False, todo)
+    return _grant(state, request, step, version, False, todo)
+
+
+def _room(
+    state: MasterState, request: LeaseRequested, version: int, placed: int
+) -> tuple[int, int]:
+    """Returns the last step that may train on a version, and the groups that may begin with it.
+
+    Args:
+      placed: number of places in batches that earlier groups take.
+    """
+    settings = state.settings
+    per_step, times = settings.groups_per_step, settings.times_sampled
+    last_step = min(
+        settings.steps, _oldest_under_way(state, version) + settings.schedule.max_staleness + 1
+    )
+    room = (last_step * per_step - placed) // times
+    if last_step > state.trained_steps:
+        room = max(room, per_step - len(state.live))
+    left = settings.groups_per_lease - request.unfinished
+    return last_step, min(left if request.room is None else request.room, room)
 
 
 def _oldest_under_way(state: MasterState, newest: int) -> int:

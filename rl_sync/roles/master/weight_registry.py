@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
 from rl_sync.cluster import weight_calls as calls
 from rl_sync.cluster.rpc import Handler
+from rl_sync.weights.deltas.relay_tree import Relay, RelayTree
 from rl_sync.weights.rendezvous import MeetingPoint
 
 
 class WeightRegistry:
-    """Answers the calls that bring the trainer and explorers together."""
+    """Answers the calls that bring the trainer and explorers together.
 
-    def __init__(self) -> None:
+    Args:
+      fanout: see `RelayTree`.
+    """
+
+    def __init__(self, fanout: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._relays = RelayTree(fanout or sys.maxsize)
         self._meeting = MeetingPoint()
         self._transfer: str | None = None
         self._holders: dict[int, str] = {}
@@ -25,6 +36,9 @@ class WeightRegistry:
             calls.AskHolders.answered_by(
                 lambda call: [address for _, address in sorted(self._holders.items())]
             ),
+            calls.JoinRelays.answered_by(self._join),
+            calls.AskRelays.answered_by(self._path),
+            calls.ReportRelay.answered_by(self._report),
             calls.AskWeights.answered_by(
                 lambda call: meeting.ask(call.explorer, call.exactly, call.at_least)
             ),
@@ -41,3 +55,22 @@ class WeightRegistry:
 
     def _hold(self, call: calls.HoldWeights) -> None:
         self._holders[call.process] = call.address
+
+    def explorer_died(self, explorer: str) -> None:
+        """Takes a dead explorer out of the tree of relays."""
+        with self._lock:
+            self._relays.leave(explorer)
+
+    def _join(self, call: calls.JoinRelays) -> None:
+        with self._lock:
+            self._relays.join(call.reader, call.address)
+
+    def _path(self, call: calls.AskRelays) -> list[Relay]:
+        with self._lock:
+            return self._relays.path(call.reader, time.monotonic())
+
+    def _report(self, call: calls.ReportRelay) -> None:
+        with self._lock:
+            self._relays.report(
+                call.source, call.nbytes, call.secs, bool(call.failure), time.monotonic()
+            )

@@ -111,6 +111,7 @@ def loop(weights, monkeypatch):
         blank=lambda: None,
         puller=weights,
         granted_secs=lambda: 0.0,
+        at_hand=lambda: None,
         sync_kind=SpanKind.SYNC_CHECKPOINT,
         delivery=Delivery(),
         examination=HeldOut(),

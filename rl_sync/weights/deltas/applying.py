@@ -1,0 +1,74 @@
+"""The receiver's side of artifacts: applies them beside the version that it holds."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName
+from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, decode
+
+_MOST_THREADS = 8
+_threads = concurrent.futures.ThreadPoolExecutor(
+    min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="apply"
+)
+
+
+def applied(
+    route: Sequence[Artifact],
+    held: Mapping[int, Bytes],
+    sizes: Mapping[int, int],
+    itemsizes: Mapping[int, int],
+    payloads: Mapping[BlockName, bytes | memoryview],
+) -> dict[int, Bytes]:
+    """Returns the parts of a version; what is held is only read.
+
+    Args:
+      route: the artifacts, in order: differences on the held version, or a full copy.
+      held: the parts of the held version; not used if the route begins with a full copy.
+      sizes: bytes of each part that is wanted.
+      itemsizes: bytes of an element of each part.
+      payloads: all blocks of these parts that have bytes.
+
+    Raises:
+      EncodingError: a block is missing or damaged, or the list of blocks does not fit the parts.
+    """
+    on_base = bool(route) and route[0].key.base != FULL
+    new = {part: np.empty(size, np.uint8) for part, size in sizes.items()}
+
+    def fill(place: tuple[int, int, int]) -> None:
+        part, number, start = place
+        block = new[part][start : start + BLOCK_BYTES]
+        if on_base:
+            block[:] = held[part][start : start + BLOCK_BYTES]
+        for artifact in route:
+            encoding = artifact.parts[part].encodings[number]
+            payload: bytes | memoryview = b""
+            if artifact.parts[part].sizes[number]:
+                try:
+                    payload = payloads[BlockName(artifact.key, part, number)]
+                except KeyError:
+                    raise EncodingError(f"block {number} of part {part} is missing") from None
+            decode(encoding, payload, block, itemsizes[part])
+
+    _check_counts(route, sizes)
+    for _ in _threads.map(fill, _places(sizes)):
+        pass
+    return new
+
+
+def _places(sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    for part, size in sizes.items():
+        for number, start in enumerate(range(0, size, BLOCK_BYTES)):
+            yield part, number, start
+
+
+def _check_counts(route: Sequence[Artifact], sizes: Mapping[int, int]) -> None:
+    for artifact in route:
+        for part, size in sizes.items():
+            due, there = -(-size // BLOCK_BYTES), len(artifact.parts[part].encodings)
+            if due != there:
+                raise EncodingError(f"part {part} of {artifact.key} has {there} blocks, not {due}")

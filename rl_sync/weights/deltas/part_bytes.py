@@ -1,0 +1,56 @@
+"""Parts of the parameters as bytes on the host, and back as arrays on devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jaxtyping import Array, Shaped
+
+from rl_sync.types import Params
+from rl_sync.weights.cells import size_of
+from rl_sync.weights.deltas.encoding import Bytes
+from rl_sync.weights.parts import Arrivals, Manifest
+
+
+def itemsizes_of(manifest: Manifest) -> dict[int, int]:
+    """Returns the bytes of an element of each part."""
+    dtypes = manifest.dtypes
+    return {number: dtypes[part.piece.leaf].itemsize for number, part in enumerate(manifest.parts)}
+
+
+def sizes_of(manifest: Manifest) -> dict[int, int]:
+    """Returns the bytes of each part."""
+    itemsizes = itemsizes_of(manifest)
+    return {
+        number: size_of(part.piece.region) * itemsizes[number]
+        for number, part in enumerate(manifest.parts)
+    }
+
+
+def on_host(parts: Mapping[int, Shaped[Array, "*part"]]) -> dict[int, Bytes]:
+    """Returns the bytes of each part; on a CPU, the part's own memory."""
+    return {
+        number: np.ascontiguousarray(np.asarray(part)).reshape(-1).view(np.uint8)
+        for number, part in parts.items()
+    }
+
+
+def on_devices(parts: Mapping[int, Bytes], abstract: Params, arrivals: Arrivals) -> Params:
+    """Assembles the parameters from the bytes of the parts that this process needs.
+
+    Args:
+      parts: bytes of each part of `arrivals.wanted`.
+      abstract: abstract params in this program's shardings.
+      arrivals: the way of parts into these shardings.
+    """
+
+    def arrive(number: int) -> Array:
+        wanted = arrivals.wanted[number]
+        assert parts[number].nbytes == math.prod(wanted.shape) * wanted.dtype.itemsize
+        values = parts[number].view(wanted.dtype).reshape(wanted.shape)
+        return jax.device_put(values, wanted.sharding)
+
+    return jax.tree.unflatten(jax.tree.structure(abstract), list(arrivals.assembled(arrive)))
