@@ -62,7 +62,7 @@ def mean_of(values: Float[np.ndarray, " P"], completions: int) -> MeanEstimate:
     """Estimates a mean over problems, each of which has a value from 0 to 1.
 
     Problems are a sample, and the completions of one problem are not independent. So the standard
-    error is clustered by problem: it is that of the P values, which are one per problem (Miller,
+    error is clustered by problem: it is computed from the P values, one per problem (Miller,
     arXiv:2411.00640, section 2.2). The interval is Wilson's (1927) at the effective number of
     problems n = p(1 − p) / SE²: it stays within 0 and 1, and does not vanish if all problems or
     none are solved. With one completion per problem n is P, and this is Wilson's interval itself.
