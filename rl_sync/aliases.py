@@ -1,4 +1,4 @@
-"""Second names of packages, under which the same modules can be imported.
+"""Gives packages second names, under which the same modules can be imported.
 
 In the clone, `configs` and `launcher` are the packages `rl_sync.configs` and `rl_sync.launcher`.
 """
@@ -49,7 +49,7 @@ class _Loader(importlib.abc.InspectLoader):
         self._own = own
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Returns the module, which is imported if it is not yet."""
+        """Returns the module, and imports it first if necessary."""
         return importlib.import_module(self._own.name)
 
     def exec_module(self, module: ModuleType) -> None:

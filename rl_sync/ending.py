@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
     Attributes:
       player: the player, from 0.
-      by: the one that played: `policy` and the versions of its weights, or a scripted opponent's
+      by: author of the reply: `policy` and the versions of its weights, or a scripted opponent's
         name.
       text: the reply, cut if it is long.
     """
@@ -60,8 +60,8 @@ class Ending(NamedTuple):
       why: more about the reason, such as the last lines of a traceback.
       turns: number of the policy's replies.
       segments: number of runs of append-only tokens; 1 unless a template rewrote earlier messages.
-      faults: failed attempts to play the episode, in order; if the episode failed, the last one is
-        this end.
+      faults: failed attempts to play the episode, in order; if the episode failed, the last of them
+        is this end.
       seat: in a game of several players, the player who learns.
       moves: in a game of several players, all replies in order.
     """
@@ -78,5 +78,5 @@ class Ending(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """True where the environment failed or took too long, so that nothing can be learned."""
+        """True if the environment failed or took too long, so that nothing can be learned."""
         return self.reason in FAILURES

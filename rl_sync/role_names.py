@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MASTER, TRAINER = "master", "trainer"
 TOGETHER = "trainer+explorers"
-"""Name of the one process of trainer and explorers under `launch.colocate`."""
+"""Name of the single process that runs trainer and explorers under `launch.colocate`."""
 _EXPLORER = "explorer"
 _RANKS = {_EXPLORER: 0, TRAINER: 1, MASTER: 2}
 

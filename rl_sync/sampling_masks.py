@@ -1,12 +1,12 @@
 """Sampling masks: the set of tokens that each token could be sampled from, stored compactly.
 
 A set is a bit field: bit b of word w stands for token 32·w + b of the vocabulary. A mask is a list
-of entries (position, place, word): the position of a sampled token, and in place w + 1 the word w,
-unless it is 0. The words name the tokens that could not be sampled. Where naming the tokens that
-could be sampled takes fewer entries, the words name those, and place `ALONE` marks it. A position
-without entries was sampled from the whole vocabulary. So a nucleus of ten tokens takes at most
-eleven entries of 12 bytes, whatever the vocabulary, and no set takes more entries than the
-vocabulary has words.
+of entries (position, place, word): for the position of each sampled token, the words that are not
+0, where word w has the place w + 1. The words name the tokens that could not be sampled. If it
+takes fewer entries to name the tokens that could be sampled, the words name these instead, and an
+entry at the place `ALONE` marks that. A position without entries was sampled from the whole
+vocabulary. So a nucleus of ten tokens takes at most eleven entries of 12 bytes, whatever the
+vocabulary, and no set takes more entries than the vocabulary has words.
 
 Letters in shapes: T tokens, W words of the vocabulary, E entries, N trajectories.
 """

@@ -1,9 +1,9 @@
 """Sync schedules: when weights are published, which version explorers use, how stale data gets.
 
 In each *explorer step* e = 1, 2, … the explorers generate a batch of groups; in each *trainer step*
-t = 1, 2, … the trainer consumes one. A *policy version* is the number of trainer steps that made
-its weights, 0 at the start. The *staleness* of a group is counted in trainer steps: when step t
-consumes tokens of version v it is (t - 1) - v, since t - 1 is the version that step t improves.
+t = 1, 2, … the trainer consumes a batch. A *policy version* is the number of trainer steps that
+made its weights, 0 at the start. The *staleness* of a group is counted in trainer steps: when step
+t consumes tokens of version v it is (t - 1) - v, since t - 1 is the version that step t improves.
 
 Everything here is a pure function of integers: no clocks, no threads, no I/O.
 """
@@ -67,7 +67,7 @@ class SyncSchedule:
             )
 
     def publishes_after(self, t: int) -> bool:
-        """Says whether the trainer publishes after trainer step t; it does after t = start."""
+        """Says whether the trainer publishes after trainer step t; for t = start it always does."""
         return (t - self.start) % self.interval == 0
 
     def exact_version(self, e: int) -> int:

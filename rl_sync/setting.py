@@ -27,8 +27,8 @@ class Setting:
       least, greatest: inclusive bounds.
       above, below: exclusive bounds.
       choices: allowed values; empty for any.
-      implied: meaning of None, which is then the default; empty where None is not a value. For a
-        section: the default meaning of None for its settings.
+      implied: meaning of None, if None is the default; empty if None is not a value. For a section:
+        the default meaning of None for its settings.
       is_path: whether a value may be a path on this machine, and start with `~`.
       free: when a resumed run may use another value, because it does not change what is learned:
         `always`, `after_sft` once SFT is over, or empty for never. For a section: the default for
@@ -98,7 +98,7 @@ def check(record: Any, name: str) -> None:
     """Rejects a section if one of its values is outside its bounds or its choices.
 
     Args:
-      record: the section; None passes where None has a meaning.
+      record: the section; settings that are None are accepted.
       name: name of the section, such as `trainer`; empty for the config itself.
 
     Raises:

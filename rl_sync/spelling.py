@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 LIKELY = 0.6
 """Minimum likeness at which a name is suggested."""
 
-_LEAST_PART = 3  # Minimum letters of a part of a name that count as likeness.
+_LEAST_PART = 3  # Minimum number of letters of a word that counts as a part of a name.
 
 
 def likeness(word: str, name: str) -> float:

@@ -66,10 +66,10 @@ class Lease(NamedTuple):
       lease_id: id that is unique in a run; a prompt that is leased again gets a new one.
       ordinal: the prompt's index in the run's seeded order of prompts, from 0. It stays the same
         when the prompt is leased again.
-      attempt: a number that seeds the sampling, beside the ordinal. Under latest pulls it is 0 for
-        the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is always
-        0.
-      prompt: the problem, without its row, which explorers find in their own task.
+      attempt: a number that seeds the sampling together with the ordinal. Under latest pulls it is
+        0 for the first lease of an ordinal, 1 for the second, and so on. Under exact pulls it is
+        always 0.
+      prompt: the problem without its row; explorers find the row in their own task.
     """
 
     lease_id: int
@@ -127,15 +127,16 @@ class Group:
       completion_mask: true at the tokens that the policy sampled, including the end-of-sequence
         token; false at all tokens of a completion that could not be scored.
       behavior_logprobs: log-probability of each token under the distribution that it was sampled
-        from; 0 where none was sampled. Without `rollout.keep_sampling_mask`, the distribution is
-        the one over the whole vocabulary.
-      policy_versions: version of the weights that sampled each token; -1 where none was sampled.
+        from; 0 for tokens that were not sampled. Without `rollout.keep_sampling_mask`, the
+        distribution is the one over the whole vocabulary.
+      policy_versions: version of the weights that sampled each token; -1 for tokens that were not
+        sampled.
       rewards: reward of each trajectory; see `rl_sync.roles.explorer.actor.rewarded` for
         trajectories that could not be scored.
       baselines: for each trajectory the reward of the prompt's greedy completion; None if there is
         no greedy completion.
-      turn_rewards: in episodes, the reward of a turn at the last token of the policy's reply before
-        it, 0 elsewhere; `rewards` already include them. None without episodes.
+      turn_rewards: in episodes, the reward of each turn, placed at the last token of the policy's
+        reply before the turn; 0 elsewhere. `rewards` already include them. None without episodes.
       segments: in episodes, the segment number of each token, from 0, and -1 at padding. A row
         holds the segments of its episode one after the other, and tokens attend only within their
         segment. None where each row is one segment.
@@ -207,7 +208,7 @@ class SharedPrompts(NamedTuple):
       copies: number of the prompt's copy that each token belongs to: its own tokens, and the
         completions that share it; -1 at padding.
       learned: positions in the row of the tokens under the completion mask, padded with T.
-      before: positions in the row of the tokens before them, padded with 0.
+      before: positions in the row of the predecessors of the tokens in `learned`, padded with 0.
     """
 
     copies: Int[Array, "B T"]

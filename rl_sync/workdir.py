@@ -72,7 +72,7 @@ class Workdir:
 
     @property
     def replay(self) -> Path:
-        """Directory of the record of the replay server."""
+        """Folder of `replay_backend`."""
         return self._at("replay")
 
     @property

@@ -69,8 +69,7 @@ def reinforce_pp_baseline(
 ) -> Float[Array, " B"]:
     """r_i − mean(r of its group), then whitened over all tokens of the batch, where a trajectory
     counts once per token: (x − mean) / √(var + ε) with the sample variance (REINFORCE++ with
-      baseline,
-    arXiv:2501.03262, section 3).
+    baseline, arXiv:2501.03262, section 3).
 
     Args:
       lengths: completion tokens of each trajectory.

@@ -52,13 +52,13 @@ class Advantage:
 
     Attributes:
       function: makes one advantage per trajectory from `rewards` and `lengths` in tokens.
-      of_tokens: whether it makes an `Estimate` instead, from per-token `rewards`.
+      of_tokens: whether it makes an `AdvantageEstimate` instead, from per-token `rewards`.
       of_pairs: whether it picks a pair from each group, for a loss on pairs.
       is_positive: whether advantages are never negative, so that no token's probability is pushed
         down.
       of_demonstrations: whether the trajectories are demonstrations, which were neither sampled
         nor judged.
-      of_preferences: whether they are pairs from the data, one of which was preferred.
+      of_preferences: whether the trajectories are pairs from the data, one of each pair preferred.
     """
 
     function: Function
@@ -419,12 +419,12 @@ class Algorithm:
 
     @property
     def scores(self) -> bool:
-        """Says whether a run trains a reward model, which scores completions, not a policy."""
+        """Says whether a run trains a reward model instead of a policy."""
         return LOSSES[self.loss].of_scores
 
     @property
     def generates(self) -> bool:
-        """Says whether a run generates completions; otherwise it trains on those in the data."""
+        """Says whether a run generates its completions, instead of taking them from the data."""
         return not (self.demonstrations_only or self.scores)
 
     @property

@@ -100,7 +100,7 @@ def second_moment_mask(
     behavior_logprobs: Float[Array, "B T"],
     second_moment_limit: Float[Array, ""],
 ) -> Bool[Array, "B T"]:
-    """(log κ)² ≤ the result of the function `second_moment_limit` for all tokens of an update."""
+    """(log κ)² ≤ the limit that the function `second_moment_limit` finds for a whole update."""
     return jnp.square(logprobs - behavior_logprobs) <= second_moment_limit
 
 
@@ -112,8 +112,8 @@ def negative_sequence_mask(
     negative_drift: float,
     sequences: Sequences = None,
 ) -> Bool[Array, "B T"] | Bool[Array, "B 1"]:
-    """Not (A < 0 and mean_t −log κ > negative_drift): excludes bad sequences that became unlikely
-    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+    """False where A < 0 and mean_t −log κ > negative_drift: excludes bad sequences that became
+    unlikely (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
     """
     drift = means(behavior_logprobs - logprobs, mask, sequences)
     return ~((advantages < 0) & (drift > negative_drift))

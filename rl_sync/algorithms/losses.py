@@ -53,9 +53,8 @@ def ppo_clip(
     dual_clip: float = 0.0,
 ) -> Float[Array, "B T"]:
     """−min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)A) (PPO, arXiv:1707.06347, eq. 7; asymmetric bounds
-    as in DAPO, arXiv:2503.14476, eq. 10). If the old policy is the
-    policy at the step's start, and `corrections` weight from the behavior policy to it, this is
-    decoupled PPO (arXiv:2110.00641,
+    as in DAPO, arXiv:2503.14476, eq. 10). If the old policy is the policy at the step's start, and
+    `corrections` weight from the behavior policy to it, this is decoupled PPO (arXiv:2110.00641,
     section 3).
 
     Args:

@@ -69,10 +69,10 @@ def dpo_of_groups(
         has one of each or neither.
       preference_temperature: β.
       group_size: number of trajectories of a group, all of which are present.
-      sequence_count: number of trajectories present; counted if each row holds one.
+      sequence_count: number of trajectories present; ignored if each row holds one.
     """
     if sequences is not None:
-        # Numbered from the first one present.
+        # Renumbered, so that the first one present gets the number 0.
         first = jnp.where(sequences < 0, jnp.iinfo(sequences.dtype).max, sequences).min()
         sequences = jnp.where(sequences < 0, -1, sequences - first)
     last = is_last(mask, sequences)

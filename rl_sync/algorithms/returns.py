@@ -49,7 +49,7 @@ def at_the_end(
 def at_turns(
     discount: float, turn_discount: float, mask: Bool[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """γ of each token: `discount`, and at the last token of a reply also `turn_discount`.
+    """γ of each token: `discount`, times `turn_discount` at the last token of a reply.
 
     Args:
       discount: discount between two tokens.

@@ -1,4 +1,4 @@
-"""Screening: the choice of groups that are worth training on, and the replacement of others."""
+"""Screening: chooses the groups that are worth training on; other groups are replaced."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ NO_SCREENING = Screening(False, -UNBOUNDED, UNBOUNDED, 1)
 def choose(
     screening: Screening, rewards: Sequence[Sequence[float]], count: int, keep: str
 ) -> list[int]:
-    """Chooses the groups to train on from more than are needed, and keeps their order.
+    """Chooses the groups to train on if there are more than needed, and keeps their order.
 
     Args:
       rewards: rewards of each group, in the batch's order.
       count: number of groups needed.
-      keep: `first`: the first useful groups, then the first of the others; `best`: the groups
-        with the greatest variance of rewards, the first of equals (their advantages, and so
-        their gradients, are the largest).
+      keep: `first`: the first useful groups, and if these are too few, the first useless ones;
+        `best`: the groups whose rewards vary most, as these have the largest advantages and
+        gradients; among equals the first.
     """
 
     def rank(group: int) -> float:

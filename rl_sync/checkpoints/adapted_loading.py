@@ -1,4 +1,4 @@
-"""Loading of a snapshot after changes of settings: fields that fit are kept, others start anew."""
+"""Loads a snapshot after changes of settings: fields that fit are kept, others start anew."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rl_sync.workdir import Workdir, snapshot_name
 
 
 def read_best(workdir: Workdir) -> Best | None:
-    """Reads the record of the best snapshot; None if there is no record, or no such snapshot."""
+    """Reads the record of the best snapshot; None if either is missing."""
     try:
         best = Best(**json.loads(workdir.best.read_text()))
     except (OSError, ValueError, TypeError):

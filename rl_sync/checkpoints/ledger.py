@@ -32,8 +32,8 @@ class Ledger:
         Args:
           step: trainer step to resume from; groups of later steps will be trained on again.
 
-          Returns:
-            The first unused lease id.
+        Returns:
+          The first unused lease id.
         """
         first_free, lost = 0, dict[int, dict[str, Any]]()
         for line in read_json_lines(self._lines.path):
@@ -136,7 +136,7 @@ class ConsumptionRecord:
 
 
 def _version_runs(group: Group) -> list[list[list[int]]]:
-    """Returns the runs of tokens with one version in each trajectory, as [version, tokens]."""
+    """Splits each trajectory into runs of tokens of one version, each as [version, tokens]."""
     rows = []
     for versions, mask in zip(group.policy_versions, group.completion_mask, strict=True):
         runs = itertools.groupby(np.asarray(versions)[mask].tolist())

@@ -238,13 +238,13 @@ def newest_whole(
     """Returns the step of the newest undamaged snapshot; None if there are no snapshots.
 
     Args:
-      unreadable: snapshots to leave out, with the reasons.
-      aside: whether newer snapshots, which are damaged, are renamed, so that they are ignored from
-        then on.
+      unreadable: steps of snapshots to leave out, each with the reason.
+      aside: whether the newer snapshots, all of them damaged, are renamed, so that they are ignored
+        from then on.
       say: function that gets one line about each damaged snapshot.
 
-      Raises:
-        SnapshotError: all snapshots are damaged; they are not renamed.
+    Raises:
+      SnapshotError: all snapshots are damaged; they are not renamed.
     """
     directory = Path(directory)
     damaged: dict[int, str] = {}
@@ -338,7 +338,7 @@ def _plain_like(leaf: Any) -> Any:
 
 def _key_impl(abstract: Any) -> Any:
     impls: list[Any] = []
-    # Traced, since a ShapeDtypeStruct does not give it.
+    # The key is traced to find its implementation, which a ShapeDtypeStruct does not give.
     jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), abstract)
     return impls[0]
 

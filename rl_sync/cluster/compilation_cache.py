@@ -25,7 +25,7 @@ DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 """Environment variable with which users set JAX's cache directory."""
 
 _MOST_BYTES = 1 << 30
-_LEAST_COMPILE_SECS = 0.05  # Faster programs are many, and not worth a file each.
+_LEAST_COMPILE_SECS = 0.05  # Programs that compile faster are many, and not worth a file each.
 _LOCK_SECS = 10.0
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class CompilationCounts:
 
 
 def directory(configured: str | None, environment: Mapping[str, str]) -> str | None:
-    """Returns the directory of the cache; None for no cache.
+    """Returns the directory of the cache, or None if there is no cache.
 
     Args:
       configured: value of `launch.compilation_cache`: None for a directory in the user's cache
@@ -104,13 +104,13 @@ def use(configured: str | None, environment: Mapping[str, str]) -> CompilationCo
 
 
 def check(configured: str | None, environment: Mapping[str, str]) -> None:
-    """Rejects a directory that others may write to; one from the environment is not checked.
+    """Rejects a cache directory that others may write to, unless the environment sets it.
 
     Args:
       configured, environment: see `directory`.
 
     Raises:
-      ConfigError: others may write there.
+      ConfigError: others may write to the directory.
     """
     path = directory(configured, environment)
     if path is None or DIRECTORY in environment or not os.path.isdir(path):

@@ -1,4 +1,4 @@
-"""Host names, which are resolved within a deadline."""
+"""Resolves host names within a deadline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def check_own(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> N
     """Checks that a name or an address belongs to this machine.
 
     Args:
-      setting: name of the setting that gave it, for the message.
+      setting: name of the setting that gave the host, for the message.
 
-      Raises:
-        ConfigError: it does not, or the name was not resolved within the deadline.
+    Raises:
+      ConfigError: the host is another machine, or was not resolved within the deadline.
     """
     address = look_up(setting, host, timeout_secs)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -35,10 +35,10 @@ def look_up(setting: str, host: str, timeout_secs: float = _LOOK_UP_SECS) -> str
     """Resolves a host to its address.
 
     Args:
-      setting: name of the setting that gave it, for the message.
+      setting: name of the setting that gave the host, for the message.
 
-      Raises:
-        ConfigError: the host has no address, or was not resolved within the deadline.
+    Raises:
+      ConfigError: the host has no address, or was not resolved within the deadline.
     """
     answers: queue.Queue[str | OSError] = queue.Queue()
 

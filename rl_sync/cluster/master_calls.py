@@ -71,7 +71,10 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
 @dataclasses.dataclass(frozen=True)
 class Claim(Call[list[int]]):
-    """Reports that the trainer took groups from the buffer; returns those with ended leases."""
+    """Reports that the trainer took groups from the buffer.
+
+    The result lists the lease ids whose leases have ended.
+    """
 
     lease_ids: list[int]
 
@@ -103,7 +106,7 @@ class TrainerReady(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class Trained(Call[Judgements]):
-    """Reports a finished trainer step; returns the scores of the groups that the trainer records.
+    """Reports a finished trainer step; asks for the scores of the groups that the trainer records.
 
     Attributes:
       metrics: metrics of the step, with its own `num_tokens`.
@@ -190,7 +193,7 @@ class AwaitEvaluations(Call[None]):
 
 @dataclasses.dataclass(frozen=True)
 class AskKeptSnapshots(Call[list[int]]):
-    """Asks for the steps whose snapshots must be kept: the best, and those that may become it."""
+    """Asks for the steps whose snapshots must be kept: the best, and any that may become it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +224,7 @@ class CloseLedger(Call[Summary]):
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat(Call[str | None]):
-    """Heartbeat of one process of a role; returns why the run is being stopped, if it is.
+    """Heartbeat of one process of a role; its result is the reason if the run is being stopped.
 
     Attributes:
       status: status of the role.

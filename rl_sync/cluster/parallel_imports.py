@@ -1,4 +1,4 @@
-"""Garbage collection without permanent objects, which are not scanned again and again."""
+"""Keeps the garbage collector from scanning permanent objects again and again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Pauses garbage collection during imports, and excludes all present objects from it for good.
+    """Pauses garbage collection during imports, then excludes all objects so far from it for good.
 
-    Nearly all objects that an import makes are permanent. Scanning them would take a fifth of its
-    time.
+    Nearly all objects that an import makes are permanent. Scanning them would take a fifth of the
+    import's time.
     """
     was = gc.isenabled()
     gc.disable()
@@ -25,7 +25,7 @@ def loading() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Excludes all present objects from garbage collection for good.
+    """Excludes all objects so far from garbage collection for good.
 
     A role calls it once its programs are compiled. Compilation makes hundreds of thousands of
     permanent objects; scanning them took a third of a rollout's time.

@@ -2,7 +2,7 @@
 
 The caller sends the call once, with a key, and then polls until the result is there; a result that
 is ready soon comes with the first reply. Replies tell how much was done, so that the caller can
-distinguish slow work from none.
+distinguish slow work from a standstill.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PendingCalls:
       handlers: handlers of the kinds of calls.
       threads: number of calls that are executed at once; the others wait.
       progress: returns the progress that `Pending` reports.
-      kept: number of results that are kept, in case a reply with one was lost. With 0 a result is
+      kept: number of results that are kept in case their replies were lost. With 0 a result is
         returned only once.
       tells_failures: whether failures are reported to callers. If not, their calls stay pending:
         the run is then being stopped, and callers learn it in another way.

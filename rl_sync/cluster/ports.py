@@ -1,4 +1,4 @@
-"""Ports for servers that start later, but whose addresses must be known earlier."""
+"""Finds ports for servers that start later, but whose addresses must be known now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HeldPorts:
     """Free ports for servers that other processes start later.
 
     While they are held, no other `HeldPorts` on this machine gets them. (This works on Linux only.
-    Elsewhere the server could not bind a held port either, so the ports are only looked up.)
+    Elsewhere even the server could not bind a held port, so there the ports are only looked up.)
 
     Args:
       host: address of this machine that the ports belong to.
@@ -41,7 +41,7 @@ class HeldPorts:
         """Takes `count` different free ports.
 
         Raises:
-          OSError: there are too few.
+          OSError: too few ports are free.
         """
         found: list[int] = []
         for port in random.sample(CANDIDATES, len(CANDIDATES)):
@@ -67,9 +67,9 @@ class HeldPorts:
                 probe.bind((self._host, port))
             except OSError:
                 return False
-            # Linux lets a server with SO_REUSEADDR, which all servers set, bind a port that is
-            # bound like this and not listened on. It refuses a socket without the option, as in the
-            # line above.
+            # On Linux a socket with SO_REUSEADDR, which all servers set, can bind a port that is
+            # held like this, as nobody listens on it. A socket without the option, such as the
+            # probe of another `HeldPorts` above, cannot.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if sys.platform == "linux":
                 self._sockets.push(owned.pop_all())
@@ -80,7 +80,7 @@ def free_ports(host: str, count: int) -> list[int]:
     """Returns ports that are free now; another process that looks for free ports may get the same.
 
     Raises:
-      OSError: there are too few.
+      OSError: too few ports are free.
     """
     with contextlib.closing(HeldPorts(host)) as held:
         return held.take(count)

@@ -86,7 +86,7 @@ def _team(settings: RunSettings, addresses: Addresses, member: Member) -> Team:
         member.process,
         addresses.team,
         start_secs=launch.start_secs,
-        # The first process's own waits end earlier.
+        # Longer than the first process's own waits, so that those end first.
         wait_secs=launch.wait_secs + launch.call_secs,
         secret=secret,
     )

@@ -91,9 +91,9 @@ class Balance(NamedTuple):
 
     Attributes:
       dropped: number of dropped leases by reason.
-      out_of_attempts: number of leases that were not dropped although they give no gradient,
-        because no attempt was left.
-      failed: number of failed attempts at their episodes, by reason.
+      out_of_attempts: number of leases that give no gradient, but were not dropped because no
+        attempt was left.
+      failed: number of failed attempts at episodes, by reason.
     """
 
     leased: int

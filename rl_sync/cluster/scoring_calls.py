@@ -22,7 +22,7 @@ class CompletionToScore(NamedTuple):
       held_out: whether the problem is held out.
       lease_id: lease id of its group; `NO_LEASE` in evaluations.
       tokens: token ids, including the end of sequence.
-      truncated: whether it ends because it reached the maximum number of tokens.
+      truncated: whether the completion was cut at the maximum number of tokens.
       sample: index among the completions of a held-out problem, from 0.
       ending: end of its episode, whose last reply is `tokens`; None without an environment.
     """
@@ -55,8 +55,8 @@ class Judgements(NamedTuple):
     """Scores of groups, in columns with one entry for each completion, group after group.
 
     Attributes:
-      counts: number of completions of each group, in the order in which they were written, with a
-        greedy one last; 0 for a group whose scores are no longer known.
+      counts: number of completions of each group, or 0 if its scores are no longer known. A group's
+        completions are in the order in which they were written, with a greedy one last.
       scores: rewards; None for completions that could not be scored.
       whys, components, answers: see `rl_sync.rewards.judgement.Judgement`.
       endings: ends of their episodes; None without an environment.
@@ -85,7 +85,7 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RequestScores(Call[Scores]):
-    """Submits completions for scoring, those of a group one after the other.
+    """Submits completions for scoring; completions of one group follow each other.
 
     It may take long; see `rl_sync.cluster.pending`.
     """

@@ -55,7 +55,7 @@ def is_open(workdir: str | os.PathLike[str]) -> bool:
 
 
 def key_for_agents(secret: str) -> str:
-    """Derives the key that gives agents access to a run, and to nothing else of it."""
+    """Derives the key for agents from a run's secret, which it does not reveal."""
     return hmac.new(secret.encode(), b"agents", "sha256").hexdigest()
 
 

@@ -39,8 +39,8 @@ class RunStoppedError(Exception):
 class Session:
     """One process of a program in a run; usable as a context manager.
 
-    Only the thread that runs the program may call its methods, except `tell`, and, within `alone`,
-    other threads of the first process.
+    Only the thread that runs the program may call its methods, with two exceptions: any thread may
+    call `tell`, and other threads of the first process may call all methods within `alone`.
 
     Args:
       settings: settings of the run.

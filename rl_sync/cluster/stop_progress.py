@@ -33,7 +33,7 @@ class StopProgress:
     no progress.
 
     Args:
-      most_secs: maximum time that one activity may last.
+      most_secs: time after which computing or saving no longer counts as progress.
     """
 
     def __init__(

@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Hear(Call[bytes | None]):
-    """A follower's request for the outcome of a turn of a thread; None if it is not there yet.
+    """A follower's request for the outcome of a thread's turn; gets None if there is none yet.
 
     Attributes:
       follower: index of the follower, from 1.
-      what: point of the program that its own thread has reached.
+      what: point of the program that the follower's own thread has reached.
       poll_secs: maximum wait.
     """
 
@@ -263,8 +263,8 @@ class Follower(Team):
             outcome = self._ask(thread, turn, what)
             if outcome is not None:
                 return outcome
-        # Not a TimeoutError, which would have come from the leader, in all processes; this error
-        # does not.
+        # Not a TimeoutError: the leader raises those, and then all processes get them. This error
+        # is only in this process.
         raise PeerLostError(
             f"Process {self.process} of {self._program} has waited {self._wait_secs:.0f} s for"
             f" the first process to reach {what!r}."

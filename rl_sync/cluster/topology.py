@@ -35,7 +35,7 @@ class Member(NamedTuple):
 
 
 def programs_of(settings: RunSettings) -> list[str]:
-    """Returns the programs of a run, the trainer first; one for all under `launch.colocate`."""
+    """Returns the programs of a run, the trainer first; a single one under `launch.colocate`."""
     if settings.launch.colocate:
         return [TOGETHER]
     return [TRAINER, *map(explorer_name, range(1, settings.explorers + 1))]
@@ -56,7 +56,7 @@ def device_share(settings: RunSettings, program: str) -> int:
 
 
 def cluster_size(settings: RunSettings, program: str) -> int:
-    """Returns the number of processes of a program's cluster; 1 for no cluster."""
+    """Returns the number of processes of a program's cluster, or 1 if it has no cluster."""
     if not settings.is_joint:
         return settings.processes_of(program)
     return settings.trainer.processes + settings.explorers * settings.explorer.processes

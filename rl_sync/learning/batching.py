@@ -57,7 +57,7 @@ class Batching:
       kind: `padded` makes rows of `row_tokens`, one trajectory each; `bucketed` makes them as long
         as the longest trajectory, rounded up to a bucket; `packed` puts trajectories one after the
         other into rows of `row_tokens`, as many as they need, rounded up to a bucket; `shared` does
-        so in rows of at most `shared_row_tokens`, in which completions of one prompt share it.
+        so in rows of at most `shared_row_tokens`, where completions share one copy of their prompt.
       trajectories: number of trajectories of a step.
       row_tokens: T, maximum number of tokens of a trajectory.
       updates: number of updates of a step.
@@ -96,7 +96,7 @@ class Batching:
     def shapes(self) -> Iterator[TrainBatch]:
         """Yields the shapes and dtypes of all possible batches, largest first.
 
-        Nothing for `shared`, which has too many shapes; see `shape_count`.
+        Yields nothing for `shared`, which has too many shapes; see `shape_count`.
         """
         for lengths in self._every_lengths():
             yield from self._like(lengths)
@@ -169,8 +169,8 @@ class Batching:
     def _mask_sizes(self) -> list[int]:
         """Possible numbers of sampling-mask entries per token of a row, the usual one first.
 
-        A row of masks has one of these numbers times its tokens. It has more if tokens were
-        sampled from larger sets than expected.
+        The mask of a row has room for one of these numbers of entries per token, or for more if
+        tokens were sampled from larger sets than expected.
         """
         cap = self.mask_words
         sizes = {min(cap, size) for size in _mask_sizes(cap)} if cap else ()
@@ -196,7 +196,7 @@ class Batching:
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 
     def _padded(self, groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Pads the rows of groups, which are as long as each group's longest, to `row_tokens`."""
+        """Pads the rows of all groups, whose lengths differ between groups, to `row_tokens`."""
         padding, columns = PADDING | EPISODE_PADDING, {}
         for name in names:
             parts = [getattr(group, name) for group in groups]
@@ -266,7 +266,7 @@ class Batching:
 
     @property
     def _packed_rows(self) -> tuple[int, int]:
-        """Maximum number of rows of a packed update, and the unit of all numbers of rows."""
+        """Maximum number of rows of a packed update, and a divisor of all numbers of rows."""
         step = max(1, self.microbatch_rows)
         return math.ceil(self._most_rows / step) * step, step
 
@@ -280,7 +280,7 @@ class Batching:
     def _share(
         self, columns: dict[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], Packing, Source]:
-        """Lays out columns in rows in which completions of one prompt share it.
+        """Lays out columns in rows in which completions share one copy of their prompt.
 
         Of several row widths it takes the one with the fewest positions in total.
         """
@@ -320,7 +320,7 @@ def default_row_tokens(row_tokens: int) -> int:
 
 
 def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:
-    """Lays out the demonstrations of one update as `Batching` of that kind does trajectories."""
+    """Lays out the demonstrations of one update, as a `Batching` of that kind lays out batches."""
     return demonstration_batching(kind, *drawn.tokens.shape).demonstrations(drawn)
 
 

@@ -52,10 +52,10 @@ def give(
       kl_coefficient: weight of the divergence; None for the algorithm's value.
 
     Returns:
-      (estimate, weights, metrics): advantages, and returns if there are values; weights, 0 for
-      trajectories that the loss excludes and 1 for others; and metrics of the batch, including the
-      mean advantage of each trajectory as `ADVANTAGES_NAME`, and per-token advantages as
-      `TOKEN_ADVANTAGES`.
+      (estimate, weights, metrics). The estimate has advantages, and returns if there are values.
+      The weights are 0 for trajectories that the loss excludes and 1 for others. The metrics of the
+      batch include the mean advantage of each trajectory as `ADVANTAGES_NAME`, and per-token
+      advantages as `TOKEN_ADVANTAGES`.
     """
     rows, rewards = batch.rows, batch.rewards
     mask, sequences = rows.completion_mask, rows.sequences
@@ -110,7 +110,7 @@ def give(
 
 
 def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Array, "B T"]:
-    """Assigns rewards of turns to the ends of replies, and the others to the last token."""
+    """Assigns rewards of turns to the ends of replies, and any other reward to the last token."""
     mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
     if turns is None:
         return returns.at_the_end(rewards, mask, sequences)

@@ -1,4 +1,4 @@
-"""Demonstrations during RL: their gradient is mixed into the gradient of rollouts.
+"""Mixes the gradient of demonstrations into the gradient of rollouts, during RL.
 
 Letters in shapes: D rows of demonstrations, T positions.
 """
@@ -27,7 +27,9 @@ def mix_in(
     share: float,
     microbatch_rows: int,
 ) -> tuple[Params, Metrics]:
-    """Mixes ∇ of the mean of −log π over the tokens of demonstrations into the gradient of a loss.
+    """Mixes the gradient of the loss of demonstrations into the gradient of another loss.
+
+    The loss of demonstrations is the mean of −log π over their tokens.
 
     Args:
       gradients: gradient of the loss of rollouts with respect to the trained parameters.

@@ -117,8 +117,8 @@ class Forward:
 
         Args:
           trained: the policy's trained parameters.
-          critic: only a scalar head, on the policy's trunk and in the same pass; or a head with
-            the trained parameters of its own model, in a second pass.
+          critic: either a scalar head alone, which is applied to the policy's trunk in the same
+            pass; or a head with the trained parameters of its own model, for a second pass.
           frozen: parameters that both models share.
           masks: sampling masks of the rows; None if all tokens could be sampled.
         """
@@ -179,7 +179,11 @@ class Forward:
         packing: Packing | None,
         masks: UInt32[Array, "B E 3"] | None,
     ) -> TokenSets:
-        """Returns the sampling sets of the targets: tokens from the second on, or those learned."""
+        """Returns the sampling sets of the targets.
+
+        The targets are the learned tokens if prompts are shared, otherwise all tokens from the
+        second on.
+        """
         vocab_size, prompts = self.model.vocab_size, _shared(packing)
         kept = seen = None
         if masks is not None:

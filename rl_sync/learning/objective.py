@@ -140,9 +140,10 @@ def totals(
 
 
 def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
-    """Says whether a step computes logprobs before its first update.
+    """Says whether a step computes the proximal policy's logprobs before its first update.
 
-    With one update they equal the current ones, unless a correction needs all rows beforehand.
+    It does if that policy is the one at the step's start, and if the step has several updates or a
+    correction needs all rows beforehand. In a single update the current logprobs serve instead.
     """
     return algorithm.proximal == "start" and (updates > 1 or algorithm.looks_ahead)
 
@@ -257,10 +258,10 @@ def _metrics(
 def summary(of_updates: dict[str, Array]) -> Metrics:
     """Combines the metrics of updates into those of a step: means, with three exceptions.
 
-    logprob_gap is the first update's, before which the step has changed nothing.
+    logprob_gap is that of the first update, before which the step has changed nothing.
     effective_sample_share is computed from the unbounded weights π / π_behavior.
     ratio_p5_staleness_0 and similar names are percentiles of π / π_behavior over the tokens of one
-    staleness; the last one covers all greater values too.
+    staleness; the last staleness includes all greater ones.
 
     Args:
       of_updates: metrics as `policy_loss` returns them, with a leading axis of updates.

@@ -74,7 +74,7 @@ class ShardedOptimizer:
 
 
 def updates_taken(opt_state: optax.OptState) -> Int[Array, ""]:
-    """Returns the number of updates that an optimizer's state has had, without skipped ones."""
+    """Returns the number of updates that an optimizer's state counts; skipped ones do not count."""
 
     def is_schedule(part: object) -> bool:
         return isinstance(part, optax.ScaleByScheduleState)

@@ -106,7 +106,7 @@ class OptimizerConfig:
         return self._warmed(sft.learning_rate, self._shares(sft.schedule, sft.steps, 0.0))
 
     def updates(self, steps: int) -> int:
-        """Returns the number of updates at which the schedule ends, given the trainer steps."""
+        """Returns the number of updates after which the schedule of a run of `steps` ends."""
         return (self.schedule_steps or steps) * self.updates_per_batch
 
     def reinforcement(self, updates: int) -> optax.GradientTransformation:

@@ -25,7 +25,7 @@ class PairUpdate(Update[Pairs, int]):
         return sequence_count // pairs.PAIR
 
     def _has_tokens(self, share: Pairs) -> Bool[Array, ""]:
-        del share  # Nothing to prepare: the data has already compared the pairs.
+        del share  # Always true: pairs are compared by the data, so none is unjudged.
         return jnp.array(True)
 
     def _loss(

@@ -40,7 +40,7 @@ class Pairs(NamedTuple):
 
 
 def prepare(batch: TrainBatch) -> tuple[Pairs, Metrics]:
-    """Makes the pairs of a batch, whose rewards are the margins, and metrics of the batch."""
+    """Makes the pairs of a batch whose rewards are their margins, and metrics of the batch."""
     rows, mask = batch.rows, batch.rows.completion_mask
     lengths = trajectory_totals(jnp.ones(mask.shape), mask, rows.sequences, batch.rewards.size)
     metrics = {
@@ -63,7 +63,7 @@ def pair_loss(
 
     Args:
       scalars: score of each prefix.
-      pairs: some rows of the update, or all, with both trajectories of a pair.
+      pairs: all rows of the update or some, but always both trajectories of a pair.
       pair_count: number of pairs of the whole update.
     """
     rows = pairs.rows
@@ -84,7 +84,7 @@ def pair_loss(
 
 
 def _renumbered(sequences: Sequences) -> Int[Array, "B T"] | None:
-    """Numbers trajectories from the first one present."""
+    """Renumbers trajectories, so that the first one present gets the number 0."""
     if sequences is None:
         return None
     first = jnp.where(sequences < 0, jnp.iinfo(sequences.dtype).max, sequences).min()
@@ -93,7 +93,7 @@ def _renumbered(sequences: Sequences) -> Int[Array, "B T"] | None:
 
 def _metrics(chosen: Float[Array, " P"], rejected: Float[Array, " P"], pair_count: int) -> Metrics:
     gap = chosen - rejected
-    right = jnp.where(gap == 0, 0.5, gap > 0)  # Equal scores count as right half of the time.
+    right = jnp.where(gap == 0, 0.5, gap > 0)  # A pair with equal scores counts half.
 
     def mean(values: Array) -> Float[Array, ""]:
         return values.sum() / pair_count

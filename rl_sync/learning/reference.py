@@ -16,7 +16,7 @@ from rl_sync.types import Params
 
 
 def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Params | None:
-    """Returns the reference model's parameters after a step; frozen ones are the policy's.
+    """Returns the reference's own parameters after a step; it shares the policy's frozen ones.
 
     Args:
       before: the state before the step.

@@ -84,8 +84,8 @@ def masks_in_rows(
     """Lays out sampling masks (`rl_sync.sampling_masks`); entries of tokens in no row are dropped.
 
     Args:
-      masks: of trajectories.
-      source: of the batch.
+      masks: sampling masks of the trajectories.
+      source: layout of the batch; see `Placed`.
       stride: S, positions of a trajectory before the layout.
       shape: (B, T) of the rows.
     """
@@ -124,7 +124,7 @@ def packing_of(
 
 
 def unpacked(segments: Int[np.ndarray, "N S"] | None) -> Packing | None:
-    """Describes rows of one trajectory each, of several segments; None for rows of one segment."""
+    """Describes rows of one trajectory each that have segments; returns None without segments."""
     if segments is None:
         return None
     rows, width = segments.shape

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 
 from rl_sync.types import Packing, SharedPrompts
 
-_LENGTHS = 8  # Lengths of lists of learned tokens; the trainer's step compiles for each.
+_LENGTHS = 8  # Number of lengths of lists of learned tokens; the step compiles for each length.
 
 
 class TokenSpan(NamedTuple):
@@ -55,7 +55,7 @@ def branches(
     indices: Iterable[int],
     row_tokens: int,
 ) -> list[Branches]:
-    """Finds neighboring trajectories with one prompt, as many as a row holds.
+    """Joins neighbouring trajectories that have the same prompt, as many as fit into a row.
 
     Trajectories without learned tokens are excluded, and so are tokens after the last learned one.
 
@@ -81,7 +81,7 @@ def branches(
 def _continues(
     tokens: Int[np.ndarray, "N S"], last: Branches, i: int, span: TokenSpan, row_tokens: int
 ) -> bool:
-    """Says whether a trajectory has the same prompt as others and fits beside them."""
+    """Says whether a trajectory has the prompt of `last` and fits into the same row."""
     prompt = slice(last.prompt_tokens)
     return (
         span.start == last.prompt_tokens
@@ -104,7 +104,7 @@ class Places:
       stride: S, positions of a trajectory before the layout.
 
     Attributes:
-      source: its index in the flattened trajectories; -1 for padding.
+      source: index of each position's token in the flattened trajectories; -1 for padding.
     """
 
     def __init__(self, rows: int, row_tokens: int, stride: int):
@@ -131,7 +131,7 @@ class Places:
     def packing(self, mask: Bool[np.ndarray, "B T"]) -> Packing:
         """Describes the rows.
 
-        The lists of learned tokens have the shortest sufficient length of a few.
+        The lists of learned tokens get the smallest of the `learned_lengths` that holds each list.
 
         Args:
           mask: true at the learned tokens.

@@ -82,10 +82,10 @@ class Update(ABC, Generic[Share, Common]):
         kl_coefficient: Float[Array, ""] | None,
         learns: Bool[Array, ""],
     ) -> tuple[Learned, Metrics, OfTokens]:
-        """Applies one update, unless it is not finite or nothing in its batch was judged.
+        """Applies one update, or skips it.
 
-        The metric `skipped` is true if the update was not finite, `unjudged` if there was no token
-        to learn from.
+        It is skipped if it is not finite, and then the metric `skipped` is true; or if there is no
+        token to learn from, and then the metric `unjudged` is true.
 
         Args:
           share: rows of the update, with the inputs of the loss.

@@ -15,7 +15,7 @@ MAJORITY = "majority@"
 
 
 class MeasuredAccuracy(NamedTuple):
-    """An accuracy with the ends of its confidence interval; None if they were not recorded."""
+    """An accuracy with its confidence interval, whose ends are None if they were not recorded."""
 
     value: float
     low: float | None = None
@@ -33,7 +33,7 @@ class JudgedAnswer(NamedTuple):
     Attributes:
       solved: whether it solves the problem; None if it could not be judged.
       vote: its answer as text; equal answers have equal texts. None if the reward read no answer;
-        it then agrees with no other.
+        such a completion agrees with no other.
     """
 
     solved: bool | None
@@ -69,17 +69,17 @@ Value = Callable[[Problem], float]
 
 
 def metric_names(samples: int) -> list[str]:
-    """Names the metrics of evaluations with a number of completions per problem.
+    """Returns the names of the metrics of evaluations, given the number of completions per problem.
 
-    With one completion there is only `accuracy`. With k there are also `mean@k`, which is the same
-    number, `majority@k` if the reward reads answers, and `pass@j` for k and for each power of 2
-    below it.
+    With one completion there is only `accuracy`. With k there are also `mean@k`, which equals the
+    accuracy, `majority@k` if the reward reads answers, and `pass@j`, where j is k or a power of 2
+    below k.
     """
     return list(_metrics(samples))
 
 
 def _metrics(samples: int) -> dict[str, tuple[int, Value]]:
-    """Returns for each metric the completions that it needs of a problem, and its value."""
+    """Returns the metrics, each with the judged completions that it needs, and its function."""
 
     def mean(problem: Problem) -> float:
         return problem.solved / len(problem.judged)
@@ -103,19 +103,19 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
     """Computes the metrics of an evaluation.
 
     Args:
-      samples: the completions that were generated for each problem.
+      samples: number of completions that were generated for each problem.
 
     Returns:
-      Each metric of `metric_names`, but no majority if the reward reads no answers. With each
-      are the ends of its 95 % confidence interval as `NAME_low` and `NAME_high` (see
-      `rl_sync.records.estimators.mean_of`), and `problems`, the number of those with a judged
+      The metrics of `metric_names`, but no majority if the reward reads no answers. `NAME_low` and
+      `NAME_high` are the ends of the 95 % confidence interval of the metric `NAME` (see
+      `rl_sync.records.estimators.mean_of`). `problems` is the number of problems with a judged
       completion. `unjudged` is the number of completions that could not be judged, if there are
       any; no metric counts them. `pass@k` leaves out problems with fewer than k judged completions.
       A metric is NaN, which records write as null, if no problem is left.
 
       The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some
-      prompts are trained on, there are also `accuracy_seen`, `problems_seen`, and the same as
-      `_unseen` unless all prompts are trained on.
+      prompts are trained on, `accuracy_seen` and `problems_seen` cover the problems with these
+      prompts, and `accuracy_unseen` and `problems_unseen` all other problems, if there are any.
     """
     metrics = _metrics(samples)
     if not any(answer.vote is not None for one in problems for answer in one.answers):
@@ -167,7 +167,7 @@ def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
 
 
 def describe_parts(values: Mapping[str, Any]) -> str:
-    """Formats the accuracies of both parts in parentheses; empty if no prompt is trained on."""
+    """Formats the accuracies of seen and unseen problems in parentheses; empty if none are seen."""
     names = {SEEN: "whose prompts are trained on too", UNSEEN: "others"}
     parts = [
         f"{describe_share(values[f'accuracy_{name}'])} of {values[f'problems_{name}']} {words}"

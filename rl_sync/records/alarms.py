@@ -2,8 +2,8 @@
 
 `ALARMS` lists them all: alarms on several metrics, which are defined here, and one for each
 `Threshold` of the catalog of metrics. A `Watch` takes the metrics of trainer steps and of
-evaluations one by one; `raised` says which alarms hold after the last one, and `history` which held
-when.
+evaluations one by one. `raised` returns the alarms that hold after the last of them, and `history`
+the times at which alarms held.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class Watch:
         self._evidence = dataclasses.replace(now, best=best)
 
     def add_evaluation(self, step: int, metrics: Metrics) -> None:
-        """Takes the metrics of an evaluation of the policy after a trainer step; 0 before RL."""
+        """Takes the metrics of an evaluation after a trainer step, or before RL if `step` is 0."""
         values = [metrics.get(name) for name in ("accuracy", "accuracy_low", "accuracy_high")]
         if not metrics.get("problems", 1) or not all(map(_is_number, values)):
             return

@@ -41,10 +41,10 @@ def pass_at_k(completions: int, solved: int, k: int) -> float:
 
 
 def majority(votes: Sequence[str | None], solved: Sequence[bool]) -> float:
-    """Computes whether the most frequent answer solves a problem; Wang et al., arXiv:2203.11171.
+    """Rates, from 0 to 1, whether the most frequent answer is right; Wang et al., arXiv:2203.11171.
 
-    If several answers are the most frequent, it is the probability that a random one of them does.
-    An answer with different judgements counts by its share of solved completions.
+    The rating of an answer is the share of its completions that solve the problem. If several
+    answers are the most frequent, the result is the mean of their ratings.
 
     Args:
       votes: answer of each completion; None if it agrees with no other. At least one.
@@ -62,7 +62,7 @@ def mean_of(values: Float[np.ndarray, " P"], completions: int) -> MeanEstimate:
     """Estimates a mean over problems, each of which has a value from 0 to 1.
 
     Problems are a sample, and the completions of one problem are not independent. So the standard
-    error is clustered by problem: with one value per problem it is that of the P values (Miller,
+    error is clustered by problem: it is computed from the P values, one per problem (Miller,
     arXiv:2411.00640, section 2.2). The interval is Wilson's (1927) at the effective number of
     problems n = p(1 − p) / SE²: it stays within 0 and 1, and does not vanish if all problems or
     none are solved. With one completion per problem n is P, and this is Wilson's interval itself.

@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 class JsonLinesWriter:
     """Appends objects to a file, from any thread; each becomes one whole line or nothing.
 
-    An unfinished line is cut off: an earlier writer leaves one when it is killed, this one when the
+    An unfinished line is cut off: an earlier writer leaves one if it is killed, this writer if the
     disk is full. So only the last line of a file can be incomplete.
 
     Args:
@@ -126,7 +126,7 @@ class JsonLinesWriter:
                 left = left[self._file.write(left) :]
         except OSError:
             self._torn_at = end
-            with contextlib.suppress(OSError):  # Otherwise cut before the next line.
+            with contextlib.suppress(OSError):  # If it fails, it is cut before the next line.
                 self._file.truncate(end)
                 self._torn_at = None
             raise
@@ -195,7 +195,7 @@ class JsonLinesReader:
         self._seal = b""
 
     def read(self, most_bytes: int = MOST_BYTES) -> NewLines:
-        """Returns the whole lines since the last reading; at most about `most_bytes` of them."""
+        """Returns the complete lines since the last reading, at most about `most_bytes` at once."""
         try:
             return self._read(most_bytes)
         except OSError:
@@ -268,7 +268,10 @@ class JsonLinesFolder:
         self._readers: dict[Path, JsonLinesReader] = {}
 
     def read(self) -> Iterator[tuple[Path, NewLines]]:
-        """Yields each file with its new lines, by name; a deleted file is anew, without lines."""
+        """Yields each file with its new lines, ordered by name.
+
+        A deleted file has no lines, and its `NewLines.is_anew` is true.
+        """
         for path in sorted({*self._readers, *self._folder.glob("*.jsonl")}):
             reader = self._readers.setdefault(path, JsonLinesReader(path, self._root))
             yield path, reader.read()

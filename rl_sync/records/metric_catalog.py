@@ -508,7 +508,7 @@ _INTERVAL = re.compile(r"(?<=.)_(low|high)$")
 
 
 def find(phase: str, name: str) -> Metric | None:
-    """Returns the record of a metric, or None for one that no record describes."""
+    """Returns the record that describes a metric, or None if there is none."""
     known = [metric for part in METRICS[phase].values() for metric in part]
     for candidate in (name, _INTERVAL.sub("", name)):
         exact = [metric for metric in known if metric.name == candidate]

@@ -56,7 +56,7 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
 
     For steps that were repeated after a crash, only the later line is returned.
 
-    A run that has written none yet has no lines.
+    The list is empty if the run has not written any lines yet.
     """
     metrics = MetricLines(workdir)
     while metrics.refresh():
@@ -73,5 +73,5 @@ def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
     """Says whether a later mark of a resumption makes a line of metrics void."""
     if line["phase"] == "sft":
         return SFT in mark and line["step"] > mark[SFT]
-    # An evaluation comes before the first trainer step and after SFT.
+    # A run that resumes in SFT repeats everything else, even evaluations before the first step.
     return SFT in mark or line["step"] > mark[RESUMED_AT]

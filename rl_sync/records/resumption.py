@@ -1,4 +1,4 @@
-"""Marks in a run's records: points at which the run resumed, which make some lines void.
+"""Marks in a run's records: they show where the run resumed, and make some lines void.
 
 A run resumes from a snapshot. Steps between the snapshot and the crash are repeated, and their
 first records do not count. Their lines stay in the files, before the mark that makes them void.

@@ -48,7 +48,7 @@ class TableRow(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Rows in their order; `is_cut` says that a search ended before it had seen all."""
+    """Rows in order; `is_cut` is true if the search ended before it had seen all records."""
 
     rows: list[TableRow]
     is_cut: bool
@@ -91,7 +91,7 @@ class RolloutIndex:
         return max((rows[-1].step for rows in self._rows.values() if rows), default=None)
 
     def find(self, selection: RolloutFilter = RolloutFilter(), order: str = "step") -> Found:  # noqa: B008
-        """Returns the rows that fulfil all conditions, in an order; see `ordered`.
+        """Returns the rows that fulfil all conditions, in the given order; see `ordered`.
 
         Raises:
           TimeoutError: see `RolloutFilter.finds`.

@@ -1,4 +1,4 @@
-"""Writer of the records of rollouts, apart from their reader."""
+"""Writes the records of rollouts; their reader is `rl_sync.records.rollout_records`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RolloutParts:
 
 
 def _drop_after(workdir: Workdir, step: int) -> None:
-    """Removes the records of all steps after one."""
+    """Removes the records of all steps after the given one."""
     for part in reversed(parts(workdir)):
         if part.first_step > step:
             part.path.unlink()

@@ -190,7 +190,7 @@ class RolloutFilter(NamedTuple):
         return self.fits(one) and self.finds(one)
 
     def fits(self, one: Any) -> bool:
-        """Says whether the figures of a record, or of a row of them, fulfil the conditions."""
+        """Says whether the figures of a record, or of a table row, fulfil the conditions."""
         if one.step < self.first_step or (self.last_step is not None and one.step > self.last_step):
             return False
         if self.prompt_id not in (None, one.prompt_id) or self.lease not in (None, one.lease):
@@ -200,7 +200,7 @@ class RolloutFilter(NamedTuple):
         return self.greatest is None or (one.reward is not None and one.reward <= self.greatest)
 
     def finds(self, one: Rollout) -> bool:
-        """Says whether a record holds the pattern.
+        """Says whether the pattern occurs in a record.
 
         Raises:
           TimeoutError: the pattern takes longer than `SEARCH_SECS` on a text.
@@ -227,12 +227,12 @@ def parts(workdir: str | os.PathLike[str]) -> list[RolloutFile]:
 def read_rollouts(
     workdir: str | os.PathLike[str], selection: RolloutFilter | None = None
 ) -> Iterator[Rollout]:
-    """Reads the records of a run in the order written, also while it writes more.
+    """Reads the records of a run in the order written, also while the run writes more.
 
     If a part is cut or deleted meanwhile, its readable records are returned.
 
     Args:
-      selection: the conditions on records; parts without its steps are not opened.
+      selection: the conditions on records; parts with only other steps are not opened.
     """
     wanted = selection or RolloutFilter()
     found = parts(workdir)
@@ -277,7 +277,7 @@ class Digest(NamedTuple):
 
 
 def digest(rollouts: Sequence[Rollout]) -> Digest:
-    """Sums up at least one record."""
+    """Returns the digest of at least one record."""
     rewards = [one.reward for one in rollouts if one.reward is not None]
     return Digest(
         rollouts=len(rollouts),

@@ -38,7 +38,7 @@ _SILENT_SECS = 120.0
 
 
 class RunRecords:
-    """The records in a work directory, which are only read, also while the run goes on.
+    """Reads the records in a work directory, also while the run goes on; it never writes.
 
     Links that lead out of the directory are not followed.
 
@@ -103,7 +103,7 @@ class RunRecords:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run; empty if there are none that can be read."""
+        """The settings of the run; empty if they cannot be read."""
         path = self.workdir.config
         try:
             changed = path.stat().st_mtime_ns
@@ -137,7 +137,7 @@ class RunRecords:
         return run
 
     def counted(self, phase: str) -> list[dict[str, Any]]:
-        """Returns the metrics of a phase that count; see `until`."""
+        """Returns those lines of a phase's metrics that count; see `until`."""
         lines = self.metrics.of_phase(phase)
         return [line for line in lines if self.until is None or line["step"] <= self.until]
 
@@ -160,7 +160,7 @@ class RunRecords:
 
     @property
     def accuracies(self) -> list[tuple[int, MeasuredAccuracy]]:
-        """Held-out accuracies that count, each with the step before it; step 0 is before RL."""
+        """Held-out accuracies that count, each with the trainer step before it; 0 before RL."""
         names = ("accuracy", "accuracy_low", "accuracy_high")
         found = [
             (int(line["step"]), [_number(line.get(name)) for name in names])
@@ -201,7 +201,7 @@ class RunRecords:
 
     @property
     def last_step(self) -> int:
-        """The last trainer step with metrics, also of an evaluation; 0 for none."""
+        """The last trainer step with metrics or with an evaluation; 0 if there is none."""
         return alarms.last_step(self.metrics.lines)
 
     @property

@@ -44,7 +44,7 @@ class Pace:
             self._times.append((step, now_secs))
 
     def left_secs(self, steps: int, now_secs: float) -> float | None:
-        """Returns the seconds until the last step of a total; None with fewer than three recorded.
+        """Returns the seconds until step `steps`; None with fewer than three recorded steps.
 
         The first recorded step may include compilation, so its time does not count.
         """

@@ -1,4 +1,4 @@
-"""Reader of a run's spans: at their real times, or with the gaps of resumptions closed."""
+"""Reads a run's spans: at their real times, or with the gaps of resumptions closed."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class SpanLines:
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     """Reads the spans of all roles, ordered by their start.
 
-    For a resumed run, spans that a crash made void are left out. So is the time in which it did not
-    run: later spans are moved to the end of the earlier ones.
+    For a resumed run, spans that a crash made void are left out. The gap between the two parts of
+    the run is left out, too: later spans are moved to the end of the earlier ones.
 
     Raises:
       FileNotFoundError: the work directory has no spans.
@@ -103,8 +103,8 @@ class _Seam:
 
     Attributes:
       step, sft_step: see `rl_sync.records.resumption.mark`.
-      ended_secs, began_secs: time of the trainer's last record before it, and of its start after
-        it.
+      ended_secs, began_secs: time of the trainer's last record before the seam, and of the
+        trainer's start after it.
     """
 
     step: int

@@ -47,7 +47,7 @@ class SpanKind(enum.StrEnum):
 
 
 def sync_kind(transfer: str) -> SpanKind:
-    """The kind of the spans of a transfer of weights, by its name."""
+    """Returns the kind of the spans of a weight transfer, given the transfer's name."""
     return SpanKind(f"sync_{transfer}")
 
 
@@ -217,7 +217,7 @@ class SpanRecorder:
 
     @property
     def current(self) -> OpenSpan | None:
-        """The innermost open span of a working thread, otherwise of a waiting one, otherwise None.
+        """The innermost open span of a working thread, or else of a waiting one; None without any.
 
         Among several threads, the one that opened its span last counts.
         """

@@ -119,7 +119,7 @@ class RunSummary:
         """Returns the summary of one role.
 
         Raises:
-          KeyError: it recorded nothing.
+          KeyError: the role recorded nothing.
         """
         return {summary.role: summary for summary in self.roles}[name]
 

@@ -102,7 +102,7 @@ class MachineUse:
 
     @property
     def now(self) -> list[Usage]:
-        """The use of each process at its last line, by name."""
+        """The use of each process at its last line, ordered by name."""
         found = []
         for name, lines in sorted(self._lines.items()):
             if lines:

@@ -49,8 +49,8 @@ class ReplayClient:
 
     Args:
       address: `host:port`. No connection is made before the first request.
-      columns: names for the columns of items without names, which another client wrote; the default
-        is column_0, column_1, ….
+      columns: names of the columns of items that another client wrote without names; by default
+        column_0, column_1, ….
     """
 
     def __init__(self, address: str, columns: Sequence[str] | None = None) -> None:
@@ -70,8 +70,8 @@ class ReplayClient:
         pb = reverb_pb2
         self._server_info = self._unary("ServerInfo", pb.ServerInfoResponse)
         self._reset = self._unary("Reset", pb.ResetResponse)
-        # The server reads a stream of requests. One request and the end is such a stream too, and
-        # saves a thread for each call.
+        # The server reads a stream of requests. We send a stream of only one request, which saves a
+        # thread for each call.
         self._sample_stream = self._channel.unary_stream(
             SERVICE + "SampleStream",
             request_serializer=pb.SampleStreamRequest.SerializeToString,
@@ -126,7 +126,7 @@ class ReplayClient:
         """Waits until all items inserted through this object are in their tables.
 
         Raises:
-          ReplayTimeoutError: some still wait for room.
+          ReplayTimeoutError: some items still wait for room.
         """
         deadline = time.monotonic() + timeout_secs
         with self._lock:
@@ -143,8 +143,8 @@ class ReplayClient:
         deadline = time.monotonic() + timeout_secs
         samples: list[Sample] = []
         while len(samples) < count:
-            # If a server gives up on a request, it may lose items that it took out of the table for
-            # it. So a request does not wait for items: it only asks for items that are there.
+            # If a server gives up on a request, it may lose items that it took from the table for
+            # the request. So a request does not wait: it only asks for items that are there.
             there = self._drawable(table)
             if there:
                 self._empty_since_secs.pop(table, None)
@@ -175,7 +175,7 @@ class ReplayClient:
         fresh = time.monotonic() - self._looked_secs < _FRESH_SECS
         if not fresh or not self._there.get(table):
             with self._looking:
-                drawn = dict(self._drawn)  # Before the request: others may sample meanwhile.
+                drawn = dict(self._drawn)  # Before the request: other threads may sample meanwhile.
                 response = self._ask(
                     self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
                 )
@@ -191,7 +191,7 @@ class ReplayClient:
         return self._there[table]
 
     def _require_growth(self, info: TableInfo, drawn: int) -> None:
-        """Raises if a table's counts have gone back since this client last saw them.
+        """Raises ReplayError if a table's counts are lower than when this client last saw them.
 
         Counts restart in a table that another client has reset. Its items are gone, and a wait for
         them would never end.
@@ -261,7 +261,7 @@ class ReplayClient:
         deadline: float,
         timeout_secs: float,
     ) -> None:
-        """Waits for confirmations, and raises the reason if they do not come."""
+        """Waits for confirmations; if they do not come, raises an error that says why."""
         try:
             if stream.wait(tickets, deadline):
                 return
@@ -279,7 +279,7 @@ class ReplayClient:
         )
 
     def _draw(self, table: str, count: int, wait_secs: float) -> list[Sample]:
-        """Samples `count` items, or fewer if others sample them first and no more come in time."""
+        """Samples `count` items, or fewer if other clients take them and no more come in time."""
         request = reverb_pb2.SampleStreamRequest(table=table, num_samples=count)
         request.rate_limiter_timeout.milliseconds = max(1, round(wait_secs * 1000))
         call = self._sample_stream(request, timeout=RPC_TIMEOUT_SECS + wait_secs)

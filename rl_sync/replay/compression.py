@@ -21,8 +21,9 @@ def compress(data: memoryview) -> list[Buffer]:
     """Compresses bytes to raw snappy, and returns it in pieces to be concatenated.
 
     Raw snappy is the length of the data, as a varint, followed by elements for the data in blocks
-    of 64 KiB. No element refers to an earlier block. So parts of whole blocks can be compressed
-    apart, and joined without their lengths. (google/snappy, format_description.txt)
+    of 64 KiB. No element refers to an earlier block. So parts that consist of whole blocks can be
+    compressed separately, and joined without their lengths. (google/snappy,
+    format_description.txt)
     """
     threads = min(_MAX_THREADS, data.nbytes // _PART_BYTES, _cores())
     if threads < 2:

@@ -31,7 +31,7 @@ _RESPONSE_ITEMS = 64
 class ReplayService:
     """Reverb's methods, on tables in this process's memory.
 
-    Items are kept as the messages that they came in.
+    Each item is kept as the messages in which it arrived.
 
     Raises:
       ValueError: two tables have the same name.
@@ -101,7 +101,7 @@ class ReplayService:
     def _draw(
         self, table: EmbeddedTable, count: int, deadline: float, context: grpc.ServicerContext
     ) -> list[DrawnItem]:
-        """Samples items in short waits, so that a client that has gone takes none."""
+        """Samples items in short waits, so that a client that has left takes no items."""
         while context.is_active():
             drawn = table.sample(count, min(deadline, time.monotonic() + _LOOK_AROUND_SECS))
             if drawn:

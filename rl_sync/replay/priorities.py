@@ -24,7 +24,7 @@ def reward(group: Group) -> float:
 
 
 def variance(group: Group) -> float:
-    """The variance of the rewards; p(1 − p) where they are 0 or 1."""
+    """The variance of the rewards; p(1 − p) if all rewards are 0 or 1."""
     return float(group.rewards.var())
 
 
@@ -49,9 +49,9 @@ _BY_PRIORITY = ("prioritized", "max_heap", "min_heap")
 
 
 def priority_of(group: Group, name: str, sampler: str) -> float:
-    """Returns the priority of a group in a table. With `prioritized` it is never negative.
+    """Returns the priority of a group in a table.
 
-    It is 1 if the sampler does not use priorities.
+    It is 1 if the sampler does not use priorities, and never negative if it is `prioritized`.
 
     Args:
       name: a key of `PRIORITIES`.

@@ -2,7 +2,7 @@
 # requires-python = "==3.11.*"
 # dependencies = ["dm-reverb==0.14.0", "tensorflow-cpu==2.15.1", "setuptools<81"]
 # ///
-"""The Reverb server: a script with an environment of its own, since JAX cannot share it.
+"""The Reverb server: a script with a Python environment of its own, which JAX cannot share.
 
     uv run --script rl_sync/replay/reverb_server.py --port 8700 --tables '[{"name": "queue", ...}]'
 
@@ -56,7 +56,7 @@ def run(serve: Serve, description: str) -> int:
     """Parses the command line, serves until standard input ends or SIGTERM comes, and exits.
 
     Returns:
-      The exit status if it cannot serve: PORT_TAKEN, or REFUSED for tables.
+      The exit status if it cannot serve: PORT_TAKEN, or REFUSED if the tables are invalid.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
@@ -69,7 +69,7 @@ def run(serve: Serve, description: str) -> int:
     stop, serving = threading.Event(), threading.Event()
 
     def leave(*_: object) -> None:
-        """Stops cleanly if the server is ready, and immediately before that."""
+        """Stops the server cleanly if it is ready; before that, ends the process immediately."""
         if not serving.is_set():
             os._exit(0)
         if stop.is_set():
@@ -130,7 +130,7 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import reverb
 
-    free_port(args.port, args.host)  # again: the import took seconds
+    free_port(args.port, args.host)  # checked again, since the import took seconds
     tables = [make_table(reverb, spec) for spec in specs]
     server = reverb.Server(tables, args.port)
     answer_at(args.host, args.port)
@@ -159,9 +159,9 @@ def answer_at(host: str, port: int) -> None:
 
 
 def address_filter(address: str) -> list[tuple[int, int, int, int]]:
-    """Returns a program of classic BPF that keeps packets to an IPv4 address, and drops others.
+    """Returns a classic BPF program that keeps packets to an IPv4 address, and drops others.
 
-    With an address of the loopback interface, it also keeps packets to IPv6's loopback address.
+    If the address is on the loopback interface, it also keeps packets to IPv6's loopback address.
     It is written out here, since this script has to run without any other file of ours.
     """
 
@@ -169,9 +169,9 @@ def address_filter(address: str) -> list[tuple[int, int, int, int]]:
         return code, 0, 0, (_NETWORK_HEADER + offset) & 0xFFFFFFFF
 
     (wanted,) = struct.unpack("!I", socket.inet_aton(address))
-    # An IPv6 packet goes on to its address, or is dropped.
+    # For an IPv6 packet: instructions to skip, either to the test of its address or to the drop.
     version_6 = 2 if address.startswith("127.") else 11
-    return [  # (code, instructions to skip where equal, and where not, value)
+    return [  # (code, instructions to skip if equal, instructions to skip if not, value)
         load(0x30, 0),
         (0x74, 0, 0, 4),  # The first half of the first byte is the IP version.
         (0x15, 0, version_6, 4),
@@ -196,11 +196,11 @@ def listening_sockets(port: int) -> list[socket.socket]:
     for name in os.listdir("/proc/self/fd"):
         try:
             number = os.dup(int(name))
-        except OSError:  # Closed since.
+        except OSError:  # It was closed meanwhile.
             continue
         try:
             copy = socket.socket(fileno=number)
-        except OSError:  # No socket.
+        except OSError:  # It is not a socket.
             os.close(number)
             continue
         is_listening = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockopt(
@@ -214,7 +214,7 @@ def listening_sockets(port: int) -> list[socket.socket]:
 
 
 def read_tables(text: str) -> list[dict[str, Any]]:
-    """Returns the table specifications of a JSON list, complete.
+    """Reads table specifications from a JSON list, and adds the defaults of missing fields.
 
     Raises:
       ValueError: the text is not such a list, or a field is missing or unknown.
@@ -234,7 +234,7 @@ def read_tables(text: str) -> list[dict[str, Any]]:
 
 
 def make_table(reverb: Any, spec: dict[str, Any]) -> Any:
-    """Makes a reverb.Table of one table specification."""
+    """Makes a reverb.Table from a table specification."""
 
     def selector(kind: str) -> Any:
         if kind == "prioritized":

@@ -101,7 +101,7 @@ class ServerProcess:
 
     @property
     def cannot_be_had(self) -> bool:
-        """True if the server has ended before it was ready, because of its environment."""
+        """True if the server ended before it was ready, because its environment does not work."""
         refusals = (None, PORT_TAKEN, REFUSED)
         return not self._ready.is_set() and self.popen.poll() not in refusals
 

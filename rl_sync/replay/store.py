@@ -83,7 +83,7 @@ class EmbeddedTable:
             return sum(not item.inserted for item in items)
 
     def sample(self, count: int, deadline: float) -> list[DrawnItem]:
-        """Samples up to `count` items, waiting for the first; returns none after the deadline."""
+        """Samples up to `count` items; waits until the deadline, but only for the first one."""
         drawn: list[DrawnItem] = []
         with self._changed:
             timeout_secs = max(0.0, deadline - time.monotonic())

@@ -55,8 +55,8 @@ class InsertStream:
     """Sends items, and tracks those that the server has not confirmed yet.
 
     gRPC takes requests in one of its threads, and deserializes confirmations in another. We process
-    confirmations in that thread, because waking up a third one would take time. Our own thread only
-    asks gRPC for more.
+    confirmations in this second thread, because waking up a third one would take time. Our own
+    thread only asks gRPC for more.
     """
 
     def __init__(self, open_stream: OpenStream) -> None:

@@ -77,10 +77,10 @@ class TableSpec:
 
 
 def queue(name: str, capacity: int, sampler: Selector = "fifo", times: int = 1) -> TableSpec:
-    """A queue: each item is sampled a fixed number of times; a full queue makes writers wait.
+    """Specifies a queue, which gives each item `times` times, and makes writers wait when full.
 
-    It is full when `capacity * times` samples are left in it, and never removes an item for
-    another.
+    It is full when `capacity * times` samples are left in it. It never removes an item to make room
+    for another.
 
     Args:
       sampler: selector of items; first in, first out by default.

@@ -2,9 +2,9 @@
 
 We write an item as one chunk with a tensor for each column, in the order of the names. Each tensor
 has a leading batch dimension of 1, which the trajectory says to squeeze. Reverb's columns have no
-names, so an additional last column holds them: a string vector of a marker and the names. Other
-readers find the item's columns in front of it. Items of other writers may have any number of slices
-of any number of chunks.
+names, so an additional last column holds them: a vector of strings, first a marker, then the names.
+Other readers find the item's columns in front of it. Items of other writers may have any number of
+slices of any number of chunks.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _generator = random.Random()
 _MOST_AT_ONCE = 1 << 20
 _new_key = _generator.getrandbits
 _SOME_KEY = (1 << 64) - 1
-os.register_at_fork(after_in_child=_generator.seed)  # or it would repeat the parent's keys
+os.register_at_fork(after_in_child=_generator.seed)  # Otherwise a child repeats its parent's keys.
 
 
 class EncodedItem(NamedTuple):
-    """A serialized InsertStreamRequest with one item; several can be concatenated to one.
+    """A serialized InsertStreamRequest with one item; concatenated, several form one request.
 
     Attributes:
       key: the key of the item.
@@ -54,8 +54,8 @@ class EncodedItem(NamedTuple):
 def encode_item(table: str, columns: Mapping[str, np.ndarray], priority: float) -> EncodedItem:
     """Encodes an item, and the chunk that holds its data.
 
-    The message is built by hand around the compressed data, since each level of messages would copy
-    them once more.
+    The message is built by hand around the compressed data, since each level of nested messages
+    would copy the data once more.
 
     Raises:
       ValueError: there are no columns, or one cannot be stored.
@@ -92,9 +92,9 @@ def encode_item(table: str, columns: Mapping[str, np.ndarray], priority: float) 
 
 @functools.lru_cache(maxsize=64)
 def _trajectory(columns: int) -> bytes:
-    """Returns a serialized trajectory that says that an item's columns are those of one chunk.
+    """Returns the serialized trajectory of an item whose columns are the columns of one chunk.
 
-    The chunk's key is `_SOME_KEY`, in whose place the bytes of another can be put.
+    The chunk's key is `_SOME_KEY`, whose bytes can be replaced by those of another key.
     """
     trajectory = reverb_pb2.FlatTrajectory()
     for index in range(columns):
@@ -159,7 +159,7 @@ def _read_own(
 ) -> dict[str, np.ndarray] | None:
     """Returns the columns of an item that `encode_item` made; None for any other item.
 
-    For such an item the slices of each column need no check, which would take longer than
+    It checks the whole trajectory at once: checking each column's slices would take longer than
     decompressing a small item.
     """
     tensors_of = chunk.data.tensors
@@ -213,7 +213,7 @@ def read_info(info: reverb_pb2.TableInfo) -> TableInfo:
 
 
 def drawable(info: reverb_pb2.TableInfo) -> int:
-    """Returns the number of items that a table can give at once, by its size and rate limiter."""
+    """Returns how many items a table can give at once, given its size and its rate limiter."""
     limiter = info.rate_limiter_info
     over_least = info.current_size - max(1, limiter.min_size_to_sample) + 1
     if over_least <= 0:
@@ -290,7 +290,7 @@ def _names_of(content: bytes, count: int) -> tuple[str, ...] | None:
 def _carried_names(
     column: reverb_pb2.FlatTrajectory.Column, chunks: Mapping[int, reverb_pb2.Chunk]
 ) -> tuple[str, ...] | None:
-    """Returns the names that a last column holds, or None if it is a column like any other."""
+    """Returns the names that an item's last column holds; None if it is a column like any other."""
     if len(column.chunk_slices) != 1 or not column.squeeze:
         return None
     part = column.chunk_slices[0]

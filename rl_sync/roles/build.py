@@ -152,7 +152,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
 
 
 def _before_training(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
-    """Lists the trainer's programs besides its steps, which it has compiled itself."""
+    """Lists the trainer's programs without its steps, which the trainer compiles by itself."""
     resumes = latest_snapshot(Workdir(settings.workdir).snapshots) is not None
     left_out = {TRAINING, SFT} if resumes else {TRAINING}
     programs = trainer_programs(settings, task, trainer)
@@ -181,14 +181,14 @@ def _evaluator(
 
 
 def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
-    """Returns the demonstrations for each trainer step, as a function; None for a run without."""
+    """Returns a function from a trainer step to its demonstrations, or None if there are none."""
     rows, seed = settings.algorithm.demonstration_rows, settings.seed
-    # One word more than in SFT's seeds, so that step t draws others than SFT's t-th batch.
+    # One word more than in SFT's seeds, so that step t does not draw the t-th batch of SFT.
     return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
 
 
 def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] | None:
-    """Returns a function that makes the recorder of rollouts from the first step; None for none."""
+    """Returns a function from the run's first step to a recorder of rollouts, or None for none."""
     settings = session.settings
     if not (settings.observe.rollouts and settings.explorers):
         return None
@@ -276,7 +276,7 @@ def _await_host(session: Session) -> None:
 def _site(
     session: Session, resources: Resources, task: Task, *, master: str, transfer: str
 ) -> EndSite:
-    """Returns the site of a program's end of the transfer."""
+    """Returns the `EndSite` of a program, which its end of the weight transfer needs."""
 
     def abstract_params_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).abstract_published()

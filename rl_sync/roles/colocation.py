@@ -1,4 +1,4 @@
-"""The trainer and the explorers of a run as threads of one process, on its local devices."""
+"""Runs the trainer and the explorers as threads of one process, on its local devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
       ConfigError: there are too few devices.
       Exception: error of the first role that failed.
     """
-    wiring.load_task(settings)  # Loaded before the threads start, which then share it.
+    wiring.load_task(settings)  # The threads share the task, so it is loaded before they start.
     # A CPU is one device unless JAX gets another number before it starts. Accelerators need no
     # setting.
     needed = [settings.mesh_of(role).devices for role in settings.roles]
@@ -62,7 +62,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
 
 
 def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, list[jax.Device]]:
-    """Chooses the devices of each role: its own if there are enough, otherwise shared first ones.
+    """Chooses each role's devices: its own if there are enough, otherwise the first, shared ones.
 
     Raises:
       ConfigError: the mesh of a role needs more devices than there are.
@@ -87,8 +87,8 @@ def allot(settings: RunSettings, devices: Sequence[jax.Device]) -> dict[str, lis
 class RoleThreads:
     """Threads of the roles, which end together.
 
-    Roles without a state to save are not waited for: explorers, and a trainer that has not begun to
-    train.
+    After a failure they wait for no role that has nothing to save: neither for explorers, nor for a
+    trainer that has not begun to train.
     """
 
     settings: RunSettings

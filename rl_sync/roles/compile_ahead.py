@@ -1,4 +1,4 @@
-"""Programs compiled ahead of need, in background threads."""
+"""Compiles programs ahead of their first use, in background threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AheadCounts:
       awaited: number of programs that were being compiled at their first use.
       at_need: number of listed programs whose compilation started at their first use.
       unlisted: number of used programs that were not listed.
-      waited_secs: time spent waiting for those in `awaited`.
+      waited_secs: time spent waiting for the programs counted in `awaited`.
     """
 
     listed: int = 0
@@ -124,9 +124,9 @@ def _compile(program: Listed) -> None:
 def ahead_of(settings: RunSettings, role: str) -> Ahead:
     """Returns the `Ahead` of a role, with the number of threads that the settings give.
 
-    If `launch.compile_ahead` is not set, it is half of the machine's cores on accelerators. On CPUs
-    it is 0, because compiling would compete with the run for the cores. It is also 0 for several
-    processes on GPUs, which compile each program together.
+    If `launch.compile_ahead` is not set, the number is half of the machine's cores on accelerators.
+    On CPUs it is 0, because compiling would compete with the run for the cores. It is also 0 for
+    several processes on GPUs, which compile each program together.
     """
     threads = settings.launch.compile_ahead
     if threads is None:

@@ -44,7 +44,7 @@ def rollout_engine(
 
 
 def rollout_changes(settings: RunSettings, task: Task) -> LogitsProcessors:
-    """Returns the logits processors of an explorer's engine, and what it records of them."""
+    """Returns the logits processors of an explorer's engine, which also say what it records."""
     changes, keeps = sampled_changes(settings, task), settings.rollout.keep_sampling_mask
     excludes = LogitsProcessors.of(wiring.sampling(settings, task)).excludes
     return changes._replace(masks=excludes and keeps, whole=excludes and not keeps)

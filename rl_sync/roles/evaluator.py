@@ -26,7 +26,7 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 
 _SEED = 0x65766C
-"""Word in the seeds of evaluations, which makes their samples differ from those of rollouts."""
+"""Word in the seeds of evaluations, so that these seeds differ from the seeds of rollouts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +163,8 @@ class Evaluator(NamedTuple):
         return values
 
     def _completed(self, params: Params, examination: EvaluationSet) -> list[CompletionToScore]:
-        # A new engine each time, since an engine keeps its cache, and weights that train steps
-        # donate.
+        # A new engine each time: an engine would keep its cache in memory, and also weights, which
+        # train steps donate.
         engine = self.engine()
         count = len(examination.prompts) * examination.samples
 
@@ -178,12 +178,12 @@ class Evaluator(NamedTuple):
 def completed(
     engine: Engine | EpisodeEngine, params: Params, examination: EvaluationSet
 ) -> Sequence[Sequence[FinishedCompletion | Played]]:
-    """Completes the problems of an evaluation; returns the completions of each.
+    """Completes the problems of an evaluation; returns the completions of each problem.
 
-    Then ends the environments of an episode engine.
+    At the end it closes the environments of an episode engine.
 
     Raises:
-      RunError: the weights are broken.
+      RunEndedError: the weights are broken.
     """
     engine.load(params, version=0)
     try:
@@ -240,7 +240,7 @@ class EvaluationResults:
             self._games.setdefault(key, item.ending.metrics)
 
     def forget(self) -> None:
-        """Drops the answers once they are measured; later ones are ignored."""
+        """Drops the answers once they are measured; later answers are ignored."""
         self.answers, self._games = {}, {}
 
     @property

@@ -71,7 +71,7 @@ class Parameters:
             raise ConfigError(f"config.model.path={self.path!r}: {error}") from error
 
     def kept(self, params: Params) -> Params:
-        """Returns the part of the parameters that snapshots hold: with adapters, only these."""
+        """Returns the part of the parameters that snapshots hold: the adapters, or else all."""
         return lora.split(params)[0] if self.model.lora else params
 
     def base_digest(self, params: Params) -> str | None:
@@ -84,8 +84,8 @@ class Parameters:
         Args:
           base_digest: digest of the omitted part at the time of the snapshot.
 
-          Raises:
-            ConfigError: the omitted part is unavailable, or has changed.
+        Raises:
+          ConfigError: the omitted part is unavailable, or has changed.
         """
         if not self.model.lora:
             return kept
@@ -115,7 +115,7 @@ class Parameters:
         return zeros(self.abstract_held)
 
     def receiving(self, puller: Puller) -> Puller:
-        """Wraps a puller of published parameters as one of explorers' parameters."""
+        """Turns a puller of published parameters into a puller of explorers' parameters."""
         if not self.model.lora:
             return puller
         return MergingPuller(puller, self.model, self.base(), self.abstract_held)

@@ -16,10 +16,10 @@ TABLE = "groups"
 def replay_tables(settings: RunSettings) -> list[TableSpec]:
     """Returns the replay buffer's one table, which gives each group `replay.times_sampled` times.
 
-    If `replay.max_size` is not set, it has room for every batch that may be ahead of the trainer,
-    and for groups whose leases have ended, so that no explorer waits for room while the schedule
-    lets it continue. It makes explorers wait instead of removing a group, since the master accounts
-    for every group.
+    If `replay.max_size` is not set, the table has room for every batch that may be ahead of the
+    trainer, and for groups whose leases have ended, so that no explorer waits for room while the
+    schedule lets it continue. A full table makes explorers wait instead of removing a group, since
+    the master accounts for every group.
     """
     replay = settings.replay
     sampler = cast(Selector, replay.sampler)
@@ -33,8 +33,8 @@ def check_replay(settings: RunSettings, replay: ReplayClient) -> None:
     """Checks that a replay server, which a user may have started, has the run's table.
 
     Raises:
-      ConfigError: it does not have the table.
-      ReplayError: it does not answer.
+      ConfigError: the server does not have the table.
+      ReplayError: the server does not answer.
     """
     (wanted,) = replay_tables(settings)
     found = replay.info().get(TABLE)

@@ -67,7 +67,7 @@ def evaluate(settings: RunSettings, source: PolicySource, say: Callable[[str], N
 
     Raises:
       ConfigError: the policy cannot be loaded, or the reward cannot be made.
-      RunError: the weights are broken.
+      RunEndedError: the weights are broken.
     """
     require(
         not settings.algorithm.scores,
@@ -126,7 +126,7 @@ def _judged(
     items: list[CompletionToScore],
     say: Callable[[str], None],
 ) -> tuple[EvaluationResults, list[dict[str, Any]]]:
-    """Has completions scored; returns the results, and the completions as records."""
+    """Scores completions by the reward; returns the results, and the completions as records."""
     main, sheet = (
         Rubric(task.reward).labels[0],
         EvaluationResults(examination, settings.evaluation.category),

@@ -180,10 +180,10 @@ def _reward_secret(settings: RewardSettings) -> str:
 
 
 def delivers_beside(settings: RunSettings) -> bool:
-    """Says whether threads have groups scored and inserted while the explorer generates others.
+    """Says whether threads get groups scored and inserted while the explorer generates others.
 
-    The explorer waits where scores may make it generate a group again. Streaming explorers never
-    wait, since others of their groups are in flight.
+    The explorer waits if scores may make it generate a group again. Streaming explorers never wait,
+    since they have other groups in flight.
     """
     return settings.rollout.streaming or not settings.algorithm.screening.replaces
 
@@ -191,7 +191,7 @@ def delivers_beside(settings: RunSettings) -> bool:
 def delivers_in_parts(settings: RunSettings, task: Task) -> bool:
     """Says whether explorers deliver each group once it is whole, while others are in flight.
 
-    Groups with a quick reward are delivered together, since a call for each would cost more.
+    If the reward is quick, groups are delivered together, since a call for each would cost more.
     """
     rollout = settings.rollout
     if rollout.streaming:

@@ -50,7 +50,7 @@ class Extension(NamedTuple):
       target: slot of the sequence.
       newest: position of its last token so far.
       given: tokens that follow.
-      sampling: sampling choices for the tokens after those.
+      sampling: sampling choices for the tokens after the given ones.
       key: random key of their sampling.
     """
 
@@ -103,7 +103,7 @@ class Batch:
 
     @property
     def loaded(self) -> bool:
-        """True where weights are loaded."""
+        """True if weights are loaded."""
         return self._params is not None
 
     def make_room_for_stop_ids(self, count: int) -> None:
@@ -145,7 +145,7 @@ class Batch:
         return self._call(program, core.copy_cache, self._slots, source, span=span)
 
     def insert_copy(self, cache: KVCache, start: Start) -> None:
-        """Starts a sequence whose prompt's cache was copied before."""
+        """Starts a sequence from a copy of its prompt's cache."""
         tokens: Any = _padded([start.prompt], 1, self.sizes.prompt_bucket(len(start.prompt)))
         self._insert("insert_copy", Prefix(tokens, cache), [start])
 

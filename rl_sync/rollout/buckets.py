@@ -37,7 +37,7 @@ class Sizes:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Possible numbers of positions that decoding reads of a row, largest first.
+        """Numbers of positions of a row that decoding may read, largest first.
 
         They are the whole length, half of it, a quarter, and so on. So decoding reads less than
         twice the filled positions.
@@ -59,7 +59,7 @@ class Sizes:
         return max((size for size in self.rows if size < rows), default=0)
 
     def span_bucket(self, tokens: int) -> int:
-        """Returns the number of positions that are read of rows with `tokens` tokens."""
+        """Returns how many positions of a row are read if it has `tokens` tokens."""
         return min((size for size in self.spans if size >= tokens), default=self.length)
 
     def prompt_bucket(self, tokens: int) -> int:
@@ -71,7 +71,7 @@ class Sizes:
         return tuple(sorted({self.prompt_bucket(length) for length in lengths}))
 
     def prefill_rows(self, prompts: int, tokens: int) -> int:
-        """Returns how many of the prompts fit into one prefill, if padded to `tokens`."""
+        """Returns the number of rows of a prefill of prompts that are padded to `tokens`."""
         return prefill_rows(prompts, tokens, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
 
     def recomputed_rows(self, rows: int, tokens: int) -> int:

@@ -91,8 +91,8 @@ class Engine:
             arrive: `keep` them, or `recompute` them with the new weights. Offloaded caches are then
             kept or dropped.
           kv_offload_bytes: host memory for the caches of evicted sequences, for all processes of
-            the program together. The least recently used caches are dropped first. 0: none is
-            offloaded.
+            the program together. The least recently used caches are dropped first. With 0 no cache
+            is offloaded.
           decode: function from token ids to text, which stop strings need.
           seed: seed for requests without a seed of their own.
           layout: sharding of the weights and the slots.
@@ -247,8 +247,8 @@ class Engine:
     ) -> int:
         """Continues a held completion after given tokens, ahead of queued requests.
 
-        The result equals a request whose prompt is the sequence so far and then the given tokens,
-        except for rounding, and for caches of older weights that `keep` has kept.
+        The result equals that of a request whose prompt is the sequence so far and then the given
+        tokens, except for rounding, and for caches of older weights that `keep` has kept.
 
         Args:
           handle: the completion, which is held no longer.
@@ -354,9 +354,9 @@ class Engine:
         return finished
 
     def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
-        """Returns the tokens so far of those given completions that are in flight.
+        """Returns the tokens so far of each given completion that is in flight.
 
-        The finished completion will begin with them.
+        The finished completion will begin with these tokens.
         """
         found = {}
         for sequence in self._occupancy.live.values():
@@ -368,14 +368,13 @@ class Engine:
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
     ) -> list[FinishedCompletion]:
-        """Takes steps until nothing is left, or `tokens` tokens were sampled.
+        """Takes steps until nothing is left, or `budget_tokens` tokens were sampled.
 
         Unfinished sequences continue in the next step; held ones stay. The budget is checked
         between steps.
 
         Args:
           between: function called after each step that leaves unfinished sequences; it may `load`
-            new weights.
             new weights.
         """
         before, finished = self._counted.decode_tokens, []

@@ -147,7 +147,7 @@ class EpisodeEngine:
         the next chunk of tokens, so that batches do not depend on how long environments take.
       side_by_side: whether an episode may have several replies in flight, each in its own segment.
       agree: see `Agree`.
-      older: plays opponents with older weights; None where the policy plays them itself.
+      older: plays opponents with older weights; None if the policy plays them itself.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class EpisodeEngine:
     def occupied(self) -> int:
         """Number of slots that are occupied or waited for.
 
-        Episodes whose environments are at work leave their slots to others; there may be as many of
-        these as there are slots.
+        An episode whose environment is at work leaves its slot to other episodes. So as many
+        episodes as there are slots do not count while their environments work.
         """
         return max(self.engine.unfinished, self.unfinished - self.slots)
 
@@ -268,7 +268,7 @@ class EpisodeEngine:
     def advance(
         self, budget_tokens: int | None = None, between: Callable[[], None] | None = None
     ) -> list[Played]:
-        """Steps until nothing is left, or `tokens` tokens were sampled; see `Engine.advance`."""
+        """Steps until no episode or no budget of tokens is left; see `Engine.advance`."""
         before, played = self.engine.stats.decode_tokens, []
         while self._playing:
             played += self.step()
@@ -301,7 +301,7 @@ class EpisodeEngine:
         return self._made
 
     def _sayings(self) -> list[Saying]:
-        """Returns the tokens of streamed replies that the director has not got yet."""
+        """Returns those tokens of streamed replies that the director has not got yet."""
         streamed = {handle: one for (_, handle), one in self._replying.items() if one.streams}
         sayings = []
         for handle, progress in self.engine.progress(streamed).items() if streamed else ():
@@ -387,7 +387,7 @@ class EpisodeEngine:
             self._reply_begins(Handle(ticket, episode.index), answer)
 
     def _begin_segment(self, episode: _PlayedEpisode, answer: Continue) -> None:
-        """Begins a conversation with a turn; an opponent's one is not in the trajectory."""
+        """Begins a conversation with a turn; an opponent's conversation is in no trajectory."""
         if answer.opponent is None:
             episode.trajectory = begin_segment(episode.trajectory, answer.ids)
         else:
@@ -477,7 +477,7 @@ class EpisodeEngine:
 def _sampling(request: EpisodeRequest, answer: Continue) -> Sampling:
     """Returns the sampling choices of a reply: with the turn's stop strings and token limits.
 
-    Opponents sample at random even where the policy is greedy.
+    Opponents sample at random even if the policy is greedy.
     """
     sampling = request.sampling
     return dataclasses.replace(

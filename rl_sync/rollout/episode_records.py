@@ -95,8 +95,8 @@ class Continue(NamedTuple):
       opponent: player whose turn it is, if it is an opponent: the turn continues that player's
         conversation, which is not trained on. None for the policy that learns.
       segment: number of the segment that continues or begins.
-      forgets: where a segment begins, whether all earlier ones are finished.
-      request: name of the reply, where an episode has several in flight.
+      forgets: if a segment begins, whether all earlier segments are finished.
+      request: name of the reply, if an episode has several replies in flight.
     """
 
     episode: int
@@ -138,8 +138,8 @@ class EpisodeDirector(Protocol):
 
         Args:
           timeout_secs: maximum wait for an answer.
-          all_of_them: waits for all answers instead, except from episodes that cannot begin before
-            others end; orders them by episode.
+          all_of_them: whether to wait for the answers of all episodes instead, except those that
+            cannot begin before others end; the answers are then ordered by episode.
         """
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Played:
 
     Attributes:
       ticket, index: see `FinishedCompletion`.
-      trajectory: the whole conversation; empty where the environment never began.
+      trajectory: the whole conversation; empty if the environment never began.
       turn_rewards: reward of each reply; rewards of the whole episode are in the ending.
       ending: end of the episode.
     """

@@ -59,10 +59,10 @@ class KvOffload:
       batch: owner of the slots.
       most_bytes: the limit, for all processes of a program together; 0 disables offloading.
 
-      Attributes:
-        held_bytes: total size of the copies.
-        set_aside, restored: numbers of offloaded and of restored caches so far.
-        dropped: number of caches that were dropped for new ones, or because of new weights.
+    Attributes:
+      held_bytes: total size of the copies.
+      set_aside, restored: numbers of offloaded and of restored caches so far.
+      dropped: number of caches that were dropped for new ones, or because of new weights.
     """
 
     def __init__(self, batch: Batch, most_bytes: int) -> None:
@@ -77,8 +77,8 @@ class KvOffload:
         Args:
           tokens: number of tokens of the sequence.
 
-          Returns:
-            The copy; None where it is larger than the whole limit.
+        Returns:
+          The copy; None if it would be larger than the whole limit.
         """
         if not self._most_bytes:
             return None
@@ -95,7 +95,7 @@ class KvOffload:
         return copy
 
     def use_soon(self, copy: OffloadedCache | None) -> None:
-        """Marks a copy as recently used, so that others are dropped first."""
+        """Marks a copy as recently used, so that other copies are dropped first."""
         if copy in self._copies:
             del self._copies[copy]
             self._copies[copy] = None

@@ -38,7 +38,7 @@ class OlderVersions:
         return [*(version for version, _ in self._kept), *newest][-(self._kept.maxlen or 0) :]
 
     def take(self, params: Params, version: int) -> None:
-        """Takes the policy's new weights, and draws the version of its opponents."""
+        """Takes the policy's new weights, and draws the version that opponents use."""
         if self._newest is not None:
             if self._newest[0] == version:
                 return

@@ -40,7 +40,7 @@ class Waiting:
 
     @property
     def is_aside(self) -> bool:
-        """True where an offloaded cache is to be restored, so that nothing needs a prefill."""
+        """True if an offloaded cache is to be restored, so that nothing needs a prefill."""
         return self.copy is not None and self.copy.is_there
 
 
@@ -95,8 +95,8 @@ class Queue:
         """Returns the requests whose prompts to prefill now, in order, beginning with the head.
 
         Args:
-          free: number of free slots. Only prompts for these slots cause a prefill; if it has rows
-            to spare, later prompts get them.
+          free: number of free slots. Only prompts for these slots cause a prefill; if the prefill
+            has spare rows, later prompts get them.
           alike: says whether a prompt fits into the same prefill as the head's.
           capacity: maps a number of prompts to the number of rows of their prefill.
         """

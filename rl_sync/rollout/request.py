@@ -72,8 +72,7 @@ class FinishedCompletion:
       versions: version of the weights that sampled each token.
       finish: reason of its end: `stop` at a stop token or stop string, `length` at the token limit.
       masks: set of tokens that each token could be sampled from; see `rl_sync.sampling_masks`. It
-        has no entries where the engine does not record them.
-        entries where the engine does not record them.
+        has no entries if the engine does not record them.
     """
 
     ticket: int

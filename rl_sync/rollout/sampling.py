@@ -195,8 +195,8 @@ def adjusted_logits(
     for is not computed. `draw` handles greedy rows.
 
     Args:
-      changes: kinds of changes that rows may ask for. Others are not even compiled: together they
-        take longer to compile than everything else in a decode step.
+      changes: kinds of changes that rows may ask for. Other kinds are not even compiled, since all
+        kinds together take longer to compile than everything else in a decode step.
     """
 
     def where_asked(
@@ -226,7 +226,7 @@ def whole_logprobs(
     changes: LogitsProcessors,
     tokens: Int[Array, " B"],
 ) -> Float[Array, " B"]:
-    """Computes the log-probabilities of sampled tokens as if no others were excluded.
+    """Computes the log-probabilities of sampled tokens as if no token were excluded.
 
     They are 0 in greedy rows.
     """
@@ -271,7 +271,7 @@ def _truncate(
 
 
 def _order(logits: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Maps logits to integers of the same order: the bits of floats, inverted for negative ones."""
+    """Maps logits to integers that sort equally: a float's bits, all inverted if it is negative."""
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)
@@ -296,10 +296,9 @@ def _fewest(
 def _edge(
     order: UInt32[Array, "B V"], weights: Float[Array, "B V"], wanted: Float[Array, " B"]
 ) -> UInt32[Array, " B"]:
-    """Finds the highest number for which the entries at or above it have weights that sum to
-    `wanted`.
+    """Finds the highest limit at or above which the entries' weights sum to at least `wanted`.
 
-    The number is found bit by bit, which compiles and runs faster than a sort.
+    The limit is found bit by bit, which compiles and runs faster than a sort.
     """
 
     def decide(i: Int[Array, ""], edge: UInt32[Array, " B"]) -> UInt32[Array, " B"]:
@@ -364,8 +363,8 @@ def _likeliest(logits: Float[Array, "B V"], peak: Float[Array, " B"]) -> Int[Arr
 def _invert(numbers: Float[Array, " B"], mass: Float[Array, "B V"]) -> Int[Array, " B"]:
     """Finds the first index where the running sum of masses exceeds a given share of the total.
 
-    Sums are rounded. So entries without mass are skipped even where the rounded sum seems to grow.
-    A number so close to 1 that no entry is left selects the last one with mass.
+    Sums are rounded. So entries without mass are skipped, even if the rounded sum exceeds the share
+    there. If no sum exceeds a share close to the total, the last entry with mass is selected.
     """
     # A matrix product, because a cumulative sum takes longer to compile.
     upper = jnp.triu(jnp.ones((mass.shape[-1], mass.shape[-1])))

@@ -122,7 +122,7 @@ class GrowingSequence:
 
     @property
     def is_over(self) -> bool:
-        """True where no more tokens are to be sampled; call `cut` first."""
+        """True if no more tokens are to be sampled; call `cut` first."""
         return self._stopped or self.left == 0
 
     @property

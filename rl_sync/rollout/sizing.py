@@ -30,8 +30,9 @@ class Sizing:
     def rows(self, chunks: int) -> int:
         """Returns the number of slots for the next chunk.
 
-        They have room for the unfinished sequences, and for those that were parked recently. So
-        held sequences keep their slots between two turns, but none keeps a batch large for long.
+        The slots have room for the unfinished sequences, and for those that were parked recently.
+        So a held sequence keeps its slot between two turns, but does not keep a batch large for
+        long.
 
         Args:
           chunks: number of chunks so far.
@@ -44,8 +45,8 @@ class Sizing:
     def enough(self) -> int:
         """Returns the number of live rows at which a chunk ends early.
 
-        It ends early so that other requests can start, or the batch can shrink. While requests
-        wait, it does not end for every single row, since each end costs a round trip.
+        A chunk ends early so that other requests can start, or the batch can shrink. While requests
+        wait, it does not end for every row that becomes free, since each end costs a round trip.
         """
         live, rows = len(self.occupancy.live), self.occupancy.rows
         if self.queue:

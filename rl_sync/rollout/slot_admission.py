@@ -42,7 +42,7 @@ class Admission:
     def admit(self) -> Admitted:
         """Starts waiting completions in free slots, in the order of the queue.
 
-        Held sequences are evicted where slots are missing.
+        If there are too few free slots, held sequences are evicted.
         """
         self.occupancy.make_room(self.queue.completions)
         free = deque(self.occupancy.free)
@@ -76,7 +76,7 @@ class Admission:
     def start(
         self, waiting: Waiting, index: int, slot: int, key: UInt32[np.ndarray, " 2"]
     ) -> Start:
-        """Starts a completion of a request in a slot, in the host's records."""
+        """Records on the host that a completion starts in a slot, and returns its `Start`."""
         request = waiting.request
         self.occupancy.start(slot, GrowingSequence(waiting.ticket, index, request))
         return Start(waiting.row, slot, request.prompt, request.sampling, key)

@@ -34,12 +34,12 @@ class SlotTable:
     """The sequence in each slot, as the host knows it.
 
     Args:
-      set_aside: offloads the cache of an evicted sequence, from its slot and its number of tokens,
-        or returns None.
+      set_aside: offloads the cache of an evicted sequence, given its slot and its number of tokens;
+        may return None.
 
-      Attributes:
-        rows: number of slots.
-        evictions: number of held sequences that lost their slots so far.
+    Attributes:
+      rows: number of slots.
+      evictions: number of held sequences that lost their slots so far.
     """
 
     def __init__(self, set_aside: Callable[[int, int], OffloadedCache | None]) -> None:

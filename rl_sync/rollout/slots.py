@@ -6,8 +6,8 @@ decode step feeds the newest token and samples the next one. Rows that are not l
 state.
 
 A sequence may continue after its completion: its tokens so far and the given ones are then its
-prompt. While the newest token lies before the prompt's last one, a decode step takes the next token
-from the prompt, and samples none.
+prompt. While the newest token lies before the prompt's last token, a decode step takes the next
+token from the prompt, and samples none.
 
 All functions map state to state. Parameters and sampling choices are arguments, so new values of
 them need no recompilation. Programs are compiled for shapes, `span` and `chunk_tokens`.
@@ -221,7 +221,9 @@ def decode_chunk(
     chunk_tokens: int,
     changes: LogitsProcessors = ALL_CHANGES,
 ) -> tuple[Slots, Chunk]:
-    """Takes up to `chunk_tokens` steps: a live row samples a token, or reads one of its prompt.
+    """Takes up to `chunk_tokens` steps: in each, a live row samples or reads a token.
+
+    A row reads a token as long as its prompt has tokens left.
 
     Args:
       live: rows that continue; the others are finished.

@@ -583,10 +583,10 @@ RULES: dict[str, Rule] = {
         " was taken from, which their digest shows.",
     ),
     "sync.fanout, sync.delta": lambda s: require(
-        s.sync.fanout is None or (s.deltas and s.transfer == "server"),
+        not s.sync.fanout or (s.deltas and s.transfer == "server"),
         f"sync.fanout={s.sync.fanout} lets explorers hand on what changed, but"
         f" sync.transfer={s.transfer} with sync.delta={s.sync.delta} sends whole weights to each:"
-        " use sync.transfer=server and sync.delta=on, or leave it out.",
+        " use sync.transfer=server and sync.delta=on, or sync.fanout=0.",
     ),
     "rollout.swap, sync.pull, sync.transfer": lambda s: require(
         s.rollout.swap == "between" or (s.schedule.pull == "latest" and not s.is_joint),

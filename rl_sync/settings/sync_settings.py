@@ -79,13 +79,12 @@ class SyncSettings:
         least=1,
         free="always",
     )
-    fanout: int | None = setting(
-        None,
+    fanout: int = setting(
+        0,
         "Explorers that fetch what changed from the trainer itself with `server`; others fetch it"
-        " from an explorer, and each explorer hands it to as many.",
+        " from an explorer, and each explorer hands it to as many; 0: all fetch from the trainer.",
         unit="explorers",
-        least=1,
-        implied="all fetch from the trainer",
+        least=0,
         free="always",
     )
 

@@ -579,7 +579,7 @@ def _explorer(site: EndSite) -> ExplorerEnd:
     session, settings = site.session, site.session.settings
     reader = f"{session.role}.{jax.process_index()}"
     interface = interface_towards(site.master_address)
-    relaying = settings.sync.fanout is not None and settings.explorers > settings.sync.fanout
+    relaying = 0 < settings.sync.fanout < settings.explorers
 
     def report(report: FetchReport) -> None:
         if relaying:

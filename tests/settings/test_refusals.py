@@ -297,6 +297,25 @@ EXAMPLES = {
             "sync.offset=9 is beyond trainer.steps=5",
         ),
     ],
+    "sync.delta, sync.transfer": [
+        (
+            {"sync__transfer": "collective", "sync__delta": "on"},
+            "use sync.transfer=server or checkpoint, or sync.delta=off",
+        ),
+    ],
+    "sync.delta, sync.verify": [
+        (
+            {"sync__transfer": "server", "sync__delta": "on", "sync__verify": False},
+            "sync.delta=on needs sync.verify=true",
+        ),
+    ],
+    "sync.fanout, sync.delta": [
+        ({"sync__transfer": "server", "sync__fanout": 2}, "or sync.fanout=0"),
+        (
+            {"sync__transfer": "checkpoint", "sync__delta": "on", "sync__fanout": 2},
+            "use sync.transfer=server and sync.delta=on",
+        ),
+    ],
     "sync.directory, sync.transfer": [
         (
             {"sync__transfer": "collective", "sync__directory": "/shared"},

@@ -60,7 +60,7 @@ class BackendThread:
                 self._changed.notify()
 
     def wait(self, deadline: float) -> bool:
-        """Waits until the backend has finished; says whether it has, or was dropped.
+        """Waits until the backend has finished or was dropped; returns whether it did so in time.
 
         Args:
           deadline: time of `time.monotonic` after which the wait ends.

@@ -1,4 +1,4 @@
-"""Metrics for MLflow, at the tracking server or in the database that its own variables name.
+"""Writes metrics to MLflow: to the tracking server or database that MLflow's variables name.
 
 MLflow cannot delete points: after a resumption it has the repeated steps twice. Nor can it change
 parameters: the ones of the first start stay.
@@ -17,7 +17,7 @@ from rl_sync.records.backends.backend import Backend, MetricPoint, TrackedRun
 from rl_sync.records.backends.run_ids import read_identity, write_identity
 
 _MOST_PARAMETERS, _MOST_CHARACTERS = 100, 6000
-"""Limits of one call, and of a parameter's text."""
+"""Maximum number of parameters of one call, and of characters of one parameter."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w./: -]", re.ASCII)
 RESUMED = "rl_sync.resumed_at"

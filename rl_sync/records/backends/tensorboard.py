@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, as files in the work directory."""
+"""Writes metrics for TensorBoard, as files in the work directory."""
 
 from __future__ import annotations
 

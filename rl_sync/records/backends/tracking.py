@@ -1,4 +1,4 @@
-"""Metrics for Weights & Biases and for trackio, which copies its functions.
+"""Writes metrics to Weights & Biases, or to trackio, which copies the functions of W&B.
 
 Neither can delete points: after a resumption they have the repeated steps twice.
 """

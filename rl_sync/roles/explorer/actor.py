@@ -39,7 +39,7 @@ class UnfinishedGroup(NamedTuple):
       lease: lease of the group.
       ticket: ticket of its request in the engine.
       baseline_ticket: ticket of its greedy completion; None without one.
-      prompt: token ids of the prompt; empty where environments give the prompt.
+      prompt: token ids of the prompt; empty if environments give the prompt.
       completions: finished completions.
     """
 
@@ -108,15 +108,15 @@ class Explorer:
         Samples depend only on the weights, the prompt, and (seed, ordinal, attempt, row).
 
         Args:
-          newer: called repeatedly with the current weights, to ask for newer ones; completions in
-            flight then continue with these.
+          newer: called repeatedly with the current state, to ask for newer weights; completions in
+            flight then continue with the newer weights.
 
         Returns:
           The final state, with the weights last in use and the unfinished groups; and the whole
-          groups, in the order of their leases. Their rewards are still 0.
+          groups, in the order of their leases. The rewards of the groups are still 0.
 
         Raises:
-          ValueError: there is nothing to do, or more than fits.
+          ValueError: there are no groups to generate, or too many.
           DifferentTaskError: the explorer's task differs from the task of the leases.
         """
 
@@ -147,8 +147,8 @@ class Explorer:
     def room(self, state: ExplorerState) -> int:
         """Returns the number of groups that may begin in addition to the unfinished ones.
 
-        With streaming, it is enough to fill all slots and to keep some completions waiting, for
-        which the engine ends a chunk early.
+        With streaming, these fill all slots, and leave some completions waiting, so that the engine
+        ends a chunk early for them.
         """
         if not self.streams:
             return self.groups - len(state.unfinished)
@@ -160,8 +160,8 @@ class Explorer:
         """Completes other requests with the state's weights, together with the unfinished groups.
 
         Returns:
-          The state, whose groups then have all their completions, so that the next rollout returns
-          them; and the completions of each request.
+          The state, whose groups now have all their completions and are returned by the next
+          rollout; and the completions of each request.
         """
         if self.engine.version != state.version:
             self.engine.load(state.params, state.version)
@@ -176,8 +176,8 @@ class Explorer:
         return state._replace(unfinished=unfinished), list(by_ticket.values())
 
     def compile(self, params: Params) -> None:
-        """Compiles the first programs of a full rollout, by a rollout that is thrown away."""
-        if isinstance(self.engine, EpisodeEngine):  # Leave the environments alone.
+        """Compiles the first programs of a full rollout: runs one and drops its completions."""
+        if isinstance(self.engine, EpisodeEngine):  # Does not start the environments.
             dataclasses.replace(self, engine=self.engine.engine).compile(params)
             return
         prompts = self.task.train[: self.groups]
@@ -244,7 +244,7 @@ class Explorer:
         ]
 
     def _row_of(self, asked: Prompt) -> dict[str, Any]:
-        """Returns all fields of a prompt's row from the explorer's task, since leases omit them.
+        """Returns all fields of a prompt's row from the explorer's task; leases do not have them.
 
         Raises:
           DifferentTaskError: the task has another problem with this number, or none.

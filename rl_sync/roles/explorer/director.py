@@ -1,4 +1,4 @@
-"""The director: lets environments answer the policy's replies, and turns both into token ids."""
+"""The director: passes the policy's replies to environments, and turns their answers into ids."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ class _Dialogue:
     """An episode so far.
 
     Attributes:
-      begun: request that it began with; after a failure it begins again with the same.
+      begun: request that it began with; after a failure it begins again with the same request.
       faults: earlier attempts, which failed.
       side: side of the policy that learns.
       opponents: sides of other players that a policy plays, by player number.
-      seat: the player who learns, in a game of several.
+      seat: the player who learns, in a game of several players.
       moves: all replies in such a game.
       waiting: turns that have no room until parallel replies have ended.
       rewards: sum of the rewards of its turns.
@@ -214,7 +214,7 @@ class Director:
         """
         until = time.monotonic() + (self._patience_secs if all_of_them else timeout_secs)
         answers, self._ready = self._ready, []
-        if not self._waits(all_of_them):  # Those with replies in flight may ask for more.
+        if not self._waits(all_of_them):  # Episodes with replies in flight may ask for more.
             found = [self._heard(*answer) for answer in self._host.answers(0.0)]
             answers += [answer for answer in found if answer is not None]
         while self._waits(all_of_them):
@@ -234,7 +234,10 @@ class Director:
         return sorted(answers, key=lambda answer: answer.episode)
 
     def _waits(self, all_of_them: bool) -> int:
-        """Counts the episodes that owe an answer; queued ones depend on one that has begun."""
+        """Counts the episodes that owe an answer.
+
+        If all answers are awaited, queued episodes do not count: they begin when others end.
+        """
         return len(self._awaited) - (self._host.queued if all_of_them else 0)
 
     @property
@@ -253,10 +256,10 @@ class Director:
         self._host.begin(begun.episode, begun.row, begun.seed, seating)
 
     def _give(self, dialogue: _Dialogue, reply: Reply) -> None:
-        """Gives a reply to the environment, and waits for its answer.
+        """Gives a reply to the environment, whose answer is then awaited.
 
-        While parallel replies are in flight, the environment may give no answer before it has them
-        too.
+        While other replies of the episode are in flight, no answer is awaited: the environment may
+        need these replies, too, before it answers.
         """
         if not dialogue.side.asked and not dialogue.waiting:
             self._awaited.add(dialogue.begun.episode)
@@ -293,7 +296,7 @@ class Director:
             dialogue.note(answer)
         if isinstance(answer, Failure) and not dialogue.limit:
             return self._failed(dialogue, answer)
-        if isinstance(answer, Failure):  # It failed after its limit, which counts all the same.
+        if isinstance(answer, Failure):  # It failed after reaching a limit; the limit counts.
             return self._end(dialogue, {}, {}, dialogue.limit, answer.why)
         if isinstance(answer, Outcome):
             reason = dialogue.limit or answer.reason
@@ -339,7 +342,7 @@ class Director:
         goes_on = before is not None and side.ends.get(before.segment) is before
         ids = asked.given if goes_on else asked.prompt
         room = self._settings.max_tokens - side.tokens - side.kept_free - len(ids)
-        if room < 1 and side.asked:  # Those in flight may take less than is reserved.
+        if room < 1 and side.asked:  # Replies in flight may take less than is reserved.
             dialogue.waiting.append(turn)
             return None
         if room < 1:
@@ -393,8 +396,8 @@ class Director:
     def _limited(self, dialogue: _Dialogue, turn: Turn, limit: str, why: str = "") -> End | None:
         """Ends an episode at a limit.
 
-        An environment of several conversations gets the limit in place of a reply, and ends the
-        episode.
+        An environment of several conversations gets an empty reply that is marked as cut, and ends
+        the episode itself.
         """
         if turn.after is None:
             is_other = isinstance(turn, SeatedTurn) and not turn.learns

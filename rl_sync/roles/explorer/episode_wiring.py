@@ -1,4 +1,4 @@
-"""Wiring of episodes: builds a run's environments and their engine from its settings."""
+"""Builds a run's environments and their engine from its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUEUE_SECS = 86400.0
 
 
 def environment_of(settings: RunSettings) -> Construction | None:
-    """Returns the maker of the run's environments; None for a run without.
+    """Returns the maker of the run's environments, or None if the run has none.
 
     Raises:
       ValueError: it cannot be imported, or has no such option.
@@ -80,8 +80,8 @@ def playing(
     """Returns an engine as it is, or an episode engine if the run has an environment.
 
     Args:
-      process: name of the program in the run, whose machine `launch` may know; empty outside of
-        runs.
+      process: name of the program in the run, by which `launch.elsewhere` may name its machine;
+        empty outside of runs.
       agree: lets the processes of a program agree on the environments' answers.
       opponents: makes an engine for opponents with older weights; None for evaluations, whose
         opponents are scripted.
@@ -105,7 +105,7 @@ def playing(
 
 
 def _access(settings: RunSettings, process: str) -> Access:
-    """Returns the access to the agents' endpoint: from this machine, or from the run's network."""
+    """Returns the access to the agents' endpoint: only for this machine, or for the network."""
     connections = settings.environment.connections
     host = settings.launch.elsewhere.get(process, settings.launch.host)
     if not (process and host):

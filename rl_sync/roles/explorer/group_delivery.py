@@ -1,4 +1,4 @@
-"""Delivery of groups: an explorer has them scored and inserts them, while it generates others."""
+"""Delivery of groups: an explorer gets them scored and inserts them, while it generates others."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rl_sync.types import Group
 
 _POLL_SECS = 1.0
 _ROLLOUTS_AHEAD = 4
-"""Maximum number of rollouts in scoring while the explorer generates the next ones."""
+"""Maximum number of rollouts that are being scored while the explorer generates more."""
 
 _MOST_THREADS = 64  # As many requests as the master scores at once.
 
 
 class GroupDelivery:
-    """Has groups scored, and inserts them into the buffer.
+    """Gets groups scored by the master, and inserts them into the buffer.
 
     Args:
       session: the explorer's session. Its first process delivers.
@@ -129,7 +129,7 @@ class GroupDelivery:
             return self._judge(groups)
 
     def _judge(self, groups: list[Group]) -> list[Group]:
-        """Has groups scored; returns the admitted ones, with their rewards."""
+        """Gets groups scored by the master; returns the admitted groups, with their rewards."""
         with self._session.spans.span(SpanKind.SCORE):
             items = [item for group in groups for item in self._written(group)]
             verdicts, admitted = judged(self._session, items)

@@ -1,4 +1,4 @@
-"""The explorer's loop: lease prompts, pull weights, generate, have groups scored, insert them."""
+"""The explorer's loop: lease prompts, pull weights, generate groups, deliver them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ExplorerLoop:
       granted_secs: time when the transfer of the last pull began, if the puller needed a grant.
       at_hand: returns the newest version that is here already; None if weights come on demand.
       sync_kind: span kind of a pull.
-      delivery: has groups scored and inserts them.
+      delivery: gets groups scored, and inserts them.
       examination: held-out problems that the explorer completes on request.
     """
 
@@ -94,14 +94,17 @@ class ExplorerLoop:
             self.delivery.close()
 
     def _grant(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | None:
-        """Returns the next work: the answer that ended a streaming rollout, or a new one."""
+        """Returns the next work: from the answer that ended a streaming rollout, or a new answer.
+
+        None if there is no more work.
+        """
         answer, self._answer = self._answer, None
         if answer is None or isinstance(answer, HoldBack):
             answer = self.session.agree("grant", lambda: self._lease(state))
         return None if isinstance(answer, Finish) else answer
 
     def _lease(self, state: ExplorerState | None) -> LeaseGrant | GrantEvaluation | Finish:
-        """Asks for work, and waits until the master does not hold the explorer back any more."""
+        """Asks for work, and waits as long as the master holds the explorer back."""
         deadline = self.session.deadline("prompts", "the master, which waits for the trainer")
         call = self._request(state)
         waiting = dataclasses.replace(call, poll_secs=_POLL_SECS)
@@ -168,7 +171,7 @@ class ExplorerLoop:
 
         A rollout in parts delivers groups once they are finished. A streaming rollout takes further
         leases between its chunks. It ends after as many groups as fill the slots, or when the
-        master answers with something else than leases for the current weights.
+        master's answer is not leases for the current weights.
         """
         leases = [lease.lease_id for lease in grant.leases]
         before, started = self.explorer.engine.stats, time.monotonic()
@@ -220,7 +223,7 @@ class ExplorerLoop:
         return self.session.settings.rollout.swap == "in_flight"
 
     def _more(self, state: ExplorerState) -> list[Lease] | None:
-        """Returns the leases that a rollout begins in its next part; None if it ends."""
+        """Returns the leases that a rollout begins in its next part; None if the rollout ends."""
         if not self.explorer.streams:
             self.session.agree("delivery", self.delivery.check)
             return []
@@ -233,7 +236,7 @@ class ExplorerLoop:
         return None
 
     def _look(self, state: ExplorerState) -> Answer | None:
-        """Asks the master if there is room, or if there are newer weights; does not wait."""
+        """Asks the master for work, if there is room or there are newer weights; does not wait."""
         self.delivery.check()
         has_newer = self._swaps_in_flight and self._has_newer(state.version)
         may_ask = self.explorer.room(state) and time.monotonic() >= self._next_request
@@ -267,7 +270,7 @@ class ExplorerLoop:
                     at_least=state.version + 1, timeout_secs=_RECEIVE_POLL_SECS
                 )
             except WeightsTimeoutError:
-                return None  # The version was withdrawn: the current weights will do.
+                return None  # The version was withdrawn: the current weights are used further.
             attributes["version"] = version
         return ExplorerState(version, params)
 
@@ -280,5 +283,5 @@ class ExplorerLoop:
 
 
 def _suits(grant: LeaseGrant | GrantEvaluation, version: int) -> bool:
-    """Says whether a version satisfies a grant: the same, or a newer one if that is allowed."""
+    """Says whether a version is the one that a grant asks for, or newer if the grant allows it."""
     return version == grant.version or (version > grant.version and not grant.exactly)

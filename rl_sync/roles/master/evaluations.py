@@ -69,7 +69,7 @@ class Evaluations:
 
     @property
     def kept(self) -> list[int]:
-        """Steps whose snapshots must be kept: the best, and those that may become it."""
+        """Steps whose snapshots must be kept: the best, and any that may become the best."""
         with self._changed:
             best = [] if self._best is None else [self._best.step]
             return sorted({*best, *self._pending.values()})
@@ -96,7 +96,7 @@ class Evaluations:
         self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
 
     def wait(self) -> None:
-        """Waits until no evaluation is being scored, or scoring has ended."""
+        """Waits until no evaluation is being scored, or `close` was called."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not self._pending)
 
@@ -124,7 +124,7 @@ class Evaluations:
             self._changed.notify_all()
 
     def _compared(self, step: int, values: dict[str, float]) -> Best | None:
-        """Returns the best snapshot so far; the policy before the first step has none."""
+        """Returns the best snapshot so far; the policy before the first step does not count."""
         if self._metric is None or not step:
             return self._best
         found = Best(step, self._metric, values.get(self._metric, math.nan))

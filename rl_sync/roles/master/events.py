@@ -25,8 +25,8 @@ class MasterSettings:
     Attributes:
       schedule: sync schedule.
       steps: number of trainer steps of the whole run.
-      groups_per_step: number of groups that one trainer step consumes, B, including those that it
-        leaves out.
+      groups_per_step: number of groups that one trainer step consumes, B, including groups that it
+        does not train on.
       explorers: number of explorers; under exact pulls they run in lockstep.
       groups_per_lease: maximum number of groups that an explorer has in flight, unless it reports
         its own room.

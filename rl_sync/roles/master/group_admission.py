@@ -67,8 +67,8 @@ def filled(
 ) -> tuple[Float[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
     """Replaces the rewards of completions that could not be scored.
 
-    Such a completion gets the mean reward of the others, so that it changes no baseline. If no
-    completion was scored, or the greedy one was not, all get 0.
+    Such a completion gets the mean reward of the scored ones, so that it changes no baseline. If no
+    completion was scored, or if the greedy completion was not, all completions get 0.
 
     Args:
       rewards: rewards of the rows, with a greedy completion's last; NaN for completions that could
@@ -110,7 +110,7 @@ def failed_episodes(
 
 
 def _lost(failed: Sequence[FailedEpisode]) -> dict[int, str]:
-    """Returns leases whose groups lack episodes, with the reason of the first lost episode."""
+    """Maps each lease whose group lacks episodes to the reason of its first lost episode."""
     return {one.lease_id: one.reason for one in reversed(failed) if one.is_lost}
 
 

@@ -18,7 +18,7 @@ from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, ChosenPrompt, choose
 
 
 def may_choose(state: MasterState, step: int) -> bool:
-    """Says whether the history that a step's choice needs is complete, for exact pulls."""
+    """Says whether, under exact pulls, the history that a step's choice needs is complete."""
     settings = state.settings
     if not settings.follows_history:
         return True

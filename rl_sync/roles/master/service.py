@@ -75,9 +75,9 @@ class MasterServer:
     Args:
       settings: settings of the run.
 
-      Attributes:
-        answer: answers a call of any kind in `rl_sync.cluster.master_calls`.
-        closed: whether the ledger is closed.
+    Attributes:
+      answer: answers a call of any kind in `rl_sync.cluster.master_calls`.
+      closed: whether the ledger is closed.
     """
 
     def __init__(self, settings: RunSettings):
@@ -160,8 +160,8 @@ class MasterServer:
         with self._changed:
             self._state, commands = transition.transition(self._state, event)
             self._keep(commands)
-            # Requests and heartbeats make nothing new possible; if they were announced, explorers
-            # that wait for the same thing would keep waking each other up.
+            # Requests and heartbeats make nothing new possible. If they were announced, explorers
+            # that wait for leases would keep waking each other up.
             if not isinstance(event, LeaseRequested | ExplorerSeen) and (
                 commands or not isinstance(event, Ticked)
             ):
@@ -169,8 +169,10 @@ class MasterServer:
             return tuple(command for command in commands if not isinstance(command, Record))
 
     def _keep(self, commands: tuple[Any, ...]) -> None:
-        """Writes the ledger; forgets the scores of groups that were dropped for other reasons than
-        their rewards, so that no step's metrics include them.
+        """Writes the ledger, and forgets the scores of some dropped groups.
+
+        These are groups that were not dropped because of their rewards: no step's metrics include
+        them.
         """
         for command in commands:
             if isinstance(command, Record):
@@ -204,7 +206,7 @@ class MasterServer:
         self._evaluations.resume(call.step)
 
     def _moment(self, step: int) -> str:
-        """Returns the name of an evaluation that was made before the run resumed."""
+        """Returns the name of an earlier evaluation, from before the run resumed."""
         if step == 0:
             return f"before {self._settings.algorithm.learning}"
         return f"after step {step}"
@@ -239,7 +241,7 @@ class MasterServer:
         leases = Records[Lease]()
         for lease in grant.leases:
             prompt = self._task.train[lease.choice.prompt]
-            # Under exact pulls a batch depends only on its step, however often it was begun.
+            # Under exact pulls a batch depends only on its step, not on the number of attempts.
             attempt = 0 if grant.exactly else lease.attempt
             # The rest of a row, which may be large, is in the explorer's own task.
             asked = prompt._replace(row=None)
@@ -270,7 +272,7 @@ class MasterServer:
         return scoring_calls.Scores(verdicts, [*admit.lease_ids])
 
     def _rewards(self, verdicts: Sequence[scoring_calls.ScoredCompletion]) -> tuple[float, ...]:
-        """Returns a group's rewards as its explorer will have them, without the greedy one."""
+        """Returns the rewards that the explorer will give a group, without the greedy one's."""
         with_baseline = self._settings.algorithm.needs_baselines
         scores = [math.nan if one.score is None else one.score for one in verdicts]
         rewards = filled(np.array(scores, np.float32), with_baseline)[0].tolist()
@@ -319,7 +321,7 @@ class MasterServer:
     def _take_not_selected(self, step: int) -> list[int]:
         """Returns the lease ids of groups that were generated for a step and not selected.
 
-        Under latest pulls these are all groups that were dropped since the step before.
+        Under latest pulls these are all groups that were not selected since the step before.
         """
         with self._changed:
             settings = self._state.settings
@@ -333,7 +335,7 @@ class MasterServer:
         return [lease.lease_id for lease in of_step]
 
     def _newest(self, call: weight_calls.AskNewest) -> int:
-        """Returns the newest version; a wait for one also ends when the run is being stopped."""
+        """Returns the newest version; waits for the one asked for, unless the run is stopping."""
 
         def newest() -> int:
             return -1 if self._state.newest is None else self._state.newest
@@ -357,8 +359,7 @@ class MasterServer:
         if call.name == role:
             status = call.status
             if role == TRAINER and self._reward is not None:
-                # The trainer does not know the rewards of all groups, only of those that it trains
-                # on.
+                # The trainer knows only the rewards of groups that it trains on, not of all groups.
                 status = dataclasses.replace(status, reward=self._reward)
             self._roles[role] = status
             if is_explorer(role):
@@ -404,7 +405,7 @@ class MasterServer:
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == _SFT:
                 if (trainer := self._roles.get(TRAINER)) is not None:
-                    # The final evaluation has step 0, like the evaluations before RL.
+                    # The evaluation at the end of SFT has step 0, like the evaluations before RL.
                     self._sft_step = max(self._sft_step, trainer.step or 0)
                     self._paces[_SFT].note(self._sft_step, now)
                     loss = trainer.loss

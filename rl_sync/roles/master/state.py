@@ -117,8 +117,8 @@ def settle(
 def remember(state: MasterState, leases: Sequence[LiveLease]) -> MasterState:
     """Adds the groups of ending leases to the history, if they were scored.
 
-    Under exact pulls they wait until a choice may depend on their step. A group that was generated
-    again because its explorer died counts once.
+    Under exact pulls the groups wait until a choice may depend on their step. A group that was
+    generated again because its explorer died counts once.
     """
     settings, pending = state.settings, dict(state.pending)
     is_exact = settings.schedule.pull == "exact"

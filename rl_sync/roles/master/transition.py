@@ -210,7 +210,8 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     that is leased later overtakes it. A group that several steps may train on takes one place for
     each of them; but a batch has B different groups.
 
-    An explorer with unfinished groups is never held back, since others may wait for these.
+    An explorer with unfinished groups is never held back, since other explorers may be held back
+    until these groups are finished.
 
     An explorer to which newer weights still travel goes on with those that it has, as long as they
     leave room: so the time that weights travel counts toward staleness, and nobody waits for it.
@@ -260,9 +261,10 @@ def _room(
 def _oldest_under_way(state: MasterState, newest: int) -> int:
     """Returns the version that limits how far ahead of the trainer groups may begin.
 
-    Other groups overtake a group that is carried over. So only as many of them begin as can be
-    trained before it becomes too stale. The trainer then waits for it, until its lease expires,
-    instead of refusing it. So long completions are trained on like short ones.
+    Other groups overtake a group that is carried over. So only as many other groups begin as can be
+    trained before the carried-over group becomes too stale. The trainer then waits for this group,
+    until its lease expires, instead of refusing it. So long completions are trained on like short
+    ones.
     """
     if not state.settings.carries_over:
         return newest
@@ -320,7 +322,7 @@ def _score(state: MasterState, successes: tuple[tuple[int, float], ...]) -> Mast
 
 def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
     # If a lease expired while its explorer was at work, another explorer got its ordinal. The
-    # trainer will find the late group in the buffer and refuse it, since its lease is not live.
+    # trainer will find the late group in the buffer and refuse it, since the lease is not live.
     # Both the explorer and the trainer report a group, in either order; the first report counts.
     found = (state.live[lease_id] for lease_id in lease_ids if lease_id in state.live)
     leases = tuple(lease._replace(buffered=True) for lease in found if not lease.buffered)
@@ -344,7 +346,7 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
     over = [lease for lease_id, lease in used.items() if lease_id not in event.kept]
     over += [state.live[lease_id] for lease_id in event.left_out]
     state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
-    # Do not refill the left-out groups: their step is over.
+    # The left-out groups are not replaced: their step is over.
     state, dropped = settle(state, over, LEFT_OUT)
     if not state.settings.follows_history:
         state = counted(state, event.step)

@@ -10,7 +10,7 @@ MOMENT = "before RL"
 """Name of the evaluation before RL, which follows SFT if there is any."""
 
 HINT = ": rewards may have nothing to tell apart; see Small models in docs/tasks.md"
-"""The warning as the end of a line."""
+"""Short form of the warning, which ends a line."""
 
 _WAYS_OUT = (
     "so rewards may have nothing to tell apart. A small model seldom writes the answer alone. Show"

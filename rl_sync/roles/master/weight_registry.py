@@ -19,7 +19,7 @@ class WeightRegistry:
       fanout: see `RelayTree`.
     """
 
-    def __init__(self, fanout: int | None = None) -> None:
+    def __init__(self, fanout: int = 0) -> None:
         self._lock = threading.Lock()
         self._relays = RelayTree(fanout or sys.maxsize)
         self._meeting = MeetingPoint()

@@ -191,11 +191,11 @@ class Trainer:
         Advantages are computed over whole groups. The loss is a mean over the tokens of an update.
 
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
-        `skipped_updates` counts it. `skipped_at_end` counts those in a row at the step's end. An
-        update without any scored completion is skipped too; `unjudged_updates` counts it. Metrics
-        are scalars, except the `advantages` of trajectories, and per-token values in the batch's
-        rows: `token_ratios` and `token_entropies`, and `token_advantages` where each token has its
-        own advantage. Values outside the completion mask are undefined.
+        `skipped_updates` counts it. `skipped_at_end` counts the skipped updates in a row at the
+        step's end. An update without any scored completion is skipped too; `unjudged_updates`
+        counts it. Metrics are scalars, except the `advantages` of trajectories, and per-token
+        values in the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` if
+        each token has its own advantage. Values outside the completion mask are undefined.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
@@ -235,8 +235,8 @@ class Trainer:
           state, batch: arguments of the same shapes; may be results of `abstract` and
             `jax.eval_shape`.
 
-          Returns:
-            The step, which also places its batch.
+        Returns:
+          The step, which also places its batch.
         """
         compiled = self.lower_step(state, batch).compile()
         return lambda state, batch: compiled(state, self.place(batch))

@@ -32,7 +32,7 @@ class Consumed(NamedTuple):
 
     Attributes:
       groups: groups to train on, in the batch's order; none in a process that does not read.
-      left_out: lease ids of groups that are not selected, where more are generated than needed.
+      left_out: lease ids of groups that are not selected, if more are generated than needed.
       kept: lease ids of groups that a later step may train on again.
       notes: metrics of the user's functions.
     """
@@ -94,7 +94,7 @@ class BatchReader:
         self._times = session.settings.replay.times_sampled
         self._aside: list[Group] = []
         self._trained = collections.Counter[int]()  # Number of uses of kept leases.
-        # Ended leases of the last batch, which the master learns of once the step is computed.
+        # Leases of the last batch that have ended; the master learns it once the step is computed.
         self._over: set[int] = set()
 
     def next(self, step: int) -> Consumed:
@@ -159,7 +159,7 @@ class BatchReader:
         return Consumed(groups, left_out, kept, notes)
 
     def _is_kept(self, step: int, group: Group) -> bool:
-        """Says whether the next step may train on a group of this step again."""
+        """Says whether the next step may again train on a group of this step."""
         is_fresh = self._schedule.accepts(step + 1, group.oldest_version)
         return self._trained[group.lease_id] < self._times and is_fresh
 

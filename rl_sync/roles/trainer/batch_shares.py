@@ -80,9 +80,9 @@ class BatchPlacer:
         self._session, self._trainer, self._processes = session, trainer, processes
 
     def place(self, lay_out: Callable[[], TrainBatch]) -> TrainBatch:
-        """Places the batch that the first process lays out where the step reads it.
+        """Puts a batch, which the first process lays out, where the step reads it.
 
-        Every process calls it; `lay_out` is called only in the first.
+        Every process calls `place`; `lay_out` is called only in the first process.
         """
         got = self._session.hand_out("the rows of a batch", lay_out, self._share)
         if self._session.leads:
@@ -91,7 +91,7 @@ class BatchPlacer:
         return jax.tree.map(ProcessShare.placed, got, self._trainer.batch_shardings(abstracts))
 
     def _share(self, batch: TrainBatch, process: int) -> TrainBatch:
-        """Returns the batch for another process of the program; its leaves are shares."""
+        """Returns the batch for another process of the program, with a share for each array."""
         index = self._processes[process]
         shardings = self._trainer.batch_shardings(batch)
         return jax.tree.map(

@@ -20,7 +20,7 @@ from rl_sync.types import NO_LEASE, Group
 Drawn = tuple[Int[np.ndarray, "rows T"], Bool[np.ndarray, "rows T"], Float[np.ndarray, " rows"]]
 """Tokens, completion mask, and reward of each row of a step."""
 Drawing = Callable[[int, list[int]], Drawn]
-"""A function that draws rows, from the number of rows and the words of a seed."""
+"""A function that draws rows, given the number of rows and the words of a seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DataReader:
         self.session.check()
         settings = self.session.settings
         count, size = settings.trainer.groups_per_step, settings.trainer.group_size
-        # One word more than in SFT's seeds, so that step t draws others than SFT's t-th batch.
+        # One word more than in SFT's seeds, so that step t does not draw the t-th batch of SFT.
         tokens, mask, rewards = (
             array.reshape(count, size, *array.shape[1:])
             for array in self.draw(count * size, [settings.seed, step, count * size])
@@ -72,7 +72,7 @@ class DataReader:
 
 
 def drawing(algorithm: Algorithm, task: Task) -> Drawing:
-    """Returns the function that draws an algorithm's training rows, without generation."""
+    """Returns the function that draws training rows for an algorithm without generation."""
     return functools.partial(_pairs if algorithm.scores else _demonstrations, task)
 
 

@@ -88,11 +88,11 @@ class Pipeline:
         """Applies the functions to a step's groups.
 
         Returns:
-          The groups in their places, with new rewards, and masked where they were left out; and the
-          metrics.
+          The groups in their places, with new rewards, and with a mask over the samples that were
+          left out; and the metrics.
 
-          Raises:
-            RunError: a function failed, or returned an invalid result.
+        Raises:
+          RunEndedError: a function failed, or returned an invalid result.
         """
         given = [self._experience(step, group) for group in groups]
         all_samples = {one: [*one.samples] for one in given}
@@ -158,7 +158,7 @@ def pipeline_of(expression: str | None, task: Task) -> Pipeline | None:
 
 
 def _made(name: str, options: Mapping[str, Any]) -> Function:
-    """Makes a function from a reference; a class is called with the options, and keeps a state."""
+    """Makes a function from a reference; a class is instantiated, so that it can keep a state."""
     found = resolve(name)
     is_class = inspect.isclass(found)
     signature = inspect.signature(found)
@@ -200,7 +200,7 @@ def _applied(
       all_samples: samples that each experience of the step began with.
 
     Raises:
-      RunError: the function failed, or its result is invalid.
+      RunEndedError: the function failed, or its result is invalid.
     """
     try:
         found = function([*given])
@@ -245,7 +245,7 @@ def _applied(
 
 
 def _shown(value: object) -> str:
-    """Returns a value as text; for an integer with too many digits for Python, its size."""
+    """Returns a value as text, or the size of an integer that is too long for Python to write."""
     if isinstance(value, int) and value.bit_length() > 1024:
         return f"a number of {value.bit_length()} bits"
     return repr(value)[:80]
@@ -254,7 +254,7 @@ def _shown(value: object) -> str:
 def _changed(group: Group, samples: Sequence[CompletionExperience], kept: np.ndarray) -> Group:
     """Gives a group the samples' rewards, and masks samples that were left out.
 
-    A masked sample gets the mean reward of the others, so that it changes no baseline.
+    A masked sample gets the mean reward of the other samples, so that it changes no baseline.
     """
     rewards = np.array([sample.reward for sample in samples], np.float32)
     learned = kept & np.array([sample.is_judged for sample in samples])

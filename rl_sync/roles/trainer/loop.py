@@ -69,9 +69,9 @@ class TrainerLoop:
       parameters: start of the parameters, and their published part.
       sft: SFT steps before the first rollout.
       evaluator: measures accuracy on held-out problems.
-      end: makes the end that publishes weights, from the schedule, which knows where the run
-        starts.
-      reader: makes the reader of batches, from the schedule and a function to call while it waits.
+      end: makes the transfer's end that publishes weights, given the schedule, which knows where
+        the run starts.
+      reader: makes the reader of batches, given the schedule and a function to call while it waits.
       snapshots: folder of snapshots.
       processes: the trainer's processes, by their indices in their cluster.
       demonstrations: see `StepsInFlight`.
@@ -186,7 +186,7 @@ class TrainerLoop:
                 raise
         self.session.call(TrainerReady(position))
         self.session.call(EnterPhase("rl"))
-        self.session.facts.clear()  # They are SFT's.
+        self.session.facts.clear()  # These facts are about SFT.
         settle()
         return state
 
@@ -231,7 +231,7 @@ class TrainerLoop:
         return step, state, metadata
 
     def _is_wanted(self, schedule: SyncSchedule, step: int) -> bool:
-        """Says whether the weights after a step are published and still useful."""
+        """Says whether the weights after a step are published, and explorers will use them."""
         steps = self.session.settings.trainer.steps
         first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
         return schedule.publishes_after(step) and first_user <= steps

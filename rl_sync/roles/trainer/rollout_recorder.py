@@ -1,7 +1,7 @@
 """The trainer's recorder, which writes records of a step's groups during the training.
 
-Records never harm a run: a thread writes them within a share of the time, failures are logged once
-and the records left out, and steps are left out if the thread cannot keep up.
+Records never harm a run. A thread writes them, and uses only a share of the time. If it fails, the
+failure is logged once, and the records are left out. If it cannot keep up, steps are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rl_sync.types import NO_LEASE, Group
 
 _STEPS_BEHIND = 2
 _CLOSE_SECS = 20.0
-_GOLDEN = 0.6180339887498949  # Its multiples modulo 1 are spread evenly.
+_GOLDEN = 0.6180339887498949  # The golden ratio minus 1: its multiples modulo 1 are spread evenly.
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def affords(self, count: int) -> float:
-        """Returns the fraction of `count` pieces of work that there is time for, from 0 to 1."""
+        """Returns the fraction, from 0 to 1, of `count` pieces of work that the budget allows."""
         with self._lock:
             now = self._clock()
             earned = self._share * (now - self._at)
@@ -108,7 +108,7 @@ class RolloutRecorder:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _some(self, groups: list[tuple[int, Group]]) -> list[tuple[int, Group]]:
-        """Returns the groups that the budget allows, at least one unless none are wanted.
+        """Returns the groups to record within the budget: at least one, if any are to be recorded.
 
         They are chosen by their ordinals, so that they are spread evenly over the prompts.
         """

@@ -218,7 +218,7 @@ class _Row(NamedTuple):
 
 
 def _rows(group: Group) -> list[_Row]:
-    """Returns the rows of a group. Slow operations are done for all of them at once."""
+    """Returns the rows of a group. Slow operations are done for all rows at once."""
     versions, mask = group.policy_versions, group.completion_mask
     drawn = versions >= 0
     counts, learned = drawn.sum(axis=1).tolist(), mask.sum(axis=1).tolist()
@@ -311,7 +311,7 @@ def _figures(figures: Figures, chosen: Sequence[tuple[int, Group]]) -> Iterator[
 def _of_learned(
     values: Float[np.ndarray, "G T"], group: Group, rows: Sequence[_Row]
 ) -> list[list[float | None]]:
-    """Returns the values of each trajectory's tokens, None for tokens that are not trained on.
+    """Returns the values of each trajectory's tokens, with None for tokens without training.
 
     A trajectory without known values has an empty list.
     """
@@ -339,7 +339,7 @@ def _runs(values: Int[np.ndarray, " T"]) -> list[list[int]]:
 
 
 def _where(mine: Bool[np.ndarray, " T"], values: list[float]) -> list[float | None]:
-    """Replaces the values of tokens that the policy did not sample with None."""
+    """Replaces the values of tokens that are not in the mask with None."""
     return [value if own else None for value, own in zip(values, mine.tolist(), strict=True)]
 
 

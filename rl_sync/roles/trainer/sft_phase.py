@@ -101,7 +101,7 @@ class SftPhase:
         """Dispatches a step, then waits for the previous one, so that few are in flight at a stop.
 
         Args:
-          before: metrics of the previous step; none for the first step after a probe.
+          before: metrics of the previous step; empty for the first step after a probe.
         """
         drawn = self._batch(step)
         self.before_first(sft_key(drawn))

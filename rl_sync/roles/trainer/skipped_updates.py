@@ -99,7 +99,7 @@ class SkippedUpdates:
             self._session.tell(Report(RunResult(skipped={UNJUDGED: self._unjudged})))
 
     def watch(self, step: int, skipped: Float[Array, ""]) -> None:
-        """Counts a step of one update, a little later, so that nothing waits for it."""
+        """Counts a step of one update, but only some steps later, so that nothing waits for it."""
         self._dispatched.append((step, skipped))
         self._look(_AHEAD)
 

@@ -48,8 +48,8 @@ class _Measured(NamedTuple):
 class StepsInFlight:
     """Takes steps without waiting for them, so that the next batch is read while one is computed.
 
-    A step is reported as trained, and its span ends, once its metrics are there, in the order of
-    the steps. At most two are in flight: one computed and one behind it.
+    Once a step's metrics are there, its span ends, and it is reported as trained, in the order of
+    the steps. At most two steps are in flight: one that is computed, and the next one.
 
     Args:
       session: the trainer's session.
@@ -145,7 +145,7 @@ class StepsInFlight:
         return state
 
     def settle(self) -> None:
-        """Waits until every step is computed and reported; raises the error of one that failed."""
+        """Waits until every step is computed and reported; raises the error of a failed step."""
         if self._reported is not None:
             self._reported.result()
 
