@@ -16,7 +16,7 @@ _JUDGED = "its reply is judged by the reward of its set"
 class EnvironmentBySet:
     """Plays each row in the environment of its `task_set`: `by_set(game='guess', …)`.
 
-    A row of another set is asked once, and its reward judges the reply, as without an environment.
+    A row of any other set is asked once, as without an environment: its reward judges the reply.
 
     Args:
       environments: the environment of each set that has one: a name with options, or a reference.

@@ -18,8 +18,9 @@ from rl_sync.sandbox.program_process import START_SECS
 def sandboxed(function: Callable[..., Any], interpreter: Interpreter | None = None) -> Tool:
     """Makes a tool of a function whose calls run in a sandbox, a new process each.
 
-    The sandbox gets the text of the function alone: it imports inside what it needs, and uses
-    nothing of its module. Its arguments are JSON values, and its result is plain data.
+    The sandbox gets the text of the function alone. So the function must contain the imports that
+    it needs, and use nothing of its module. Its arguments are JSON values, and its result is plain
+    data.
 
     Args:
       function: a plain function with a schema; see `rl_sync.environments.schemas`.
