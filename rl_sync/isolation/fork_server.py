@@ -165,9 +165,7 @@ class _ForkServer:
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        with contextlib.suppress(
-            OSError
-        ):  # Parent and child both do this, since either may be first.
+        with contextlib.suppress(OSError):  # Both processes do this: either may be first.
             os.setpgid(pid, pid)
         channel.close()
         self._lifelines[pid] = lifeline
