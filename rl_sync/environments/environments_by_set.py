@@ -22,7 +22,7 @@ class EnvironmentBySet:
       environments: the environment of each set that has one: a name with options, or a reference.
 
     Raises:
-      ValueError: there is none, or one cannot be made here.
+      ValueError: no environment is given, or one cannot be made here.
     """
 
     def __init__(self, **environments: str) -> None:
@@ -73,7 +73,7 @@ def constructions(environments: Mapping[str, str]) -> dict[str, Construction]:
     """Makes the constructors of some sets' environments.
 
     Raises:
-      ValueError: there is none, or one is no environment for a mixture.
+      ValueError: no environment is given, or one cannot be part of a mixture.
     """
     from rl_sync.environments.environment_catalog import (
         ENVIRONMENTS,

@@ -28,8 +28,8 @@ def sandboxed(function: Callable[..., Any], interpreter: Interpreter | None = No
 
     Raises:
       SandboxError: no sandbox works here.
-      ValueError: the function has no schema or no text, is no plain function, or uses names of its
-        module.
+      ValueError: the function has no schema or no text, is not a plain function, or uses names of
+        its module.
     """
     tool, made = Tool.of(function), interpreter or Interpreter()
     source = _text_alone(function)

@@ -25,7 +25,7 @@ class Tool:
       name: its name in calls.
       function: a plain function or a bound method, called with JSON values by name.
       schema: its JSON schema.
-      call_secs: the time limit of a call; None for that of the toolbox.
+      call_secs: the time limit of a call; None for the toolbox's limit.
     """
 
     name: str

@@ -348,7 +348,7 @@ def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _statistics(scores: Sequence[float | None]) -> dict[str, float]:
-    """Returns the statistics of the rewards of a step; NaN where nothing was judged."""
+    """Returns the statistics of the rewards of a step; NaN if nothing was judged."""
     known = np.array([np.nan if score is None else score for score in scores])
     known = known[~np.isnan(known)]
     if not known.size:

@@ -152,7 +152,7 @@ _WORDS: dict[str, Callable[[Any, Any], str]] = {"TaxiEnv": _taxi, "BlackjackEnv"
 def _made(game: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
     """Makes an environment; also says whether it draws its observations as text."""
     gymnasium = require(_PACKAGE, GymnasiumGame.__name__)
-    with contextlib.suppress(Exception):  # An environment without modes raises any error.
+    with contextlib.suppress(Exception):  # It may raise any error if there are no modes.
         modes = gymnasium.make(game, **options).metadata.get("render_modes", ())
         if "ansi" in modes:
             return gymnasium.make(game, render_mode="ansi", **options), True

@@ -28,7 +28,7 @@ class OpenEnvClient:
       url: the server's address, such as http://localhost:8000.
       action: field of an action that the reply's text fills.
       observation: field of an observation that the policy sees; if empty, the first text in a field
-        with a usual name, or else the whole observation as JSON.
+        with a usual name or, without one, the whole observation as JSON.
       options: names of fields of the row, separated by commas, that `reset` gets.
       limit_secs: maximum time for an answer of the server.
     """

@@ -276,7 +276,7 @@ def count_of(text: str) -> int | None:
 
 
 def number_of(text: str) -> float | None:
-    """Reads a number, such as `1,234.5`, `$5` or `12 %`; None if the text is none."""
+    """Reads a number, such as `1,234.5`, `$5` or `12 %`; None if the text is not a number."""
     plain = text.strip().rstrip(".").replace(",", "").lstrip("$€£¥").strip()
     percent = plain.endswith("%")
     if not re.fullmatch(r"[-+−]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})([eE][-+]?\d{1,2})?\s*%?", plain):
