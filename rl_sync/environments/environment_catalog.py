@@ -12,10 +12,10 @@ class EnvironmentKind(NamedTuple):
     """A named environment.
 
     Attributes:
-      where: a reference to its class; it is imported when it is used.
+      where: a reference to its class, which is imported when the environment is used.
       meaning: one sentence.
       branches: whether an episode may be several conversations, each a segment of its trajectory.
-      rewards: whether it gives rewards; else the task's reward judges the last reply.
+      rewards: whether it gives rewards; if not, the task's reward judges the last reply.
     """
 
     where: str
@@ -81,7 +81,7 @@ def branches(name: str) -> bool:
 
 
 def gives_rewards(name: str) -> bool:
-    """Says whether an environment gives rewards, as one of the user's own is taken to do."""
+    """Says whether an environment gives rewards; all environments of users count as giving them."""
     kind = ENVIRONMENTS.get(name.partition("(")[0].strip())
     return kind is None or kind.rewards
 
@@ -95,7 +95,7 @@ def reference_of(name: str) -> str:
 
 
 def environments_of_sets(name: str | None) -> dict[str, str]:
-    """Returns the environment of each set of a mixture; empty where sets have none of their own.
+    """Returns the environment of each set of a mixture; empty if the environment is not `by_set`.
 
     Raises:
       ValueError: the options of `by_set` cannot be read.

@@ -16,13 +16,13 @@ _JUDGED = "its reply is judged by the reward of its set"
 class EnvironmentBySet:
     """Plays each row in the environment of its `task_set`: `by_set(game='guess', …)`.
 
-    A row of another set is asked once, and its reward judges the reply, as without an environment.
+    A row of any other set is asked once, as without an environment: its reward judges the reply.
 
     Args:
       environments: the environment of each set that has one: a name with options, or a reference.
 
     Raises:
-      ValueError: there is none, or one cannot be made here.
+      ValueError: no environment is given, or one cannot be made here.
     """
 
     def __init__(self, **environments: str) -> None:
@@ -73,7 +73,7 @@ def constructions(environments: Mapping[str, str]) -> dict[str, Construction]:
     """Makes the constructors of some sets' environments.
 
     Raises:
-      ValueError: there is none, or one is no environment for a mixture.
+      ValueError: no environment is given, or one cannot be part of a mixture.
     """
     from rl_sync.environments.environment_catalog import (
         ENVIRONMENTS,

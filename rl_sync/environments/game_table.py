@@ -31,7 +31,7 @@ LATE_REWARD = "late_turns"
 
 
 class GameTable:
-    """An environment with its players, as an episode of the one who learns.
+    """Plays a game with its players as one episode of the player who learns.
 
     Args:
       environment: the game.
@@ -61,7 +61,7 @@ class GameTable:
         return found if self._is_alone else self._first(found, seed)
 
     def step(self, reply: Reply) -> Turn | Outcome | Awaitable[Turn | Outcome]:
-        """Makes the move of the policy whose turn it is, and plays on until the next one's."""
+        """Makes the move of the policy whose turn it is, and plays on until a policy is asked."""
         if self._players == 1:
             return self._environment.step(reply)
         return self._moved(reply)
@@ -182,7 +182,10 @@ def _fields(record: Turn | Outcome, cls: type) -> dict[str, Any]:
 
 
 def _result(mine: float, others: Sequence[float]) -> dict[str, float]:
-    """Says whether a player has less than another one; if not, it has won, unless all are equal."""
+    """Returns 1 for a player's result, and 0 for the other `RESULTS`.
+
+    It has lost if another player has more, drawn if all have the same, and won otherwise.
+    """
     lost = mine < max(others)
     drawn = not lost and mine == min(others)
     values = (not lost and not drawn, drawn, lost)

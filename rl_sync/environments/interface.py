@@ -90,8 +90,8 @@ class Turn:
     """New messages to the policy, which it has to reply to.
 
     Attributes:
-      messages: the messages since the policy's last reply, at least one; those before them, and
-        the reply itself, are not repeated.
+      messages: the messages since the policy's last reply, at least one. The reply itself, and
+        earlier messages, are not repeated.
       tools: schemas of the tools that may be called from now on. If empty, they stay as they are.
       stop_strings: texts that end the reply; they stay in it.
       deadline_secs: the time for the reply, from the turn on; None for no limit.
@@ -99,7 +99,7 @@ class Turn:
       after: number (from 0) of the episode's reply that the messages follow, so that an episode may
         have several conversations; `ANEW` if they are a whole conversation; None if they follow
         the last reply. If given, only `tools` may be called.
-      most_tokens: maximum number of tokens of the reply; None for those of the run.
+      most_tokens: maximum number of tokens of the reply; None for the maximum of the run.
       player: in a game of several players, the number of the player whose turn it is, from 0. The
         messages and the conversation are this player's.
       moves: legal replies for scripted opponents; policies do not see them.
@@ -260,7 +260,7 @@ class Environment(Protocol):
 
     After `reset`, a game of several players has an attribute `players`: their number.
 
-    Each method is plain or `async`. `close` is called once, when no episode will follow, also after
+    Each method is plain or `async`. `close` is called once, when no episode will follow, even after
     an error.
     """
 

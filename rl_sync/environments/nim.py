@@ -13,11 +13,11 @@ _NAMES = "abcde"
 
 
 class Nim:
-    """Nim: who takes the last stone wins. The row's `prompt` has the piles, as `345`.
+    """Nim: the player who takes the last stone wins. The row's `prompt` has the piles, as `345`.
 
     A player is shown the piles, `345:`, and names a pile and the number of stones that it takes
-    from it: `b2;` leaves `325:` to the other one. Player 0 begins. The reward `game` is 1 to who
-    wins and −1 to who loses, as does who writes anything but a move.
+    from it: `b2;` leaves `325:` to the other player. Player 0 begins. A player who writes anything
+    but a move loses. The reward `game` is 1 for the winner and −1 for the loser.
     """
 
     inline = True
@@ -58,7 +58,7 @@ class Nim:
         return self._turn()
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing."""
 
     def _turn(self) -> Turn:
         shown = "".join(map(str, self._piles))

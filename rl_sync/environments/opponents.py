@@ -92,7 +92,7 @@ def parse_opponent(name: str) -> Term:
     """Reads the name of an opponent, with its options.
 
     Raises:
-      ValueError: there is none of that name, or it has no such option.
+      ValueError: there is no opponent of that name, or it has no such option.
     """
     term = parse_call(name)
     if is_reference(term.name):

@@ -18,8 +18,9 @@ from rl_sync.sandbox.program_process import START_SECS
 def sandboxed(function: Callable[..., Any], interpreter: Interpreter | None = None) -> Tool:
     """Makes a tool of a function whose calls run in a sandbox, a new process each.
 
-    The sandbox gets the text of the function alone: it imports inside what it needs, and uses
-    nothing of its module. Its arguments are JSON values, and its result is plain data.
+    The sandbox gets the text of the function alone. So the function must contain the imports that
+    it needs, and use nothing of its module. Its arguments are JSON values, and its result is plain
+    data.
 
     Args:
       function: a plain function with a schema; see `rl_sync.environments.schemas`.
@@ -27,8 +28,8 @@ def sandboxed(function: Callable[..., Any], interpreter: Interpreter | None = No
 
     Raises:
       SandboxError: no sandbox works here.
-      ValueError: the function has no schema or no text, is no plain function, or uses names of its
-        module.
+      ValueError: the function has no schema or no text, is not a plain function, or uses names of
+        its module.
     """
     tool, made = Tool.of(function), interpreter or Interpreter()
     source = _text_alone(function)

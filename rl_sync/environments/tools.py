@@ -25,7 +25,7 @@ class Tool:
       name: its name in calls.
       function: a plain function or a bound method, called with JSON values by name.
       schema: its JSON schema.
-      call_secs: the time limit of a call; None for that of the toolbox.
+      call_secs: the time limit of a call; None for the toolbox's limit.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Tool:
 
 
 class Toolbox:
-    """Answers calls of tools. Whatever goes wrong in a call is an answer.
+    """Answers calls of tools; an error in a call is an answer, too.
 
-    The exception is a `SandboxError`, which passes: it says nothing about the call.
+    Only a `SandboxError` is raised, since it says nothing about the call.
 
     Each call has a thread of its own and a time limit, which starts with the thread. Calls may come
     from several threads. A call that takes longer is answered with an error and left alone: Python
-    cannot interrupt a thread. It goes on in the background, holding what it holds, and may still
+    cannot interrupt a thread. It goes on in the background, keeps its resources, and may still
     change what it has access to. Nor does the limit hold for native code that keeps the
     interpreter's lock. What must really end, such as a program that the policy wrote, belongs in a
     process, with the tool only waiting for it: see `rl_sync.environments.python.python_tool` and
@@ -100,7 +100,7 @@ class Toolbox:
 
         Args:
           call: the call.
-          most_secs: the time that is left, where that is less than the time limit.
+          most_secs: the time that is left, if that is less than the time limit.
 
         Raises:
           SandboxError: the sandbox of a tool failed.
@@ -125,7 +125,7 @@ class Toolbox:
         thread = threading.Thread(
             target=lambda: answers.append(_result(tool.function, call.arguments)),
             name=f"tool {call.name}",
-            # A call that never ends does not keep the process from ending.
+            # A call that never ends must not keep the process from ending.
             daemon=True,
         )
         limit_secs = min(tool.call_secs or self._call_secs, most_secs)
@@ -142,9 +142,9 @@ class Toolbox:
 class ToolEnvironment(abc.ABC):
     """An environment of tools, to be derived from: `question` begins, `outcome` judges.
 
-    A reply with tool calls gets their answers, in their order; one without ends the episode. The
-    error of a malformed call is an answer too. It comes from the tool role where the reply also has
-    a proper call, and else from `malformed_role`.
+    A reply with tool calls gets their answers, in their order; a reply without calls ends the
+    episode. A malformed call is answered with its error. That answer has the role `tool` if the
+    reply also has a proper call, and otherwise `malformed_role`.
 
     Methods of the derived class can be tools, so that calls see the episode's state:
     `super().__init__([self.look, self.open])`. See `Toolbox` for the time limit.
@@ -202,7 +202,7 @@ class ToolEnvironment(abc.ABC):
         return Turn((*answers, *errors))
 
     def close(self) -> None:  # noqa: B027 (there is a default)
-        """Does nothing; derived environments give back here what they hold."""
+        """Does nothing; derived environments release their resources here."""
 
 
 def _result(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | SandboxError:

@@ -1,4 +1,4 @@
-"""Calls of an environment with checks of its answers: an invalid one becomes one clear error.
+"""Calls an environment and checks its answers: an invalid answer becomes one clear error.
 
 An environment is often a user's code. Each error names it, its method, the rule and the value.
 """

@@ -165,7 +165,7 @@ class _ForkServer:
                 traceback.print_exc()
             finally:
                 os._exit(status)
-        with contextlib.suppress(OSError):  # Both sides do this, since either may be first.
+        with contextlib.suppress(OSError):  # Both processes do this: either may be first.
             os.setpgid(pid, pid)
         channel.close()
         self._lifelines[pid] = lifeline
@@ -204,7 +204,7 @@ class _ForkServer:
                 self._report(lifeline, ENDED, os.waitstatus_to_exitcode(status))
 
     def _report(self, lifeline: socket.socket, kind: bytes, value: int) -> None:
-        with contextlib.suppress(OSError):  # The host may have closed it.
+        with contextlib.suppress(OSError):  # The host may have closed the lifeline.
             lifeline.sendall(END.pack(kind, value))
         lifeline.close()
 

@@ -1,8 +1,8 @@
 """Limits and ends of processes: memory, time, process trees, and lost parents.
 
 Linux lists the children of a process in a file. We read this file if it exists, because psutil
-looks at every process of the machine: 12 ms in place of 0.3 ms beside 138 others, and programs in
-a sandbox are checked twenty times a second.
+looks at every process of the machine. With 138 other processes, that takes 12 ms instead of 0.3 ms,
+and programs in a sandbox are checked twenty times a second.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def limit_memory(most_bytes: int) -> None:
 
 
 def limit_more_cpu(secs: float) -> None:
-    """Ends this process after that many more seconds of CPU time, summed over its threads."""
+    """Ends this process after `secs` more seconds of CPU time, summed over its threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     most = math.ceil(used.ru_utime + used.ru_stime + secs) + 1

@@ -1,4 +1,4 @@
-"""Pool of worker processes, which a host keeps for an episode or gives single requests."""
+"""Pool of worker processes: a host takes one for an episode, or submits single requests."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class WorkerPool:
         self._losses = 0
 
     def _note_loss(self) -> None:
-        """Waits for the end of a server, which a worker has noticed first."""
+        """Waits for the end of the server, after a worker has noticed that it ends."""
         if (server := self._server) is not None:
             server.await_end()
 
@@ -250,7 +250,7 @@ class _Server:
         return self._process.poll() is not None
 
     def await_end(self) -> None:
-        """Waits until the process, which is about to end, has ended."""
+        """Waits for the end of the process, which is about to end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECS)
 

@@ -1,4 +1,4 @@
-"""A model on devices of this process, for rewards: rows of any length, in few padded shapes."""
+"""Runs a model for rewards on devices of this process: rows of any length, in few padded shapes."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class Served:
     """A loaded model with its tokenizer.
 
     Args:
-      path: directory of a checkpoint, hub name of one in the local cache, or work directory of a
-        run.
+      path: directory of a checkpoint, hub name of a checkpoint in the local cache, or work
+        directory of a run.
       step: step of a run's snapshot, `best`, None for the newest, or 0 for the initial policy.
       site: devices that it computes on.
-      chat, system: see `TokenizerConfig`; a run has its own.
+      chat, system: see `TokenizerConfig`; not used for a run, which has its own.
 
-      Raises:
-        ValueError: the model cannot be loaded.
+    Raises:
+      ValueError: the model cannot be loaded.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ def _workdir(path: str) -> Path:
 
 
 def _numbered(path: str, step: Step) -> int | None:
-    """Returns the step of a run's snapshot, or 0."""
+    """Returns the step of a run's snapshot, or 0 for the initial policy."""
     return 0 if step == 0 else step_named(_workdir(path), None if step is None else str(step))
 
 
@@ -233,11 +233,11 @@ def require_fit(tokenizer: Tokenizer, text: str, model: ModelConfig) -> None:
     """Rejects a prompt that a model cannot read.
 
     Raises:
-      ValueError: the tokenizer lacks one of its characters, or it is too long.
+      ValueError: the tokenizer lacks one of the prompt's characters, or the prompt is too long.
     """
     try:
         length = len(tokenizer.encode_prompt(text))
-    except Exception as error:  # Tokenizers raise many kinds.
+    except Exception as error:  # Tokenizers raise errors of many kinds.
         raise ValueError(f"the model's tokenizer cannot encode it: {error}") from error
     if length >= model.max_length:
         raise ValueError(

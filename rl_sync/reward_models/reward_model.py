@@ -39,7 +39,8 @@ class RewardModel(ModelSite):
       normalize: whether the score is (score − mean) / std.
       mean, std: None for the values in the checkpoint's notes, which were measured on held-out
         pairs.
-      chat, system: see `config.tokenizer`; None for the values in the notes, or `auto` and none.
+      chat, system: see `config.tokenizer`; None for the values in the notes. If there are no notes,
+        `chat` is `auto`, and there is no system prompt.
       platform, data, fsdp, tensor, rows, dtype: see `ModelSite`.
 
     Raises:
@@ -73,7 +74,7 @@ class RewardModel(ModelSite):
         """Checks that the model can read a row's prompt.
 
         Raises:
-          ValueError: its tokenizer lacks one of its characters, or it is too long.
+          ValueError: the tokenizer lacks one of the prompt's characters, or the prompt is too long.
         """
         require_fit(self._tokenizer, str(row["prompt"]), self._model)
 
@@ -99,7 +100,7 @@ class RewardModel(ModelSite):
             try:
                 asked = tokenizer.encode_prompt(str(row["prompt"]))
                 ids[i] = [*asked, *tokenizer.encode(completion.text), *end]
-            except Exception as error:  # Tokenizers raise many kinds.
+            except Exception as error:  # Tokenizers raise errors of many kinds.
                 found[i] = Judgement.unknown(f"the completion cannot be encoded: {error}")
                 continue
             if not 0 < len(ids[i]) <= served.model.max_length:

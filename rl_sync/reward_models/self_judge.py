@@ -51,7 +51,7 @@ class SelfJudge(ModelSite):
       question: template of the question; see `Template`. The default asks whether the completion is
         right.
       verdicts: values by the texts that may follow the question; None for yes and no.
-      chat, system: see `config.tokenizer`; a run's work directory has its own.
+      chat, system: see `config.tokenizer`; not used for a run, which has its own.
       platform, data, fsdp, tensor, rows, dtype: see `ModelSite`.
 
     Raises:
@@ -112,7 +112,7 @@ class SelfJudge(ModelSite):
             try:
                 ids = served.tokenizer.encode_prompt(question)
                 asked[i] = [[*ids, *served.tokenizer.encode(text)] for text in verdicts]
-            except Exception as error:  # Tokenizers raise many kinds.
+            except Exception as error:  # Tokenizers raise errors of many kinds.
                 found[i] = Judgement.unknown(f"the question cannot be encoded: {error}")
                 continue
             starts[i] = len(ids)

@@ -33,7 +33,7 @@ class Code:
 
     Attributes:
       language: the language of programs, for rows without a field `language`.
-      fraction: whether the score is the fraction of tests that passed; else all must pass.
+      fraction: whether the score is the fraction of tests that passed; if not, all must pass.
       whole_text: whether a completion without code blocks counts as a program.
       test_secs: the time limit of each test.
       total_secs: the time limit of all tests of a completion.

@@ -56,7 +56,7 @@ def kind_of(row: Row) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SchoolAnswer:
-    """Marks the final answer of a completion: 1 or 0, or between with `partial`.
+    """Marks the final answer of a completion: 1 or 0, or any number between with `partial`.
 
     Attributes:
       extract: strategies that find the answer in the completion, tried in order and separated by
@@ -103,7 +103,7 @@ class SchoolAnswer:
         except UnjudgeableError as error:
             return Judgement.unknown(str(error))
         share = marks.share if partial else float(marks.share == 1)
-        # All right answers are one vote, and no wrong answer has the same text.
+        # All right answers get the same vote, and no wrong answer gets it.
         vote = "right" if marks.share == 1 else marks.answer and f"{marks.answer} (not right)"
         why = f"{shown(found.text)} ({found.strategy}): {marks.why}"
         return Judgement(share, why, answer=vote or None)

@@ -45,7 +45,7 @@ class MathAnswer:
       tolerance: the greatest difference of equal numbers, relative to the larger one; 0 compares
         them exactly.
       symbolic: whether math-verify compares formulas. Without it, formulas are equal only if they
-        are written alike.
+        are written the same way.
       limit_secs: the CPU seconds that math-verify may take to read the row's answer, and again to
         compare with it.
       memory_mb: the memory limit of math-verify, in megabytes.
@@ -92,7 +92,10 @@ class MathAnswer:
             )
 
     def _check_formula(self, gold: str, right: Value) -> None:
-        """Refuses a formula that cannot be read. Checks none after `_CHECK_SECS`: the run will."""
+        """Refuses a formula that cannot be read.
+
+        After `_CHECK_SECS` of checks, formulas are left to the run to check.
+        """
         began = time.process_time()
         if _checked["secs"] > _CHECK_SECS:
             return
@@ -205,7 +208,10 @@ class MathAnswer:
             return compact(formula.text)
 
     def _undecided(self, right: Value, error: Exception) -> Judgement:
-        """Judges an answer on which algebra failed: wrong, unless the row's answer is at fault."""
+        """Judges an answer that algebra could not compare.
+
+        It is unjudged if the row's answer is at fault, and wrong otherwise.
+        """
         if needs_algebra(right):
             try:
                 algebra.read(written(right), self.limit_secs, int(self.memory_mb * 1e6))

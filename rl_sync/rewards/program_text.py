@@ -8,7 +8,7 @@ _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILIN
 
 
 def program_text(text: str, names: tuple[str, ...], whole: bool) -> str | None:
-    """Returns the last code block of a language, else the last block without a language.
+    """Returns the last code block of a language or, if there is none, the last without a language.
 
     An unclosed block at the end of the text counts.
 

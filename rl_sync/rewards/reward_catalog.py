@@ -174,7 +174,7 @@ def is_quick(expression: str) -> bool:
 
 
 def imports_little(expression: str) -> bool:
-    """Says whether every term of an expression is of the package, and needs no model in JAX."""
+    """Says whether all terms of an expression belong to the package and need no model in JAX."""
     kinds = [REWARDS.get(term.name) for term in _terms(expression)]
     return all(kind is not None and kind.where.startswith(_LIGHT) for kind in kinds)
 
@@ -195,7 +195,7 @@ def may_vote(expression: str) -> bool:
 
 
 def by_set(rewards: Mapping[str, str]) -> str:
-    """Returns the `by_set` expression of the expressions of each set."""
+    """Returns the expression `by_set(…)` for the reward expression of each set."""
     return f"{BY_SET}({', '.join(f'{name}={reward!r}' for name, reward in rewards.items())})"
 
 

@@ -83,7 +83,7 @@ class RewardSettings:
 
     @property
     def server_addresses(self) -> list[str]:
-        """The addresses of reward servers; none where the run has workers of its own."""
+        """The addresses of reward servers; none if the run has workers of its own."""
         parts = (part.strip() for part in (self.addresses or "").split(","))
         return [part for part in parts if part]
 

@@ -178,7 +178,7 @@ class Rubric:
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    """Ends a child process that a reward has forked, which would otherwise go on judging."""
+    """Ends a process that a reward has forked, so that it does not go on judging."""
     here = os.getpid()
     try:
         yield
@@ -205,7 +205,7 @@ def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Makes a short name for each term; equal ones are numbered."""
+    """Makes a short name for each term; equal names are numbered."""
     short = [name.rpartition(":")[2] for name in names]
     return [
         name if short.index(name) == i else f"{name}_{short[: i + 1].count(name)}"
@@ -255,10 +255,10 @@ async def _gathered(
 
 
 async def _lasting(judging: Awaitable[Any]) -> Any:
-    """Waits for a reward, and keeps it from ending the event loop of the others.
+    """Waits for a reward, and keeps it from ending the event loop of other rewards.
 
     Raises:
-      Exception: the reward raises it.
+      Exception: the reward raises an error.
     """
     try:
         return await judging

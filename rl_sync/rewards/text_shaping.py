@@ -89,7 +89,7 @@ class FormatMatch:
 
 @dataclasses.dataclass(frozen=True)
 class LengthBand:
-    """Gives 1 to lengths within a band; outside the score falls linearly to 0.
+    """Gives 1 to lengths within a band; outside of it, the score falls linearly to 0.
 
     Attributes:
       least: the least length of the band.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class QueueTimeoutError(TimeoutError):
-    """Raised where the queue of completions to judge stayed full for too long."""
+    """Raised when the queue of completions to judge stayed full for too long."""
 
 
 class Room:

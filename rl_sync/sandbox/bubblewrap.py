@@ -64,7 +64,7 @@ class Bubblewrap:
 
     @property
     def languages(self) -> frozenset[str] | None:
-        """None: it runs any command."""
+        """None, since the layer runs any command."""
         return None
 
     def prepare(self) -> None:
@@ -119,7 +119,7 @@ class Bubblewrap:
         size = str(job.limits.file_bytes)
         bound = {path: path for path in (*layer.readable_folders(), *job.readable)}
         bound |= {str(job.folder): _FOLDER, str(layer.INSIDE): _INSIDE}
-        # First of all, since bound paths may lie in it.
+        # This comes first, since bound paths may lie in it.
         options = ["--perms", "1777", "--size", size, "--tmpfs", _TMP]
         for parent in sorted(
             {str(p) for path in bound.values() for p in Path(path).parents} - {"/"}
@@ -136,7 +136,7 @@ class Bubblewrap:
         if self.has_proc:
             # The first process is bubblewrap's own: it has no filter of system calls.
             options += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
-            # It holds the machine's settings, and bubblewrap cannot control who may change them.
+            # /proc holds the machine's settings, and bubblewrap cannot control who may change them.
             options += ["--remount-ro", "/proc"]
         options += ["--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/dev/shm"]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]

@@ -1,9 +1,9 @@
 """A hostile program that tests a sandbox. It runs in the sandbox, and is never imported.
 
-Each attack that succeeds prints a line with its name; the last line is `alive`. `probe.py` replaces
-the argument by its targets: SECRET is a file that must not be read,
-FOLDER one that must not be written into, PORT one of this machine, SOCKET a Unix socket, PROCESS
-the process that tries the sandbox, VICTIM one to kill, and LIMIT the number of processes.
+Each attack that succeeds prints a line with its name; the last line is `alive`. `probe.py` passes
+the targets as the argument: SECRET is a file that must not be read, FOLDER a folder that must not
+be written into, PORT a port of this machine, SOCKET a Unix socket, PROCESS the process that tries
+the sandbox, VICTIM a process to kill, and LIMIT the maximum number of processes.
 """
 
 # ruff: noqa: SIM115

@@ -37,8 +37,8 @@ class ProgramTests:
       entry_point: an expression that names the function `candidate` of the tests, or "".
       functions: names of more functions of the program.
       classes: names of classes of the program whose objects the tests use.
-      in_place: names of functions that return a value, and whose changes of their arguments the
-        tests see too. Without it tests see changes by functions that return None only.
+      in_place: names of functions whose changes of their arguments the tests see even if they
+        return a value. Of other functions, the tests see changes only if they return None.
     """
 
     tests: Sequence[dict[str, Any]]
@@ -81,7 +81,7 @@ def examine(
                     return
         except SandboxError:
             if not number or time.monotonic() < deadline:
-                raise  # It started before, unless there was no time left to start again.
+                raise  # Only a later start may fail, if no time is left.
         if time.monotonic() >= deadline:
             return
         assert number > first, "a round judges at least one test"
@@ -111,7 +111,7 @@ def _round(
                 current = verdict.test + 1
                 continue
             if arrived and examiner.returncode == 0 and current > 0:
-                return  # The test before lost the program.
+                return  # The previous test lost the program; see `Pipe.lost`.
             why = _stop_reason(processes, arrived, sandbox.limits.wall_secs)
             yield ProgramTestOutcome(current, "failed", why)
             return
@@ -146,7 +146,7 @@ def _stop_reason(processes: Sequence[Confined], arrived: bool, wall_secs: float)
 
 
 def _verdict(line: bytes) -> ProgramTestOutcome | None:
-    """Reads a line of the examiner; None for the last output of a sandbox that failed."""
+    """Reads a line of the examiner; None if it is other output, of a sandbox that failed."""
     try:
         test, outcome, why = json.loads(line)
     except (ValueError, TypeError):

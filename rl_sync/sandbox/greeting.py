@@ -1,4 +1,4 @@
-"""Greeting: a check that programs of a language run in a sandbox, before one is judged there."""
+"""Checks that programs of a language run in a sandbox, before any is judged there."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _greeted: set[tuple[str, Sandbox]] = set()
 def greet(sandbox: Sandbox, name: str) -> None:
     """Runs a program that says hello, once per process for each language, layer and limits.
 
-    In a language that does not run here, right programs would fail as wrong ones do.
+    If a language did not run here, its right programs would fail like wrong ones.
 
     Args:
-      sandbox: the sandbox. Its limits apply, but for the time.
+      sandbox: the sandbox. Its limits apply, except for the time limits.
       name: the language.
 
     Raises:
@@ -44,7 +44,7 @@ def greet(sandbox: Sandbox, name: str) -> None:
 
 
 def _cause(sandbox: Sandbox, run: ProgramRun) -> str:
-    """Says why a program that prints its input did not."""
+    """Says why a program that prints its input did not print it."""
     if run.stopped:
         limit = {
             "time": f"{_SECS:g} s",

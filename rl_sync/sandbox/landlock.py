@@ -32,7 +32,7 @@ class Landlock:
 
     @property
     def languages(self) -> frozenset[str] | None:
-        """None: it runs any command."""
+        """None, since the layer runs any command."""
         return None
 
     def prepare(self) -> None:

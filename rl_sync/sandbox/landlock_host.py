@@ -14,7 +14,7 @@ _VERSION_3 = 0x20080522
 
 
 def main() -> None:
-    """Runs the command of the order in the first argument, and exits as it does."""
+    """Runs the command that the first argument describes, and exits as it does."""
     order = json.loads(sys.argv[1])
     parent = os.getppid()
     libc = ctypes.CDLL(None)

@@ -62,9 +62,9 @@ class SandboxCommand:
 
     Attributes:
       argv: the command.
-      descriptors: file descriptors that it inherits, which its starter closes.
+      descriptors: file descriptors that the command inherits, and that its starter closes.
       environment: its environment variables.
-      scratch: a temporary folder that it uses, which its starter removes; "" for none.
+      scratch: a temporary folder that the command uses, and its starter removes; "" for none.
       user: the user, and group, to start it as; None for ours.
     """
 

@@ -16,7 +16,7 @@ class ProgramLimits:
       cpu_secs: the processor time of each process, rounded up to whole seconds.
       memory_bytes: the address space of each process, and the memory of all of them together.
       output_bytes: the length of its output and of its error output, each.
-      file_bytes: the size of a file, and of all files together where the layer has its own disk.
+      file_bytes: the size of a file, and of all files together if the layer has its own disk.
       processes: the number of processes and threads.
       counts_reserved: whether address space that is reserved and not used counts as memory. Some
         runtimes, such as those of JavaScript and Java, reserve gigabytes.

@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Tells whether a path is a folder, not a link, that only this user can write into."""
+    """Says whether a path is a folder (not a link) that only this user can write into."""
     try:
         status = folder.lstat()
     except OSError:

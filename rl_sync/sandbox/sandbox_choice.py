@@ -28,7 +28,7 @@ LAYERS: dict[str, Callable[[], Iterator[SandboxLayer]]] = {
     "landlock": landlock.variants,
     "wasm": wasm.variants,
 }
-"""Functions that yield a layer's variants which are installed here, the strongest first."""
+"""Functions that yield the installed variants of each layer, the strongest first."""
 
 
 def choose(kind: str = "auto", unsandboxed: bool = False) -> SandboxLayer:
@@ -36,7 +36,7 @@ def choose(kind: str = "auto", unsandboxed: bool = False) -> SandboxLayer:
 
     Args:
       kind: a name of `LAYERS`, or `auto` for the first that works.
-      unsandboxed: whether to run programs without a sandbox where none works.
+      unsandboxed: whether to run programs without a sandbox if none works.
 
     Raises:
       ValueError: no such layer.
@@ -52,7 +52,10 @@ def choose(kind: str = "auto", unsandboxed: bool = False) -> SandboxLayer:
 
 @functools.cache
 def _choose(kind: str) -> tuple[SandboxLayer | None, str]:
-    """Returns the layer that an earlier process chose, or tries all; else what each one lacks."""
+    """Returns the layer that an earlier process chose, or the first that works.
+
+    If none works, returns None and the fault of each.
+    """
     kinds = list(LAYERS) if kind == "auto" else [kind]
     installed = [layer for name in kinds for layer in LAYERS[name]()]
     cache = _cache_file(kind)

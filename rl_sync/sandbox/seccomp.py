@@ -1,4 +1,4 @@
-"""A filter of system calls, as a program that the Linux kernel runs before each call (seccomp).
+"""Builds a filter of system calls: a program that Linux runs before each call (seccomp).
 
 The filter rejects calls by which a confined program could reach rarely used parts of the kernel,
 other processes, or memory that its limits do not count. Namespaces do the rest. The
@@ -68,7 +68,7 @@ MACHINES = {
     ),
 }
 
-# Refused calls: number on x86_64, number on aarch64 (None where it does not exist).
+# Refused calls: number on x86_64, number on aarch64 (None if it does not exist).
 REFUSED: dict[str, tuple[int, int | None]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[int, int | None]] = {
     "finit_module": (313, 273),
     "get_mempolicy": (239, 236),
     "init_module": (175, 105),
-    # A watch is on the file itself, and reports everyone who opens it.
+    # A watch on a file reports all processes that open the file.
     "inotify_add_watch": (254, 27),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
@@ -163,7 +163,7 @@ REFUSED_IF_SHARED: dict[str, tuple[int, int | None]] = {
 
 
 def program(architecture: str | None = None, shared: bool = False) -> bytes | None:
-    """Builds the filter for an architecture; None for one without a table of calls.
+    """Returns the filter for an architecture, or None if there is no table of its calls.
 
     Args:
       shared: whether the program shares the files and processes of its user.
@@ -182,7 +182,8 @@ def program(architecture: str | None = None, shared: bool = False) -> bytes | No
         # Calls of the x32 ABI have the same machine and other numbers.
         *_when(_AT_LEAST, _X32, _KILL),
         *(step for number in refused if number is not None for step in _refuse(number, _EPERM)),
-        # A filter cannot see its flags, which are behind a pointer; without it, libc uses clone.
+        # A filter cannot see the flags of clone3, which are behind a pointer. Without it, libc uses
+        # clone.
         *_refuse(machine.clone3, _ENOSYS),
         *(step for number in _COMMON.values() for step in _when(_EQUAL, number, _ALLOW)),
         *_when(_AT_LEAST, _FIRST_COMMON, _ERRNO | _ENOSYS),
@@ -199,7 +200,7 @@ def program(architecture: str | None = None, shared: bool = False) -> bytes | No
             1,
             [s for r in _WATCHING_REQUESTS for s in _when(_EQUAL, r, _ERRNO | _EPERM)],
         ),
-        # Only for itself, which is process 0.
+        # A program may use prlimit only for itself, which is process 0.
         *(_inspect(machine.prlimit, 0, _unless(_EQUAL, 0, _ERRNO | _EPERM)) if shared else ()),
         _step(_RETURN, _ALLOW),
     ]

@@ -18,7 +18,7 @@ class Unconfined:
 
     @property
     def languages(self) -> frozenset[str] | None:
-        """None: it runs any command."""
+        """None, since the layer runs any command."""
         return None
 
     def prepare(self) -> None:

@@ -41,7 +41,7 @@ class Wasm:
 
     @property
     def languages(self) -> frozenset[str] | None:
-        """Python only."""
+        """Only Python."""
         return frozenset({"python"})
 
     def prepare(self) -> None:

@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Runs the interpreter of the order in the first argument, and exits as it does."""
+    """Runs the interpreter that the first argument describes, and exits as it does."""
     order = json.loads(sys.argv[1])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -94,7 +94,7 @@ class MasterScoring:
       judge: the workers or servers.
       main: the label of the reward's first term, which says whether a problem is solved.
       spans: the master's spans; closed together with this object.
-      fail: called with a reason when too many completions cannot be judged.
+      fail: called with a reason if too many completions cannot be judged.
       scored: called with the success of groups, before their scores are returned; None if not
         needed.
       success: measure of a group's success.
@@ -323,8 +323,8 @@ class MasterScoring:
 def is_above(lost: int, count: int, limit: float) -> bool:
     """Says whether a share is significantly above a limit.
 
-    The lower bound of Clopper and Pearson (1934) is above the limit: with the limit as probability,
-    so many or more would be lost in less than one window of a hundred.
+    It is if the lower bound of Clopper and Pearson (1934) is above the limit: if each completion
+    were lost with the limit as probability, less than one window in a hundred would lose that many.
     """
     return lost > 0 and float(betainc(lost, count - lost + 1, limit)) < 1 - _CONFIDENCE
 
@@ -348,7 +348,7 @@ def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _statistics(scores: Sequence[float | None]) -> dict[str, float]:
-    """Returns the statistics of the rewards of a step; NaN where nothing was judged."""
+    """Returns the statistics of the rewards of a step; NaN if nothing was judged."""
     known = np.array([np.nan if score is None else score for score in scores])
     known = known[~np.isnan(known)]
     if not known.size:
@@ -387,7 +387,7 @@ def _record(item: CompletionToScore, one: Judgement) -> Mapping[str, object]:
 
 
 def _episode(ending: Ending) -> dict[str, object]:
-    """Describes the end of an episode; in games of several players with the seat and the moves."""
+    """Describes the end of an episode, with the seat and moves in games of several players."""
     fields = ending._asdict()
     moves = [move._asdict() for move in fields.pop("moves")]
     seat = fields.pop("seat")

@@ -19,7 +19,7 @@ from rl_sync.scoring.reward_worker import ScoredShare, ScoreShare
 
 _PROGRAM = "rl_sync.scoring.reward_worker:RewardWorker"
 _SHARE_SECS = 0.05
-"""Seconds of work that a worker gets at once; more would leave others idle at the end."""
+"""Seconds of work that a worker gets at once; more would leave other workers idle at the end."""
 _START_SECS = 3600.0
 """Maximum seconds to prepare a reward, which may load or download a model."""
 
@@ -180,7 +180,11 @@ def _is_sound(found: Any, count: int) -> bool:
 
 
 def _fault(begun: concurrent.futures.Future[str]) -> str:
-    """Returns why a worker, which has started or failed to start, cannot judge by the reward."""
+    """Returns why a worker cannot judge by the reward; empty if it can.
+
+    Args:
+      begun: a future that is done: the worker has started, or failed to start.
+    """
     error = begun.exception()
     if isinstance(error, WorkerLostError):
         return f"it {error}"

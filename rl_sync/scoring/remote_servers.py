@@ -116,7 +116,7 @@ class RemoteScorer:
     def judge(
         self, items: Sequence[ScoringRequest], timeout_secs: float | None = None
     ) -> list[Judgement]:
-        """Judges completions, in their order; several threads may.
+        """Judges completions, in their order; safe for several threads.
 
         Args:
           timeout_secs: the longest wait for room in the queue.
@@ -263,7 +263,7 @@ class _RewardServer:
     Attributes:
       is_up: whether the server has answered and was not lost since.
       workers: number of its workers at its last answer.
-      trouble: reason why it is not up.
+      trouble: reason why the server is not up.
       moves: number of its reports of progress.
     """
 

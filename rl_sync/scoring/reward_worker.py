@@ -99,7 +99,7 @@ class RewardWorker:
 
 
 class _Forks:
-    """Tracker of the processes that a reward forks while it judges, which end with the judgement.
+    """Tracks the processes that a reward forks while it judges, and ends them after the judgement.
 
     Processes of `multiprocessing` end with the worker, since a reward may keep a pool of them.
     """
@@ -118,9 +118,9 @@ class _Forks:
                 self._pids.append(pid)
             else:
                 self._pids = []
-                if on_main:  # Otherwise it would end with the thread that forked it.
+                if on_main:  # A process forked by another thread would end with that thread.
                     process_limits.end_with_parent()
-                    if os.getppid() != parent:  # It had already ended.
+                    if os.getppid() != parent:  # The parent had already ended.
                         os._exit(0)
             return pid
 

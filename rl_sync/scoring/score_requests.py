@@ -84,7 +84,8 @@ def await_call(session: Session, call: Call[T]) -> T:
     """Calls the master, and waits for the answer while completions are being judged.
 
     Raises:
-      TimeoutError: nothing was judged for `launch.wait_secs`, or twice `reward.limit_secs`.
+      TimeoutError: nothing was judged for `launch.wait_secs` or twice `reward.limit_secs`,
+        whichever is longer.
       RunStoppedError: the run is being stopped.
     """
     until, before = _deadline_secs(session), -1

@@ -1,6 +1,6 @@
-"""Agents as environments: users' programs, which ask an endpoint for replies.
+"""Runs agents as environments: users' programs, which ask an endpoint for replies.
 
-This is the part in a worker process, which runs one episode's agent to its end.
+This is the part in a worker process; it runs one episode's agent to its end.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Agent:
         _require_program(command)
 
     def reset(self, task: Mapping[str, Any], seed: int) -> Turn:
-        """Takes an episode; its first step runs the agent."""
+        """Stores the episode's row; the first `step` runs the agent."""
         self._episode = {**task, "seed": seed}
         return _BEGUN
 
@@ -190,7 +190,7 @@ def _run(words: list[str], variables: Mapping[str, str], row_path: Path) -> Outc
 
 
 class _Tail:
-    """Collector of the last lines of a program's error output, which it passes on."""
+    """Passes a program's error output on, and keeps its last lines."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b""
@@ -220,11 +220,11 @@ async def _awaited(found: Any) -> Any:
 
 
 def _outcome(found: Any) -> Outcome:
-    """Reads what a function returned; the host checks rewards."""
+    """Makes an outcome of what a function returned; the host checks its rewards."""
     if found is None:
         return _NOT_JUDGED
     if isinstance(found, Mapping):
-        # Empty lines do not count.
+        # A mapping without rewards judges nothing.
         return Outcome(dict(found)) if found else _NOT_JUDGED
     if isinstance(found, numbers.Real):
         return Outcome({"reward": float(found)})

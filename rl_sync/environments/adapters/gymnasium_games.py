@@ -16,24 +16,25 @@ _LANDMARKS = ("R", "G", "Y", "B")
 
 
 class GymnasiumGame:
-    """An environment of Gymnasium, by its name there, in words.
+    """Puts an environment of Gymnasium into words.
 
     `rl_sync.environments.adapters.gymnasium_games:GymnasiumGame(game="FrozenLake-v1",
     actions=("left", "down", "right", "up"), options={"is_slippery": False})`
 
-    Text observations are shown as they are. Others are drawn if the environment has the render mode
-    `ansi`, and otherwise printed. In drawings, parts with a colored background are in parentheses,
-    and other colors are described in words, as are the numbers of Blackjack and the colors of Taxi.
-    The policy writes an action in square brackets; its last one counts. The reward of a step is the
-    reward of its turn; the last one is the outcome's. An unknown action changes nothing.
+    Text observations are shown as they are. Other observations are drawn if the environment has the
+    render mode `ansi`, and printed if it has not. In drawings, parts with a colored background are
+    in parentheses. Other colors are described in words, as are the states of Blackjack and Taxi.
+    The policy writes an action in square brackets; the last one in a reply counts. The reward of a
+    step is the reward of its turn; that of the last step is the outcome's. An unknown action
+    changes nothing.
 
     Args:
       game: the registered name, such as `FrozenLake-v1` or `module:Name-v0`.
-      actions: names of the actions, in the order of their numbers; without names, the numbers.
+      actions: names of the actions, in the order of their numbers; if empty, the numbers.
         An environment with text actions takes any text.
       prompt: start of the first message; a task's field `prompt` overrides it.
       options: options of the environment.
-      invalid: number of consecutive unknown actions that ends the episode, unjudged.
+      invalid: number of consecutive unknown actions that ends the episode without a reward.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class GymnasiumGame:
         """Begins the game.
 
         Raises:
-          ValueError: the game's actions are neither texts nor numbers, or have other names.
+          ValueError: the game's actions are neither texts nor numbers, or not as many as the names.
         """
         self._env, self._draws = _made(self._game, self._options)
         self._names = _names(self._env.action_space, self._names, self._game)
@@ -145,13 +146,13 @@ def _blackjack(state: Any, observation: Any) -> str:
 
 
 _WORDS: dict[str, Callable[[Any, Any], str]] = {"TaxiEnv": _taxi, "BlackjackEnv": _blackjack}
-"""Descriptions of the state, by class of environment, where a drawing is not enough."""
+"""Descriptions of the state, by class of environment, if a drawing is not enough."""
 
 
 def _made(game: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
     """Makes an environment; also says whether it draws its observations as text."""
     gymnasium = require(_PACKAGE, GymnasiumGame.__name__)
-    with contextlib.suppress(Exception):  # Without modes it raises errors of many kinds.
+    with contextlib.suppress(Exception):  # It may raise any error if there are no modes.
         modes = gymnasium.make(game, **options).metadata.get("render_modes", ())
         if "ansi" in modes:
             return gymnasium.make(game, render_mode="ansi", **options), True

@@ -22,13 +22,13 @@ class OpenEnvClient:
     Each episode is a session of its own. `reset` gets the seed, and the fields of the row that
     `options` names. The first message is the row's `prompt`, if it has one, and the server's
     observation. A reply fills one field of an action. The rewards of steps are the rewards of
-    turns; the last one is the outcome's.
+    turns; that of the last step is the outcome's.
 
     Args:
       url: the server's address, such as http://localhost:8000.
       action: field of an action that the reply's text fills.
       observation: field of an observation that the policy sees; if empty, the first text in a field
-        with a usual name, or else the whole observation as JSON.
+        with a usual name or, without one, the whole observation as JSON.
       options: names of fields of the row, separated by commas, that `reset` gets.
       limit_secs: maximum time for an answer of the server.
     """
@@ -78,7 +78,7 @@ class OpenEnvClient:
         return Turn((Message("user", "\n\n".join(part for part in (prompt, told) if part)),))
 
     def step(self, reply: Reply) -> Turn | Outcome:
-        """Acts by a reply."""
+        """Sends the action that a reply fills."""
         seen = self._session.step({self._action: said(reply)})
         reward = float(seen.reward or 0.0)
         if seen.done:

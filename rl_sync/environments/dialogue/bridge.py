@@ -5,9 +5,8 @@ bridge gives only the ids that follow it: the end of the reply if the policy did
 new messages, and the header of the next reply. They are appended to the ids so far.
 
 A chat template may also rewrite earlier messages: Qwen 3 drops the thinking of earlier replies.
-  Then
-the ids so far are no longer the beginning of the conversation, and a new segment begins with the
-whole conversation.
+Then the ids so far are no longer the beginning of the conversation, and a new segment begins with
+the whole conversation.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Bridge:
         return self._anew(conversation, self._renderer.render(conversation, prompts=True))
 
     def can_say(self, text: str) -> bool:
-        """Says whether a text can be encoded, as not every one can by a tokenizer of characters."""
+        """Says whether a text can be encoded; tokenizers of characters cannot encode every text."""
         try:
             self._renderer.encode(text, begins=False)
         except ValueError:
@@ -78,7 +77,7 @@ class Bridge:
         """Returns the ids that follow a reply, up to the next one.
 
         Args:
-          conversation: that of the step before the reply.
+          conversation: the conversation before the reply.
           reply: the reply as a message (`Reply.message`).
           drawn: its ids as they were drawn, with the id that ended it, if one did.
           turn: the environment's answer.
@@ -100,7 +99,7 @@ class Bridge:
 
         Args:
           before: the conversation before the reply.
-          reply: all that the template writes of it.
+          reply: all that the template writes for the reply.
         """
         answered = before.with_reply(Message("assistant", _ANY_REPLY))
         closing = self._renderer.render(answered, prompts=False).rpartition(_ANY_REPLY)[2]
@@ -118,16 +117,16 @@ class Bridge:
     def _rest(
         self, before: Conversation, answered: Conversation, drawn: Sequence[int], after: str
     ) -> str | None:
-        """Returns what the later rendering `after` has behind the reply.
+        """Returns the part of the later rendering `after` that follows the reply.
 
-        None if it does not begin with what the policy saw and replied.
+        Returns None if `after` does not begin with what the policy saw and replied.
         """
         prompt = self._renderer.render(before, prompts=True)
         as_drawn = prompt + self._renderer.cover(self._text(drawn))
         if after.startswith(as_drawn):
             return after[len(as_drawn) :]
         # The template may write a reply in its own words, such as a tool call with other spaces.
-        # Nothing is written anew if it does so now as well as later.
+        # If it does so both now and later, nothing is written anew.
         alone = self._renderer.render(answered, prompts=False)
         if not (alone.startswith(prompt) and after.startswith(alone)):
             return None
@@ -139,7 +138,7 @@ class Bridge:
         return self._tokenizer.decode_all([int(i) for i in (drawn[:-1] if ends else drawn)])
 
     def _behind_end(self, ids: list[int], drawn: Sequence[int]) -> list[int]:
-        """Leaves out the end of the reply, if the policy drew just that one."""
+        """Leaves out the end of the reply, if the policy drew that end itself."""
         if not len(drawn) or drawn[-1] not in self._tokenizer.eos_ids or drawn[-1] not in ids:
             return ids
         place = ids.index(drawn[-1])

@@ -50,7 +50,7 @@ class Renderer(Protocol):
         """Returns a content as it stands in a rendered conversation."""
 
     def encode(self, rendered: str, begins: bool) -> list[int]:
-        """Encodes a rendered conversation, or a part of one that `begins` it or does not.
+        """Encodes a rendered conversation or a part of one; `begins` says if it is the beginning.
 
         Names of special tokens in contents are encoded as text.
         """
@@ -93,10 +93,10 @@ class TemplateRenderer:
         return self._shield.cover(text)
 
     def encode(self, rendered: str, begins: bool) -> list[int]:
-        """Encodes as `apply_chat_template` does, but names in contents as text.
+        """Encodes as `apply_chat_template` does, except that names in contents are text.
 
-        Text between two special tokens of the template is encoded in one piece, also where a name
-        is in it: the name's neighbors merge with it as in any text.
+        Text between two special tokens of the template is encoded in one piece, even if it has a
+        name in it: the name's neighbors merge with it as in any text.
         """
         pattern = self._tokenizer.special.pattern
         ids: list[int] = []

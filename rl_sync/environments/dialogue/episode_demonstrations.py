@@ -1,4 +1,4 @@
-"""Dialogues of demonstrations as an episode would have them: the same ids, token in, token out.
+"""Encodes dialogues of demonstrations as an episode would: the same ids, token in, token out.
 
 Each reply is encoded by itself, since a policy draws it behind the header that the template writes;
 turns between replies come from the bridge of episodes. Tokens to imitate are exactly those that a
@@ -17,12 +17,12 @@ from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 def demonstrated(tokenizer: Tokenizer, dialogue: Dialogue) -> list[Demonstrated]:
     """Writes a dialogue in a tokenizer's chat template; see `Rendering`.
 
-    Where the template writes earlier messages anew, as some do with thoughts, a sequence of its own
+    If the template writes earlier messages anew, as some do without their thoughts, a new sequence
     begins, as in an episode. Sequences without a token to imitate are left out.
 
     Raises:
-      ValueError: the template refuses the dialogue, has no place for its tools, or begins replies
-        otherwise than it asks for them.
+      ValueError: the template refuses the dialogue, has no place for its tools, or begins a
+        reply in other words than it asks for one.
     """
     bridge, renderer = Bridge(tokenizer), renderer_of(tokenizer)
     sequences: list[tuple[list[int], list[bool]]] = []

@@ -1,6 +1,6 @@
 """History of an episode: its exchanges, each a prompt and the policy's reply, with their ids.
 
-Exchanges form a tree: one follows another, whose ids it begins with, or begins a conversation.
+Exchanges form a tree: each begins a conversation, or follows another one and begins with its ids.
 """
 
 from __future__ import annotations

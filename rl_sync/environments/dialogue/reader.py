@@ -1,4 +1,4 @@
-"""Reader: the policy's replies from their ids."""
+"""Reads the policy's replies from their ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of special tokens in contents, kept apart from the special tokens of a chat template.
+"""Keeps names of special tokens in contents apart from a chat template's special tokens.
 
 A tool may answer with the text `<|im_end|>`. In the rendered conversation it would look like the
 end of the turn. So each name in a content is covered by a mark before the template sees it, and
@@ -32,7 +32,7 @@ class Shield:
         self._pattern = re.compile("|".join(map(re.escape, self._names)))
 
     def cover(self, value: Any) -> Any:
-        """Returns a text with its names covered, or a JSON value with all its texts so."""
+        """Covers the names in a text, or in all texts of a JSON value."""
         if isinstance(value, str):
             return self._pattern.sub(self._mark, value)
         if isinstance(value, Mapping):
@@ -46,7 +46,7 @@ class Shield:
         return _MARK.sub(lambda mark: self._names[int(mark[1])], text)
 
     def covers(self, text: str) -> bool:
-        """Says if a covered text has a name in it."""
+        """Says whether a covered text contains a name."""
         return _OPEN in text
 
     def _mark(self, name: re.Match[str]) -> str:

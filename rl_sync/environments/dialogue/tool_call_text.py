@@ -26,7 +26,7 @@ class ParsedReply(NamedTuple):
     Attributes:
       content: the text without the calls that were read.
       calls: the calls that were read, in their order; those without an id of their own have None.
-      malformed: the error in each other call.
+      malformed: the error in each call that could not be read.
     """
 
     content: str
@@ -48,7 +48,7 @@ class CallFormat(NamedTuple):
     alone: str = ""
 
     def before_calls(self, text: str) -> str:
-        """Returns the beginning of a text that is content for any continuation of the text."""
+        """Returns the beginning of a text that is content, however the text continues."""
         begun = text.lstrip()
         if self.alone and (not begun or begun.startswith(self.alone)):
             return ""
@@ -135,8 +135,8 @@ def call_format(tokenizer: Tokenizer, name: str = "auto") -> CallFormat | None:
 
     Args:
       tokenizer: the policy's tokenizer.
-      name: one of `CALL_FORMATS`; `none` for no calls; or `auto` for that of the chat template, and
-        none if there is no template, or it writes none of these formats.
+      name: one of `CALL_FORMATS`; `none` for no calls; or `auto` for the format of the chat
+        template, and for no calls if there is no template or it has none of these formats.
 
     Raises:
       ValueError: the name is unknown.
@@ -292,7 +292,7 @@ def _value(text: str) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    # An escaped half of a surrogate pair is legal JSON, and no text that could be encoded.
+    # An escaped half of a surrogate pair is legal JSON, but cannot be encoded as text.
     json.dumps(value, ensure_ascii=False).encode()
     return value
 

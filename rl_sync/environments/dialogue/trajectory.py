@@ -58,8 +58,8 @@ class Trajectory:
 
     Attributes:
       segments: the segments, in the order in which they were begun.
-      replies: place of each reply: `replies[i]` replies to turn i, whose reward counts for it.
-        Concurrent replies are in the order of their ends.
+      replies: place of each reply, in the order in which the replies ended: `replies[i]` answers
+        turn i.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -110,8 +110,8 @@ def append_reply(
 
     Args:
       trajectory: the tokens so far.
-      tokens: the drawn ids, with that which ended the reply.
-      logprobs: their log-probabilities under the distribution sampled from, in nats.
+      tokens: the drawn ids, including the id that ended the reply.
+      logprobs: their log-probabilities under the distribution that they were sampled from, in nats.
       versions: the versions of the weights that drew them.
       masks: their sampling masks; None for the whole vocabulary.
       segment: the number of the segment; the last one if left out.

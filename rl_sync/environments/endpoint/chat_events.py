@@ -29,8 +29,8 @@ class _Choice:
 class Events:
     """The events of one response: any number of parts of each choice, and its rest.
 
-    The first event has the prompt, too. Together the events have the content, the calls and the
-    tokens of the same response without a stream.
+    The first event also has the prompt. All events together have the content, the calls and the
+    tokens that the same response would have without a stream.
 
     Args:
       request: the request for it.
@@ -103,7 +103,7 @@ class Events:
 def behind(sent: Parted, text: Parted) -> Parted | None:
     """Returns the unsent rest of a text; None if the text does not begin with the sent part.
 
-    In the latter case bytes are missing, which later parts have.
+    A text that does not begin so lacks bytes, which will come with later parts.
     """
     if not all(new.startswith(old) for new, old in zip(text, sent, strict=True)):
         return None
@@ -114,8 +114,8 @@ def rest_behind(sent: Parted, text: Parted) -> Parted:
     """Returns the unsent rest of a whole text.
 
     Raises:
-      RefusalError: the reply does not begin with what was sent. A tokenizer may read bytes in
-        another way, if bytes behind them make no text.
+      RefusalError: the reply does not begin with what was sent. A tokenizer may read bytes
+        differently if the bytes behind them are not text.
     """
     if (new := behind(sent, text)) is not None:
         return new

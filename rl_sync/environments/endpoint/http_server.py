@@ -55,12 +55,12 @@ class Access:
     """Access to an endpoint.
 
     Attributes:
-      host: address of this machine that it listens at.
+      host: address of this machine that the endpoint listens at.
       key: key that each request must have, besides its episode's key in the path; None for an
         endpoint that only this machine reaches.
       connections: maximum number of connections at once, but at most half of the files that the
-        system lets this process open. Others wait; one whose client asks for nothing is closed for
-        them, the longest silent first.
+        system lets this process open. Other connections wait. To make room for them, connections
+        whose clients ask for nothing are closed, the longest silent first.
     """
 
     host: str = LOOPBACK
@@ -139,7 +139,7 @@ class AgentEndpoint:
 
 
 class _LimitedServer(socketserver.ThreadingTCPServer):
-    """A thread for each connection, and a limit of their number.
+    """Serves each connection in a thread, and limits the number of connections.
 
     Attributes:
       is_closing: whether waiting connections are dropped.
@@ -197,7 +197,7 @@ class _LimitedServer(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def _close_silent(self) -> None:
-        """Closes the connection idle longest, unless its request may be on its way."""
+        """Closes the connection that is idle longest, unless its request may be on its way."""
         oldest, since = next(iter(self._silent.items()), (None, 0.0))
         if oldest is not None and time.monotonic() - since > _ON_ITS_WAY_SECS:
             del self._silent[oldest]
@@ -233,7 +233,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._served(self._post)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answers requests that the base class rejects with an error of the same form."""
+        """Answers with an error of the usual form if the base class rejects a request."""
         status = http.HTTPStatus(code)
         self.close_connection = True
         self._send(status, RefusalError(status, message or status.description).body())

@@ -25,7 +25,7 @@ class Awaited:
     Args:
       request: the request.
       is_gone: function that says whether nobody waits for the reply any more.
-      index: number of the response's choice, of `request.n`.
+      index: number of the reply among the `request.n` choices of the response.
       parts: queue for the parts of the reply, shared by the choices of a response.
     """
 
@@ -71,13 +71,13 @@ class _Answered:
     bare: tuple[Message, ...] = ()
 
     def then(self, messages: tuple[Message, ...], said: Given) -> _Answered:
-        """Returns the conversation that goes on with new messages, and a reply to them."""
+        """Returns this conversation continued by new messages and a reply to them."""
         return _Answered(
             (*self.messages, *messages, said.message()), (*self.bare, *messages, said.bare())
         )
 
     def begins(self, messages: tuple[Message, ...]) -> bool:
-        """Says whether longer messages begin with it; each reply may lack its reasoning."""
+        """Says whether longer messages begin with this conversation, with or without reasoning."""
         if messages[: len(self.messages)] == self.messages:
             return True
         mine = zip(messages, self.messages, self.bare, strict=False)
@@ -127,13 +127,13 @@ class Inbox:
         return len(self._taken)
 
     def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> tuple[list[Awaited], Parts]:
-        """Waits for the replies to a request; raises an error if the episode ends meanwhile.
+        """Adds a request to those that wait; its replies can be waited for.
 
         Args:
           is_gone: says whether nobody waits for the replies any more.
 
         Returns:
-          The replies, as many as the request wants, and their parts.
+          The replies to wait for, as many as the request wants, and the queue of their parts.
 
         Raises:
           RefusalError: the episode has ended.
@@ -190,7 +190,7 @@ class Inbox:
         return StreamedTurn(**vars(turn), hear=waiting.hear) if request.stream else turn
 
     def answer(self, reply: Reply) -> None:
-        """Sets the reply to the request with its number; 0 is the request taken first."""
+        """Sets the reply to the request that `reply.request` numbers; 0 is the one taken first."""
         taken = self._taken.pop(reply.request or next(iter(self._taken)))
         waiting = taken.awaited
         if reply.refusal:
@@ -216,7 +216,7 @@ class Inbox:
         found, known = ANEW, 0
         for number, answered in enumerate(self._answered):
             size = len(answered.messages)
-            # Of equal ones the last: its ids are more often still in the cache.
+            # Of equally long ones the last wins: its ids are more often still in the cache.
             if known <= size < len(messages) and answered.begins(messages):
                 found, known = number, size
         return found, known

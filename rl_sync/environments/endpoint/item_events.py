@@ -65,7 +65,7 @@ class ItemEvents:
         return [*made, self._event(f"response.{whole['status']}", {"response": whole})]
 
     def end(self) -> list[bytes]:
-        """Makes the events behind the response: none."""
+        """Returns no events, since none follow the response."""
         return []
 
     def broken(self, refusal: RefusalError) -> bytes:

@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses API: requests are read as those for chat, and replies written."""
+"""Reads requests of OpenAI's Responses API as requests for chat, and writes replies as items."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ItemsRequest:
     """A request for a response.
 
     Attributes:
-      chat: the same as a request for chat.
-      conversation: its messages without the instructions, which hold for one response.
-      keeps: whether later requests may name the response as the one before.
+      chat: the equivalent request for chat.
+      conversation: its messages without the instructions, which are only for this response.
+      keeps: whether later requests may continue the response by naming it.
       echoed: fields of the request that the response repeats.
     """
 
@@ -61,7 +61,8 @@ def read_items(
       separate_reasoning: see `ChatRequest`.
 
     Raises:
-      RefusalError: it is none, or asks for what the policy cannot do; with status 400.
+      RefusalError: the body is no such request, or asks for what the policy cannot do; with
+        status 400.
     """
     body = requests.read_object(data)
     for name, instead in _UNSERVED.items():
@@ -134,7 +135,7 @@ class ResponseItem(NamedTuple):
 
 
 def output(given: responses.Given) -> list[ResponseItem]:
-    """Parts a reply into items. One without text and calls is an empty message."""
+    """Splits a reply into items. A reply without text and calls is one empty message."""
     reasoning, content = given.text
     items = [ResponseItem("reasoning", reasoning)] if reasoning else []
     if content or not given.tool_calls:
@@ -157,7 +158,7 @@ def response(
 
     Args:
       number: the id of the response.
-      created_secs: the time at which it was begun; now, if it was just now.
+      created_secs: the time at which the response was begun; None for now.
     """
     fields = head(request, number, time.time() if created_secs is None else created_secs)
     status = "incomplete" if reply.is_cut else "completed"
@@ -196,7 +197,7 @@ def head(request: ItemsRequest, number: str, created_secs: float) -> dict[str, A
 
 
 def conversation_after(request: ItemsRequest, reply: Reply) -> tuple[Message, ...]:
-    """Returns the conversation up to a reply, which a request may name by the response's id."""
+    """Returns the conversation with a reply, which later requests name by the response's id."""
     return (*request.conversation, responses.given(request.chat, reply).message())
 
 
@@ -267,14 +268,14 @@ def _input(value: Any) -> tuple[Message, ...]:
 
 @dataclasses.dataclass
 class _OpenReply:
-    """The items of a reply of which more may follow; `content` is None before its message."""
+    """The items so far of one reply; `content` is None until the item with its message."""
 
     reasoning: str = ""
     content: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
     def messages(self) -> list[Message]:
-        """Returns the reply's message, if there was an item of it."""
+        """Returns the reply's message, or nothing if the reply has no item yet."""
         if not self.reasoning and self.content is None and not self.calls:
             return []
         text = joined(Parted(self.reasoning.strip("\n"), self.content or ""))
@@ -282,7 +283,7 @@ class _OpenReply:
 
 
 def _texts(content: Any) -> Any:
-    """Returns parts of a content, a refusal as the text that it is."""
+    """Returns the parts of a content, with each refusal as a part of text."""
     if not isinstance(content, list):
         return content
     return [
@@ -294,7 +295,7 @@ def _texts(content: Any) -> Any:
 
 
 def _reasoning(item: Mapping[str, Any], place: str) -> str:
-    """Returns the text of an item of reasoning; one that is encrypted has none."""
+    """Returns the text of an item of reasoning; it is empty if the reasoning is encrypted."""
     content = item.get("content")
     return requests.read_content(content, place) if content is not None else ""
 

@@ -27,7 +27,7 @@ NOTHING = Parted("", "")
 def parted(text: str) -> Parted:
     """Parts a whole text.
 
-    A template may write the mark that begins the span, so a text may have the one at the end alone.
+    A template may write the mark that begins the span, so a text may have only the mark at its end.
     """
     reasoning, mark, content = text.partition(_ENDS)
     if mark:
@@ -38,9 +38,9 @@ def parted(text: str) -> Parted:
 
 
 def certainly_parted(text: str) -> Parted:
-    """Parts the beginning of a text: both parts are certain, whatever follows.
+    """Parts the beginning of a text into what is certain, whatever follows.
 
-    Without a mark at either end nothing is, since the template may have begun the span.
+    If the text has neither mark, nothing is certain, since the template may have begun the span.
     """
     if _ENDS in text:
         return parted(text)
@@ -50,7 +50,7 @@ def certainly_parted(text: str) -> Parted:
 
 
 def joined(parts: Parted) -> str:
-    """Writes a span before a content, in the way of chat templates."""
+    """Writes a span before a content, as chat templates do."""
     if not parts.reasoning:
         return parts.content
     return f"{_BEGINS}\n{parts.reasoning}\n{_ENDS}\n\n{parts.content}"

@@ -17,7 +17,7 @@ _HEEDED = {"model", "messages", "tools", "stop", "n", "stream", "stream_options"
 _HEEDED |= set(_LENGTHS)
 _REASONING = ("reasoning_content", "reasoning")
 _OUTDATED = {"functions": "tools", "function_call": "tools"}
-# Templates know the older name of the role.
+# Templates know only the older name of the role.
 _ROLES = {"developer": "system"}
 _SHOWN_CHARACTERS = 200
 _MOST_CHOICES = 128
@@ -31,13 +31,13 @@ class ChatRequest:
       messages: the whole conversation.
       tools: schemas of the tools that may be called.
       stop: texts that end the reply, and are no part of it.
-      most_tokens: maximum number of tokens of the reply; None for those of the run.
+      most_tokens: maximum number of tokens of the reply; None for the maximum of the run.
       n: the number of replies, each of which is a turn of the episode.
       stream: whether the reply is sent as events.
       stream_usage: whether the last event counts the tokens.
       logprobs: whether the reply has its log-probabilities.
       separate_reasoning: whether reasoning is a field of its own in replies.
-      ignored: fields that change nothing: the run's sampling holds.
+      ignored: names of fields that change nothing, since the run decides how replies are sampled.
     """
 
     messages: tuple[Message, ...]
@@ -68,7 +68,8 @@ def read_chat(data: bytes, separate_reasoning: bool = False) -> ChatRequest:
       separate_reasoning: see `ChatRequest`.
 
     Raises:
-      RefusalError: it is none, or asks for what the policy cannot do; with status 400.
+      RefusalError: the body is no such request, or asks for what the policy cannot do; with
+        status 400.
     """
     body = read_object(data)
     for name, instead in _OUTDATED.items():
@@ -101,7 +102,7 @@ def read_outcome(data: bytes) -> Posted:
     """Reads `{"rewards": {name: number}, "metrics": {name: number}}`.
 
     Raises:
-      RefusalError: it is something else, or has no reward; with status 400.
+      RefusalError: the body is something else, or has no reward; with status 400.
     """
     body = read_object(data)
     if unknown := sorted(set(body) - {"rewards", "metrics"}):
@@ -121,7 +122,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     """Reads a body that must be an object of JSON."""
     try:
         body = json.loads(data)
-        # An escaped half of a surrogate pair is legal JSON, and no text that could be encoded.
+        # An escaped half of a surrogate pair is legal JSON, but cannot be encoded as text.
         json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise refuse(f"The body is not JSON: {error}.") from error
@@ -154,7 +155,7 @@ def read_message(value: Any, place: str) -> Message:
 
 
 def _reasoning(value: Mapping[str, Any]) -> str:
-    """Returns the reasoning of an assistant's message, by whichever name a client has for it."""
+    """Returns the reasoning of an assistant's message; clients name the field differently."""
     found = [value[name] for name in _REASONING if isinstance(value.get(name), str)]
     return next((text for text in found if text.strip()), "").strip("\n")
 
@@ -209,7 +210,7 @@ def read_tool(value: Any, place: str) -> ToolSchema:
 
 
 def read_list(body: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
-    """Reads a field that is a list, and may lack; `where` is what stands before its name."""
+    """Reads a list in a field that may be missing; `where` is the path before the field's name."""
     values = body.get(name) or []
     if not isinstance(values, list):
         raise refuse(f"{where}{name} must be a list, not {shown(values)}.", f"{where}{name}")
@@ -256,6 +257,6 @@ def _numbers(body: Mapping[str, Any], name: str) -> dict[str, float]:
 
 
 def shown(value: Any) -> str:
-    """Writes a value for an error, cut where it is long."""
+    """Writes a value for an error message, and cuts it if it is long."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

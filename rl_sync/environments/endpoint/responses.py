@@ -28,11 +28,11 @@ class Given(NamedTuple):
     tool_calls: tuple[ToolCall, ...]
 
     def message(self) -> Message:
-        """Returns it as `requests.read_message` reads it where an agent sends it all back."""
+        """Returns the message that is read back if an agent sends all of it in a later request."""
         return Message("assistant", joined(self.text), tool_calls=self.tool_calls)
 
     def bare(self) -> Message:
-        """Returns it as `requests.read_message` reads it where the agent drops the reasoning."""
+        """Returns the message that is read back if the agent drops the reasoning."""
         return Message("assistant", self.text.content, tool_calls=self.tool_calls)
 
 
@@ -71,7 +71,7 @@ def completion(request: ChatRequest, replies: Sequence[Reply], number: str) -> d
     ]
     drawn = [reply.drawn for reply in replies]
     response = head(number, "chat.completion") | {"choices": choices, "usage": usage(drawn)}
-    # Those that reached a limit of the episode have no ids.
+    # Replies after a limit of the episode have no ids.
     some = next((one for one in drawn if one is not None), None)
     return response | prompt_fields(request, some) | version_field(drawn)
 
@@ -109,14 +109,14 @@ def message_fields(message: Given) -> dict[str, Any]:
 
 
 def finish_reason(reply: Reply) -> str:
-    """Names the reason of a reply's end."""
+    """Says why a reply ended."""
     if reply.is_cut:
         return "length"
     return "tool_calls" if reply.tool_calls else "stop"
 
 
 def token_fields(request: ChatRequest, drawn: DrawnReply | None) -> dict[str, Any]:
-    """Makes the fields of tokens, which are named by their ids: one alone need not be any text."""
+    """Makes the fields of tokens, which have ids for names, since one token may not be text."""
     if drawn is None:
         return {"logprobs": None, "token_ids": []}
     values = logprobs(drawn)

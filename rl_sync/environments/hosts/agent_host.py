@@ -185,7 +185,7 @@ class AgentHost:
                 episode.end = result
 
     def _results(self, episode: _AgentEpisode) -> list[Result]:
-        """Returns the answers of an episode: requests, or its end once all have their replies."""
+        """Returns new requests of an episode, or its end once all requests have their replies."""
         now, is_idle = time.monotonic(), not episode.inbox.under_way
         if is_idle and episode.end is not None:
             return [self._ended(episode, episode.end)]

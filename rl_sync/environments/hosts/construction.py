@@ -92,17 +92,17 @@ class Construction:
             maker.check(**self.options)
 
     def warm_up(self) -> None:
-        """Calls `warm_up()` of the class, if it has one: imports that its constructor would do."""
+        """Calls the class's `warm_up()`, if it has one, to import what its constructor needs."""
         if callable(warm_up := getattr(self.maker, "warm_up", None)):
             warm_up()
         for part in self.parts:
             part.warm_up()
 
     def make(self) -> Environment:
-        """Makes an environment; a class in the shape of TRL's is adapted.
+        """Makes an environment; an object with the interface of TRL's environments is adapted.
 
         Raises:
-          ValueError: the object made is no environment. Exceptions of its class pass.
+          ValueError: the object made is no environment. Exceptions of its class are not caught.
         """
         made = self.maker(**self.options)
         if is_tool_class(made):

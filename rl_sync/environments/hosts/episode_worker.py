@@ -114,7 +114,7 @@ class EpisodeWorker:
         return self._closed(self._guarded)
 
     def _noted(self, result: Result) -> Result:
-        """Records that memory ran out, after which libraries may be in any state."""
+        """Records if memory ran out, after which libraries may be in any state."""
         self._is_worn |= isinstance(result, Failure) and result.kind == "memory"
         return result
 

@@ -89,7 +89,7 @@ class Guarded:
 
 
 def _check_first(environment: Environment, found: Any) -> Turn | Outcome:
-    """Checks a first turn; opponents may have ended the game before the policy's."""
+    """Checks a first turn, or an outcome if opponents ended the game before the policy's turn."""
     if isinstance(found, SeatedOutcome):
         return check_answer(environment, found)
     return check_turn(environment, found)

@@ -63,7 +63,7 @@ class Host(Protocol):
         """
 
     def step(self, episode: int, reply: Reply) -> None:
-        """Sends the policy's reply to an answered turn.
+        """Sends the policy's reply to the last turn.
 
         Raises:
           ValueError: the episode is not in progress, or has yet to answer.

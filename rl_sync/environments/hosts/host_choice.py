@@ -12,9 +12,10 @@ from rl_sync.environments.hosts.process_host import ProcessHost
 
 
 def host_of(reference: str, limits: HostLimits | None = None, access: Access | None = None) -> Host:
-    """Makes the host of an environment: inline if its class says so, else with worker processes.
+    """Makes the host of an environment, of the kind that its class asks for.
 
-    One whose class says that it asks an endpoint has one.
+    A class that says `inline = True` runs in this process, any other one in worker processes. If it
+    says `asks_endpoint = True`, its host has an endpoint.
 
     The environment's module is imported in this process, too, to see what its class says.
 

@@ -26,7 +26,7 @@ class InlineHost:
       reference: such as `module:Class(level=3)`; the class says `inline = True`.
 
     Raises:
-      ValueError: it cannot be imported, or does not allow to run inline.
+      ValueError: the class cannot be imported, or does not allow running inline.
     """
 
     def __init__(self, reference: str) -> None:
@@ -43,7 +43,7 @@ class InlineHost:
 
     @property
     def queued(self) -> int:
-        """None: all episodes begin at once."""
+        """Always 0: all episodes begin at once."""
         return 0
 
     def begin(

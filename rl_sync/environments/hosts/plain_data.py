@@ -33,8 +33,8 @@ def plain(value: Any, where: str) -> Any:
     """Copies a record of plain data; scalars of NumPy become numbers of Python.
 
     Args:
-      value: a record of `rl_sync.environments.interface`, text, a number, bytes, None, or a tuple,
-        a list or a mapping from text of these.
+      value: a record of `rl_sync.environments.interface`, text, a number, bytes, None, or a tuple
+        or list of such values, or a mapping from text to them.
       where: the value's name in messages.
 
     Raises:

@@ -227,7 +227,7 @@ class ProcessHost:
         # A worker without an episode closes an environment, within its own deadline.
         if not self._queue or any(one.episode is None for one in self._hostings.values()):
             return float("inf")
-        # Those that wait are in the order of their deadlines.
+        # Waiting episodes are in the order of their deadlines.
         return self._episodes[self._queue[0]].queue_deadline
 
     def _give_up_waiting(self) -> None:
@@ -246,9 +246,9 @@ class ProcessHost:
                 self._take(*self._heard.get_nowait())
 
     def _take(self, worker: Worker, answer: concurrent.futures.Future[Any]) -> None:
-        """Takes an answer to the episode that waits for it, if there is one."""
+        """Passes a worker's answer to the episode that waits for it, if there is one."""
         hosting = self._hostings.get(worker)
-        if hosting is None:  # It was killed.
+        if hosting is None:  # The worker was killed.
             return
         method, hosting.asked = hosting.asked, None
         assert method is not None, "it has answered"
@@ -289,7 +289,7 @@ class ProcessHost:
         return Failure(why, "nonsense")
 
     def _loss(self, method: Method, lost: WorkerLostError) -> Failure:
-        """Describes the loss of a worker that was to answer."""
+        """Describes why a worker was lost before it answered."""
         limit = f"longer than {self._limits.limit_secs:g} s"
         killed = "and its worker was killed"
         match lost.kind:

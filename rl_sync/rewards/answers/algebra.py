@@ -36,15 +36,15 @@ class UnreadableFormulaError(ValueError):
 
 
 class LimitError(RuntimeError):
-    """Raised where algebra exceeds its limit of CPU time or memory."""
+    """Raised when algebra exceeds its limit of CPU time or memory."""
 
 
 class BusyError(RuntimeError):
-    """Raised where algebra did not finish because the machine was too busy."""
+    """Raised when algebra did not finish because the machine was too busy."""
 
 
 class MissingError(RuntimeError):
-    """Raised where math-verify is needed and not installed."""
+    """Raised when math-verify is needed and not installed."""
 
     def __init__(self) -> None:
         super().__init__(f"math-verify is not installed: {WAY_OUT}")
@@ -137,7 +137,7 @@ def _load() -> None:
 
     # The parser builds its tables when it reads for the first time, which takes most of a second.
     _parsed(r"\frac{1}{2} + \sqrt{2}", is_complex=False)
-    # So do the first comparisons of each kind: inequalities alone take seconds.
+    # The first comparisons of each kind are slow, too: inequalities alone take seconds.
     for one, other in _FIRST:
         _same(_parsed(one, is_complex=False), _parsed(other, is_complex=False), 0.0)
     for name in (math_verify.__name__, "latex2sympy2_extended"):
@@ -239,7 +239,7 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def _same_solutions(one: Any, other: Any) -> bool | None:
-    """Compares inequalities and sets by their solutions; None if that does not decide."""
+    """Compares inequalities and sets by their solutions; None if these do not decide."""
     import sympy
 
     relations = [isinstance(each, sympy.Rel | sympy.And | sympy.Or) for each in (one, other)]

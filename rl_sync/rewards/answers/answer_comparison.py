@@ -1,4 +1,4 @@
-"""Comparison of two answers as values: exact, symmetric, with algebra only where it is needed."""
+"""Compares two answers as values: exactly, symmetrically, by algebra only if needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def same_value(one: Value, other: Value, tolerance: float, algebra: Algebra | No
 
     Args:
       tolerance: the greatest difference of equal numbers, relative to the larger one.
-      algebra: compares formulas; without it formulas are equal if they are written alike.
+      algebra: compares formulas; without it, they are equal if they are written the same way.
     """
 
     def same(a: Value, b: Value) -> bool:
@@ -166,7 +166,7 @@ def _same_collection(
         is_relation = any(sign in other.text for sign in _RELATIONS)
         if one.kind == "list" or not is_relation or algebra is None:
             return False
-        return algebra(written(one), written(other))  # In this order, whichever is given first.
+        return algebra(written(one), written(other))  # The collection first, in either order.
     if not isinstance(other, Collection):
         return one.kind == "set" and len(one.items) == 1 and same(one.items[0], other)
     kinds = {one.kind, other.kind}
@@ -202,7 +202,7 @@ def _same_unordered(
     algebra: Algebra | None,
     repeated: bool,
 ) -> bool:
-    """Says whether each value has its equal on the other side, in any order.
+    """Says whether the values of both sides can be paired so that each pair is equal.
 
     Args:
       repeated: whether repeated values count, as in a list of roots.

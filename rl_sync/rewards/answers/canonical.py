@@ -26,7 +26,8 @@ def canonical(one: Value, of_formula: Callable[[Formula], str] | None = None) ->
     """Writes a value in canonical form.
 
     Args:
-      of_formula: writes formulas. Without it, formulas have equal texts if they are written alike.
+      of_formula: writes formulas. Without it, only formulas that are written the same way have
+        equal texts.
     """
 
     def write(value: Value) -> str:

@@ -32,7 +32,7 @@ class OutOfTime(BaseException):
 
 
 class NoLimitsError(RuntimeError):
-    """Raised where a computation cannot be interrupted."""
+    """Raised when a computation cannot be interrupted."""
 
 
 def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result]) -> _Result:
@@ -65,7 +65,7 @@ def within(limit_secs: float, memory_bytes: int, compute: Callable[[], _Result])
     try:
         return compute()
     finally:
-        # First, and without a call, so that no alarm interrupts the clean-up.
+        # This comes first, and calls nothing, so that no alarm interrupts the clean-up.
         armed = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,4 @@
-"""Units that answers are written with: their names, and whether two of them agree."""
+"""Reads the names of units in answers, and says whether two units agree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ KNOWN = frozenset(_NAMES) - {"in"} | {"square", "sq", "cubic"}
 
 
 class UnitError(ValueError):
-    """Raised where a text is not a unit."""
+    """Raised for a text that is not a unit."""
 
 
 def scale(word: str) -> int | None:

@@ -17,7 +17,7 @@ from rl_sync.images import Size
 _MOST_CHARACTERS = 20_000
 _MOST_BOXES = 500
 _DEEPEST = 6
-_MOST_COORDINATE = 1e9  # Areas of larger ones would lose their digits.
+_MOST_COORDINATE = 1e9  # Areas from larger coordinates would lose digits.
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FENCE = re.compile(r"```(?:\w+)?\n?(.*?)```", re.DOTALL)
 _BOX_FIELDS = ("bbox_2d", "bbox", "box_2d", "box", "coordinates")
@@ -76,7 +76,7 @@ def read_boxes(text: str, order: str) -> list[Box]:
       order: the order of the four numbers, one of `FORMATS`.
 
     Raises:
-      UnreadableBoxesError: there are no boxes; but `[]` is an answer without boxes.
+      UnreadableBoxesError: the text has neither boxes nor `[]`, an answer without boxes.
     """
     return [_box(numbers, order, label) for numbers, label in _groups(text, 4, _BOX_FIELDS)]
 
@@ -163,7 +163,7 @@ def matched(values: Float[np.ndarray, "rows columns"], by: str) -> list[tuple[in
 
 
 def clustered(boxes: Sequence[Box], right: Sequence[Box]) -> str:
-    """Writes boxes as a text that is mostly the same for nearly equal boxes.
+    """Writes boxes as a text; nearly equal boxes mostly give the same text.
 
     Corners are rounded to a tenth of the mean side of the right boxes.
     """

@@ -136,10 +136,10 @@ class Truth:
 class BoxOverlap(Truth):
     """Compares the boxes of a completion with the row's: their overlap, from 0 to 1.
 
-    Boxes are matched so that each is used at most once. The score is the sum of the matched pairs'
-    values over the number of right or of given boxes, the larger of the two: a box that is missing
-    costs as much as one too many. The value of a pair is its intersection over union or, with a
-    threshold, 1 if that reaches it.
+    Boxes are matched so that each is used at most once. The value of a pair is its intersection
+    over union; with a threshold, it is 1 if the intersection over union reaches the threshold, and
+    0 if not. The score is the sum of the pairs' values, divided by the number of right boxes or of
+    given boxes, whichever is larger: a missing box costs as much as an extra one.
 
     Attributes:
       threshold: the least intersection over union of a hit, such as 0.5; 0 for graded scores.
@@ -191,8 +191,8 @@ class BoxOverlap(Truth):
 class PointInBox(Truth):
     """Scores the share of the row's boxes that a completion points into, from 0 to 1.
 
-    Each point counts for one box at most. The score is the number of boxes with a point over the
-    number of boxes or of points, the larger of the two.
+    Each point counts for one box at most. The score is the number of boxes with a point,
+    divided by the number of boxes or of points, whichever is larger.
 
     Attributes:
       boxes: `all` needs a point in each box; `any` needs one point, in any box.
@@ -208,7 +208,7 @@ class PointInBox(Truth):
         require_one_of("boxes", self.boxes, _WHICH)
 
     def check(self, row: Row) -> None:
-        """Refuses a row as `Truth` does, and one without any box to point into."""
+        """Refuses the rows that `Truth` refuses, and rows without a box to point into."""
         super().check(row)
         if not self._right(row):
             raise ValueError(f"row[{self.field!r}] is empty: it must have a box to point into.")
@@ -237,6 +237,6 @@ class PointInBox(Truth):
 
 
 def _place(point: Box, right: Sequence[Box]) -> str:
-    """Names the boxes that a point is in, or else its rounded coordinates."""
+    """Names the boxes that a point is in, or writes its rounded coordinates if it is in none."""
     inside = [i for i, box in enumerate(right) if box.holds(point.x1, point.y1)]
     return f"in {inside}" if inside else clustered([point], right)

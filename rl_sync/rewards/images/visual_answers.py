@@ -147,7 +147,7 @@ class VqaAccuracy(ShortAnswer):
         needed = min(3, count)
         score = min(1.0, same / needed)
         if self.leave_one_out and count > 3:
-            without = min(1.0, max(0, same - 1) / 3)  # Without one who said the same.
+            without = min(1.0, max(0, same - 1) / 3)  # Leaves out one person who gave this answer.
             score = (same * without + (count - same) * min(1.0, same / 3)) / count
         vote = normalized(given)
         return Judgement(score, f"{same} of {count} people say {vote!r}", answer=vote)
@@ -157,13 +157,13 @@ class VqaAccuracy(ShortAnswer):
 class Anls(ShortAnswer):
     """Computes the normalized Levenshtein similarity of texts in images, from 0 to 1.
 
-    With the distance `d` of the answer to a right one, as a share of the longer one's length, the
-    score is `max(1 − d if d < threshold else 0)` over the right answers, without regard to case.
+    The score is `max(1 − d if d < threshold else 0)` over the right answers, without regard to
+    case; `d` is the distance to a right answer, divided by the length of the longer text.
     Its mean over questions is ANLS. Source: Biten et al. 2019, "Scene Text Visual Question
     Answering", equation 1.
 
     Attributes:
-      threshold: the distance from which on an answer scores 0.
+      threshold: the least distance at which an answer scores 0.
 
     Raises:
       ValueError: a threshold outside 0 to 1.
@@ -276,7 +276,7 @@ def count_of(text: str) -> int | None:
 
 
 def number_of(text: str) -> float | None:
-    """Reads a number, such as `1,234.5`, `$5` or `12 %`; None if the text is none."""
+    """Reads a number, such as `1,234.5`, `$5` or `12 %`; None if the text is not a number."""
     plain = text.strip().rstrip(".").replace(",", "").lstrip("$€£¥").strip()
     percent = plain.endswith("%")
     if not re.fullmatch(r"[-+−]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})([eE][-+]?\d{1,2})?\s*%?", plain):

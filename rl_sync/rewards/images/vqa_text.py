@@ -48,7 +48,7 @@ def normalized(answer: str) -> str:
 
 
 def _without_punctuation(text: str) -> str:
-    """Removes each mark that stands next to a space anywhere; other marks become spaces.
+    """Removes each mark that is next to a space anywhere in the text; others become spaces.
 
     If a comma stands between digits, all marks are removed.
     """

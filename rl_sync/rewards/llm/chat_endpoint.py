@@ -26,7 +26,7 @@ _TRANSIENT = (408, 409, 425, 429)
 _FIRST_DELAY_SECS = 0.5
 _LONGEST_DELAY_SECS = 20.0
 _LONGEST_RETRY_AFTER_SECS = 120.0
-_CHARACTERS_A_TOKEN = 3.5  # Of English; an estimate until the endpoint has counted.
+_CHARACTERS_A_TOKEN = 3.5  # For English: an estimate until the endpoint has counted.
 _SHOWN_CHARACTERS = 300
 
 
@@ -69,7 +69,7 @@ class ChatEndpoint:
 
 
 class _RequestThreads:
-    """The state of an endpoint, which belongs to the thread of the event loop."""
+    """The state of an endpoint; only the event loop's thread may use it."""
 
     def __init__(self, endpoint: ChatEndpoint) -> None:
         import httpx2
@@ -107,7 +107,7 @@ class _RequestThreads:
     def _landed(self, key: str, task: asyncio.Task[ModelReply]) -> None:
         self._flying.pop(key, None)
         if not task.cancelled():
-            task.exception()  # Marks it as seen: perhaps nobody waits for it any more.
+            task.exception()  # Marks an error as seen, as nobody may wait for it any more.
 
     async def _fetched(self, key: str, body: Mapping[str, Any]) -> ModelReply:
         reply = await self._tried(body)

@@ -54,7 +54,7 @@ class Scale:
         return f"{self.low:g} (worst) to {self.high:g} (best)"
 
     def read(self, text: str) -> GradedReply:
-        """Reads a reply: an object with `score`, else its last line `Score: N`.
+        """Reads a reply: an object with `score` or, if it has none, its last line `Score: N`.
 
         Raises:
           UngradedReplyError: there is no score, or it is not on the scale.

@@ -171,7 +171,7 @@ def _registry() -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(name: str) -> Any:
-    """Returns pint's unit of a name; None if it has none."""
+    """Returns pint's unit for a name, or None if pint has none."""
     if not is_installed():
         return None
     spelled = name.replace("°", " deg").replace("{", "").replace("}", "").replace("·", "*")
@@ -187,10 +187,10 @@ def _parsed(name: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _known(spelled: str) -> Any:
-    """Returns pint's unit of a name as it is spelled, with case; None if it has none."""
+    """Returns pint's unit for a name in exactly this spelling, or None if pint has none."""
     try:
         return _registry().parse_units(spelled)
-    except Exception:  # pint raises errors of its tokenizer, of Python's, and its own.
+    except Exception:  # pint raises its own errors, those of its tokenizer, and Python's.
         return None
 
 
@@ -220,7 +220,7 @@ def _in_unit(given: Quantity, to: str) -> Fraction | None:
 
 
 def _differ_by_case(one: str, other: str) -> bool:
-    """Says whether two units that pint knows are spelled alike but for case."""
+    """Says whether two names differ only in case, and are units of pint."""
     return (
         is_installed()
         and one != other

@@ -25,7 +25,7 @@ class Marks(NamedTuple):
 
 
 class UnjudgeableError(RuntimeError):
-    """Raised where an answer cannot be judged, because a package is missing."""
+    """Raised when an answer cannot be judged, because a package is missing."""
 
 
 class Question(Protocol):

@@ -42,6 +42,6 @@ class TextQuestion:
         best = max(self.accepted, key=lambda one: token_f1(answer, one))
         f1 = token_f1(answer, best)
         why = f"{shown(answer)} shares an F1 of {f1:.2f} with {shown(best)}"
-        # Below 1, the same words in another order share everything, and are not the same text.
+        # With threshold 1, the same words in another order are wrong, despite an F1 of 1.
         is_near = self.threshold < 1 and f1 >= self.threshold
         return Marks(1.0 if is_near else min(f1, 0.99), why, plain(answer))

@@ -59,7 +59,7 @@ class TruthQuestion:
         return cls(right)
 
     def mark(self, answer: str) -> Marks:
-        """Marks the truth that an answer begins with."""
+        """Marks an answer by the verdict that it begins with."""
         given = truth(answer)
         if given is None:
             return Marks(0.0, f"says neither true nor false; right: {self.right}")
@@ -67,7 +67,7 @@ class TruthQuestion:
 
 
 def truth(text: str) -> bool | None:
-    """Reads true or false, which a reason may follow after a comma or a full stop."""
+    """Reads true or false; a comma or a full stop and a reason may follow."""
     head = _END.split(_ADVERB.sub("", _unquoted(text)), maxsplit=1)[0]
     words = " ".join(tokens(head))
     return _MEANINGS.get(_LEAD.sub("", words) if words not in _MEANINGS else words)

@@ -1,4 +1,4 @@
-"""Cell: Python text that runs as in a notebook, which shows the value of the last expression.
+"""Runs Python text like a cell of a notebook, which shows the value of its last expression.
 
 The value goes to standard output, an exception with its traceback to standard error.
 """
@@ -19,7 +19,7 @@ def serve(path: str) -> None:
     """Runs the text of a file; the exit code is 1 after an exception."""
     with open(path, encoding="utf-8") as file:
         source = file.read()
-    # A limit may kill it before it flushes.
+    # A limit may kill this process before it flushes.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         _run(source, main_module(path))
@@ -39,7 +39,7 @@ def _run(source: str, namespace: dict) -> None:
 
 
 def _report(error: BaseException, source: str) -> None:
-    """Writes a traceback that begins in the text."""
+    """Writes an error's traceback, without the frames before those of the text."""
     try:
         import linecache
         import traceback

@@ -4,15 +4,15 @@ The tests call proxies of the program's functions. A proxy sends the arguments t
 gets a plain value back, so that no object of the program takes part in a comparison, and the
 program sees arguments only. Verdicts leave through a third pipe, which the program has no end of.
 
-Tests are Python, whose own control flow swallows some exceptions: `map` ends at StopIteration. So
-those that Python itself reacts to arrive as others of the same name, which only handlers in the
-tests catch. What is no answer at all (the program ended, its result is no plain value) fails its
-test, whatever that test catches.
+Tests are Python, whose own control flow swallows some exceptions: `map` ends at StopIteration. If
+the program raises such an exception, the tests get a stand-in of the same name, which only handlers
+in the tests catch. If the program gives no answer (it ended, or its result is not a plain value),
+the test fails, whatever it catches.
 
 The file to serve holds `setup` (text to run first), `entry_point` (an expression that names the
-function `candidate`), `functions` (more names of the program's functions), `classes` (names of the
+function `candidate`), `functions` (names of more functions of the program), `classes` (names of the
 program's classes whose objects tests may use), `in_place` (names of functions that return a value
-and whose changes of their arguments the tests look at too), `asked` (whether earlier tests asked
+and whose changes of their arguments the tests see, too), `asked` (whether earlier tests asked
 the program for something) and `tests`: each a `text`, or a `call` with `args`, `kwargs` and
 `expected`.
 """
@@ -49,7 +49,7 @@ _CHANGEABLE = (list, dict, set, bytearray)
 
 
 class ProgramError(Exception):
-    """Raised for the program's own exceptions that Python does not define, and for its end."""
+    """Raised for exceptions of the program that Python does not define, and for its end."""
 
 
 class RefusedResultError(ProgramError):
@@ -135,13 +135,13 @@ class Pipe:
         """Sends a request and returns the value of the answer, or raises what the program raised.
 
         Args:
-          shown: the call as a text, for the reason of a failure.
+          shown: text of the call, for the reason of a failure.
           request: the request.
           arguments: arguments by position or name, which the program may have changed in place.
-            They are changed alike if the result is None, or the function is one of `in_place`;
-            else a program could change what its result is compared with.
+            The same changes are made here if the result is None, or the function is one of
+            `in_place`. In other cases a program could change what its result is compared with.
           name: the function's name.
-          may_refuse: whether a result that is no plain value is no fault.
+          may_refuse: whether the test may go on after a result that is not a plain value.
         """
         if shown:
             self.last, self.asked = f"{shown} did not return", True
@@ -169,7 +169,7 @@ class Pipe:
 
     def _exchange(self, request: list) -> tuple[str, Any, dict]:
         """Sends a request, and returns the kind of the answer, its value and changed arguments."""
-        with self._turn:  # Tests may have threads, and each wants its own answer.
+        with self._turn:  # Tests may have threads, each of which needs its own answer.
             if self.lost:
                 raise LostError("the program ended before its tests did")
             self.lost = True
@@ -220,7 +220,7 @@ class Function:
 
 
 class Class(Function):
-    """A proxy of a class of the program: its objects stay there."""
+    """A proxy of a class of the program, whose objects stay in the program."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Makes an object in the program, and returns its proxy."""
@@ -250,10 +250,10 @@ class Object:
 
 
 class Method:
-    """A method of an object of the program: a call of it runs it there.
+    """A proxy of a method of an object of the program; a call runs the method there.
 
-    An attribute that is no plain value looks alike. To call it is all that a test can do with it;
-    all else fails the test, as the program could always have something there that fits.
+    It also stands for any attribute that is not a plain value. A test can only call it; any other
+    use fails the test, since the program could put something there that passes every comparison.
     """
 
     def __init__(self, owner: Object, name: str):
@@ -270,7 +270,7 @@ class Method:
         return pipe.ask(shown, request, _by_name(arguments, keywords), name)
 
     def misused(self, *_: Any) -> Any:
-        """Raises the error of a test that does something else with it."""
+        """Fails a test that does anything but call the method."""
         kind, pipe = self._owner._kind, self._owner._pipe
         raise pipe.refuse(f"{kind}().{self._name} is no plain value, which tests cannot receive")
 
@@ -286,7 +286,7 @@ def serve(path: str) -> None:
     answers, requests, verdicts = take_streams()
 
     def report(test: int, outcome: str, why: str = "") -> None:
-        # A reader takes a line as a verdict: one line each, of a bounded length.
+        # The reader takes each line as a verdict, so a verdict is one line of bounded length.
         verdicts.write(to_json([test, outcome, why[: 5 * _SHOWN]]).encode() + b"\n")
         verdicts.flush()
 
@@ -307,7 +307,7 @@ def serve(path: str) -> None:
         return
     last = len(codes) - 1
     for number, (test, code) in enumerate(zip(examination["tests"], codes, strict=True)):
-        # After a test that lost the program, others get the program anew.
+        # After a test that lost the program, the later tests get a new one.
         if pipe.lost:
             break
         pipe.begin()
@@ -320,7 +320,7 @@ def serve(path: str) -> None:
 
 
 def _heed_threads(pipe: Pipe) -> None:
-    """Has the current test fail where a check in a thread does, which Python only prints."""
+    """Lets a failed check in a thread fail the current test; Python would only print it."""
     import threading
 
     def note(ended: Any) -> None:
@@ -373,7 +373,7 @@ def _prepare(examination: dict, texts: list[str], pipe: Pipe) -> tuple[list, dic
 
 
 def _imports_constant(node: Any) -> bool:
-    """Tells whether a node calls a function that imports a module whose name stands there."""
+    """Says whether a node calls a function that imports, with constant arguments."""
     if not isinstance(node, ast.Call) or not node.args:
         return False
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -382,7 +382,7 @@ def _imports_constant(node: Any) -> bool:
 
 
 def _catch_stand_ins(tree: Any) -> None:
-    """Makes handlers, and arguments such as those of `suppress`, name the stand-ins beside."""
+    """Adds stand-ins beside the exceptions named in handlers and in arguments, as of `suppress`."""
 
     def both(node: Any) -> Any:
         if not isinstance(node, ast.Name) or node.id not in _STAND_INS:
@@ -394,7 +394,7 @@ def _catch_stand_ins(tree: Any) -> None:
     for node in list(_walk(tree)):
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Tuple):
             node.type.elts = [both(kind) for kind in node.type.elts]
-            # A handler's tuple holds classes only.
+            # A handler's tuple must hold classes, no tuples.
             node.type.elts = [
                 name
                 for kind in node.type.elts
@@ -407,7 +407,7 @@ def _catch_stand_ins(tree: Any) -> None:
 
 
 def _undefined(trees: list[Any], namespace: dict) -> set[str]:
-    """Returns the names that tests read and that neither they nor Python define."""
+    """Returns the names that tests read, but that neither the tests nor Python define."""
     nodes = [node for tree in trees for node in _walk(tree)]
     bound = set(namespace) | set(dir(builtins))
     read = set()
@@ -496,8 +496,9 @@ def _outcome(action: Any, pipe: Pipe, imports: Any = ()) -> tuple[str, str]:
     """Runs an action and returns `passed`, `failed` or `broken` with the reason.
 
     Args:
-      imports: the places of imports in the tests' texts. A module that is missing elsewhere is the
-        test's fault as long as it has not asked the program, which may have named it.
+      imports: the places of imports in the tests' texts. A module missing there is the test's
+        fault. A module missing elsewhere is the test's fault only if it has not called the program,
+        which may have named the module.
     """
     try:
         action()
@@ -542,7 +543,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _exception(name: str, text: str) -> Exception:
-    """Makes an exception of the program: of Python's own class, else with its name in its text."""
+    """Makes an exception of the program: of Python's class, or with the class's name as text."""
     if name in _STAND_INS:
         return _STAND_INS[name](text)
     kind = getattr(builtins, name, None)
@@ -555,12 +556,12 @@ def _exception(name: str, text: str) -> Exception:
 
 
 def _by_name(arguments: tuple, keywords: dict) -> dict:
-    """Returns the arguments of a call by position, as a text, or by name."""
+    """Returns the arguments of a call by name; the name of a positional one is its number."""
     return {str(number): value for number, value in enumerate(arguments)} | keywords
 
 
 def _replace(argument: Any, after: Any) -> None:
-    """Gives an argument another content."""
+    """Replaces the content of an argument."""
     if isinstance(argument, list | bytearray):
         argument[:] = after
     else:
@@ -569,7 +570,7 @@ def _replace(argument: Any, after: Any) -> None:
 
 
 def _has_nan(value: Any) -> bool:
-    """Tells whether a value is, or holds, a number that compares with nothing."""
+    """Says whether a value is NaN or contains it."""
     waiting = [value]
     for one in waiting:
         if isinstance(one, list | tuple | set | frozenset):

@@ -14,8 +14,8 @@ def limit(uid: int, memory: int, cpu_secs: int, file_size: int, processes: int) 
     """Sets the limits of this process and its children, and drops the rights of root.
 
     Args:
-      uid: the user to become; negative to remain who we are.
-      memory: bytes of address space; negative for bytes of data, where a program reserves far more
+      uid: the user to become; negative to stay the same user.
+      memory: bytes of address space; negative for bytes of data, if a program reserves far more
         address space than it uses.
       cpu_secs: seconds of processor time.
       file_size: bytes of a file.
@@ -26,9 +26,9 @@ def limit(uid: int, memory: int, cpu_secs: int, file_size: int, processes: int) 
     except ImportError:  # WebAssembly: its host holds the limits.
         return
     if uid >= 0:
-        # A user of its own: the kernel counts processes by user, and never refuses them to root.
+        # A separate user: the kernel counts processes by user, and never refuses them to root.
         for descriptor in range(3):
-            os.fchmod(descriptor, 0o666)  # So that it can open /dev/stdin.
+            os.fchmod(descriptor, 0o666)  # So that the user can open /dev/stdin.
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -49,7 +49,7 @@ def limit(uid: int, memory: int, cpu_secs: int, file_size: int, processes: int) 
 
 
 def install(path: str) -> None:
-    """Installs a filter of system calls, the instructions in a file."""
+    """Installs the filter of system calls whose instructions are in a file."""
     import ctypes
 
     class FilterProgram(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Plain values as messages: the only things that pass between a judged program and its tests.
+"""Writes plain values as messages; only these pass between a judged program and its tests.
 
 A message is a JSON text behind its length. JSON has no tuples, sets and so on, so everything but
 None, booleans, strings, floats and small integers is a pair of a tag and its content. Decoding
@@ -27,21 +27,21 @@ _SMALL = 1 << 53
 
 
 class NotPlainError(TypeError):
-    """A value that no message can hold.
+    """Raised for a value that no message can hold.
 
     Attributes:
-      value: the part of it that is of another type, where that is the reason.
+      value: the part of it that has an unsupported type, if that is the reason.
     """
 
     value: Any = None
 
 
 class TooLargeError(NotPlainError):
-    """A plain value that is too deep or too long."""
+    """Raised for a plain value that is too deep or too long."""
 
 
 class MessageError(ValueError):
-    """A message that breaks the rules, so that its sender is not to be believed."""
+    """Raised for a message that breaks the rules, so its sender cannot be trusted."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -73,7 +73,7 @@ def decode(value: Any, depth: int = 0) -> Any:
     """Turns what JSON held back into a value.
 
     Raises:
-      MessageError: it is nothing that `encode` makes.
+      MessageError: it is not a result of `encode`.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -184,7 +184,7 @@ def _refuse(value: Any) -> Any:
 
 
 def _json() -> tuple[Callable[[Any], str], Callable[[str], Any]]:
-    """Returns functions that write and read JSON: those of the C module where they are as known."""
+    """Returns functions that write and read JSON: of the C module, if it works as expected."""
     try:
         from _json import encode_basestring_ascii, make_encoder, make_scanner
 
@@ -213,12 +213,12 @@ to_json, from_json = _json()
 
 
 def take_streams(*others: int) -> list[Any]:
-    """Returns standard input and output as binary streams, and keeps everybody else from them.
+    """Returns the standard streams as binary streams, and keeps all other code from using them.
 
-    Prints and reads of others then find nothing, or what `others` says.
+    Other code then reads nothing, and what it prints goes to `others`, or nowhere.
 
     Args:
-      others: the descriptors to put in place of output and error output; none to discard both.
+      others: the descriptors to put in place of output and error output; empty to discard both.
 
     Returns:
       The streams of input, output and error output.
@@ -253,7 +253,7 @@ def read_message(stream: Any, most_bytes: int = 1 << 30) -> Any:
     """Reads a message; None at the end of the stream.
 
     Raises:
-      MessageError: it is cut off, too long, or no JSON.
+      MessageError: the message is too long, or not JSON.
     """
     head = stream.read(4)
     if len(head) < 4:

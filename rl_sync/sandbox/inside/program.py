@@ -1,15 +1,15 @@
 """The judged program's side of an examination: runs the program, then answers calls.
 
-The first request, often `["start"]`, runs the program's text, and the first answer tells that.
-`["call", expression, arguments, keywords]`: the expression, such as `Solution().sort`, names the
-function. `["new", ...]` keeps the result here and answers with its number, by which
+The first request, often `["start"]`, runs the program's text, and the first answer says how that
+went. `["call", expression, arguments, keywords]` calls the function that the expression, such as
+`Solution().sort`, names. `["new", ...]` keeps the result here and answers with its number, by which
 `["method", number, name, arguments, keywords]` and `["attribute", number, name]` use it. An answer
-is `["value", result, changed]`, where `changed` has the arguments that the call changed in place by
-their positions or names, or `["raised", type, text]`, or `["refused", why]` for a result that is no
-plain value.
+is `["value", result, changed]`, `["raised", type, text]`, or `["refused", why]` for a result that
+is not a plain value. `changed` has the arguments that the call changed in place, by their positions
+or names.
 
-Everything here can be read and changed by the program. That is no harm: whatever it answers is
-compared elsewhere, with values that it is never shown.
+The program can read and change everything here. That does no harm: its answers are compared
+elsewhere, with values that it never sees.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ def serve(path: str) -> None:
     requests, answers, _ = take_streams(2, 2)
     namespace = _namespace(path)
     objects: list[Any] = []
-    # The program does not run before its tests do: they would have to wait for a processor.
+    # The program waits for its tests to start: if both ran, the tests would wait for a processor.
     request = read_message(requests)
     write_message(answers, _answer(_load, path, namespace))
     while request is not None:
         if request[0] != "start":
             write_message(answers, _answer(_fulfil, request, namespace, objects))
         request = read_message(requests)
-    # Nobody wants to hear of what the program does at its end.
+    # What the program would do at its end does not matter.
     os._exit(0)
 
 
 def _namespace(path: str) -> dict[str, Any]:
     module = type(sys)("program")
     module.__file__ = path
-    # As if it were imported: its part under `if __name__ == "__main__"` is for standard input.
+    # Runs as if imported: the part under `if __name__ == "__main__"` is for standard input.
     sys.modules["program"] = module
     return module.__dict__
 
