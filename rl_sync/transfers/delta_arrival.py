@@ -11,7 +11,7 @@ from rl_sync.weights.prefetching import PrefetchingPuller
 
 
 class PullStats(NamedTuple):
-    """What the last pull took.
+    """Costs of the last pull.
 
     Attributes:
       received_bytes: bytes of the blocks.

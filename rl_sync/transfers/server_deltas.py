@@ -81,8 +81,8 @@ R = TypeVar("R")
 
 
 @record
-class Update(NamedTuple):
-    """What takes an explorer's process to a version, as far as one process of the trainer has it.
+class WeightsUpdate(NamedTuple):
+    """The way of an explorer's process to a version, for the parts of one process of the trainer.
 
     Attributes:
       target: the version.
@@ -94,7 +94,7 @@ class Update(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AskUpdate(Call[Update | None]):
+class AskUpdate(Call[WeightsUpdate | None]):
     """Waits for a version, and asks for the way there from the verified one; None if it is late."""
 
     reader: str
@@ -222,11 +222,11 @@ class DeltaPublisher:
         added = self.history.add(version, to_text(arrays.digest), on_host(arrays.parts))
         self._on_added(version, added)
 
-    def _update(self, call: AskUpdate) -> Update | None:
+    def _update(self, call: AskUpdate) -> WeightsUpdate | None:
         version = self.history.await_version(call.exactly, call.at_least, call.timeout_secs)
         if version is None:
             return None
-        return Update(
+        return WeightsUpdate(
             *self.history.route(version, call.held, call.reader, self._reader_expiry_secs)
         )
 
@@ -395,7 +395,7 @@ class DeltaPuller:
         if self._server is not None:
             self._server.close()
 
-    def _verified(self, updates: Mapping[int, Update]) -> _Held:
+    def _verified(self, updates: Mapping[int, WeightsUpdate]) -> _Held:
         """Returns the version that updates lead to; with a full copy, if they fail."""
         target = next(iter(updates.values())).target
         try:
@@ -417,7 +417,7 @@ class DeltaPuller:
         self._held = self._applied(again, refused=True)
         return self._held
 
-    def _applied(self, updates: Mapping[int, Update], *, refused: bool) -> _Held:
+    def _applied(self, updates: Mapping[int, WeightsUpdate], *, refused: bool) -> _Held:
         """Fetches and applies updates, and compares the digest; what is held does not change."""
 
         assert self._manifest is not None
@@ -459,9 +459,9 @@ class DeltaPuller:
 
     def _updates(
         self, exactly: int | None, at_least: int | None, deadline: float
-    ) -> dict[int, Update] | None:
+    ) -> dict[int, WeightsUpdate] | None:
         """Asks each of the trainer's processes for an update; None if there is none yet."""
-        mine: dict[int, Update] = {}
+        mine: dict[int, WeightsUpdate] = {}
 
         def choose() -> int | None:
             mine.update(self._ask(exactly, at_least, deadline) or {})
@@ -480,10 +480,10 @@ class DeltaPuller:
 
     def _ask(
         self, exactly: int | None, at_least: int | None, deadline: float
-    ) -> dict[int, Update] | None:
+    ) -> dict[int, WeightsUpdate] | None:
         if self._arrivals is None:
             self._connect()
-        updates: dict[int, Update] = {}
+        updates: dict[int, WeightsUpdate] = {}
         held = self._held.version if self._held else None
         for holder in self._by_holder:
             left = min(_SLICE_SECS, max(0.0, deadline - time.monotonic()))

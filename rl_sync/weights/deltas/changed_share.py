@@ -1,4 +1,4 @@
-"""How many values a step changes: an estimate before the run, from the learning rate.
+"""The share of values that a step changes: an estimate before the run, from the learning rate.
 
 A step of Adam moves a weight by about the learning rate. What is published is rounded, so a value
 changes only if the weight crosses the middle between two neighbours of the published dtype: with a

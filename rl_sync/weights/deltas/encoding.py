@@ -41,7 +41,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Encoding(enum.IntEnum):
-    """How a block is encoded; see the module."""
+    """Kind of encoding; see the module."""
 
     SAME = 0
     RAW = 1

@@ -25,7 +25,7 @@ _MOST_THREADS = 8
 
 
 class AddedVersion(NamedTuple):
-    """What became of a version that was added.
+    """Result of adding a version.
 
     Attributes:
       delta: its difference to the version before it; None for the first.

@@ -1,4 +1,4 @@
-"""Who fetches weights from whom: a tree of explorers below the trainer.
+"""A tree of explorers below the trainer, which says who fetches weights from whom.
 
 The trainer serves a fixed number of explorers, and each explorer as many others, so what the
 trainer sends does not grow with the number of explorers. Explorers that failed as sources, or are
