@@ -60,7 +60,7 @@ class Setting:
         return f"{bounds} {unit}".rstrip() if bounds else ""
 
     def holds(self, value: float) -> bool:
-        """Says whether a number is within the bounds; NaN is not."""
+        """Says whether a number is within the bounds; NaN is within none."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)

@@ -14,8 +14,8 @@ _LEAST_PART = 3  # Minimum number of letters of a word that counts as a part of 
 def likeness(word: str, name: str) -> float:
     """Rates how well a word fits a name, from 0 to 1, ignoring case, hyphens and underscores.
 
-    The same letters give 1. Lower ratings go, in this order, to initials (`lr` for
-    `learning_rate`), a beginning, a part, and letters in the same order.
+    The same letters give 1, initials (`lr` for `learning_rate`) 0.95. Otherwise the rating is the
+    share of letters in the same order; below 0.8, a beginning or a part of the name rates higher.
     """
     initials = "".join(part[0] for part in name.lower().replace("-", "_").split("_") if part)
     word, name = (text.lower().replace("-", "").replace("_", "") for text in (word, name))

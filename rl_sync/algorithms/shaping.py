@@ -40,9 +40,10 @@ def within_difficulty(
 
 
 def extremes(rewards: Float[Array, " B"], group_size: int, count: int) -> Bool[Array, " B"]:
-    """Keeps `count` trajectories per group: half of them the best, half the worst, the first of
-    equals. The over-sampled trajectories that are left out matter least (PODS, arXiv:2504.13818,
-    section 3.2).
+    """Keeps `count` trajectories of each group: half of them the best, half the worst.
+
+    Among equals the first count as the worse ones. The over-sampled trajectories that are left out
+    matter least (PODS, arXiv:2504.13818, section 3.2).
 
     Args:
       count: number of trajectories to keep per group; an even number.

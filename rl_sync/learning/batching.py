@@ -34,7 +34,7 @@ from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
 MIXED: tuple[BatchingKind, ...] = ("packed", "shared")
-"""Kinds whose rows hold several trajectories, at most one of each group."""
+"""Kinds whose rows hold several trajectories."""
 SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 _WIDTHS = (1 / 2, 3 / 4, 1)

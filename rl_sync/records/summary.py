@@ -208,9 +208,9 @@ def clipped(spans: Iterable[Span], start_secs: float, end_secs: float) -> list[S
 def staleness(spans: Iterable[Span]) -> list[int]:
     """Returns the staleness of every trained group, in trainer steps: step - 1 - version.
 
-    A group's version is the version of its rollout. The versions recorded by the train step replace
-    it, for one group each, if one of them is older (as when weights change during a rollout), or if
-    no rollout is known.
+    A group's version is the version of its rollout. A version that the train step recorded counts
+    too, as if for one more group, if it is older than those of all rollouts (weights change during
+    a rollout), or if no rollout is known.
     """
     spans = list(spans)
     versions = {

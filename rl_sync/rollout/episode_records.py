@@ -22,8 +22,7 @@ class EpisodeRequest:
       row: fields of the problem, which its environment gets.
       sampling: sampling choices of each reply.
       completions: number of episodes.
-      seed: seed of the sampling and, with its first two numbers, of the environments: all episodes
-        of a request begin alike.
+      seed: seed of the sampling and of the environments: all episodes of a request begin alike.
       number: in games of several players, the number that rotates the seats.
       examines: whether the episodes belong to an evaluation, and use its opponent.
     """

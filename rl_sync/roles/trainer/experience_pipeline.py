@@ -36,7 +36,7 @@ class CompletionExperience:
 
     Attributes:
       text: text of the completion; for an episode, its last reply.
-      tokens: number of tokens that the policy sampled.
+      tokens: number of tokens that are learned; 0 for a completion that was not judged.
       reward: its reward; a function may change it.
       is_judged: whether it could be scored; otherwise it is not trained on anyway.
       truncated: whether a limit cut the episode; false without episodes.

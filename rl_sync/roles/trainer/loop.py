@@ -253,7 +253,7 @@ class TrainerLoop:
             self._evaluate(state, f"after step {step}")
 
     def _finish(self, state: TrainState) -> None:
-        """Saves; after the last step also evaluates, unless another role's failure prevents it."""
+        """Saves the state; after the last step it also evaluates."""
         self.session.call(EnterPhase("end"))
         self._save(state)
         if int(state.step) == self.session.settings.trainer.steps:
