@@ -51,7 +51,7 @@ def badge(address: str | None, name: str) -> str | None:
 
 
 def addressed(book: NotebookNode, name: str, address: str | None) -> NotebookNode:
-    """Writes an address into a notebook, in place of one that it had."""
+    """Writes an address into a notebook, in place of its earlier address."""
     title = book.cells[0]
     title.source = _BADGE.sub("", title.source)
     if shown := badge(address, name):

@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
 
     Attributes:
       command: the name of the command.
-      config: the config with the changed settings; None without one.
+      config: the config with the changed settings; None if no config is given.
       flags: the values of the other flags that were given, converted by the flags' types: text,
         whole numbers, paths with `~` expanded, `True`, or a tuple for a repeated flag.
       words: the words after the command.

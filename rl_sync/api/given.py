@@ -34,7 +34,7 @@ def get_config():
 
 
 def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str:
-    """Returns the path of a config file; writes one, with its values as JSON, for other configs.
+    """Returns the path of a config file; a config that is not a path is written to new files.
 
     Args:
       config: a path, a ConfigDict, or a dict of the settings that differ from the defaults.

@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 
     Attributes:
       steps: trainer steps, or SFT steps.
-      values: one value for each step; None where it was not finite.
+      values: one value for each step; None for a value that is not finite.
     """
 
     steps: list[int]

@@ -59,7 +59,7 @@ class Event(NamedTuple):
 class Run:
     """A run in its own processes, which ends with this process.
 
-    Its methods are for one thread; only `events` may be read by another.
+    Its methods are for one thread; only `events` may be read by another thread.
 
     Attributes:
       workdir: work directory of the run.

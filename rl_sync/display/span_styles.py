@@ -61,7 +61,8 @@ class PictureStyle(NamedTuple):
       names_inches, names_points: the room for the names of lanes, and the size of their letters.
       paper, bed, line, ink, quiet: colours of the background, lanes, lines, names and numbers.
       wait: the colour of waits.
-      level, groups: the colour of the buffer's groups; that of the line and arrows around them.
+      level: the colour of the area that shows the buffer's groups.
+      groups: the colour of the area's line and numbers, and of the arrows.
     """
 
     width_inches: float = 14.0

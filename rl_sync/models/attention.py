@@ -240,8 +240,8 @@ def attend_cached(
 ) -> Float[Array, "B 1 K N H"]:
     """Attends from one token a row to the cache slots of its own and earlier positions.
 
-    If the cache is read by pages, only the pages that some row's window needs are read, at most
-    `span`. Otherwise the whole span is read at once.
+    If the cache is read by pages, only the pages that some row's window needs are read, however
+    long the span is. Otherwise the whole span is read at once.
     """
     # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
     positions = jnp.maximum(context.positions[:, 0], 0)

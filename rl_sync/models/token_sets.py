@@ -33,7 +33,7 @@ class TokenSets(NamedTuple):
 
     Attributes:
       kept: tokens that the target could be sampled from; None for the whole vocabulary everywhere.
-      seen: tokens before the target, for a repetition penalty; None without one.
+      seen: tokens before the target, for a repetition penalty; None without a penalty.
     """
 
     kept: UInt32[Array, "B T W"] | None = None

@@ -124,7 +124,7 @@ class SeedGroup:
 
 
 def group(runs: Sequence[RunRecords]) -> list[SeedGroup]:
-    """Groups runs whose settings differ only in the seed; a run without a config gets its own."""
+    """Groups runs that differ only in the seed; a run without a config gets a group of its own."""
     settings = [dict(flat(one.config)) for one in runs]
     # A setting that some runs lack belongs to another version of the code, and is ignored.
     known = [one.keys() for one in settings if one]
@@ -204,7 +204,7 @@ def _accuracy(measured: Any) -> float | None:
 
 
 def _named(values: Mapping[str, str], runs: Sequence[RunRecords]) -> str:
-    """Names a group: by its only run, its mode, its settings, or its first run, as possible."""
+    """Names a group by its only run, or by its mode, its differing settings or its first run."""
     if len(runs) == 1:
         return runs[0].name
     if "sync.mode" in values:

@@ -383,7 +383,7 @@ def _exact_replay(s: RunSettings) -> None:
 
 
 RULES: dict[str, Rule] = {
-    # Rules about one setting. They come first, since the others rely on them.
+    # Rules about one setting. They come first, since the other rules rely on them.
     "name": lambda s: require(
         re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", s.name) is not None,
         f"name={s.name!r} is part of a directory's name: give letters and digits, and no slash"

@@ -47,7 +47,7 @@ from rl_sync.workdir import Workdir
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of a whole run. Sections validate themselves; `read_settings` validates the whole."""
+    """Settings of a whole run. Sections validate themselves; `read_settings` validates them all."""
 
     name: str = setting(
         "run", "Name of the run; part of the name of its work directory.", free="always"

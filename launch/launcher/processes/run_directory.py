@@ -40,7 +40,7 @@ class Resumption(NamedTuple):
       sft_step: the SFT step; None if SFT is over.
       step: the trainer step; None during SFT.
       changes: the changed settings.
-      jump: a warning if the changes make the learning rate jump; else empty.
+      jump: a warning if the changes make the learning rate jump, or an empty text.
     """
 
     sft_step: int | None

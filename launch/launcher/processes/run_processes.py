@@ -62,7 +62,7 @@ class RunProcesses:
       supervisor: the supervisor of the processes.
 
     Attributes:
-      server: the replay server; None until `start` starts it, and if it need not start one.
+      server: the replay server; None before `start`, and if the user runs it or none is needed.
     """
 
     def __init__(self, settings: RunSettings, supervisor: Supervisor):

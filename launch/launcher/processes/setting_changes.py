@@ -47,7 +47,7 @@ class Change(NamedTuple):
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Lists the settings that differ; settings that determine others' defaults come first.
+    """Lists the settings that differ; settings on which other defaults depend come first.
 
     A setting that only one of the configs has is ignored: the configs are of different versions.
     """

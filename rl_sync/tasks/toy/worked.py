@@ -119,7 +119,7 @@ def answer(term: int, count: int, start: int) -> str:
 
 
 def working(term: int, count: int, start: int, done: int) -> str:
-    """Returns the first `done` additions, each after the number of those left, and the total."""
+    """Returns the first `done` additions, each with the number of additions left, and the total."""
     steps = (
         f"{_written(count - i, 2)}:{_written(start + term * i, 3)}" for i in range(1, done + 1)
     )
