@@ -1,11 +1,11 @@
-"""Writes the repository's address into the notebooks: what their first cells install, and a badge.
+"""Writes the repository's address into the notebooks: into their first cells, and as a badge.
 
     python launch/colab/address.py
 
-The address is `Repository` of `[project.urls]` in pyproject.toml. Where it is declared, the first
-cell of each notebook installs from it, and one on GitHub has its notebooks opened in Colab by a
-badge below their titles. Where none is declared, the first cell installs the clone around it. Run
-this when the address changes; nothing has to be executed again.
+The address is `Repository` of `[project.urls]` in pyproject.toml. If it is declared, the first cell
+of each notebook installs the project from it; if it is on GitHub, a badge below each title opens
+the notebook in Colab. If none is declared, the first cell installs the clone that contains the
+notebook. Run this when the address changes; the notebooks need not be executed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOURCE = re.compile(r'^SOURCE = ".*"$', re.M)
 
 
 def declared(project: Path = PROJECT) -> str | None:
-    """Returns the address of the repository that a pyproject.toml declares, None without one."""
+    """Returns the address of the repository that a pyproject.toml declares, or None."""
     urls = tomllib.loads(project.read_text())["project"].get("urls", {})
     return next((url for name, url in urls.items() if name.lower() == "repository"), None)
 
@@ -39,9 +39,9 @@ def source(address: str | None) -> str:
 
 
 def badge(address: str | None, name: str) -> str | None:
-    """Returns the Markdown of a badge that opens a notebook in Colab, None where that cannot be.
+    """Returns the Markdown badge that opens a notebook in Colab, or None without a GitHub address.
 
-    Colab opens notebooks by their address on GitHub, and from nowhere else.
+    Colab opens notebooks only by their address on GitHub.
     """
     if not (found := address and _GITHUB.fullmatch(address)):
         return None
@@ -51,7 +51,7 @@ def badge(address: str | None, name: str) -> str | None:
 
 
 def addressed(book: NotebookNode, name: str, address: str | None) -> NotebookNode:
-    """Writes an address into a notebook, in place of one that it had."""
+    """Writes an address into a notebook, in place of its earlier address."""
     title = book.cells[0]
     title.source = _BADGE.sub("", title.source)
     if shown := badge(address, name):

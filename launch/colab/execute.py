@@ -4,8 +4,8 @@
     python launch/colab/execute.py [NAME …] [--set=STEPS=2 …] [--to=DIRECTORY]
 
 Each notebook runs from top to bottom in a kernel of this Python, in a new directory. `--set`
-changes a name in the cell of settings. The outputs are then not those of the notebook as it stands,
-so `--to` has to say where it is written.
+changes a setting in the cell of settings. The outputs are then not those of the notebook as it
+stands, so `--to` must give another directory for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def executed(path: Path, settings: Mapping[str, Any], folder: Path) -> NotebookN
 
     Args:
       path: the notebook.
-      settings: values of names in the cell of settings that differ from the notebook's own.
+      settings: values that replace the notebook's own in its cell of settings, by name.
       folder: the directory in which it runs, which keeps the files that it writes.
 
     Raises:
@@ -70,7 +70,7 @@ def executed(path: Path, settings: Mapping[str, Any], folder: Path) -> NotebookN
 def with_settings(
     book: NotebookNode, settings: Mapping[str, Any]
 ) -> tuple[NotebookNode, str] | None:
-    """Adds settings to the cell that has them; returns that cell and its text from before.
+    """Changes settings in their cell; returns the cell and its former text, or None for no change.
 
     Raises:
       ValueError: the notebook has no such setting.
@@ -93,14 +93,14 @@ def with_settings(
 
 
 def tidied(book: NotebookNode) -> NotebookNode:
-    """Leaves out what differs from one execution to the next without meaning anything."""
+    """Removes what differs between executions but means nothing; returns the same notebook."""
     book.metadata = nbformat.from_dict({**_KERNEL, "rl_sync": {"executed": digest(book)}})
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number}"
         cell.metadata = nbformat.from_dict(
             {name: cell.metadata[name] for name in ("tags",) if name in cell.metadata}
         )
-        if cell.cell_type == "code":  # Warnings and progress bars are of this machine.
+        if cell.cell_type == "code":  # Warnings and progress bars depend on the machine.
             cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
         for output in cell.get("outputs", []):
             output.pop("transient", None)
@@ -112,7 +112,7 @@ def tidied(book: NotebookNode) -> NotebookNode:
 
 
 def compact(picture: str) -> str:
-    """Writes a PNG, as base64, with 256 colours, which halves a chart and cannot be seen in it."""
+    """Reduces a base64 PNG to 256 colours, which halves a chart but does not visibly change it."""
     written = io.BytesIO()
     with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
         image.convert("RGB").quantize(256).save(written, "PNG", optimize=True)
@@ -120,10 +120,10 @@ def compact(picture: str) -> str:
 
 
 def digest(book: NotebookNode) -> str:
-    """Returns a digest of the code, by which a test sees that it was executed as it stands.
+    """Returns a digest of the code; with it a test checks that this code made the outputs.
 
-    The first cell, which installs the project where it is not there, is left out: no output
-    depends on it.
+    The first cell, which installs the project if it is missing, is left out: no output depends
+    on it.
     """
     text = "\0".join([cell.source for cell in book.cells if cell.cell_type == "code"][1:])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 def main(words: Sequence[str]) -> int:
     """Runs the command of a command line without the program's name; returns the exit status."""
-    if words[:1] == ["complete"]:  # A shell asks at each Tab: nothing else is loaded.
+    if words[:1] == ["complete"]:  # A shell asks at each Tab, so load only what this needs.
         from rl_sync.launcher.command_table import PROGRAM
         from rl_sync.launcher.completing import Tab
 

@@ -1,4 +1,4 @@
-"""Lists of the choices for a config, such as algorithms, for a terminal or as JSON.
+"""Lists the choices for a config, such as algorithms, in a terminal or as JSON.
 
 Names and descriptions are read from the modules that define the choices. A new list needs a
 function that yields its entries, and an entry in `CATALOGS`.
@@ -268,7 +268,7 @@ CATALOGS = {
 
 
 def execute(arguments: Arguments) -> int:
-    """Prints the entries that match a pattern; if it is one entry, prints all about it.
+    """Prints the entries that match a pattern, with all their details if only one matches.
 
     Raises:
       ConfigError: no entry matches; the message names the nearest.
@@ -287,9 +287,9 @@ def execute(arguments: Arguments) -> int:
 def find(
     command: str, catalog: Catalog, pattern: str
 ) -> tuple[list[CatalogEntry], CatalogEntry | None]:
-    """Returns the entries that match a pattern, and the only match; None if there are several.
+    """Returns the entries that match a pattern, and the only match, or None if several match.
 
-    An entry whose name equals the pattern is the only match.
+    An entry whose name equals the pattern counts as the only match.
 
     Raises:
       ConfigError: no entry matches; the message names the nearest.

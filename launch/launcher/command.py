@@ -1,4 +1,4 @@
-"""A command of the launcher, as a command of click, and its arguments."""
+"""Defines the launcher's commands, as commands of click, and their arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Arguments(NamedTuple):
 
     Attributes:
       command: the name of the command.
-      config: the config with the changed settings; None without one.
+      config: the config with the changed settings; None if no config is given.
       flags: the values of the other flags that were given, converted by the flags' types: text,
         whole numbers, paths with `~` expanded, `True`, or a tuple for a repeated flag.
       words: the words after the command.
@@ -116,7 +116,7 @@ class Command(click.Command):
         return Arguments(self.name, ctx.obj, given, words)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Item]:
-        """Returns the flags and settings that a text may become."""
+        """Returns the flags and settings that may complete a text."""
         return [*flags_after(self.flags, incomplete)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -148,7 +148,7 @@ class LauncherProgram(click.Group):
     """All commands. Flags may stand before the command, and `--help` or `--version` anywhere.
 
     Attributes:
-      default: the name of the command that runs if none is named, which is the first.
+      default: the name of the first command, which runs if none is named.
     """
 
     context_class = _Context
@@ -195,7 +195,7 @@ class LauncherProgram(click.Group):
             formatter.write_dl([("COMMAND --help", of_one), _settings(), version])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a first command."""
+        """Writes an example command for beginners."""
         assert isinstance(formatter, TerminalPage)
         with formatter.section("For a start"):
             first = next(iter(self.commands[self.default].examples))
@@ -208,7 +208,7 @@ def asked(words: Iterable[str]) -> bool:
 
 
 def program() -> str:
-    """Returns the words that start this program, as this process was started."""
-    started = getattr(sys.modules["__main__"], "__spec__", None)  # Only by `python -m`.
+    """Returns the words that started this program: the script, or `python -m` and a module."""
+    started = getattr(sys.modules["__main__"], "__spec__", None)  # None without `python -m`.
     module = "" if started is None else started.name.removesuffix(".__main__")
     return f"python -m {module}" if module in MODULES else SCRIPT

@@ -89,7 +89,7 @@ def _of_run(words: Sequence[str]) -> ConfigDict | None:
 
 
 def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns the config's path, None if there is none, and the other words."""
+    """Returns the config's path (None if there is none) and the other words."""
     paths: list[str] = []
     rest = []
     remaining = iter(words)

@@ -57,7 +57,8 @@ def execute(arguments: Arguments) -> int:
 class Tab(ShellComplete):
     """Completes the command line that a shell passes on.
 
-    A completion is the whole last word. After `=`, `/`, `.` or `,` at its end, the word goes on.
+    A completion replaces the whole last word. If it ends with `=`, `/`, `.` or `,`, the user
+    continues the word.
     """
 
     def __init__(self, cli: click.Command, words: Sequence[str]) -> None:
@@ -150,7 +151,7 @@ Kind = Literal["config", "directory", "file", "run"]
 
 
 class PathOf(click.ParamType[str]):
-    """A path of some kind, or several that commas separate."""
+    """A path of some kind, or several paths separated by commas."""
 
     name = "path"
 

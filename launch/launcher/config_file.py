@@ -91,7 +91,7 @@ def description(name: str) -> str:
 
 def _folder() -> Path:
     assert configs.__file__ is not None
-    return Path(configs.__file__).resolve().parent  # In the clone it is a link.
+    return Path(configs.__file__).resolve().parent  # In the clone the folder is a link.
 
 
 def _nearest_file(path: str) -> str:
@@ -140,7 +140,7 @@ def _call(path: str, arguments: list[str]) -> object:
 
 
 def _location(path: str, error: BaseException) -> str:
-    """Returns the file, and the line of it that the error's traceback shows last."""
+    """Returns the file, and the last of its lines in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == path and error.lineno:
         return f"{path}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)

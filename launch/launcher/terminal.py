@@ -39,5 +39,5 @@ class TerminalPage(click.HelpFormatter):
 
 
 def in_color() -> bool | None:
-    """Returns False if `NO_COLOR` is set, else None: click colors the output of terminals only."""
+    """Returns False if `NO_COLOR` is set, or None, so that click colors only terminals' output."""
     return False if os.environ.get("NO_COLOR") else None

@@ -1,4 +1,4 @@
-"""Configs from Python programs, written to a file that the run's processes read."""
+"""Writes configs of Python programs to a file that the run's processes read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_config():
 
 
 def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str:
-    """Returns the path of a config file; for a dict, it writes one, with a JSON file next to it.
+    """Returns the path of a config file; a config that is not a path is written to new files.
 
     Args:
       config: a path, a ConfigDict, or a dict of the settings that differ from the defaults.
@@ -59,10 +59,10 @@ def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str
 
 
 def values_of(config: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's values, where values that follow from others also follow the changes.
+    """Returns a config's values; values that it computes from others take the changes into account.
 
-    Such a value is computed by the config itself, so the changes are made there, and then undone.
-    Changes that fail are skipped: the run applies all of them again, and reports the failure.
+    The changes are made in the config, which computes such values itself, and are then undone.
+    Changes that fail are skipped: the run applies all changes again, and reports the failure.
     """
     before: list[tuple[ConfigDict, str, Any]] = []
     try:

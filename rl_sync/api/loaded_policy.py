@@ -1,4 +1,4 @@
-"""A loaded policy that generates: from a run, or from a Hugging Face checkpoint."""
+"""Loads a policy that generates: from a run, or from a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def load(
       path: a work directory, a directory of a checkpoint, or a hub name in the local cache.
       step: for a run: the snapshot's trainer step, `best`, 0 for the initial policy, or None for
         the newest.
-      dtype: dtype of the parameters; None for the run's, or `float32` for a checkpoint.
+      dtype: dtype of the parameters; None for the run's dtype, or for a checkpoint `float32`.
       chat, system: tokenizer options for a checkpoint; see `config.tokenizer`. A run has its own.
 
     Raises:

@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 
     Attributes:
       steps: trainer steps, or SFT steps.
-      values: one value for each step; None where it was not finite.
+      values: one value for each step; None for a value that is not finite.
     """
 
     steps: list[int]
@@ -104,14 +104,15 @@ class Result:
         """Draws the work and the waits of all roles, as `rl-sync timeline` does.
 
         Args:
-          first_step, last_step: trainer steps to show; None for both shows six steps after the
-            first ones, which compile. None only for the last one shows all from the first one on.
+          first_step, last_step: trainer steps to show. If both are None, it shows six steps, after
+            the first two, which compile, if the run is long enough. If only `last_step` is None, it
+            shows all from `first_step` on.
           secs: length of the window, from the beginning of the first step, so that several runs can
             be drawn to the same scale; None for a window that ends with the last step.
           title: title of the picture; None for the mode and the schedule.
 
         Raises:
-          ConfigError: the run has no such steps; the message says which it has.
+          ConfigError: the run has no such steps; the message gives the steps that it has.
         """
         steps = None if first_step is last_step is None else (first_step or 1, last_step)
         try:
@@ -125,7 +126,7 @@ class Result:
         """Reads the completions of some trainer steps; docs/rollouts.md has the fields.
 
         Args:
-          first_step, last_step: trainer steps; None for all from the first one on.
+          first_step, last_step: trainer steps; None as `last_step` for all from `first_step` on.
           pattern: regular expression that the prompt or the conversation must contain; None for
             any.
         """
@@ -145,8 +146,8 @@ class Result:
         Args:
           to: directory to write.
           step: the snapshot's trainer step, `best`, or None for the newest.
-          dtype: `float32`, `bfloat16` or `float16`; None for the imported checkpoint's, or
-            `float32`.
+          dtype: `float32`, `bfloat16` or `float16`; None for the dtype of the imported checkpoint,
+            or `float32` without one.
 
         Returns:
           The directory.

@@ -17,7 +17,7 @@ class OutputScreen(Protocol):
         """Shows a line."""
 
     def close(self) -> None:
-        """Shows the rest after the last line."""
+        """Shows what remains to be shown after the last line."""
 
 
 class Plain:
@@ -44,9 +44,9 @@ class Silent:
 class Notebook:
     """A screen below a notebook's cell: one output, which is updated during the run.
 
-    It shows the plan, folded, the latest line of the roles' states, one state in each row, and
-    other lines of the run: alarms, and at the end the report. Directories within the current one
-    and the home directory are written relative to it.
+    It shows the plan (folded), the roles' latest states (one in each row), and the other lines of
+    the run: alarms, and at the end the report. Paths within the current directory are shortened to
+    relative ones, and the home directory to `~`.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class Event(NamedTuple):
 class Run:
     """A run in its own processes, which ends with this process.
 
-    Its methods are for one thread; only `events` may be read by another.
+    Its methods are for one thread; only `events` may be read by another thread.
 
     Attributes:
       workdir: work directory of the run.
@@ -176,7 +176,7 @@ class Run:
 
         Raises:
           ConfigError: the config is invalid; the message says what to change.
-          RunError: the run ended before that.
+          RunError: the run ended before its work directory was created.
           KeyboardInterrupt: the run was interrupted here, and has ended.
         """
         try:
@@ -226,8 +226,8 @@ def start(
       config: a config file, the name of a config of the package, a ConfigDict, or a dict of the
         settings that differ from the defaults.
       workdir: work directory of the run. A run that has begun there is resumed. None for the
-        directory that the ConfigDict, the dict or the changes name, or else a new one under
-        `runs/`.
+        directory that the ConfigDict, the dict or the changes name; if they name none, for a new
+        directory under `runs/`.
       changes: settings by their names on the command line, such as `{"sync.mode": "synchronous"}`.
       quiet: whether to show nothing.
 

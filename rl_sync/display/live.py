@@ -1,4 +1,4 @@
-"""The live display of a run: a line for each role on a terminal, some plain lines elsewhere."""
+"""Displays a run live: a line for each role on a terminal, some plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RoleStatus:
       role: the name of the role.
       activity: the work of the role, as a `SpanKind` or any word; also set during a wait.
       since_secs: the duration of the activity or wait so far, in seconds.
-      waits_for: the reason of an open wait; None while working.
+      waits_for: the reason of a wait in progress; None while working.
       step: its explorer step or trainer step.
       version: the policy version that it holds.
       tokens_per_sec: tokens generated, or trained on, in a second.
       reward: the mean reward of its last batch.
       staleness: the staleness of its last batch, in trainer steps.
       loss: the loss of its last SFT step.
-      done, of: the parts of the activity that are done, and their number; None if not known.
+      done, of: the number of finished parts of the activity, and of all parts; None if not known.
     """
 
     role: str
@@ -66,7 +66,7 @@ class RunStatus:
       left_secs: the time that the rest of the phase will take; None if that is not known yet.
       message: a message on a line of its own; empty for none.
       loss: the loss of the phase's last step; None if the phase has no loss.
-      alarms: those that hold.
+      alarms: the alarms that hold now.
       examples: completions that an alarm is about, one line each.
     """
 
@@ -161,8 +161,8 @@ class LiveDisplay:
     """Shows a run while it runs: a context manager with `update`.
 
     On a terminal the lines are redrawn in place, and the last ones stay. Elsewhere a plain line is
-    printed at most every `plain_every_secs`, or immediately when the phase or the message changes,
-    and an alarm when it is raised.
+    printed at most every `plain_every_secs`, or immediately when the phase or the message changes.
+    There, an alarm is printed when it is raised.
     """
 
     def __init__(

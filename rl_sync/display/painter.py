@@ -1,4 +1,4 @@
-"""Painter of a timeline: blocks of work and waits, the buffer's groups, moves of weights."""
+"""Paints a timeline: blocks of work and waits, the buffer's groups, moves of weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _QUIET_KINDS = frozenset(
 _LEAST_SYNC = 0.0045  # Syncs are drawn at least this wide, as a share of the window,
 _MOST_SYNCS = 0.1  # unless that would give all syncs of a lane more than this share.
 _NARROW_POINTS = 3.0  # Narrower blocks have no edge and no label.
-_MOST_ARROWS = 120  # More arrows than that hide everything.
+_MOST_ARROWS = 120  # More arrows would hide everything else.
 
 
 class Painter:
@@ -85,7 +85,7 @@ class Painter:
             self.narrow_blocks(spans[0].role, kind, share, found)
 
     def block(self, span: Span, drawn: Span, share: float) -> None:
-        """Draws one block, and its label; the name of the shape says what it is."""
+        """Draws a span as a block with a label; the name of the shape describes the span."""
         waiting = span.kind is SpanKind.WAIT
         start, width = drawn.start_secs - self.origin_secs, drawn.duration_secs
         patch = Rectangle((start, self.lanes[span.role] - BLOCK / 2), width, BLOCK * share)
@@ -101,7 +101,7 @@ class Painter:
             self.label(span, start + width / 2, width)
 
     def narrow_blocks(self, role: str, kind: SpanKind, share: float, found: list[Span]) -> None:
-        """Draws narrow blocks of a kind, those that are less than half a point apart as one."""
+        """Draws narrow blocks of a kind; blocks less than half a point apart are drawn as one."""
         more = 0.25 / self.points_per_sec
         wider = [
             dataclasses.replace(one, start_secs=one.start_secs - more, end_secs=one.end_secs + more)
@@ -197,7 +197,7 @@ class Painter:
             return
         x, top, bottom = np.asarray(arrows).T
         colour = self.style.groups
-        # They pass behind the blocks of lanes that they cross.
+        # Arrows pass behind the blocks of the lanes that they cross.
         shafts = LineCollection([((at, high), (at, low)) for at, high, low in arrows])
         shafts.set(color=colour, linewidth=1.3, zorder=3)
         self.axes.add_collection(shafts, autolim=False)
@@ -260,13 +260,13 @@ class Painter:
 
 
 def _share(span: Span, covered: Sequence[tuple[float, float]]) -> float:
-    """Returns the share of a span that lies in disjoint intervals."""
+    """Returns the share of a span that some disjoint intervals cover."""
     alone = sum(part.duration_secs for part in uncovered(span, covered))
     return 1 - alone / span.duration_secs if span.duration_secs else 0.0
 
 
 def _height(kind: SpanKind, share: float) -> float:
-    """Returns the order in which a block is drawn over others."""
+    """Returns the rank of a block; blocks of higher rank are drawn over the others."""
     return 6 if kind in SYNC_KINDS else 4 + (share < 1)
 
 

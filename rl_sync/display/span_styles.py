@@ -1,4 +1,4 @@
-"""The words and colours of each kind of span: in the live display, the timeline and the trace."""
+"""Defines the words and colours of each kind of span in the display, timeline and trace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class SpanStyle(NamedTuple):
 
     Attributes:
       words: its name in the display, and in the timeline's blocks.
-      colour: in the timeline.
-      style: in the display, as rich calls it.
-      trace_colour: in the trace: the reserved name of Chrome's palette that comes nearest to the
+      colour: its colour in the timeline.
+      style: its style in the display, as rich calls it.
+      trace_colour: its colour in the trace: the name in Chrome's palette that is nearest to the
         timeline's colour; None leaves the choice to the viewer.
-      legend: its name in the timeline's legend, if that is another.
+      legend: its name in the timeline's legend, if that differs from `words`.
     """
 
     words: str
@@ -45,7 +45,7 @@ SPAN_STYLES: Mapping[str, SpanStyle] = {
     SpanKind.SNAPSHOT: SpanStyle("snapshot", "#C8B6AE", "bright_blue"),
     SpanKind.COMPILE: SpanStyle("compile", "#DEDEE3", "bright_black"),
 }
-"""By kind, in the order of the timeline's legend."""
+"""Styles by kind of span, in the order of the timeline's legend."""
 
 INK = "#27272A"
 """The colour of labels in coloured blocks."""
@@ -59,9 +59,10 @@ class PictureStyle(NamedTuple):
     Attributes:
       width_inches, lane_inches: the width of the picture, and the height of a lane.
       names_inches, names_points: the room for the names of lanes, and the size of their letters.
-      paper, bed, line, ink, quiet: colours of the ground, lanes, lines, names, and numbers.
+      paper, bed, line, ink, quiet: colours of the background, lanes, lines, names and numbers.
       wait: the colour of waits.
-      level, groups: colours of the buffer's groups, and of the line and the arrows around them.
+      level: the colour of the area that shows the buffer's groups.
+      groups: the colour of the area's line and numbers, and of the arrows.
     """
 
     width_inches: float = 14.0

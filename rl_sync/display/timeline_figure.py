@@ -1,6 +1,6 @@
-"""The timeline of a run as a figure: activity of all roles, and moves of groups and weights.
+"""Draws the timeline of a run: activity of all roles, and moves of groups and weights.
 
-It is the only picture of it: files, reports, notebooks and the page in the browser show it.
+Files, reports, notebooks and the page in the browser all show this figure.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def draw_timeline(
 
     Args:
       out_dir: the folder for the pictures; None for `workdir`.
-      workdir, steps, title: see `figure_of`; raises what that raises.
+      workdir, steps, title: see `figure_of`.
+
+    Raises:
+      FileNotFoundError, ValueError: see `figure_of`.
     """
     figure = figure_of(workdir, steps=steps, title=title)
     return _save(figure, Path(workdir if out_dir is None else out_dir))
@@ -72,8 +75,8 @@ def figure_of(
       workdir: the work directory of the run, which may still be running.
       steps: the first and the last trainer step to show; (1, None) for all. None shows six steps,
         from the third on if the run has that many.
-      secs: the length of the window, from where the first step begins; None for one that ends with
-        the last step.
+      secs: the length of the window, which begins with the first step; None for a window that ends
+        with the last step.
       title: the title; None for the mode and the schedule in `workdir/config.json`.
 
     Raises:
@@ -106,7 +109,7 @@ def parse_steps(text: str) -> Steps:
 
 
 def default_steps(spans: list[Span]) -> Steps:
-    """Returns six steps after the slow first ones; all steps of a shorter run."""
+    """Returns six steps after the two slow first ones, or the first six of a shorter run."""
     taken = [span.step for span in of_kind(spans, SpanKind.TRAIN) if span.step is not None]
     if not taken:
         return 1, None
@@ -119,11 +122,11 @@ def default_steps(spans: list[Span]) -> Steps:
 def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
     """Returns the window of some steps in Unix seconds.
 
-    It begins at the end of the step before the first one; for the run's first step, at the first
-    rollout. It ends at the end of the last step. A run without trainer steps is shown whole.
+    It begins when the step before the first one ends, or with the first rollout if there is no step
+    before. It ends with the last step. A run without trainer steps is shown whole.
 
     Raises:
-      ValueError: the run does not have these steps; the message gives those that it has.
+      ValueError: the run does not have these steps; the message gives the steps that it has.
     """
     trains = [span for span in of_kind(spans, SpanKind.TRAIN) if span.step is not None]
     if not trains:
@@ -151,7 +154,7 @@ def steps_window(spans: list[Span], steps: Steps) -> tuple[float, float]:
 
 
 def run_title(workdir: str | os.PathLike[str]) -> str:
-    """Writes the mode and the schedule in `workdir/config.json`; without it the folder's name."""
+    """Returns the mode and schedule in `workdir/config.json`; the folder's name if it has none."""
     sync = read_object(Workdir(workdir).config).get("sync")
     if not isinstance(sync, dict):
         return Path(workdir).resolve().name
@@ -190,7 +193,7 @@ def draw(
 
     Args:
       spans: the spans of the whole run; the buffer's level at the window's start depends on all.
-      window: its start and end, in Unix seconds.
+      window: the start and end of the part, in Unix seconds.
       title: the title of the figure; empty for none.
       roles: the roles that have lanes; None for explorers and the trainer, if the window has them.
 

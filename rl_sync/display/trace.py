@@ -1,4 +1,4 @@
-"""Trace of the spans, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""Writes a trace of the spans, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Every role is a process with one lane, or with more if its threads overlap. The buffer is a process
 too, with a short slice for each arrival and each departure of groups, and a counter of the groups
@@ -90,7 +90,9 @@ def _name_thread(name: str, pid: int, tid: int) -> Event:
 
 
 def _threads(spans: list[Span]) -> list[int]:
-    """Assigns each span to the first lane in which it nests; the format allows no partial overlap.
+    """Assigns each span to the first lane in which it overlaps no span partially.
+
+    The format requires that spans of a lane either nest or do not overlap.
 
     Args:
       spans: the spans of one role, ordered by start.
@@ -164,7 +166,7 @@ def _buffer_events(spans: list[Span], pid: int, origin_secs: float) -> list[Even
 
 
 def _arrivals(spans: list[Span]) -> dict[buffer_level.Arrival, list[int]]:
-    """Gathers groups that entered the buffer at one time, by one insert."""
+    """Collects the leases of the groups that entered the buffer at the same time, by one insert."""
     found: dict[buffer_level.Arrival, list[int]] = {}
     for lease, arrival in buffer_level.arrivals(spans).items():
         found.setdefault(arrival, []).append(lease)
@@ -197,7 +199,7 @@ def _arrows(
 ) -> list[Event]:
     """Builds an arrow from each insert, through the buffer, to each train step that it fed.
 
-    A point belongs to the slice of its lane that is open at its time.
+    A point of an arrow belongs to the slice of its lane that is open at the point's time.
     """
     arrivals = buffer_level.arrivals(spans)
     events, number = [], 0

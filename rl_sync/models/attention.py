@@ -1,4 +1,4 @@
-"""Grouped-query attention: the Linen module, and the functions that attend.
+"""Computes grouped-query attention: the Linen module, and the functions that attend.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, N query heads that
 share a kv head, H head dim, L layers, C slots of a page.
@@ -63,8 +63,8 @@ class Context(NamedTuple):
 
     Attributes:
       positions: position of each token in its own sequence.
-      segments: sequence that each token of a row belongs to; None where a row is one sequence.
-      prompts: see `hidden_states`; None where no sequences share a prompt.
+      segments: sequence that each token of a row belongs to; None if each row is one sequence.
+      prompts: see `hidden_states`; None if no sequences share a prompt.
       everywhere: RoPE of ordinary layers, and of sliding layers if `local` is None.
       local: RoPE of sliding layers; None if they use the same RoPE.
     """
@@ -157,7 +157,7 @@ class Attention(nn.Module):
 
 
 def _own_heads(x: Float[Array, "... N H"], axes: tuple[str | None, ...]) -> Float[Array, "... N H"]:
-    """Takes a slice of what a group of devices holds, so that each computes its own queries."""
+    """Slices what all devices of a group hold, so that each computes its own query heads."""
     cut = tuple(HEADS if axis is None else axis for axis in axes)
     # Without the first constraint the slice's gradient would travel from device to device.
     return constrain(constrain(x, *axes), *cut)
@@ -183,7 +183,7 @@ def attend(
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence.
 
-    A prompt that a sequence shares with others counts as part of it.
+    A prompt that a sequence shares with other sequences counts as part of the sequence.
     """
     call = AttentionCall.of(
         config, queries.shape[1], context.segments is not None, context.prompts is not None
@@ -192,7 +192,7 @@ def attend(
         by_kernel = functools.partial(attend_by, kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
         return run(queries, keys, values, context.segments, layer.slides)
-    # With a shared prompt, the distance to its tokens is not their distance in the row.
+    # A shared prompt may be at another distance in the row than in the sequence.
     row = jnp.arange(queries.shape[1])[None]
     positions = row if context.prompts is None else context.positions
     tokens = Tokens(positions, context.segments, context.prompts)
@@ -240,10 +240,10 @@ def attend_cached(
 ) -> Float[Array, "B 1 K N H"]:
     """Attends from one token a row to the cache slots of its own and earlier positions.
 
-    If the cache is read by pages, only pages within some row's window are read, whatever the span.
-    Otherwise the whole span is read at once.
+    If the cache is read by pages, only the pages that some row's window needs are read, however
+    long the span is. Otherwise the whole span is read at once.
     """
-    # Rows below 0 also read a slot, since a softmax over nothing would be NaN.
+    # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
     positions = jnp.maximum(context.positions[:, 0], 0)
 
     def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:

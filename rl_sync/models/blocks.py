@@ -1,4 +1,4 @@
-"""Attention by blocks of queries in plain operations, for calls that no kernel supports.
+"""Computes attention by blocks of queries in plain operations, for calls that no kernel supports.
 
 Memory grows linearly with the length of rows, not quadratically. The work is not reduced by a
 window, nor by the causal mask.
@@ -24,8 +24,8 @@ class Tokens(NamedTuple):
     """Tokens that attend, or are attended to.
 
     Attributes:
-      positions: positions whose distance decides what a token attends to. One row may stand for
-        all.
+      positions: positions whose distance decides what a token attends to; a single row of them may
+        serve all rows.
       segments, prompts: see `Context`.
     """
 
@@ -55,7 +55,7 @@ def attend_by_blocks(
     window: Int[Array, ""],
     *tokens: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T K N H"]:
-    """Attends from one block of queries after the other.
+    """Attends from one block of queries after another.
 
     The backward pass recomputes the scores of a block.
 

@@ -30,8 +30,8 @@ T = TypeVar("T")
 class KVCache(NamedTuple):
     """Keys and values by layer.
 
-    In keys the slots are the innermost axis: on CPUs both products of attention read this layout
-    fastest. In lines both arrays have the shape [L, 1, B, K, C, W].
+    In `keys` the slots are the innermost axis: on CPUs both products of attention are fastest with
+    this layout. If the cache is in lines, both arrays have the shape [L, 1, B, K, C, W].
     """
 
     keys: Float[Array, "L Z B K H C"]
@@ -58,7 +58,7 @@ def map_with_axes(function: Callable[[Array, Axes], T], cache: KVCache) -> tuple
 def reads_by_pages(config: ModelConfig) -> bool:
     """True if a cache is read page by page, only as far as its rows reach.
 
-    Then one span serves all lengths.
+    A single span then serves rows of all lengths.
     """
     return config.attention == "auto" and platform() == "cpu"
 
@@ -81,7 +81,7 @@ def cached(
 ) -> KVCache:
     """Builds the cache of one layer from T tokens a row: a cache without the layer axis.
 
-    Its pages may have fewer slots than those of a longer cache, whose first slots they then fill.
+    Its pages may have fewer slots than those of a longer cache; they then fill the first slots
     there.
     """
     if in_lines():

@@ -117,8 +117,8 @@ class ModelConfig:
       scale_embedding: whether embeddings are multiplied by √D (Gemma).
       query_scale: factor on q·kᵀ; None for 1/√H.
       rope_scaling: scaling of RoPE's frequencies; None for none.
-      sliding_window: number of newest tokens, itself included, that a token attends to in a sliding
-        layer.
+      sliding_window: number of newest tokens that a token attends to in a sliding layer, the token
+        itself included.
       sliding_layers: one flag for each layer, true if attention uses the sliding window; empty for
         none.
       local_rope_base: θ of sliding layers, without scaling; None for the same RoPE in all layers.
@@ -127,14 +127,14 @@ class ModelConfig:
       scalar_head: whether a scalar head without a bias replaces the output projection, as in a
         reward model.
       dtype: dtype of the blocks' computations. Log-probabilities are always float32.
-      remat: activations that the backward pass recomputes: `none`; with `full` all of a block from
-        its input; with `dots` all but matrix products; with `dots_no_batch` all but products with
+      remat: activations of a block that the backward pass recomputes: with `none` none, with `full`
+        all, with `dots` all but matrix products, with `dots_no_batch` all but matrix products with
         parameters.
       attention: `einsum` for the implementation here and `dot_product` for
         `jax.nn.dot_product_attention`, both with all scores at once; `blocks` for the scores of one
         block of queries at a time; `splash`, `cudnn` or `triton` for a kernel of
-        `rl_sync.models.flash`. `auto` is `einsum` on CPUs, and elsewhere a kernel that supports the
-        call, or else `blocks`.
+        `rl_sync.models.flash`. `auto` is `einsum` on CPUs; elsewhere it is a kernel that supports
+        the call, or `blocks` if none does.
     Raises:
       ValueError: a size is not positive, or values contradict each other.
     """

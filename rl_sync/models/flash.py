@@ -1,7 +1,8 @@
-"""Flash attention: kernels that attend within a call, without an array of [T, T].
+"""Runs flash attention: kernels that attend within a call, without an array of [T, T].
 
-FlashAttention, arXiv:2205.14135. On a TPU it is the splash kernel. On a GPU it is cuDNN's for rows
-of one sequence, and one in Triton for rows of several. Each kernel supports only some calls.
+See FlashAttention, arXiv:2205.14135. On a TPU this is the splash kernel. On a GPU it is cuDNN's
+kernel for rows of one sequence, and a Triton kernel for rows of several. Each kernel supports only
+some calls.
 
 Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim.
 """
@@ -27,10 +28,10 @@ SHORTEST_ROW = 128
 """Minimum tokens of a row for kernels: shorter rows do not fill blocks, and have few scores."""
 
 _PLATFORMS: dict[Kernel, Platform] = {"splash": "tpu", "cudnn": "gpu", "triton": "gpu"}
-_LARGEST_BLOCK = 512  # For splash: larger ones save little, and smaller ones leave the TPU idle.
-_TRITON_BLOCK = 64  # Shared memory holds two of them with the widest heads.
+_LARGEST_BLOCK = 512  # For splash: larger blocks save little, and smaller ones leave the TPU idle.
+_TRITON_BLOCK = 64  # Shared memory holds two such blocks of the widest heads.
 _WIDEST_GPU_HEAD = 128
-_TRITON = "jax.experimental.pallas.ops.gpu.attention"  # JAX deprecates it from 0.12 on.
+_TRITON = "jax.experimental.pallas.ops.gpu.attention"  # Deprecated from JAX 0.12 on.
 
 
 class AttentionCall(NamedTuple):
@@ -39,7 +40,8 @@ class AttentionCall(NamedTuple):
     Attributes:
       row_tokens: length of rows, T.
       packed: whether a row may hold several sequences.
-      shared: whether sequences share prompts, so that the order in a row is not that in a sequence.
+      shared: whether sequences share prompts, so that tokens in a row and in a sequence have
+        different orders.
       slides: whether some layers have a window that is shorter than the rows.
     """
 
@@ -283,7 +285,7 @@ def _blocks(row_tokens: int) -> tuple[int, int]:
 def _padded(
     more: int, queries: Array, keys: Array, values: Array, segments: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Appends tokens that the others do not attend to."""
+    """Appends tokens that the earlier tokens do not attend to."""
 
     def pad(x: Array) -> Array:
         return jnp.pad(x, [(0, more if axis == 1 else 0) for axis in range(x.ndim)])

@@ -1,4 +1,4 @@
-"""A scalar head on any model, for a critic's values or a reward model's scores."""
+"""Adds a scalar head to any model, for a critic's values or a reward model's scores."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def token_scalars(
 ) -> Float[Array, "B T"]:
     """Computes the head's output for each prefix, in float32; entry t is for tokens 0 … t.
 
-    As a value, entry t − 1 is the value of the state in which token t is sampled. As a reward
-    model's score, the entry of the last token is the score of the sequence.
+    For a critic, entry t − 1 is the value of the state in which token t is sampled. For a reward
+    model, the entry of the last token is the score of the sequence.
 
     Args:
       tokens, positions, segments: see `hidden_states`.

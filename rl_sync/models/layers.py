@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
 
 
 class Adapter(nn.Module):
-    """(alpha / rank) · x·A·B for each adapted target among `targets`, 0 for the others.
+    """(alpha / rank) · x·A·B for each adapted target among `targets`, 0 for the other targets.
 
     A is initialized at random and B at 0, so a new adapter changes nothing (LoRA, section 4.1).
 
@@ -101,12 +101,11 @@ class Adapter(nn.Module):
 def project(
     x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int = 1
 ) -> Float[Array, "B T ..."]:
-    """Multiplies x by a kernel, summing over the last `inputs` axes of x and the first of the
-    kernel.
+    """Multiplies x by a kernel; sums over the last `inputs` axes of x and the first of the kernel.
 
-    It is one product of two matrices: with more axes XLA transposes whole activations on CPUs,
+    The product is one of two matrices: with more axes XLA transposes whole activations on CPUs,
     mostly in the backward pass. On a mesh the axes are kept separate, since a sharded axis cannot
-    be merged into another without gathering the kernel.
+    be merged into another axis without gathering the kernel.
     """
     if laid_out():
         return jnp.tensordot(x, kernel.astype(x.dtype), axes=inputs)
@@ -118,7 +117,7 @@ def project(
 
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _gated(activation: str, both: Float[Array, "B T 2 F"]) -> Float[Array, "B T F"]:
-    """act(gate) · up. The backward pass recomputes it, which costs less than keeping it."""
+    """act(gate) · up, which the backward pass recomputes: that costs less than keeping it."""
     # The gradient of a split is one array. The gradient of two slices would be a sum of two arrays,
     # each half zeros.
     gate, up = jax.lax.split(both, (1, 1), axis=2)
@@ -143,8 +142,8 @@ class GatedMLP(nn.Module):
         gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), axes)
         down = param(self, "down", fan_in(F, config.num_layers), (F, D), ("mlp", "embed"))
         if self.decodes:
-            # Otherwise a loop of decode steps needs the kernels of all layers with the axes of gate
-            # and up in front, and starts by copying them.
+            # Otherwise XLA wants the kernels of all layers with the axis of gate and up in front,
+            # and a loop of decode steps starts by copying them.
             gate_up = as_stored(gate_up, *axes)
         both = project(x, gate_up)
         if config.lora:
@@ -163,8 +162,7 @@ class GatedMLP(nn.Module):
 
 
 class MixtureMLP(nn.Module):
-    """Mixture of experts: each token goes through its likeliest experts, weighted by the router's
-    softmax.
+    """A mixture of experts: sums a token's likeliest experts, weighted by the router's softmax.
 
     Tokens are sorted by expert, so that each expert multiplies its own tokens once. No token is
     dropped, however unbalanced the routing is.

@@ -1,9 +1,9 @@
-"""Keys and values in lines, the layout for decode loops on GPUs and TPUs.
+"""Stores keys and values in lines, the layout for decode loops on GPUs and TPUs.
 
 A line is the innermost axis of an array. The products of attention read lines in the order in which
-they are stored, so a decode loop copies no cache to reorder it. A TPU stores 128 numbers side by
-side, or pads to 128. So a line there holds several tokens of narrow heads: the token at position s
-is part s mod P of line s div P.
+they are stored, so a decode loop need not copy a cache to reorder it. A TPU stores 128 numbers side
+by side, or pads to 128. So on a TPU a line holds several tokens if heads are narrow: the token at
+position s is part s mod P of line s div P.
 
 Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim,
 L layers, C lines, P tokens of a line, W numbers of a line: P·H.
@@ -57,8 +57,8 @@ def write_token(
     new = new.astype(held.dtype)
     line, part = jnp.divmod(positions, parts)
     line = jnp.where(positions < 0, held.shape[3], line)  # Out of bounds: not written.
-    # Heads are indices too: otherwise a TPU would store what one write covers side by side, and
-    # copy the whole cache at the beginning and end of a loop.
+    # Heads are indices too: otherwise a TPU would store all heads that one write covers side by
+    # side, and copy the whole cache at the beginning and end of a loop.
     place = held.at[layer, jnp.arange(B)[:, None], jnp.arange(K), line[:, None]]
     if parts > 1:
         # Whole lines are written, with their other tokens unchanged.
@@ -78,9 +78,9 @@ def attend_to_lines(
 ) -> Float[Array, "B K N H"]:
     """Computes softmax(scale·q·kᵀ)·v under a mask, without extracting tokens from their lines.
 
-    The queries for each part of a line have zeros at its other parts. So the product with a whole
-    line equals the product with the part. It costs the same if the line is as wide as the matrix
-    unit.
+    The queries for a part of a line are padded with zeros at its other parts, so their product with
+    the whole line equals the product with the part. This costs no more if a line is as wide as the
+    matrix unit.
     """
     B, K, N, H = query.shape
     parts = keys.shape[-1] // H

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, without an array of [B, T, V] where that would be large.
+"""Computes log-probabilities of given tokens, without an array of [B, T, V] if it would be large.
 
 Letters in shapes: B rows, T positions, C positions of a chunk, D embed, V vocab.
 """
@@ -36,10 +36,10 @@ def token_logprobs(
 
     Args:
       tokens, positions, segments: see `hidden_states`.
-      temperature: divisor of the logits; use the one that the tokens were sampled with.
+      temperature: divisor of the logits; use the temperature that the tokens were sampled with.
       logits_bytes: maximum memory, on each device, for logits at one time. If they need more, they
         are computed in parts, and recomputed in the backward pass: in chunks of positions on one
-        device, in blocks of the vocabulary on several (see `block_logprobs`).
+        device, in blocks of the vocabulary on several devices (see `block_logprobs`).
 
       Returns:
         (logprobs, entropy) in float32 and nats. Entry t belongs to `tokens[:, t]`; entry 0 is 0,

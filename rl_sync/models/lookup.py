@@ -1,8 +1,8 @@
-"""Embedding lookup in a table that is sharded over several devices.
+"""Looks up embeddings in a table that is sharded over several devices.
 
 The table is never gathered. Each device looks up the tokens of all rows that need its shard, and
-sends the embeddings to the devices of these rows. The gradient takes the same way back, and each
-device sums, in float32, the gradient of its own shard.
+sends the embeddings to the devices of these rows. Gradients take the same way back, and each device
+sums the gradient of its own shard in float32.
 
 Letters in shapes: B rows, T positions, V vocab, D embed.
 """
@@ -125,8 +125,8 @@ def _exchanges(cuts: Cuts) -> tuple[str, ...]:
 def _places(of: Lookup, tokens: Int[Array, "B T"]) -> Int[Array, "... B T"]:
     """Returns the row indices, in this device's shard, of the tokens of all rows that need it.
 
-    There is a leading axis for each mesh axis that rows come from, in the order of `_take`'s
-    exchanges. A token of another shard has an index after the last row.
+    There is a leading axis for each mesh axis along which rows are exchanged, in the order of
+    `_take`'s exchanges. A token of another shard has an index after the last row of the table.
     """
     for axis in reversed(_exchanges(of.cuts)):
         if axis in of.cuts.rows:

@@ -1,4 +1,4 @@
-"""LoRA adapters: splitting them from the base parameters, joining them, or merging them."""
+"""Splits LoRA adapters from the base parameters, joins them again, or merges them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def merge(config: ModelConfig, params: Params) -> Params:
 def _delta(
     config: ModelConfig, adapter: dict[str, Array], target: LoraTarget, abstract: Array
 ) -> Float[Array, ...]:
-    """Computes the scaled product A·B of one target; zeros of its shape without an adapter."""
+    """Computes the scaled product A·B of one target, or zeros if it has no adapter."""
     assert config.lora is not None
     if f"{target}_a" not in adapter:
         return jnp.zeros_like(abstract)

@@ -1,4 +1,4 @@
-"""Parameters on a mesh: no device ever holds a whole array that the layout shards."""
+"""Places parameters on a mesh: no device ever holds a whole array that the layout shards."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def put(value: Any, sharding: jax.sharding.Sharding | None) -> Array:
 
 
 def addressable(array: Array) -> np.ndarray:
-    """Reads the parts of an array of numbers that this process's devices hold into host memory.
+    """Reads into host memory the parts of a numeric array that this process's devices hold.
 
     Elements that only other processes hold are NaN.
     """
@@ -97,7 +97,7 @@ def addressable(array: Array) -> np.ndarray:
 
 
 def undivided(config: ModelConfig, layout: Layout) -> list[str]:
-    """Lists parameters with an axis that the layout would shard, but whose size is not divisible.
+    """Lists the axes of parameters that the layout names for sharding but cannot divide evenly.
 
     Returns:
       Lines such as `embedding: vocab of 15 over tensor=2`.

@@ -1,4 +1,4 @@
-"""The platform that programs are compiled for, which decides kernels and layouts."""
+"""Tells the platform that programs are compiled for, which decides kernels and layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def platform() -> Platform:
 
 
 def compiling_for(name: Platform | None) -> contextlib.AbstractContextManager[None]:
-    """Within the context, functions are traced for a platform that this process need not have.
+    """Returns a context in which functions are traced for a platform that this process may lack.
 
     A function compiles once for each platform. None means the platform of this process's devices.
     """
@@ -35,8 +35,8 @@ def compiling_for(name: Platform | None) -> contextlib.AbstractContextManager[No
 def has_flash_units() -> bool:
     """Says whether the GPU that functions are traced for supports flash-attention kernels.
 
-    NVIDIA GPUs do from Ampere on, that is compute capability 8.0. A GPU that is only compiled for
-    is assumed to.
+    NVIDIA GPUs support them from compute capability 8.0 (Ampere) on. In a context of
+    `compiling_for`, the GPU is assumed to support them.
     """
     if _target.value is not None or jax.default_backend() in ("cpu", "tpu"):
         return True

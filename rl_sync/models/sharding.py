@@ -1,4 +1,4 @@
-"""Meshes and shardings: from logical axis names to the shards of each device.
+"""Makes meshes and shardings: maps logical axis names to the shards of each device.
 
 A program's devices form a mesh with three named axes. Along `data`, parameters are replicated and
 rows are sharded. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
@@ -8,10 +8,10 @@ arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of 
 An axis whose size is not divisible by its mesh axes is not sharded along them: the array is
 replicated there.
 
-Key and value heads are an exception. If a mesh axis has several devices for each of them, these
-devices form a group: each has the group's key and value head, and an equal share of the query heads
-that use it. The mesh axis is then split into two: the first has one group for each key and value
-head, the second is `group`.
+Key and value heads are an exception. If a mesh axis has several devices for each such head, these
+devices form a group: each of them has the group's key and value head, and an equal share of the
+query heads that use it. The mesh axis is then split into two: the first has one group for each key
+and value head, and the second, `group`, has the devices of a group.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ class Layout:
     def grouped(self, kv_heads: int) -> Layout:
         """Returns the layout of a model with `kv_heads` key and value heads; see the module.
 
-        It is this layout unless devices share such heads; the devices and their order are the same.
-        A program that computes, instead of only planning, must take all shardings from one of the
-        two: JAX describes a program's outputs with the mesh of its inputs.
+        It is this layout, unless devices share such heads; then it has the same devices in the same
+        order. A program that computes, instead of only planning, must take all shardings from only
+        one of the two layouts: JAX describes a program's outputs with the mesh of its inputs.
         """
         cut = [name for name in dict(self.rules).get(KV, ()) if self.mesh.shape[name] > 1]
         if len(cut) != 1:
@@ -173,9 +173,7 @@ class Layout:
         return Layout(_split(self.mesh, axis, group), tuple(rules))
 
     def wanted(self, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
-        """Returns, for each axis, the mesh axes with more than one device that the rules name for
-        it.
-        """
+        """Returns the mesh axes that the rules name for each axis, without those of one device."""
         found = nn.logical_to_mesh_axes(tuple(axes), self.rules) or ()
         cuts = [cut if isinstance(cut, tuple) else (cut,) if cut else () for cut in found]
         return [tuple(name for name in cut if self.mesh.shape[name] > 1) for cut in cuts]
@@ -206,9 +204,9 @@ _layout = jax.make_user_context(_ONE_DEVICE)
 
 
 def using(layout: Layout) -> contextlib.AbstractContextManager[None]:
-    """Within the context, `constrain` follows a layout; functions compile once for each layout.
+    """Returns a context in which `constrain` follows a layout.
 
-    All layouts of one device count as the same.
+    A function compiles once for each layout. All layouts of one device count as the same.
     """
     return _layout(layout if layout.mesh.size > 1 else _ONE_DEVICE)
 

@@ -1,4 +1,4 @@
-"""Functions that each device computes on its own shards."""
+"""Runs functions on each device's own shards."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 
 def as_stored(x: Array, *axes: str | None) -> Array:
-    """Makes a TPU's compiler read an argument in its stored order: its last axis is innermost.
-    Returns x itself on other platforms.
+    """Makes a TPU's compiler read an argument in its stored order, the last axis innermost.
+
+    On other platforms it returns x itself.
 
     Args:
       axes: see `constrain`.
@@ -36,7 +37,7 @@ def as_stored(x: Array, *axes: str | None) -> Array:
 
     if not laid_out():
         return pinned(x)
-    # The compiler cannot partition the constraint: each device has it on its own shard.
+    # The compiler cannot partition the constraint, so each device sets it on its own shard.
     sharding = in_use().sharding(axes, x.shape)
     cut = sharding.spec
     return jax.shard_map(pinned, mesh=sharding.mesh, in_specs=cut, out_specs=cut, check_vma=False)(
@@ -47,10 +48,10 @@ def as_stored(x: Array, *axes: str | None) -> Array:
 def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:
     """Makes a function run on each device's shards of its arguments, without communication.
 
-    If the current layout is one device, it is the function itself.
+    If the current layout has one device, the function runs unchanged.
 
     Args:
-      function: maps arrays to one with the shape and sharding of the first of them.
+      function: maps arrays to an array with the shape and sharding of the first argument.
       axes: for each argument, the logical names of its first axes. An argument may be None.
     """
 

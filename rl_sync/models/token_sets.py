@@ -1,12 +1,12 @@
-"""Sets of vocabulary tokens at each position of rows: tokens that could be sampled, or occurred.
+"""Keeps sets of vocabulary tokens at each position: those that could be sampled, or occurred.
 
 A policy is the distribution that its tokens are sampled from, so everything that changes logits
 before sampling belongs to it: the temperature; a repetition penalty, which depends on the earlier
-tokens; and the set of tokens that top-k, top-p, min-p or a minimum length left, which depends on
-the weights at sampling. Explorers record that set (Keep Sampling Mask: DeepSeek-V3.2,
+tokens; and the set of tokens that top-k, top-p, min-p or a minimum length did not exclude, which
+depends on the weights at sampling. Explorers record this set (Keep Sampling Mask: DeepSeek-V3.2,
 arXiv:2512.02556, section 3.1), and log-probabilities come from a softmax over the same set.
 
-Sets are bits, 32 tokens of the vocabulary in a word; see `rl_sync.sampling_masks`.
+Sets are stored as bits, 32 tokens of the vocabulary in a word; see `rl_sync.sampling_masks`.
 
 Letters in shapes: B rows, T positions, E entries of a row, V vocab, W words of the vocabulary,
 v tokens of the vocabulary in a block.
@@ -33,7 +33,7 @@ class TokenSets(NamedTuple):
 
     Attributes:
       kept: tokens that the target could be sampled from; None for the whole vocabulary everywhere.
-      seen: tokens before the target, for a repetition penalty; None without one.
+      seen: tokens before the target, for a repetition penalty; None without a penalty.
     """
 
     kept: UInt32[Array, "B T W"] | None = None
@@ -52,7 +52,7 @@ def packed(members: Bool[Array, "B V"]) -> UInt32[Array, "B W"]:
 
 
 def holds(words: UInt32[Array, "*N W"], ids: Int[Array, " v"]) -> Bool[Array, "*N v"]:
-    """Says which tokens are in each set."""
+    """Returns a mask of the tokens that are in each set."""
     at = jnp.take(words, ids // WORD_BITS, axis=-1, mode="clip")
     return (at & _bit(ids % WORD_BITS)) != 0
 
@@ -99,7 +99,7 @@ def seen_at(
 
 
 def _so_far(sets: UInt32[Array, "B T W"], parts: Int[Array, "B T"]) -> UInt32[Array, "B T W"]:
-    """Unites the sets of each position and of earlier ones in the same part of its row."""
+    """Unites each position's set with the sets of earlier positions in the same part of its row."""
     begins = jnp.diff(parts, axis=1, prepend=parts[:, :1] - 1) != 0
 
     def join(
@@ -120,7 +120,7 @@ def changed_logits(
     temperature: float,
     repetition_penalty: float,
 ) -> Float[Array, "*N v"]:
-    """Changes logits as explorers do before sampling; `NOTHING` for tokens that are excluded.
+    """Changes logits as explorers do before sampling; excluded tokens get `NOTHING`.
 
     Args:
       ids: vocabulary tokens of the logits.

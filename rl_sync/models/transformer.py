@@ -1,8 +1,8 @@
-"""A decoder-only transformer in Flax Linen, and pure functions for the rest of the code.
+"""Defines a decoder-only transformer in Flax Linen, and pure functions for the rest of the code.
 
 One model serves all families: RMSNorm, RoPE, grouped-query attention, a gated MLP or a mixture of
-experts. `ModelConfig` describes their differences. Linen stays inside this package: outside code
-sees `Params`, a plain dict of arrays, and functions.
+experts. `ModelConfig` describes the families' differences. Linen stays inside this package: code
+outside sees only functions, and `Params`, a plain dict of arrays.
 
 Blocks run under `nn.scan`, so every block parameter has a leading layer axis, and compile time does
 not grow with depth. Only a model of a few layers is unrolled. Parameters and activations have
@@ -80,10 +80,9 @@ class Block(nn.Module):
 
 
 def _run(block: Block, carry: Any, layer: AttentionLayer, context: Context) -> Any:
-    """Calls a block, as a function for Linen's transformations.
+    """Calls a block; Linen's transformations get this function instead of the class.
 
-    With the class itself, Linen would derive another class from it while other threads may be
-    tracing it.
+    Linen would derive another class from the class while other threads may be tracing it.
     """
     return block(carry, layer, context)
 
@@ -197,7 +196,7 @@ def param_shapes(config: ModelConfig) -> Params:
 
 @functools.cache
 def _boxed_like(config: ModelConfig) -> Any:
-    """Traces the model's initialization, once, since every use of a model's shapes needs it."""
+    """Traces the model's initialization; the result is cached, as every use of shapes needs it."""
     return jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
 
 

@@ -1,11 +1,11 @@
-"""Log-probabilities by blocks of the vocabulary, for a matrix that is sharded over several devices.
+"""Computes log-probabilities by blocks of the vocabulary, for a matrix on several devices.
 
 A block of the matrix is gathered, multiplied by the hidden states of all of a device's tokens, and
 dropped: neither the whole matrix nor all logits are ever in memory. The softmax is updated for each
 block (Online normalizer calculation for softmax, arXiv:1805.02867, algorithm 3). The backward pass
-recomputes the logits of each block; the gradient of a block is complete when the block is done, is
-summed in float32, and is sent to the devices that have its shards. So each pass gathers the matrix
-once, and the backward pass reduces its gradient once.
+recomputes the logits of each block. The gradient of a block is summed in float32; once it is
+complete, it is sent to the devices that have its shards. So each pass gathers the matrix once, and
+the backward pass reduces its gradient once.
 
 Along the mesh axes that shard the vocabulary but not the rows, logits stay sharded, and only a few
 values for each token are exchanged.
@@ -29,7 +29,7 @@ from rl_sync.models.platform import platform
 from rl_sync.models.token_sets import EVERYTHING, NOTHING, TokenSets, changed_logits, holds
 from rl_sync.models.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
-_LANES = 128  # A block is a multiple of it, as matrix units prefer.
+_LANES = 128  # A block's size is a multiple of this, as matrix units prefer.
 
 
 class Blocks(NamedTuple):
@@ -51,7 +51,7 @@ class BlockPlan(NamedTuple):
     Attributes:
       cuts: sharding of the matrix and the rows.
       vocab: number of rows of this device's shard of the matrix.
-      size: number of vocabulary tokens in its shard of a block.
+      size: number of vocabulary tokens in this device's shard of a block.
       temperature: divisor of the logits.
       repetition_penalty: penalty that is applied first; see `TokenSets`.
     """
@@ -110,7 +110,7 @@ class BlockPlan(NamedTuple):
         block: Blocks,
         sets: TokenSets,
     ) -> Float[Array, "N v"]:
-        """Computes the gradient by a block's logits from the gradient by the changed logits."""
+        """Turns the gradient with respect to changed logits into that with respect to logits."""
         by_scaled = by_scaled / self.temperature
         if sets.seen is None:
             return by_scaled
@@ -122,7 +122,7 @@ class BlockPlan(NamedTuple):
         self, scaled: Float[Array, "N v"], ids: Int[Array, " v"], wanted: Int[Array, " N"]
     ) -> Float[Array, " N"]:
         """Returns the scaled logit of each token's target; 0 if it is in another block."""
-        if platform() == "tpu":  # A comparison within a sum; TPUs are slow at single values.
+        if platform() == "tpu":  # By comparison and sum: TPUs read single values slowly.
             return jnp.where(ids == wanted[:, None], scaled, 0.0).sum(axis=-1)
         found = jnp.zeros(wanted.shape)
         for first in range(0, ids.size, self.size):  # The ids of one device are consecutive.
@@ -179,8 +179,8 @@ def block_logprobs(
     Args:
       kernel: the output projection.
       hidden: hidden state of the token before each target.
-      logits_bytes: maximum memory, on each device, of a block's logits, and of its gradient by the
-        matrix; more if 128 vocabulary tokens need more.
+      logits_bytes: maximum memory, on each device, of a block's logits, and of the block's
+        gradient; exceeded if 128 vocabulary tokens need more.
       sets, repetition_penalty: see `next_logprobs`.
     """
     plan = plan_of(kernel.shape, targets.shape, temperature, logits_bytes)
@@ -204,7 +204,7 @@ def plan_of(
 
 
 def _even_size(vocab: int, most: int) -> int:
-    """Returns the size of blocks of nearly equal size."""
+    """Returns the block size, of at most `most` tokens or 128, that makes blocks nearly equal."""
     if vocab <= max(_LANES, most):
         return vocab
     count = -(-vocab // max(_LANES, most // _LANES * _LANES))
@@ -312,11 +312,11 @@ def _gradients_on_each(
     sets: TokenSets,
     *of_tokens: Array,
 ) -> tuple[Float[Array, "V D"], Float[Array, "B T D"]]:
-    """Computes the gradients by a device's shard of the matrix, and by its hidden states.
+    """Computes the gradients with respect to a device's shard of the matrix and hidden states.
 
     Args:
-      of_tokens: for each target, its entropy H and log Σ exp(s); and the gradients by its
-        log-probability and by H.
+      of_tokens: for each target, its entropy H and log Σ exp(s), and the gradients with respect to
+        its log-probability and to H.
     """
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1, 1)
     entropy, log_total, by_logprob, by_entropy = (x.reshape(-1, 1) for x in of_tokens)

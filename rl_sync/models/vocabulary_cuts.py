@@ -1,4 +1,4 @@
-"""The vocabulary matrix on several devices, and the exchanges between its shards.
+"""Shards the vocabulary matrix over several devices, and exchanges its shards.
 
 The matrix maps a token to its embedding, or a hidden state to logits. Its two axes are sharded, and
 so are the rows of a batch, partly along the same mesh axes. The functions run inside `Cuts.mapped`,
@@ -105,14 +105,14 @@ def own_part(x: Shaped[Array, ...], axis: str, dimension: int) -> Shaped[Array, 
 
 
 def gathered(cuts: Cuts, shard: Float[Array, "D V"]) -> Float[Array, "D V"]:
-    """Gathers the matrix for logits of this device's rows: all of D, and V except `apart`."""
+    """Gathers the matrix for logits of this device's rows: all of D, but V only along `shared`."""
     for axis in reversed(cuts.embed):
         shard = jax.lax.all_gather(shard, axis, axis=0, tiled=True)
     return gathered_vocab(cuts, shard)
 
 
 def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "... V"]) -> Shaped[Array, "... V"]:
-    """Gathers V except `apart`."""
+    """Gathers V along `shared`, not along `apart`."""
     for axis in reversed(cuts.vocab):
         if axis in cuts.rows:
             shard = jax.lax.all_gather(shard, axis, axis=shard.ndim - 1, tiled=True)
@@ -120,7 +120,7 @@ def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "... V"]) -> Shaped[Array, "
 
 
 def reduced(cuts: Cuts, gradient: Float[Array, "D V"]) -> Float[Array, "D V"]:
-    """Sums the gradients of the result of `gathered`, into this device's shard.
+    """Sums the gradients of the matrix that `gathered` returns, into this device's shard.
 
     The sum over `repeated` is not included.
     """

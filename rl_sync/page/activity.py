@@ -1,4 +1,4 @@
-"""Activity of the roles of a run at the end of its records: shares of their time, versions."""
+"""Summarises the roles at the end of a run's records: shares of their time, policy versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoleNow(NamedTuple):
     Attributes:
       last: description of the span that ended last.
       last_secs: end of this span, in Unix seconds.
-      busy, sync: shares of the recent time at work, and moving weights.
+      busy, sync: shares of the recent time spent on work, and on moving weights.
       waits: recent waits, longest first.
       version: the policy version that it has last published or pulled; None if there is none.
     """
@@ -75,7 +75,7 @@ def _role_now(run: RunRecords, role: str, start: float, end: float) -> RoleNow:
 
 
 def versions_of(run: RunRecords, role: str) -> list[tuple[float, int]]:
-    """Lists when a role published or pulled a version: Unix seconds and the version."""
+    """Lists the versions that a role published or pulled, each after its time in Unix seconds."""
     return [
         (span.end_secs, span.version)
         for span in run.spans.by_role.get(role, ())

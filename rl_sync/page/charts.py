@@ -1,4 +1,4 @@
-"""Curves as SVG, drawn on the server, so that no script is needed to see them."""
+"""Draws curves as SVG on the server, so that a browser needs no script to show them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Series(NamedTuple):
       points: x and y; points with None or a number that is not finite are left out.
       colour: the number of its colour.
       is_stepped: whether a value holds until the next one.
-      is_faint: whether it is the background of a smoothed curve of the same numbers.
+      is_faint: whether it is drawn faintly, behind a smoothed curve of the same numbers.
     """
 
     name: str
@@ -79,8 +79,8 @@ def chart(
       areas: bands behind the curves.
       bound: a level to mark by a dashed line; None for none.
       x_unit: the name of the horizontal axis.
-      is_log: whether the vertical axis is logarithmic. It has no place for 0 and less; where a
-        series has nothing else, the axis is linear.
+      is_log: whether the vertical axis is logarithmic. Values of 0 and less are then left out; if
+        no value is positive, the axis is linear.
 
     Returns:
       An SVG element; a paragraph if there is no point to draw.
@@ -119,8 +119,8 @@ def chart(
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Returns round numbers, evenly spaced, that enclose two numbers.
 
-    Numbers that are negative only by rounding count as 0. For a single number the axis starts at 0,
-    and also for two that differ only by rounding.
+    Numbers that are negative only by rounding count as 0. If the two numbers are equal, except for
+    rounding, the axis extends to 0.
     """
     if -_ROUNDING < low < 0:
         low, high = 0.0, high if high > _ROUNDING else 0.0

@@ -1,4 +1,4 @@
-"""Compared runs as one self-contained HTML page."""
+"""Writes a comparison of runs as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def render(groups: Sequence[SeedGroup], rows: Sequence[Sequence[str]], notes: Se
 
     Args:
       groups: groups of runs.
-      rows: figures: a name, and a cell for each group.
+      rows: rows of the table: the name of a figure, and a cell for each group.
       notes: lines below the table.
     """
     settings = dict.fromkeys(name for of in groups for name in of.settings)

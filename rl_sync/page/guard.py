@@ -1,4 +1,4 @@
-"""Access control of the page: checks of the Host header, and of a token if one is required."""
+"""Controls access to the page: checks the Host header, and a token if one is required."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _local(url: URL) -> str:
-    """Returns the path and the query of an address, which lead to no other host."""
+    """Returns the path and the query of an address, so that they cannot lead to another host."""
     path = "/" + url.path.lstrip("/\\")
     return f"{path}?{url.query}" if url.query else path
 

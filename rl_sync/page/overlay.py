@@ -1,4 +1,4 @@
-"""Curves of compared runs as a picture."""
+"""Draws the curves of compared runs as a picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS, _WIDTH_INCHES, _ROW_INCHES = 3, 13.0, 3.2
 
 
 def picture(groups: Sequence[SeedGroup]) -> bytes:
-    """Draws the curves as a PNG: a line per group; for several seeds, the median with a band."""
+    """Draws the curves as a PNG: for each group a line, or the median and a band of its seeds."""
     drawn = [(phase, name) for phase, name in CURVES if any(of.curve(phase, name) for of in groups)]
     rows = max(1, -(-len(drawn) // _COLUMNS))
     figure = Figure(figsize=(_WIDTH_INCHES, _ROW_INCHES * rows + 0.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""The page's server: Starlette and uvicorn, HTML from the server, and events for new records.
+"""Serves the page by Starlette and uvicorn: as HTML, with events for new records.
 
 It only reads, in a process of its own with low priority, so it cannot disturb a run.
 """
@@ -180,7 +180,7 @@ class _Site:
 def stamp(runs: Sequence[RunRecords]) -> str:
     """Returns a text that changes when one of the runs has new records, or falls silent.
 
-    A killed run leaves no record of its end.
+    Silence counts because a killed run leaves no record of its end.
     """
     return f"{hash(tuple((text.state(run), run.stamp()) for run in runs)):x}"
 

@@ -1,4 +1,4 @@
-"""Reach of runs: their last steps, tokens and seconds, and the point that all have reached."""
+"""Finds how far runs have come, in steps, tokens or seconds, and the point that all reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl_sync.records.run_records import RunRecords
 from rl_sync.records.run_totals import NUM_TOKENS
 
 By = Literal["steps", "tokens", "seconds", "end"]
-"""Measures of a run's reach; `end` takes each run at its own end."""
+"""Measures of how far a run has come; with `end`, each run is compared at its own end."""
 
 
 class ComparisonPoint(NamedTuple):
@@ -18,9 +18,9 @@ class ComparisonPoint(NamedTuple):
 
     Attributes:
       by: the measure.
-      amount: amount that all runs have reached; None if each is taken at its own end.
+      amount: amount that all runs have reached; None if each run is compared at its own end.
       runs: the runs, with metrics up to this amount.
-      said: a sentence or two about it; empty if all runs have the same reach.
+      said: sentences about the point; empty if runs are not cut.
     """
 
     by: By
@@ -55,7 +55,7 @@ def cut(runs: Sequence[RunRecords], by: By = "steps") -> ComparisonPoint:
 
 
 def _reached(one: RunRecords, by: By) -> list[tuple[int, float]]:
-    """Returns the trainer steps of a run, and its reach after each."""
+    """Returns the trainer steps of a run, each with the amount reached after it."""
     amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "steps": lambda line: float(line["step"]),
         "tokens": lambda line: line.get(NUM_TOKENS),

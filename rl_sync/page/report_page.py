@@ -1,4 +1,4 @@
-"""A report on one run as one self-contained HTML page."""
+"""Writes a report on one run as one self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of runs: their settings, their results, and groups that differ only in the seed."""
+"""Compares runs: their settings and results, in groups of runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LEADING = ("sync.mode", "algorithm.name")
 
 
 class Value(NamedTuple):
-    """A figure of runs.
+    """A figure by which runs are compared.
 
     Attributes:
       name: name for display and JSON.
-      of: function of a run; None if the run does not have the figure.
-      words: function that formats it.
+      of: returns the figure of a run; None if the run does not have it.
+      words: formats the figure.
     """
 
     name: str
@@ -124,9 +124,9 @@ class SeedGroup:
 
 
 def group(runs: Sequence[RunRecords]) -> list[SeedGroup]:
-    """Groups runs whose settings differ only in the seed; a run without a config is alone."""
+    """Groups runs that differ only in the seed; a run without a config gets a group of its own."""
     settings = [dict(flat(one.config)) for one in runs]
-    # A setting that some runs lack belongs to another version, and does not matter.
+    # A setting that some runs lack belongs to another version of the code, and is ignored.
     known = [one.keys() for one in settings if one]
     shared = set.intersection(*map(set, known)) if known else set()
     differ = [
@@ -147,7 +147,7 @@ def group(runs: Sequence[RunRecords]) -> list[SeedGroup]:
 
 
 def are_equal(runs: Sequence[RunRecords]) -> bool | None:
-    """Says whether the parameters of runs ended with the same bits; None if unknown."""
+    """Says whether all runs ended with bitwise equal parameters; None if unknown."""
     digests = [one.outcome.digest if one.outcome else None for one in runs]
     if len(digests) < 2 or None in digests:
         return None
@@ -204,7 +204,7 @@ def _accuracy(measured: Any) -> float | None:
 
 
 def _named(values: Mapping[str, str], runs: Sequence[RunRecords]) -> str:
-    """Names a group by its mode, if modes differ, or by its settings, or by its first run."""
+    """Names a group by its only run, or by its mode, its differing settings or its first run."""
     if len(runs) == 1:
         return runs[0].name
     if "sync.mode" in values:

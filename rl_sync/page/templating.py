@@ -1,4 +1,4 @@
-"""The templates of pages, and their filters."""
+"""Loads the templates of pages, with their filters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def style(*names: str) -> Markup:
 
 
 def _cut(written: str) -> str:
-    """Shortens a long text in the middle."""
+    """Cuts the middle out of a long text."""
     if len(written) <= _CUT:
         return written
     half = _CUT // 2

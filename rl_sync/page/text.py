@@ -1,4 +1,4 @@
-"""Texts of a run for the page: no invisible characters, and tokens coloured by numbers."""
+"""Prepares a run's texts for the page: shows invisible characters, and colours tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.records.run_records import SILENT, RunRecords
 _KEPT = "\n\t"
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _NAT_BOUNDS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 7.0)
-"""Bounds of the colours of −log π and of entropies; above the last one is the strongest."""
+"""Bounds of the colours of −log π and of entropies; values above the last get the strongest."""
 _RATIO_BOUNDS = (0.02, 0.1, 0.2, 0.5)
 """Bounds of the colours of |log ratio|, in nats."""
 _LEAST_RATIO = 1e-6
@@ -81,7 +81,7 @@ def tokens(one: Rollout) -> list[Token]:
 
 
 class _Coloured(NamedTuple):
-    """A number, and the class of its colour; empty for none."""
+    """A number, and the class of its colour, which is empty for no colour."""
 
     value: float
     colour: str
@@ -106,13 +106,13 @@ def _level(value: float, bounds: Sequence[float]) -> int:
 
 
 def _signed(value: float, bounds: Sequence[float], above: str, below: str) -> str:
-    """Returns the class of a number by its size and its sign; empty for one near 0."""
+    """Returns the class of a number by its size and its sign; empty if it is near 0."""
     level = _level(abs(value), bounds)
     return f"{above if value > 0 else below}{level}" if level else ""
 
 
 def _at(values: Sequence[Value], place: int, none: Any = None) -> Value | Any:
-    """Returns the value at a position, if there is one."""
+    """Returns the value at a position, or `none` if there is no value."""
     return values[place] if place < len(values) else none
 
 

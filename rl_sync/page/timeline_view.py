@@ -1,4 +1,4 @@
-"""The timeline of a run on the page: the same picture as in files, for any window."""
+"""Draws the timeline of a run for the page: the same picture as in files, for any window."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def picture(
 
 
 def without_styles(svg: str) -> str:
-    """Returns the element of a picture with attributes in place of inline styles.
+    """Returns the `svg` element of a picture, with attributes in place of inline styles.
 
     The page's security policy allows only styles from its own files; see `Guard`.
     """

@@ -1,4 +1,4 @@
-"""Values for the template of each view of the page."""
+"""Computes the values for the template of each view of the page."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CurveStyle(NamedTuple):
 
 
 def overview(runs: Sequence[RunRecords]) -> dict[str, Any]:
-    """Progress of the runs: their steps, alarms, main curves, and the activity of their roles."""
+    """Returns the runs' progress: their steps, alarms, main curves, and their roles' activity."""
     figures = [figure(runs, RL, name) for name in _TOP]
     figures.insert(1, figure(runs, EVALUATION, "accuracy"))
     return {"runs": [_head(*one) for one in enumerate(runs)], "figures": figures}
@@ -129,7 +129,7 @@ def _examples(run: RunRecords) -> list[TableRow]:
 
 
 def curves(runs: Sequence[RunRecords], look: CurveStyle = CurveStyle()) -> dict[str, Any]:  # noqa: B008
-    """All metrics of the runs, in the order of the catalog."""
+    """Returns all metrics of the runs, in the order of the catalog."""
     sections = []
     for phase, title in _PHASES.items():
         names = {name for run in runs for line in run.metrics.of_phase(phase) for name in line}
@@ -185,7 +185,7 @@ def figure(
 
 
 def _points(run: RunRecords, phase: str, name: str, by: str) -> list[tuple[float, float | None]]:
-    """Returns a metric over the quantity of the horizontal axis, without lines that lack it."""
+    """Returns points of a metric, without lines that have no place on the horizontal axis."""
     lines, start = run.metrics.of_phase(phase), run.start_secs
     tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.metrics.of_phase(RL)}
     places = {
@@ -202,7 +202,7 @@ def _plain(value: Any) -> float | None:
 
 
 def settings(run: RunRecords, words: str) -> dict[str, Any]:
-    """The settings of a run whose names contain some words, and the versions of its packages."""
+    """Returns the settings whose names contain some words, and the versions of a run's packages."""
     found = [
         (name, "not set" if value is None else str(value))
         for name, value in flat(run.config)
@@ -212,7 +212,7 @@ def settings(run: RunRecords, words: str) -> dict[str, Any]:
 
 
 def logs(run: RunRecords, name: str | None) -> dict[str, Any]:
-    """The end of a log, by default the first one, and the names of all logs.
+    """Returns the end of a log (None for the first one), and the names of all logs.
 
     Raises:
       KeyError: there is no such log.
@@ -234,7 +234,7 @@ def _end(path: Path) -> str:
 
 
 def table_of_metrics(run: RunRecords) -> str:
-    """All metrics of a run as CSV: a row for each step of each phase, a column for each metric."""
+    """Writes all metrics of a run as CSV: a row for each step of a phase, a column per metric."""
     lines = run.metrics.lines
     names = sorted({name for line in lines for name in line} - set(LINE_FIELDS))
     file = io.StringIO()
@@ -245,7 +245,7 @@ def table_of_metrics(run: RunRecords) -> str:
 
 
 def flow(run: RunRecords) -> dict[str, Any]:
-    """Data of the view on groups: their places, reasons of drops, staleness, versions in use."""
+    """Returns data on groups: their places, reasons of drops, staleness, versions in use."""
     moments = run.flow.moments
     start = moments[0].secs if moments else 0.0
     names = {"buffered": "in the buffer", "generating": "being generated"}
@@ -283,7 +283,7 @@ def flow(run: RunRecords) -> dict[str, Any]:
 
 
 def table(run: RunRecords, query: Query, page: int) -> dict[str, Any]:
-    """A page of the table of completions."""
+    """Returns a page of the table of completions."""
     found = run.rollouts.find(*query)
     pages = max(1, -(-len(found.rows) // PAGE_ROWS))
     page = min(max(page, 1), pages)
@@ -298,13 +298,13 @@ def table(run: RunRecords, query: Query, page: int) -> dict[str, Any]:
 
 
 def group(run: RunRecords, step: int, lease: int) -> dict[str, Any]:
-    """The completions of one group, whole."""
+    """Returns the whole completions of one group."""
     found = run.rollouts.find(RolloutFilter(step, step, lease=lease)).rows
     return _whole(run, list(run.rollouts.wholes(found[:MOST_WHOLE])), len(found))
 
 
 def history(run: RunRecords, prompt_id: int) -> dict[str, Any]:
-    """The whole completions of one problem over the steps; only the last ones if there are many."""
+    """Returns the whole completions of one problem over the steps, but only the last if many."""
     found = run.rollouts.find(RolloutFilter(prompt_id=prompt_id)).rows
     return _whole(run, list(run.rollouts.wholes(found[-MOST_WHOLE:])), len(found))
 

@@ -1,4 +1,4 @@
-"""Accelerators: the memory and the peak rates of each kind of chip."""
+"""Lists the memory and the peak rates of each kind of accelerator chip."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Rates(NamedTuple):
 class Chip(NamedTuple):
     """A kind of accelerator. Rates are peaks, as its maker states them; no program reaches them.
 
-    Memory and rates are per device, as JAX counts devices. If a chip has several, each has its
-    share of the chip's. Links belong to the chip: in a ring through all of its devices, a link
-    serves all of them.
+    Memory and rates are per device, as JAX counts devices. If a chip has several devices, each has
+    a share of the chip's memory and rates. Links belong to the chip: in a ring through all devices
+    of the chip, a link serves all of them.
 
     Attributes:
       platform: platform that compiles for it.
@@ -35,8 +35,8 @@ class Chip(NamedTuple):
         the amount that a runtime reserves.
       flops: dense bfloat16 floating-point operations a second.
       bandwidth: bytes a second from and to its main memory.
-      axes: number of axes along which a TPU has neighbours; 0 for a GPU, which reaches all others
-        of its host through switches.
+      axes: number of axes along which a TPU has neighbours; 0 for a GPU, which reaches all other
+        GPUs of its host through switches.
       link: bytes a second, one way, of one ICI link of a TPU, or of all NVLinks of a GPU.
       network: bytes a second of its share of a host's network card, one way.
       source: page that gives the figures.

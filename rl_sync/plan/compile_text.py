@@ -61,7 +61,7 @@ def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
 def _step(
     settings: RunSettings, task: Task, where: Target, layout: Layout
 ) -> tuple[float, list[str]]:
-    """Compiles the trainer's step; returns its minimum seconds, or 0, and its description."""
+    """Compiles the trainer's step; returns its minimum seconds (0 if none), and a description."""
     found = _compiled(train_step(settings, task, layout))
     lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
     if found.reading is None:
@@ -78,8 +78,9 @@ def _step(
 def _engine(
     settings: RunSettings, task: Task, where: Target, layout: Layout
 ) -> tuple[float, list[str]]:
-    """Compiles an explorer's programs; returns its maximum tokens a second, or 0, and their
-    description.
+    """Compiles an explorer's programs; returns its maximum tokens a second and a description.
+
+    The maximum is 0 if decoding does not compile.
     """
     platform, rate = where.chip.platform, 0.0
     lines: list[str] = []

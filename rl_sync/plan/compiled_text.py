@@ -1,4 +1,4 @@
-"""Compiled programs, parsed from XLA's text: collectives, their loops, copies, and kernels.
+"""Parses compiled programs from XLA's text: collectives, their loops, copies, and kernels.
 
 The compiler counts the body of a loop once, so operations in a loop are listed with their loops.
 """
@@ -56,7 +56,7 @@ class Operation(NamedTuple):
       name: name of the operation.
       kind: opcode, such as `all-gather-start`.
       shapes: arrays that it makes.
-      loops: trip counts of the loops around it, outermost first; 0 for loops without a known count.
+      loops: trip counts of the loops around it, outermost first; 0 for an unknown count.
       computation: name of the computation that it is in.
       line: its whole text.
     """
@@ -109,7 +109,8 @@ class MemoryUse(NamedTuple):
       arguments, outputs: bytes of the arguments and of the outputs.
       aliased: bytes of outputs that reuse donated arguments.
       temporaries: bytes of temporary arrays.
-      peak: maximum at any time, from the compiler; the sum of the others if it gives none.
+      peak: maximum at any time, from the compiler; if it gives none, arguments + outputs −
+        aliased + temporaries.
     """
 
     arguments: int
@@ -226,8 +227,8 @@ def _shapes(text: str) -> tuple[Shape, ...]:
 def _results(kind: str, shapes: tuple[Shape, ...], *, starts: bool) -> tuple[Shape, ...]:
     """Returns the results among the arrays in a collective's text.
 
-    A start operation has its operands before the results, and scalars of its state after them;
-    except an all-reduce, which only has its results.
+    The text of a start operation lists its operands, then the results, then scalars of its state.
+    Only for an all-reduce it lists the results alone.
     """
     if not starts or kind == "all-reduce":
         return shapes

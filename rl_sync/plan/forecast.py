@@ -1,4 +1,4 @@
-"""Forecasts of a run: the timeline of all roles, from durations of rollouts, train steps and syncs.
+"""Forecasts the timeline of all roles of a run from durations of rollouts, train steps and syncs.
 
 The schedule's rules are followed event by event, so that waits come out as in a run with these
 durations. These are pure functions of numbers, in any unit of time.
@@ -37,9 +37,9 @@ class Durations(NamedTuple):
     """Durations of rollouts, train steps and syncs.
 
     Attributes:
-      rollout: duration of an explorer step, from its number and the explorer, 1, 2, …; if explorers
-        go at their own pace, for one explorer that generates a whole batch alone.
-      train: duration of a trainer step, from its number.
+      rollout: returns the duration of an explorer step from its number and the explorer (1, 2, …);
+        if explorers go at their own pace, the explorer generates a whole batch alone.
+      train: returns the duration of a trainer step from its number.
       sync: duration of a weight transfer, on each side that takes part.
     """
 
@@ -61,12 +61,12 @@ class Forecast(NamedTuple):
 
     @property
     def step_secs(self) -> float:
-        """Average time of a trainer step including waits, without the first half of the steps."""
+        """Average time of a trainer step, waits included, over the second half of the steps."""
         first = len(self.ends) // 2
         return (self.ends[-1] - self.ends[first - 1]) / (len(self.ends) - first)
 
     def busy(self, role: int) -> float:
-        """Returns the fraction of time that a role works, without the first half of the steps."""
+        """Returns the fraction of time that a role works, over the second half of the steps."""
         begin, end = self.ends[len(self.ends) // 2 - 1], self.ends[-1]
         worked = sum(
             max(0.0, min(span.end, end) - max(span.begin, begin))

@@ -1,4 +1,4 @@
-"""Descriptions of GPUs for XLA's compiler, from the data sheets of their maker."""
+"""Describes GPUs for XLA's compiler, from the data sheets of their maker."""
 
 from __future__ import annotations
 

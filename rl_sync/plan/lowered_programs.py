@@ -60,10 +60,10 @@ def rollout_programs(
     """Returns the programs of an explorer's engine with all slots in use.
 
     Args:
-      rows: number of slots; 0 for the settings'.
+      rows: number of slots; 0 for the number in the settings.
       span: number of positions that decoding reads; 0 for all.
-      prompts: rows and positions of a prefill; 0 for the longest prompts, and as many of them as
-        the engine prefills at once.
+      prompts: rows and positions of a prefill. 0 positions are those of the longest prompts, and
+        0 rows as many as the engine prefills at once.
     """
     engine = rollout_engine(settings, task, layout)
     parameters = parameters_of(settings, task, layout)
@@ -87,7 +87,7 @@ def rollout_programs(
 def _for_devices(
     layout: Layout, lower: Callable[[], jax.stages.Lowered]
 ) -> Callable[[], jax.stages.Lowered]:
-    """Traces for the devices of a layout, which this process need not have."""
+    """Makes a function trace for the devices of a layout, which this process need not have."""
 
     def lowered() -> jax.stages.Lowered:
         name = layout.mesh.devices.flat[0].platform

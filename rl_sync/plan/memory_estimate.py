@@ -1,12 +1,12 @@
-"""Memory of a run's programs on accelerators and on CPUs, estimated from shapes.
+"""Estimates the memory of a run's programs on accelerators and on CPUs from shapes.
 
 Nothing is compiled or allocated. The parts of a program are those seen in compiled programs, and
 the factors of working memory were fitted to them (`benchmarks/compiled.py`). If a role's devices
-are CPUs, its process has the arrays of all of them, and needs more: libraries, compiled programs,
-and versions of the weights in transfer. Their constants were measured (`benchmarks/memory.py`) in
-runs of models of 8 to 135 million parameters. Most estimates were within a fifth of the
-measurements. The largest gap: a trainer of 34 million parameters took 2.5 GB in its steps and 3.0
-to 3.3 GB at its end, with an estimate of 1.9 GB.
+are CPUs, its process has the arrays of all of them, and also needs libraries, compiled programs,
+and versions of the weights in transfer. The constants of these were measured
+(`benchmarks/memory.py`) in runs of models of 8 to 135 million parameters. Most estimates were
+within a fifth of the measurements. The largest gap: a trainer of 34 million parameters took 2.5 GB
+in its steps and 3.0 to 3.3 GB at its end, with an estimate of 1.9 GB.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ their compilation, which a compilation cache saves. (Freed memory is kept:
 TRAINER_PROGRAM_BYTES = 750_000_000
 
 SAMPLING_ARRAYS: dict[Platform, float] = {"cpu": 6.4, "gpu": 4.0, "tpu": 4.0}
-"""Number of float32 arrays of slots by vocabulary in a decode step."""
+"""Number of float32 arrays of shape [slots, vocabulary] in a decode step."""
 
 _COPIED_GRADIENTS = 1.5  # On CPUs XLA copies the gradients of all layers of deep models.
-_SNAPSHOT_SHARE = 1.5  # Fraction of a state that saving takes on CPUs: copies for host and files.
+_SNAPSHOT_SHARE = 1.5  # Memory for saving on CPUs, in state sizes: copies for host and files.
 _CACHE, _PROMPTS = "KV cache", "keys and values of prompts"
 
 _LOGITS_ARRAYS = 3
-"""Number of chunks of logits in a backward pass that recomputes them."""
+"""Number of arrays of a chunk's logits in a backward pass that recomputes them."""
 
 
 _LAYERS_AHEAD = 2
 """Number of layers whose kernels are gathered in addition to those in use."""
 
 _NEVER_WHOLE = 1
-"""Limit of the logits on several devices, which compute them by blocks and keep none."""
+"""Maximum bytes of logits for several devices, which compute them by blocks and keep none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _activations(
 
 
 def _shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
-    """Returns the model whose activations are those of one device along `tensor`."""
+    """Returns a model whose activations are as large as those of one device along `tensor`."""
     parts = layout.tensor_shards
     heads, kv_heads = (max(1, count // parts) for count in (model.num_heads, model.num_kv_heads))
     if model.num_heads % parts or heads % kv_heads or model.mlp_dim % parts:
@@ -180,9 +180,7 @@ def _shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
 
 
 def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
-    """Returns the number of rows whose activations each trainer device has at once, and their
-    tokens.
-    """
+    """Returns how many rows a trainer device computes at once, and the tokens of a row."""
     batch_rows, row_tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
     micro = settings.trainer.microbatch_rows or batch_rows // settings.optimizer.updates_per_batch
     return max(1, micro // settings.trainer_layout.batch_shards), row_tokens
@@ -223,7 +221,7 @@ def _trained(model: ModelConfig, layout: Layout) -> Params:
 
 def _kept_bytes(platform: Platform, *of: Any) -> int:
     """Returns `model_memory.activation_bytes` on a platform."""
-    # Attention kernels keep the same values on both; a GPU's kernel needs its library for tracing.
+    # Attention kernels keep the same values on both. Tracing a GPU's kernel needs its library.
     return _traced_bytes("cpu" if platform == "cpu" else "tpu", *of)
 
 
@@ -281,7 +279,7 @@ def _loss_bytes(
     position = 4 * rows * model.vocab_size
     whole = (length - 1) * position
     if platform == "cpu" and whole <= most:
-        return 0  # They are kept, and counted as activations.
+        return 0  # The logits are kept, and counted as activations.
     chunk = min(whole, max(position, most // position * position))
     # The matrix's gradient is summed over the chunks, in addition to the current chunk's.
     copy = 0 if platform == "cpu" else width
@@ -309,7 +307,7 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
     if count := settings.environment.older_versions if settings.plays else 0:
         held["parameters of opponents"] = weights
         made["KV cache of opponents"] = cache
-        # The policy's own version is kept too, since it is older than the next.
+        # The policy's present version is kept too, since it will be older than the next one.
         offloaded["older versions"] = (count + 1) * weights
     if platform != "cpu":
         return MemoryEstimate(held, made, work, offloaded)
@@ -395,7 +393,7 @@ def _cache_bytes(
     with compiling_for(platform):
         size = model_memory.cache_bytes(model, rows, tokens, layout)
         width = line_shape(model, tokens)[1]
-    # A TPU pads lines that hold one token of a head of another width.
+    # A TPU pads lines whose width is not a multiple of its lanes.
     return size * (-(-width // TPU_LANES) * TPU_LANES) // width if platform == "tpu" else size
 
 

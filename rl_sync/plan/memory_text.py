@@ -1,4 +1,4 @@
-"""Text about each role's memory on each platform, estimated from shapes before a run."""
+"""Describes each role's memory on each platform, estimated from shapes before a run."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _besides(estimate: MemoryEstimate) -> str:
 
 
 def _on_platforms(texts: dict[Platform, str]) -> list[str]:
-    """Writes text that is equal on several platforms only once."""
+    """Labels texts with their platforms; a text that is equal on several is written once."""
     names: dict[str, list[str]] = {}
     for platform, text in texts.items():
         names.setdefault(text, []).append(f"{platform.upper()}s")

@@ -1,4 +1,4 @@
-"""Search for meshes and batch shapes that fit accelerators, by shapes and peak rates."""
+"""Searches for meshes and batch shapes that fit accelerators, by shapes and peak rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floating-point operations and memory traffic of a model, counted from its shape.
+"""Counts the floating-point operations and memory traffic of a model from its shape.
 
 A product of an m × k and a k × n matrix counts 2·m·k·n. Other operations are not counted.
 
@@ -15,7 +15,7 @@ def block_flops(config: ModelConfig, context: float) -> float:
     """Returns the operations of one token in all blocks, in the forward pass.
 
     Args:
-      context: mean number of tokens that a token attends to, if no window is smaller.
+      context: mean number of tokens that a token attends to, unless a smaller window limits it.
     """
     D, heads = config.embed_dim, config.num_heads * config.head_dim
     kernels = D * (heads + 2 * config.num_kv_heads * config.head_dim) + heads * D
@@ -36,8 +36,9 @@ def logit_flops(config: ModelConfig) -> float:
 
 
 def block_traffic(config: ModelConfig, itemsize: int) -> float:
-    """Returns the bytes that a token's matrix products in all blocks read and write in the forward
-    pass, without the kernels.
+    """Returns the bytes that a token's matrix products read and write in a forward pass.
+
+    It counts the products of all blocks, but not the reading of kernels.
     """
     D, heads = config.embed_dim, config.num_heads * config.head_dim
     kv = 2 * config.num_kv_heads * config.head_dim

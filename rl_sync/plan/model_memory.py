@@ -1,4 +1,4 @@
-"""Memory of a model, estimated from shapes, without allocations."""
+"""Estimates the memory of a model from shapes, without allocations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def activation_bytes(
       own_critic: whether a critic with its own model is trained in the same step.
     """
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    if config.attention in KERNELS:  # Kernels keep their inputs, like blocks of queries.
+    if config.attention in KERNELS:  # Like `blocks`, kernels keep their inputs.
         config = dataclasses.replace(config, attention="blocks")
 
     def loss(params: Any, tokens: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Forecast of a mode's pace, from the recorded times of a run in any mode."""
+"""Forecasts a mode's pace from the recorded times of a run in any mode."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def durations_of(spans: Sequence[Span], settings: RunSettings) -> Durations:
 
 
 def _batches(phase: Sequence[Span], steps: int) -> list[float]:
-    """Returns, from each rollout, the time of a whole batch by one explorer.
+    """Returns, for each rollout, the time in which its explorer would generate a whole batch.
 
-    It includes scoring and insertion that no rollout overlapped.
+    The time includes scoring and insertion that no rollout overlapped.
     """
     rollouts = [one for one in of_kind(phase, SpanKind.ROLLOUT) if is_explorer(one.role)]
     beside = 0.0

@@ -1,4 +1,4 @@
-"""Counts of the programs that a run compiles, made before it starts."""
+"""Counts the programs that a run will compile, before it starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _trainer(settings: RunSettings, task: Task) -> Counts:
     trainer = trainer_of(settings, task, settings.trainer_layout)
     programs = trainer_programs(settings, task, trainer)
     found = collections.Counter(program.purpose for program in programs)
-    # Steps on rows of shared prompts have too many shapes to list.
+    # Steps on rows with shared prompts have too many shapes to list.
     return {**found, TRAINING: wiring.batching_of(settings, task).shape_count}
 
 

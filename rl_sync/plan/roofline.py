@@ -1,4 +1,4 @@
-"""Rooflines: the minimum time of a program at a chip's peak rates.
+"""Computes rooflines: the minimum time of a program at a chip's peak rates.
 
 Operations and memory traffic are counted from the model's shape, since the compiler counts the body
 of a loop once. Collectives are read from the compiled program, with the loops around them.
@@ -26,7 +26,7 @@ from rl_sync.roles import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
-_BACKWARD = 2  # Products of a backward pass for each product of the forward pass.
+_BACKWARD = 2  # Matrix products in a backward pass for each one in the forward pass.
 
 
 class Work(NamedTuple):
@@ -89,8 +89,9 @@ def travelled(one: Collective) -> float:
 
 
 def link_bytes(reading: CompiledProgramText, unknown_trips: int = 1) -> tuple[float, float]:
-    """Returns the bytes that a device sends in all runs of a program's collectives: first those
-    that nothing overlaps, then asynchronous ones.
+    """Returns the bytes that a device sends in all runs of a program's collectives.
+
+    First come the bytes of collectives that nothing overlaps, then of asynchronous ones.
 
     Args:
       unknown_trips: assumed trip count of loops whose count the compiler does not know.
@@ -176,12 +177,12 @@ def step_links(
 ) -> tuple[float, float]:
     """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
 
-    Parameters are gathered over `fsdp` in each pass of a microbatch and gradients scattered,
-    activations are summed over `tensor` twice in each block, and gradients over `data` once in each
-    step.
+    In each microbatch, parameters are gathered over `fsdp` for each pass, and gradients are
+    scattered. Activations are summed over `tensor` twice in each block, and gradients over `data`
+    once in each step.
 
     Args:
-      rows: number of rows of the batch, and of their tokens.
+      rows: number of rows of the batch, and number of tokens of a row.
       microbatches: number of parts that the rows are computed in.
       untrained: number of passes without gradients, such as the reference model's.
       recomputed: number of forward passes that the backward pass repeats.

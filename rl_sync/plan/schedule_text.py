@@ -1,4 +1,4 @@
-"""The plan of a run: its schedule in words, and a drawing of the first steps."""
+"""Writes the plan of a run: its schedule in words, and a drawing of the first steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCK = 9  # Width in characters of a rollout and of a train step in the drawin
 _SYNC = 4
 _DRAWN_STEPS = 6
 _COLUMNS = 220
-_HIGH_RATE = 1e-4  # Learning rate of SFT steps on all weights of a checkpoint.
+_HIGH_RATE = 1e-4  # Above it, SFT steps on all weights of a checkpoint get a warning.
 _HIGH_ADAPTER_RATE = 1e-3
 
 

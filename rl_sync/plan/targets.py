@@ -59,7 +59,7 @@ class Target:
     def links(self) -> int:
         """Number of links to neighbours of the TPU chip that has fewest in the slice.
 
-        A collective of many chips waits for that one. Along an axis the last chip is linked to the
+        A collective of many chips waits for this chip. Along an axis the last chip is linked to the
         first only if the axis spans a pod (v5e, v6e), or if the slice is made of whole cubes (v4,
         v5p, tpu7x); otherwise the chips at both ends have one link along it.
         (jax-ml.github.io/scaling-book/tpus, "TPU Networking".)
@@ -86,7 +86,7 @@ class Target:
         """Returns the devices, for which programs can be compiled, but not run.
 
         Raises:
-          TargetError: their compiler is not installed, or does not know such a topology.
+          TargetError: the compiler for them is not installed, or does not know the topology.
         """
         tpu = self.chip.platform == "tpu"
         missing = [part for part in _packages(tpu) if importlib.util.find_spec(part) is None]

@@ -1,4 +1,4 @@
-"""`config.algorithm`: a named algorithm, with the user's settings in place of the algorithm's."""
+"""Completes `config.algorithm` by a named algorithm; the user's settings override its values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the config, with the algorithm's values for settings that are None.
 
     Without a name, the algorithm is chosen by the staleness that the schedule allows. If the user
-    sets which groups are useless, but not how many prompts to try, useless groups are replaced.
+    sets which groups are useless, but not how many prompts to try, `max_attempts` gets a default
+    that replaces useless groups.
 
     Raises:
       ValueError: no algorithm has the name, or the sync settings contradict each other.
     """
     given = config.get("algorithm") if isinstance(config, Mapping) else None
     if not isinstance(given, Mapping) or "sync" not in config:
-        return config  # The construction of the sections rejects it.
+        return config  # It is rejected when the sections are made.
     sync: SyncSettings = build(SyncSettings, config["sync"], "config.sync")
     schedule = resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
     usual = STALE if schedule.staleness_bound > 0 else FRESH

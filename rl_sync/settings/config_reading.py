@@ -1,4 +1,4 @@
-"""The one place where a config becomes frozen, validated records."""
+"""Turns a config into frozen, validated records; no other module does so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_sync.settings.run_settings import RunSettings
 
 
 def read_settings(config: Mapping[str, Any]) -> RunSettings:
-    """Validates the nested dict of a resolved config: each section by itself, then all together.
+    """Makes the settings of a nested config: validates each section by itself, then all together.
 
     All other code gets records, never a ConfigDict.
 

@@ -1,4 +1,4 @@
-"""Defaults of a config that depend on its other settings."""
+"""Makes defaults of a config that depend on its other settings."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from ml_collections.config_dict import FieldReference
 
 
 class _Lookup(NamedTuple):
-    """Operation of a `FieldReference`: a function of its value, applied at each read."""
+    """An operation of a `FieldReference`: a function that is applied to its value at each read."""
 
     fn: Callable[[Any], Any]
     args: tuple[()] = ()
@@ -21,16 +21,16 @@ class Following(FieldReference):
 def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> Following:
     """Makes a default that depends on other settings of a config.
 
-    It is computed when the config is read, so it follows changes of those settings, also from the
-    command line. A value that replaces it stays.
+    The default is computed when the config is read, so it follows changes of those settings, also
+    from the command line. A value that replaces the default stays.
 
     Args:
-      config: the config. In a copy of it, the default still follows the settings of the original.
+      config: the config. In a copy of it, the default still follows the original's settings.
       value: computes the default.
     """
     return Following(value(config), op=_Lookup(lambda _: value(config)))
 
 
 def from_scratch(config: ConfigDict, value: int) -> Following:
-    """Makes a default for a policy that starts at random; it is 0 if `model.path` is given."""
+    """Makes a default: `value` for a policy that starts at random, 0 if `model.path` is given."""
     return following(config, lambda config: 0 if config.model.path else value)

@@ -1,4 +1,4 @@
-"""Expansion of paths in a config that start at a home directory, as in `~/runs`.
+"""Expands paths in a config that start at a home directory, such as `~/runs`.
 
 A shell expands such a path only as a separate word, not after an equals sign.
 """
@@ -15,9 +15,9 @@ from rl_sync.settings.run_settings import RunSettings
 
 
 def expand(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the config with these paths expanded."""
+    """Returns the config with its paths expanded."""
     if not isinstance(config, Mapping):
-        return config  # The construction of the sections rejects it.
+        return config  # It is rejected when the sections are made.
     return {name: _expanded(str(name), value) for name, value in config.items()}
 
 

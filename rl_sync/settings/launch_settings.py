@@ -95,7 +95,7 @@ class LaunchSettings:
 
     @property
     def elsewhere(self) -> dict[str, str]:
-        """Returns the machines of processes that do not run on this one, by process name."""
+        """Returns the machines of processes that do not run on this machine, by process name."""
         pairs = (pair.partition("=") for pair in self.hosts.split(",") if pair.strip())
         return {name.strip(): address.strip() for name, _, address in pairs}
 

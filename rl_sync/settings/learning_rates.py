@@ -1,4 +1,4 @@
-"""Default learning rates, which depend on the policy's start."""
+"""Fills in default learning rates, which depend on how the policy starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class _Rates(NamedTuple):
-    """Learning rates for a policy from scratch, for a whole checkpoint, and for adapters on one."""
+    """Learning rates for a policy from scratch, for a whole checkpoint, and for its adapters."""
 
     scratch: float
     checkpoint: float
@@ -22,7 +22,7 @@ def with_learning_rates(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a config with default learning rates in place of None."""
     model = config.get("model") if isinstance(config, Mapping) else None
     if not isinstance(model, Mapping):
-        return config  # The construction of the sections rejects it.
+        return config  # It is rejected when the sections are made.
     lora = model.get("lora")
     has_adapters = isinstance(lora, Mapping) and bool(lora.get("rank"))
     filled = {}

@@ -70,8 +70,8 @@ class ExplorerMesh:
 class ShardingSettings:
     """`config.sharding`: the mesh axes of each logical axis, separated by commas.
 
-    If several axes of an array claim a mesh axis, the first of them in this record gets it. An axis
-    that does not divide evenly is not sharded.
+    If several axes of an array claim the same mesh axis, the axis that comes first in this record
+    gets it. An axis that does not divide evenly is not sharded.
     """
 
     batch: str = setting("data,fsdp", "Mesh axes that cut rows of a batch and slots of an engine.")
@@ -95,7 +95,7 @@ class ShardingSettings:
 
     @property
     def rules(self) -> Rules:
-        """Logical axes, in order of precedence."""
+        """Mesh axes of each logical axis, in order of precedence."""
         return tuple(
             (name, tuple(axis.strip() for axis in axes.split(",") if axis.strip()))
             for name, axes in vars(self).items()

@@ -1,4 +1,4 @@
-"""Conversion of nested mappings to frozen records, with errors for users."""
+"""Converts nested mappings to frozen records, with errors for users."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Reads the config in a run's work directory.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no config.
       ConfigError: the file is damaged or unreadable; the message names it.
     """
     try:
@@ -95,7 +95,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def _most(path: str) -> int:
-    """Maximum integer of a setting: that of 32 bits, for sizes in bytes of 63 bits."""
+    """Returns the maximum integer of a setting: of 32 bits, or of 63 bits for sizes in bytes."""
     return 2**63 - 1 if path.endswith("_bytes") else 2**32 - 1
 
 

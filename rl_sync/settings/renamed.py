@@ -1,4 +1,4 @@
-"""Earlier names of settings, each with the one that took its place."""
+"""Lists earlier names of settings, each with the name that took its place."""
 
 from __future__ import annotations
 

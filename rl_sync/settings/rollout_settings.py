@@ -104,7 +104,7 @@ class RolloutSettings:
 
     @property
     def more_stop_ids(self) -> tuple[int, ...]:
-        """Token ids that end a completion besides the tokenizer's."""
+        """Token ids that end a completion, in addition to the tokenizer's own."""
         return tuple(map(int, self.stop_parts))
 
     @property

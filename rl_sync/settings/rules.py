@@ -1,9 +1,9 @@
-"""Rules of settings, beyond the bounds, choices and types that each setting declares.
+"""Checks settings by rules beyond the bounds, choices and types that each setting declares.
 
-A config is checked against all of them before any process starts. Rules that need a task's data or
-a model are in the modules that load these: `rl_sync.roles.wiring` and `rl_sync.tasks` (a mixture
-  also
-makes a task's section for each of its sets). Rules of the schedule are in `rl_sync.schedule`.
+A config is checked against all rules before any process starts. Rules that need a task's data or a
+model are in the modules that load these: `rl_sync.roles.wiring` and `rl_sync.tasks` (where a
+mixture also makes a task's section for each of its sets). Rules of the schedule are in
+`rl_sync.schedule`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _require_address(name: str, address: str | None) -> None:
 
 
 def _names_host_alone(shell: str) -> bool:
-    """Says whether a command contains {host}, and nothing else in braces."""
+    """Says whether {host} is in a command, and is the only name in braces there."""
     try:
         words = shlex.split(shell)
         parts = [part for word in words for part in string.Formatter().parse(word)]
@@ -203,12 +203,12 @@ def _corrections(s: RunSettings) -> None:
 
 
 def _truncations(s: RunSettings) -> list[str]:
-    """Returns the corrections that weight by the ratio itself, not by 0 or 1."""
+    """Returns the corrections whose weights are ratios, not 0 or 1."""
     return [name for name in s.algorithm.corrections if CORRECTIONS[name].is_ratio]
 
 
 def _given_data(s: RunSettings) -> None:
-    """If nothing is generated, rejects settings that need sampled tokens or rewards."""
+    """Rejects settings that need sampled tokens or rewards if nothing is generated."""
     algorithm = s.algorithm
     if algorithm.generates:
         return
@@ -383,7 +383,7 @@ def _exact_replay(s: RunSettings) -> None:
 
 
 RULES: dict[str, Rule] = {
-    # Rules about one setting. They come first, since the others rely on them.
+    # Rules about one setting. They come first, since the other rules rely on them.
     "name": lambda s: require(
         re.fullmatch(r"[^/\0]*[^/\0.][^/\0]*", s.name) is not None,
         f"name={s.name!r} is part of a directory's name: give letters and digits, and no slash"

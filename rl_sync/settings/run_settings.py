@@ -1,4 +1,4 @@
-"""A run's settings: the config's sections in one record, and values derived from them.
+"""Holds a run's settings: the config's sections in one record, and values derived from them.
 
 The records declare the default, the bounds and the meaning of each setting. `configs/base.py` makes
 the config from them, and `read_settings` makes them from a config.
@@ -48,7 +48,7 @@ from rl_sync.workdir import Workdir
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of a whole run. Each section validates itself, `read_settings` the whole."""
+    """Settings of a whole run. Sections validate themselves; `read_settings` validates them all."""
 
     name: str = setting(
         "run", "Name of the run; part of the name of its work directory.", free="always"
@@ -136,7 +136,7 @@ class RunSettings:
         check(self, "")
 
     def resolved(self) -> dict[str, Any]:
-        """The config with all values that the mode implies; it makes the same settings."""
+        """Returns the config with all values that the mode implies; it gives the same settings."""
         schedule = self.schedule
         sync = dataclasses.replace(
             self.sync,
@@ -158,30 +158,30 @@ class RunSettings:
         )
 
     def mesh_of(self, role: str) -> MeshShape:
-        """The mesh of a role, by its name."""
+        """Returns the mesh of the role with a name."""
         return (self.trainer if role == TRAINER else self.explorer).mesh.shape
 
     def processes_of(self, role: str) -> int:
-        """The number of a role's processes, by its name."""
+        """Returns the number of processes of the role with a name."""
         return (self.trainer if role == TRAINER else self.explorer).processes
 
     def layout(self, mesh: Mesh) -> Layout:
         """Returns the layout of a role on the devices of its mesh.
 
         Raises:
-          ConfigError: `model.path` is no checkpoint of ours.
+          ConfigError: `model.path` is not a checkpoint that can be read.
         """
         layout = Layout(mesh, self.sharding.rules)
         return layout if mesh.size == 1 else layout.grouped(self.model.kv_heads())
 
     @property
     def trainer_layout(self) -> Layout:
-        """The layout of the trainer's arrays on its mesh, without devices: to plan with."""
+        """The layout of the trainer's arrays on its mesh, without devices, for planning."""
         return Layout(self.trainer.mesh.shape.abstract(), self.sharding.rules)
 
     @property
     def explorer_layout(self) -> Layout:
-        """The layout of an explorer's arrays on its mesh, without devices: to plan with."""
+        """The layout of an explorer's arrays on its mesh, without devices, for planning."""
         return Layout(self.explorer.mesh.shape.abstract(), self.sharding.rules)
 
     @functools.cached_property
@@ -217,7 +217,7 @@ class RunSettings:
 
     @property
     def transfer(self) -> str:
-        """The transfer of weights."""
+        """The kind of weight transfer."""
         if not self.algorithm.generates:
             return "checkpoint"  # There is no transfer.
         return self.sync.transfer or MODES[self.sync.mode].transfer
@@ -233,14 +233,14 @@ class RunSettings:
         return expected_share(self.optimizer.learning_rate, self.explorer_dtype) <= WORTHWHILE
 
     def weights_directory(self, workdir: Workdir) -> str:
-        """The directory of versions for transfer by checkpoint."""
+        """Returns the directory of policy versions for transfer by checkpoint."""
         if self.sync.directory is None:
             return str(workdir.weights)
         return f"{self.sync.directory.rstrip('/')}/{Path(workdir).name}"
 
     @property
     def groups_generated(self) -> int:
-        """The number of groups generated for a trainer step, which may use only some."""
+        """The number of groups generated for a trainer step, which may use only some of them."""
         return math.ceil(self.trainer.groups_per_step * self.algorithm.over_sampling)
 
     @property
@@ -253,7 +253,8 @@ class RunSettings:
     def groups_at_once(self) -> int:
         """The maximum number of groups in an explorer's lease.
 
-        With streaming, enough groups to fill its slots, plus one that waits for free slots.
+        With streaming it is enough groups to fill the explorer's slots, plus one more group, which
+        waits for free slots.
         """
         if not self.rollout.streaming:
             return self.groups_per_lease
@@ -285,7 +286,7 @@ class RunSettings:
 
     @property
     def roles(self) -> list[str]:
-        """The roles that train, by name."""
+        """The names of the explorers and the trainer."""
         return [*map(explorer_name, range(1, self.explorers + 1)), TRAINER]
 
     @property

@@ -1,4 +1,4 @@
-"""Multiple choice: options with letters, and the letter of the right one."""
+"""Reads multiple-choice options, gives them letters, and finds the letter of the right option."""
 
 from __future__ import annotations
 

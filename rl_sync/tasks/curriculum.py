@@ -1,4 +1,4 @@
-"""The curriculum: chooses a run's next prompts by the history of prompts.
+"""Chooses a run's next prompts by the history of prompts (the curriculum).
 
 Every choice is a pure function of the settings, the seed and the history
 (`rl_sync.tasks.prompt_history`).
@@ -30,7 +30,7 @@ SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN = (
 )
 SOLVED = "solved"
 IN_BAND, UNSEEN, OUTSIDE = "in band", "unseen", "outside the band"
-"""Reason why a prompt was chosen, under `difficulty_band`."""
+"""Reasons why `difficulty_band` chose a prompt."""
 
 _ORDERS, _DRAWS, _SETS = 1, 2, 3  # Seed words, in addition to those of `rl_sync.tasks.order`.
 _BLOCK = 1000  # Number of places in which each set of a mixture gets its share.
@@ -90,7 +90,7 @@ class CurriculumSettings:
         return self.selection != SHUFFLED
 
     def is_in_band(self, rates: Float[np.ndarray, " P"]) -> Bool[np.ndarray, " P"]:
-        """Says which success rates are in the band."""
+        """Returns a mask of the success rates that are in the band."""
         return (rates >= self.low) & (rates <= self.high)
 
 
@@ -113,9 +113,8 @@ class PromptPool:
     def shares(self, history: PromptHistory) -> Float[np.ndarray, " S"]:
         """Returns the shares of the sets among the next prompts, which sum to 1.
 
-        By progress, a set has its weight times the learnability 4p(1-p) of its most recently used
-        prompts, whose success rate is p, plus a tenth, so that no set is forgotten. A new set has
-        learnability 1.
+        With `by_progress`, the share of a set is proportional to its weight times (0.1 + its
+        `learnability`); the tenth keeps every set in use.
         """
         weights = np.array([one.weight for one in self.sets])
         if self.by_progress:
@@ -154,7 +153,7 @@ def sets_at(
 ) -> list[int]:
     """Returns the number of the set for each place in a run's order.
 
-    With fixed weights it depends only on the place; by progress, also on the history.
+    The set depends only on the place, or with `by_progress` on the place and the history.
     """
     if not pool.by_progress:
         return [_set_and_place(pool, seed, ordinal)[0] for ordinal in ordinals]
@@ -173,7 +172,7 @@ def shuffled_at(pool: PromptPool, seed: int, ordinal: int, replacement: int) -> 
 
 
 def _set_and_place(pool: PromptPool, seed: int, ordinal: int) -> tuple[int, int]:
-    """Returns the set at a place with fixed weights, and the number of its earlier places."""
+    """Returns the set at a place under fixed weights, and how many earlier places the set has."""
     weights = tuple(one.weight for one in pool.sets)
     block, at = divmod(ordinal, _BLOCK)
     numbers = _block(seed, block, weights)
@@ -184,7 +183,7 @@ def _set_and_place(pool: PromptPool, seed: int, ordinal: int) -> tuple[int, int]
 
 @functools.lru_cache(maxsize=16)
 def _block(seed: int, block: int, weights: tuple[float, ...]) -> Int[np.ndarray, " N"]:
-    """Returns the sets of a block of places in random order; each has its exact share."""
+    """Returns the sets of a block of places in random order; each set gets its exact share."""
     shares = np.array(weights) / sum(weights) * _BLOCK
     counts = np.maximum(1, np.floor(shares).astype(int))
     for number in np.argsort(-(shares - counts), kind="stable")[: max(0, _BLOCK - counts.sum())]:
@@ -258,7 +257,7 @@ def choose(
     """Chooses the next prompts, all different as long as there are enough.
 
     Args:
-      ordinals: place of each in the run's order, which seeds the draws.
+      ordinals: place of each prompt in the run's order, which seeds the draws.
       busy: prompts with groups in flight, which come last.
     """
     if not pool.sets:
@@ -320,14 +319,14 @@ def _band_order(
     words: list[int],
     picks: int,
 ) -> Int[np.ndarray, " P"]:
-    """Sorts prompts: those in the band, mixed with those to explore.
+    """Sorts prompts: prompts in the band, mixed with prompts to explore.
 
-    If the band has too few, new prompts follow, then those nearest to the band.
+    If the band has too few prompts, new prompts follow, then the prompts nearest to the band.
     """
     is_new, rates = history.uses == 0, history.success
     in_band = settings.is_in_band(rates) & ~is_new
     distance = np.maximum(settings.low - rates, rates - settings.high).clip(0)
-    # New prompts come after all that are in the band, and before all that are outside.
+    # New prompts come after all prompts in the band, and before all prompts outside.
     stage = np.where(in_band, 0, np.where(is_new, 1, 2))
     away = np.where(is_new, 0.0, distance)
     main = np.lexsort((rank, history.last_step, away, stage, is_busy))

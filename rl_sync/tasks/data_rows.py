@@ -1,4 +1,4 @@
-"""Rows of a data set: from a file, or through the `datasets` library."""
+"""Reads rows of a data set from a file, or through the `datasets` library."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class RowSource:
     """Source of rows.
 
     Attributes:
-      path: a file (.parquet, .json with a list of objects, or any other with one object a line), a
+      path: a file (.parquet, .json with a list of objects, or any file with one object a line), a
         directory, or the name of a data set on the hub. A directory must come from
-        `Dataset.save_to_disk`, or be readable for `datasets.load_dataset`.
+        `Dataset.save_to_disk`, or be readable by `datasets.load_dataset`.
       subset: configuration of a data set that has several.
       split: name of the split; a file has none.
     """
@@ -57,7 +57,7 @@ class RowSource:
 
 
 def read_rows(source: RowSource, limit: int = 0) -> list[DataRow]:
-    """Reads the rows of a source; only the first `limit` if that is not 0.
+    """Reads the rows of a source, or only the first `limit` rows if `limit` is not 0.
 
     Raises:
       ValueError: the source or split does not exist, has no rows, or has a malformed row (the

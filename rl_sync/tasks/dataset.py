@@ -1,4 +1,4 @@
-"""A task from a data set: a file, a directory, or a name of the `datasets` library."""
+"""Loads a task from a data set: a file, a directory, or a name of the `datasets` library."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
 def _split(
     section: str, config: DatasetConfig, examples: Sequence[Example], seed: int
 ) -> tuple[list[Example], list[Example]]:
-    """Holds out some of the prompts, each with all its rows, so that no prompt is on both sides."""
+    """Holds out some prompts with all their rows, so that no prompt is on both sides."""
     fraction, prompts = config.held_out_fraction, _distinct(examples)
     held_out = round(len(prompts) * fraction)
     if not 0 < held_out < len(prompts):
@@ -253,7 +253,7 @@ def _split(
 
 
 def _distinct(examples: Sequence[Example]) -> list[str]:
-    """Returns the different prompts in order."""
+    """Returns the prompts in order, each once."""
     return list(dict.fromkeys(one.prompt for one in examples))
 
 

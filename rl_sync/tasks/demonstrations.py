@@ -1,4 +1,4 @@
-"""Random choice of a step's demonstrations."""
+"""Draws a step's demonstrations at random."""
 
 from __future__ import annotations
 

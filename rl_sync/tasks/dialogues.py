@@ -1,4 +1,4 @@
-"""Multi-turn demonstrations: conversations with tools, as in chat data sets."""
+"""Reads multi-turn demonstrations: conversations with tools, as in chat data sets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Spoken(NamedTuple):
 
 
 class Demonstrated(NamedTuple):
-    """A demonstration as tokens, in one sequence that attends to no other.
+    """A demonstration as tokens, in one sequence that attends only to itself.
 
     Attributes:
       tokens: token ids.
@@ -74,7 +74,7 @@ class Demonstrated(NamedTuple):
     def cut(self, most_tokens: int) -> Demonstrated | None:
         """Returns the beginning, up to the last reply that ends within `most_tokens` tokens.
 
-        None if no reply does.
+        It returns None if no reply ends there.
         """
         ends = [
             at + 1
@@ -202,9 +202,9 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _parsed(value: Any) -> Any:
-    """Parses a JSON text; other values are returned without the nulls of tables.
+    """Parses a JSON text, or returns another value without its nulls.
 
-    All rows of a table's column have the same fields: the missing ones are null.
+    In a table, all rows of a column have the same fields, and missing fields are null.
     """
     if not isinstance(value, str):
         return _without_nulls(value)

@@ -1,4 +1,4 @@
-"""A task from the user's own file, with one JSON object {"prompt": …, "answer": …} a line.
+"""Loads a task from the user's file, with one JSON object {"prompt": …, "answer": …} a line.
 
 It is a `dataset` task in its plain format; its only settings are the sources of its rows.
 """

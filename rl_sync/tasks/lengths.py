@@ -1,4 +1,4 @@
-"""Length limits of a task: problems that are too long are dropped or cut, and counted."""
+"""Limits the lengths of a task: drops or cuts problems that are too long, and counts them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fit(
     """Makes a task from the problems that fit the limits, and notes how many do not.
 
     Args:
-      episode_tokens: see `Task`; a demonstration is then a whole episode.
+      episode_tokens: see `Task`; if it is not 0, a demonstration is a whole episode.
       rendering: writes dialogues; required if there are any.
 
     Raises:
@@ -120,11 +120,11 @@ def _dialogues(
     """Writes the dialogues as sequences that fit into a row.
 
     Args:
-      room: maximum tokens of a row; 0 for the length of the longest.
-      cuts: whether longer ones are cut after a reply.
+      room: maximum tokens of a row; 0 for no limit.
+      cuts: whether longer sequences are cut after a reply, instead of left out.
 
     Returns:
-      The sequences, and the problems with the notes about dialogues.
+      The sequences, and the problems' notes with new notes about dialogues.
     """
     kept: list[Demonstrated] = []
     refused: list[str] = []
@@ -161,7 +161,7 @@ def _dialogues(
 def _with_short_prompts(
     problems: Problems, tokenizer: Tokenizer, max_tokens: int, too_long: str
 ) -> Problems:
-    """Drops or cuts problems with longer prompts, in the demonstrations too."""
+    """Drops or cuts problems with prompts of more than `max_tokens`, and their demonstrations."""
     notes = list(problems.notes)
 
     def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -198,7 +198,7 @@ def _with_short_demonstrations(
     max_tokens: int,
     setting: str = "task.max_completion_tokens",
 ) -> Problems:
-    """Leaves out longer demonstrations, which would teach not to end if they were cut."""
+    """Leaves out demonstrations that are too long: cut ones would teach completions not to end."""
     everything = problems.demonstrations
     kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
@@ -211,7 +211,7 @@ def _with_short_demonstrations(
 
 
 def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int) -> Problems:
-    """Leaves out pairs with a longer completion, whose score would be meaningless if it was cut."""
+    """Leaves out pairs with a completion that is too long: if cut, its score means nothing."""
 
     def fits(pair: Preference) -> bool:
         both = (pair.chosen, pair.rejected)
@@ -234,7 +234,8 @@ def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int)
 def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
     """Cuts a text from the left, so that its prompt has at most `max_tokens` tokens.
 
-    The text is cut instead of its tokens, so that the chat template around it stays whole.
+    The text itself is cut, not the prompt's tokens, so that the chat template around it stays
+    whole.
 
     Raises:
       ValueError: the chat template and special tokens leave no room for any of the text.

@@ -1,4 +1,4 @@
-"""Mapping of rows to problems: prompts, answers, and demonstrations."""
+"""Maps rows to problems: prompts, answers, and demonstrations."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Example(NamedTuple):
       answer: the answer, for rewards; empty if the format or the row has none.
       demonstration: text of the demonstration; None if the row lacks it.
       fields: the row.
-      pair: a preferred completion, the other one, and the margin; None if the format has no pairs.
+      pair: the preferred completion, the rejected one, and the margin; None if the format has no
+        pairs.
       dialogue: conversation that replaces the demonstration's text; None if there is none.
-      unanswered: complaint that the row lacks the answer that its format names, or has an empty
-        one; empty if there is none.
+      unanswered: complaint that the answer that the format names is missing or empty in the row;
+        no complaint is an empty text.
     """
 
     prompt: str
@@ -110,7 +111,7 @@ def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
 
 
 def _unanswered(row: DataRow, field: str | None) -> str:
-    """Returns a complaint if the field of the answer is missing or empty, else an empty text."""
+    """Returns a complaint if the field of the answer is missing or empty, or an empty text."""
     if field is None:
         return ""
     value = _lookup(row.fields, field)
@@ -149,7 +150,7 @@ def _pair(row: DataRow, row_format: RowFormat) -> tuple[str, str, float] | None:
 
 
 def _reply(row: DataRow, field: str) -> str:
-    """Returns a completion: a text, or the content of the last of a list of messages."""
+    """Returns a completion: a text, or the content of the last message of a list."""
     value = _value(row, field)
     last = value[-1] if isinstance(value, list) and value else None
     if isinstance(last, Mapping) and isinstance(last.get("content"), str):
@@ -158,7 +159,7 @@ def _reply(row: DataRow, field: str) -> str:
 
 
 def _last_match(pattern: str, text: str) -> str:
-    """Returns the last group of the last match, or the match if it has no groups; empty if none."""
+    """Returns the last match's last group, or the match if it has no groups, or an empty text."""
     matches = list(re.finditer(pattern, text))
     return (matches[-1][matches[-1].lastindex or 0] or "").strip() if matches else ""
 
@@ -189,7 +190,7 @@ class _Filler(string.Formatter):
 
 
 def _text(row: DataRow, field: str, lines: bool = False) -> str:
-    """Returns a field as text: a text, a number, or, with `lines`, a list of texts as lines."""
+    """Returns a field that is a text or a number, or with `lines` a list of texts, as text."""
     value = _value(row, field)
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
@@ -212,7 +213,7 @@ def _value(row: DataRow, field: str) -> Any:
 def _lookup(fields: Mapping[str, Any], field: str) -> Any:
     """Returns the first existing value among the paths of `a.b|c`, or `_MISSING`."""
     values = [_at(fields, path) for path in field.split("|")]
-    # Data sets have null in rows that lack a field of other rows.
+    # In a data set, a field that a row lacks and other rows have is null.
     given = [value for value in values if value is not _MISSING and value is not None]
     return given[0] if given else None if None in values else _MISSING
 

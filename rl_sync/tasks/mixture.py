@@ -1,4 +1,4 @@
-"""A mixture of several task sets, each with its own weight, reward and environment."""
+"""Mixes several task sets, each with its own weight, reward and environment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def sets_of(text: str) -> list[TaskSet]:
     """Reads the sets of a mixture.
 
     Raises:
-      ValueError: there are fewer than two sets, a weight is not above 0, or two have the same name.
+      ValueError: there are fewer than two sets, two sets have the same name, or a weight is not
+        above 0.
     """
     sets = []
     for term in parse_sum(text):
@@ -117,7 +118,7 @@ def mixed(
     for one, part in zip(sets, parts, strict=True):
         first = len(train)
         train += [_of_set(prompt, one.name, first) for prompt in part.train]
-        # Spread over all places, since an evaluation takes the first problems.
+        # Each set is spread over all places, since an evaluation takes the first problems.
         held_out += [
             ((i + 0.5) / len(part.held_out), _of_set(prompt, one.name, 0))
             for i, prompt in enumerate(part.held_out)

@@ -1,4 +1,4 @@
-"""Packages that only some tasks need."""
+"""Imports packages that only some tasks need."""
 
 from __future__ import annotations
 

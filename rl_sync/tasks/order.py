@@ -1,4 +1,4 @@
-"""The order of prompts in a run: a new permutation for each epoch."""
+"""Orders the prompts of a run: a new permutation for each epoch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def prompt_at(ordinal: int, count: int, seed: int, replacement: int = 0) -> int:
       ordinal: place in the order, from 0; every prompt occurs once in each `count` places.
       count: number of prompts.
       seed: seed of the run.
-      replacement: number of prompts that were already tried and replaced at this place. Each number
-        has its own order.
+      replacement: number of prompts that were already tried and replaced at this place; the order
+        is a different one for each number.
     """
     epoch, place = divmod(ordinal, count)
     return int(_permutation(epoch, count, seed, replacement)[place])

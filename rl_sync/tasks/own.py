@@ -1,4 +1,4 @@
-"""A task of the user's own: a function or a class that makes the problems."""
+"""Loads a task of the user's own: a function or a class that makes the problems."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def is_own(name: str) -> bool:
 
 
 def load(name: str, config: DatasetConfig, seed: int) -> Problems:
-    """Calls the user's function or class for its problems; it gets `seed` if it takes one.
+    """Calls the user's function or class for its problems, with `seed` if it takes a seed.
 
-    It returns rows (mappings, which `task.dataset` maps to problems, some of them held out), or
-    {"train": rows, "held_out": rows}, or `Problems`. A class may instead have a method `load` that
-    returns these. The result must be the same for the same seed, since each role calls it.
+    The function returns rows (mappings, which `task.dataset` maps to problems, some of them held
+    out), or {"train": rows, "held_out": rows}, or `Problems`. A class may have a method `load` that
+    returns one of these. The result must be the same for the same seed, since each role calls it.
 
     Args:
       name: reference, such as `path/to/file.py:function(level=3)`.
       config: meaning of the rows' fields.
 
     Raises:
-      ValueError: it cannot be imported or called, or returns something else.
+      ValueError: the function or class cannot be imported or called, or returns something else.
     """
     call = parse_call(name)
     found = _called(resolve(call.name), {**call.options}, seed, call.name)

@@ -1,4 +1,4 @@
-"""Problems of a task as text, which a loader returns before they are tokenized."""
+"""Holds the problems of a task as text, which a loader returns before they are tokenized."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Problems:
       reward: expression of the task's own reward; see `rl_sync.expression`.
       preferences: pairs of completions of training problems.
       held_out_preferences: pairs of completions of held-out problems.
-      charset: characters of a character tokenizer, in order; None for those in the texts.
+      charset: characters of a character tokenizer, in order; None for the characters of the texts.
       notes: sentences about data that was left out.
-      unanswered: complaint about the first row that lacks the answer that its format names, for
-        rewards that read answers; empty if every row has it.
+      unanswered: complaint, for rewards that read answers, about the first row without the answer
+        that its format names; empty if every row has its answer.
     """
 
     train: Sequence[Prompt]
@@ -42,7 +42,8 @@ class Problems:
     def asking(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Problems:
         """Returns only the problems with these prompts, which get new numbers.
 
-        Demonstrations and pairs of other prompts are left out; the rest take the prompts' texts.
+        Demonstrations and pairs of other prompts are left out; the remaining ones get the texts of
+        these prompts.
 
         Args:
           train, held_out: some of the prompts, with their old numbers; their texts may differ.

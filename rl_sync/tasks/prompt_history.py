@@ -1,4 +1,4 @@
-"""The history of a run's prompts: number of uses, success rate, and last use of each."""
+"""Keeps the history of a run's prompts: number of uses, success rate, and last use of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_sync.types import Seen, Use
 class PromptHistory:
     """The history of prompts by id; prompts beyond the arrays were never used.
 
-    Attributes: one value for each prompt; see `Seen`.
+    Each attribute has one value for each prompt; see `Seen`.
     """
 
     uses: Int[np.ndarray, " P"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
@@ -36,8 +36,8 @@ class PromptHistory:
         """Returns the history after further uses, in order.
 
         Args:
-          newest_weight: weight of a use in the success rate; all earlier ones together have the
-            rest.
+          newest_weight: weight of a use in the success rate; all earlier uses together have the
+            rest of the weight.
         """
         uses = list(uses)
         if not uses:

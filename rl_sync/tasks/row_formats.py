@@ -1,4 +1,4 @@
-"""Mapping of a data set's rows to problems: the meaning of fields, and named presets."""
+"""Describes how a data set's rows become problems: the meaning of fields, and named presets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class RowFormat:
     r"""Meaning of a row's fields.
 
     A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
-    `question|problem` is the first of these two that the row has. In a list of messages, the prompt
-    is the first user message, the answer the last assistant message, and the demonstration the
-    whole list.
+    `question|problem` is the first of these two fields that the row has. If a field is a list of
+    messages, the prompt is the first user message, the answer the last assistant message, and the
+    demonstration the whole list.
 
     Attributes:
       prompt: field of the question; ignored if there is a template.
@@ -25,13 +25,13 @@ class RowFormat:
       answer: field of the answer, for rewards. A list of texts becomes lines. None for no answer.
       answer_pattern: regular expression; the answer is the last group of its last match in the
         field, such as `####\s*(.+)`. None for the whole field.
-      choices: field of a question's options. They are written as lettered lines, in a template too,
-        and the answer becomes the letter of the right option.
+      choices: field of a question's options. They are written as lettered lines, also in a
+        template, and the answer becomes the letter of the right option.
       demonstration: field of the demonstration, for SFT; None for the answer.
       tools: field of the schemas that a demonstration's assistant sees, if the demonstration is a
         list of messages; None for none.
-      chosen, rejected: fields of a preferred completion and of the other one: texts, or lists of
-        messages, the last of which counts. None for no pairs.
+      chosen, rejected: fields of the preferred and the rejected completion: texts, or lists of
+        messages, of which the last counts. None for no pairs.
       margin: field of the minimum difference between their scores; None for none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Few-shot prompts: solved training problems in front of every question."""
+"""Makes few-shot prompts: puts solved training problems in front of every question."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def require_template(template: str) -> None:
 def with_shots(problems: Problems, count: int, seed: int, template: str = TEMPLATE) -> Problems:
     """Puts solved training problems in front of every question, as a text to be continued.
 
-    All questions get the same ones; if rows have a `category`, all questions of a category do. The
-    seed chooses them from the training problems, from which they are removed.
+    All questions (of a category, if rows have a `category`) get the same solved problems. The seed
+    chooses them from the training problems, from which they are removed.
     Source: Brown et al. 2020, "Language Models are Few-Shot Learners", arXiv:2005.14165.
 
     Args:
       count: number of solved problems; 0 changes nothing.
       template: text of a solved problem, with `{question}` and `{answer}`. The prompt's own
-        question is the part before the answer, without trailing spaces, since word tokens begin
-        with a space.
+        question is written with the part before the answer, without trailing spaces, since word
+        tokens begin with a space.
 
       Raises:
         ValueError: a category has too few training problems with an answer, or the template is

@@ -1,4 +1,4 @@
-"""A loaded task: problems to train on, held-out problems, a tokenizer, a reward."""
+"""Holds a loaded task: problems to train on, held-out problems, a tokenizer, a reward."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Task:
       max_prompt_tokens: number of tokens of the longest prompt, P, chat template included.
       max_completion_tokens: maximum number of tokens of a completion, C, end of sequence included.
       preferences, held_out_preferences: pairs of completions of training problems and of held-out
-        ones; may be empty.
+        problems; may be empty.
       episode_tokens: maximum number of tokens of an episode in an environment; 0 without one.
       notes: sentences for the user about data that was left out or changed.
 
@@ -166,5 +166,5 @@ class Task:
 
 
 def _shown(prompt: Prompt) -> Hashable:
-    """Returns a key of everything that a prompt shows."""
+    """Returns a key that is equal for prompts with the same text and images."""
     return (prompt.text, *images_of(prompt.row or {}))

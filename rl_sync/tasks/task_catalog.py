@@ -1,4 +1,4 @@
-"""Tasks by name: loads problems from `config.task` and `config.tokenizer`.
+"""Loads tasks by name, from `config.task` and `config.tokenizer`.
 
 A task is a module with a section of settings and a function that loads its problems, and a line in
 `TaskSections`.
@@ -49,7 +49,7 @@ def task(record: type, load: Loader, meaning: str) -> Any:
 
 
 def _only_as_a_whole(config: MixtureConfig, seed: int) -> Problems:
-    """Rejects a mixture within a mixture, whose section cannot hold the inner sets' sections."""
+    """Rejects a mixture within a mixture: its section has no place for the inner sets' sections."""
     del config, seed
     raise ValueError("a mixture cannot be a set of a mixture: name its sets in the outer one.")
 
@@ -153,7 +153,7 @@ def load_task(
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
-    Threads that load the same task at the same time share one load, because it may import
+    Threads that load the same task at the same time share one load, because a load may import
     `transformers` or `datasets`, which a second thread would find half imported.
 
     Args:

@@ -74,7 +74,7 @@ def _print(groups: Sequence[SeedGroup], notes: Sequence[str]) -> None:
 
 
 def _table(groups: Sequence[SeedGroup]) -> Table:
-    """The table: a column for each group, and a row for each differing setting and each result."""
+    """Returns a table: a column per group, and a row per differing setting and per result."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for of in groups:
@@ -92,7 +92,7 @@ def _table(groups: Sequence[SeedGroup]) -> Table:
 
 
 def _cell(of: SeedGroup, value: Value) -> str:
-    """A group's result: least / median / greatest; a single run's accuracy has its interval."""
+    """Writes a group's result: least / median / greatest, or one run's accuracy and interval."""
     if len(of.runs) == 1 and value.name.startswith("accuracy"):
         one = of.runs[0]
         measured = one.accuracy_before if value.name.endswith("before") else one.accuracy_after

@@ -1,4 +1,4 @@
-"""Evaluation of a policy from the command line: a table, and a file of JSON."""
+"""`eval`: evaluates a policy, prints a table and writes a file of JSON."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
     """Evaluates a policy, prints a table and writes a file; returns the exit status.
 
     Args:
-      config: the config of the problems; None without one.
+      config: the config of the problems; None if the command line gives no config.
       flags: the flags `model`, `workdir`, `step` and `out`.
 
     Raises:
-      ConfigError: there is no such policy, or the file cannot be written.
+      ConfigError: there is no config or no such policy, or the file cannot be written.
     """
     model, workdir = flags.get("model"), flags.get("workdir")
     if config is None:

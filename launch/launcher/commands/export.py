@@ -1,4 +1,4 @@
-"""`export`: a run's policy as a checkpoint of transformers."""
+"""`export`: writes a run's policy as a checkpoint of transformers."""
 
 from __future__ import annotations
 

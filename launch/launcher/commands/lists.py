@@ -1,4 +1,4 @@
-"""All settings with their defaults, bounds and meanings: for a terminal, and as a page.
+"""Lists all settings with their defaults, bounds and meanings: in a terminal, or as a page.
 
 python -m launcher.commands.lists > docs/settings.md
 """
@@ -44,9 +44,9 @@ def execute(arguments: Arguments) -> int:
 
 
 def text(pattern: str = "") -> str:
-    """Lists the settings whose name, meaning or choices have all words of a pattern.
+    """Lists the settings whose name, meaning and choices together contain all words of a pattern.
 
-    A word matches the beginning of a longer one. Case does not matter.
+    A word matches the beginning of a longer word. Case does not matter.
 
     Raises:
       ConfigError: no setting matches; the message names the nearest.
@@ -62,7 +62,7 @@ def text(pattern: str = "") -> str:
 
 
 def records(pattern: str = "") -> list[dict[str, object]]:
-    """The settings that `text` lists, for scripts."""
+    """Returns the settings that `text` lists, as records for scripts."""
     return [
         {
             "name": entry.name,
@@ -80,12 +80,12 @@ def records(pattern: str = "") -> list[dict[str, object]]:
 
 
 def page() -> str:
-    """The list as a page of Markdown."""
+    """Returns the list as a page of Markdown."""
     return "\n\n".join([_INTRODUCTION, *map(_on_page, _matching([]))])
 
 
 def _matching(words: list[str]) -> Iterator[Section]:
-    """Yields the sections with settings that have all these words, reduced to these settings."""
+    """Yields the sections with settings that match all words, without their other settings."""
     for section in sections(RunSettings):
         entries = [entry for entry in section.entries if _has(entry, words)]
         if entries:

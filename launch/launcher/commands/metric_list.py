@@ -1,4 +1,4 @@
-"""All metrics with their units, meanings and normal ranges: for a terminal, and as a page.
+"""Lists all metrics with their units, meanings and normal ranges: in a terminal, or as a page.
 
 python -m launcher.commands.metric_list > docs/metrics.md
 """
@@ -39,7 +39,7 @@ where alarms appear.
 
 
 def page() -> str:
-    """The list as a page of Markdown."""
+    """Returns the list as a page of Markdown."""
     parts = [_INTRODUCTION]
     for phase, sections in METRICS.items():
         for title, metrics in sections.items():
@@ -49,7 +49,7 @@ def page() -> str:
 
 
 def _alarms() -> str:
-    """The alarms as a table."""
+    """Returns the alarms as a table."""
     rows = [f"| {kind.name} | {kind.condition} | {kind.advice} |" for kind in ALARMS]
     return "\n".join([_ALARMS, *rows])
 

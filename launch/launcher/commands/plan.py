@@ -1,4 +1,4 @@
-"""`plan`: the schedule, memory and programs of a run, each printed once it is computed."""
+"""`plan`: prints the schedule, memory and programs of a run, each once it is computed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def execute(arguments: Arguments) -> int:
 
 
 def _judging(settings: RunSettings, task: Task) -> str:
-    """Says which problems could not be judged on this machine; the run may use another one."""
+    """Describes problems that this machine cannot judge; the run may use another machine."""
     from rl_sync.roles import wiring
     from rl_sync.settings.records import ConfigError
 

@@ -66,7 +66,7 @@ def write_page(path: Path, page: str | bytes, quiet: bool = False) -> None:
     """Writes a page or a picture.
 
     Args:
-      quiet: whether not to print its path.
+      quiet: whether to leave its path unprinted.
 
     Raises:
       ConfigError: it cannot be written.
@@ -94,7 +94,7 @@ def _config(workdir: str) -> dict[str, Any]:
 
 
 def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """The settings that are not the defaults; None if the config is of another version."""
+    """Returns the settings that differ from the defaults, or None for another version's config."""
     try:
         return [(name, str(value)) for name, value in deviations.deviations(config).items()]
     except ValueError:
@@ -102,7 +102,7 @@ def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 
 
 def _plan(config: Mapping[str, Any]) -> str:
-    """The schedule in words and as a drawing; empty if the config is of another version."""
+    """Returns the schedule in words and as a drawing; empty for another version's config."""
     try:
         return describe(read_settings(config))
     except ValueError:

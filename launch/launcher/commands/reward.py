@@ -1,4 +1,4 @@
-"""`reward`: a reward server on this machine."""
+"""`reward`: runs a reward server on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def serve(
 
     Args:
       host, port: the address on the command line.
-      secret_path: the file of the secret; None takes the config's.
+      secret_path: the file of the secret; None for the config's file.
 
     Raises:
       ConfigError: the reward cannot be made, a worker cannot prepare it, the address cannot be
@@ -108,7 +108,7 @@ def _secret_path(given: str | None) -> Path:
 
 
 def _reward(settings: RunSettings) -> str:
-    """The expression of the run's reward; loads the task only if the config names no reward."""
+    """Returns the expression of the run's reward; loads the task only if the config names none."""
     reward = settings.task.reward
     if reward is None:
         task = wiring.load_task(settings)

@@ -1,4 +1,4 @@
-"""Rollouts in a terminal: tables, whole completions, or a group side by side."""
+"""Shows rollouts in a terminal: as tables, whole, or side by side."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def groups(found: Sequence[Sequence[Rollout]]) -> RenderableType:
 
 
 def sample(one: Rollout) -> RenderableType:
-    """A whole record: its step and group, its judgement, the prompt and the completion."""
+    """Shows a whole record: its step and group, its judgement, the prompt and the completion."""
     heading = Text(f"step {one.step} · lease {one.lease} · problem {one.prompt_id} · sample ")
     heading.append(f"{one.sample}")
     return Group(
@@ -74,7 +74,7 @@ def sample(one: Rollout) -> RenderableType:
 
 
 def side_by_side(rollouts: Sequence[Rollout], width: int) -> RenderableType:
-    """The completions of one group, in as many columns as fit."""
+    """Shows the completions of one group, in as many columns as fit."""
     first = rollouts[0]
     heading = f"step {first.step} · lease {first.lease} · problem {first.prompt_id}"
     parts: list[RenderableType] = [
@@ -98,7 +98,7 @@ def side_by_side(rollouts: Sequence[Rollout], width: int) -> RenderableType:
 
 
 def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:
-    """Everything about a record except the texts of the policy and the environment."""
+    """Shows everything about a record except the texts of the policy and the environment."""
     style = "" if one.reward is None else "green" if one.reward > 0 else "red"
     line = Text(f"reward {_reward(one.reward)}", style=style)
     parts = [f"{escaped(name)} {value:.3g}" for name, value in one.components.items()]
@@ -121,7 +121,7 @@ def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:
 
 
 def _said(one: Rollout) -> Text:
-    """The completion, or the turns of an episode, with the environment's turns dim."""
+    """Shows the completion, or the turns of an episode, with the environment's turns dim."""
     if one.turns is None:
         return Text(escaped(one.completion), style="bold")
     text = Text()

@@ -94,7 +94,7 @@ def _overview(console: Console, workdir: Workdir, limit: int) -> int:
 
 
 def _groups(console: Console, rollouts: list[Rollout], limit: int) -> None:
-    """Prints a line for each group, and the flag that prints one whole."""
+    """Prints a line for each group, and the flag that prints a whole group."""
     groups = groups_of(rollouts)
     shown = [*groups][:limit]
     console.print(view.groups([groups[name] for name in shown]))
@@ -104,7 +104,7 @@ def _groups(console: Console, rollouts: list[Rollout], limit: int) -> None:
 
 
 def _samples(console: Console, rollouts: list[Rollout], order: str | None, limit: int) -> None:
-    """Prints whole records; a group side by side if it is the only one."""
+    """Prints whole records, side by side if they all belong to one group."""
     found = rollouts if order is None else ordered(rollouts, order)
     some = found[:limit]
     if len(groups_of(some)) == 1 and len(some) > 1:
@@ -136,7 +136,7 @@ def _nothing(workdir: Workdir) -> int:
 
 
 def _alarms(workdir: Workdir) -> list[str]:
-    """Returns the alarms of a run; none where it has no metrics yet."""
+    """Returns the alarms of a run; none if it has no metrics yet."""
     run = RunRecords(workdir)
     run.metrics.refresh()
     return alarms.describe(run.periods, run.last_step)

@@ -208,7 +208,7 @@ class LocalRun:
             print(f"Not waiting any more: {why_not}.", flush=True)
 
     def _fail(self, deaths: Sequence[Death]) -> None:
-        """Handles the death of a role: lets the others save, then raises `RunFailedError`."""
+        """Handles the death of a role: lets other roles save, then raises `RunFailedError`."""
         assert self._master is not None
         deaths = [*self._vigil.suspects(self._master, self._processes.server), *deaths]
         before = ""
@@ -221,7 +221,7 @@ class LocalRun:
             with contextlib.suppress(PeerLostError, RemoteError):  # Not the failure to report.
                 reason = self._close().result.failed
                 before = f"{reason}\nThen " if reason else ""
-        # The cause may be noticed only after the deaths that it caused. The master and the replay
+        # The death that caused the others may be noticed only now. The master and the replay
         # server, if they lived until now, were asked to end.
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])

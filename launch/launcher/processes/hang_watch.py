@@ -1,4 +1,4 @@
-"""Detection of hung processes, which have been silent for too long, and are killed."""
+"""Detects hung processes, which have been silent for too long, and kills them."""
 
 from __future__ import annotations
 

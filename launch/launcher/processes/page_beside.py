@@ -36,7 +36,7 @@ class PageBeside:
         self._is_over = self._is_up = False
 
     def news(self) -> str | None:
-        """Returns a line for the user once when the page is up or has ended; else None."""
+        """Returns a line once the page is up, and once it has ended; None at all other calls."""
         status = self._process.poll()
         if self._is_over or (status is None and self._is_up):
             return None

@@ -1,4 +1,4 @@
-"""The command for a role on another machine, which ends when this process ends."""
+"""Makes the command for a role on another machine; the role ends when this process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
 
     Args:
       shell: `launch.remote_shell`.
-      command: the path of a program, which is the same there, and its arguments.
+      command: the path of a program, which is the same on both machines, and its arguments.
     """
     environment = malloc.environment(os.environ)
     carried = [

@@ -1,4 +1,4 @@
-"""The work directory of a run, which locks it and can resume from it."""
+"""Locks and prepares the work directory of a run, which may resume from it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Resumption(NamedTuple):
       sft_step: the SFT step; None if SFT is over.
       step: the trainer step; None during SFT.
       changes: the changed settings.
-      jump: a warning if the changes make the learning rate jump; else empty.
+      jump: a warning if the changes make the learning rate jump, or an empty text.
     """
 
     sft_step: int | None
@@ -64,7 +64,7 @@ def saved(workdir: Workdir) -> tuple[int | None, int | None]:
 
 
 def settings_of(config: Mapping[str, Any]) -> RunSettings:
-    """The settings of a config, with a new directory under `runs/` if it names none.
+    """Returns the settings of a config, with a new directory under `runs/` if it names none.
 
     Raises:
       ConfigError: the settings are not valid; see `read_settings`.
@@ -135,7 +135,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
             shutil.copy2(path, _earlier(workdir))
     else:
         _set_aside(workdir)
-    # Published weights and buffered groups belong to processes that have ended.
+    # Published weights and buffered groups are left over from processes that have ended.
     for folder in (workdir.weights, workdir.replay):
         shutil.rmtree(folder, ignore_errors=True)
     if settings.sync.directory is not None:
@@ -149,7 +149,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
 
 
 def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:
-    """Returns the steps of `saved` for undamaged snapshots, and whether newer ones are damaged."""
+    """Returns steps as `saved` does, of undamaged snapshots, and whether newer ones are damaged."""
     sft_step, step = saved(workdir)
     newest = Resumption(sft_step if step is None else None, step)
     damaged: list[str] = []

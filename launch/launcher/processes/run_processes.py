@@ -62,7 +62,7 @@ class RunProcesses:
       supervisor: the supervisor of the processes.
 
     Attributes:
-      server: the replay server; None before it is started, and if the user started it.
+      server: the replay server; None before `start`, and if the user runs it or none is needed.
     """
 
     def __init__(self, settings: RunSettings, supervisor: Supervisor):
@@ -192,7 +192,7 @@ class RunProcesses:
         self._workdir.replay_backend.write_text(json.dumps(record))
 
     def replay_ready(self) -> bool:
-        """Says, after a short wait, whether the replay server is ready, or started by the user.
+        """Returns, after a short wait, whether the replay server is ready; True for the user's own.
 
         With `replay.backend=auto` the embedded server replaces a Reverb server that does not start.
 

@@ -151,7 +151,7 @@ def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
 
 
 def _throughput(run: RunRecords) -> list[str]:
-    summary = run.summary  # None where the run ended before the first rollout.
+    summary = run.summary  # None if the run ended before the first rollout.
     return [] if summary is None else span_summary.describe(summary)
 
 

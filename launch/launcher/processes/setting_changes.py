@@ -28,7 +28,7 @@ class Change(NamedTuple):
         return f"{self.setting}: {_said(self.before)} there, {_said(self.now)} here"
 
     def is_one_of(self, settings: Sequence[str]) -> bool:
-        """Says whether the setting is one of these, or in a section that is one of these."""
+        """Says whether these settings and sections contain the setting."""
         return any(self.setting == one or self.setting.startswith(f"{one}.") for one in settings)
 
     def is_free(self, after_sft: bool) -> bool:
@@ -42,14 +42,14 @@ class Change(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """True where the change is reported."""
+        """Says whether the change is reported to the user."""
         return not self.is_one_of(_UNTOLD)
 
 
 def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Lists the settings that differ; settings that determine others' defaults come first.
+    """Lists the settings that differ; settings on which other defaults depend come first.
 
-    A setting that only one of the configs has is ignored: another version of the code wrote it.
+    A setting that only one of the configs has is ignored: the configs are of different versions.
     """
     old, new = dict(flat(before)), dict(flat(now))
     found = [
@@ -73,7 +73,7 @@ def describe(changes: Sequence[Change]) -> str:
 
 @functools.cache
 def _settings() -> dict[str, Setting]:
-    """The descriptions of all settings, by their names."""
+    """Returns the descriptions of all settings, by their names."""
     return {entry.name: entry.setting for part in sections(RunSettings) for entry in part.entries}
 
 

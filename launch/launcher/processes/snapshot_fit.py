@@ -1,4 +1,4 @@
-"""Check that the parameters of a snapshot have the shapes of a model."""
+"""Checks that the parameters of a snapshot have the shapes of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIELD = "params"
 
 
 def check_fit(found: Shapes, settings: RunSettings, task: Task) -> None:
-    """Raises ValueError if a snapshot has other parameters than the settings' model.
+    """Raises ValueError if a snapshot's parameters do not fit the settings' model.
 
     Args:
       found: the shapes of the snapshot's arrays; with adapters it may lack frozen parameters.

@@ -171,7 +171,7 @@ class Supervisor:
                 self._processes.pop(name).kill()
 
     def end_hung(self, name: str, why: str) -> Death | None:
-        """Kills a hung child and returns its death; returns None if it does not run.
+        """Kills a hung child and returns its death, or None if it no longer runs.
 
         Args:
           why: see `Death.hung`.

@@ -1,4 +1,4 @@
-"""Conversion between config.json and `ModelConfig`.
+"""Converts between config.json and `ModelConfig`.
 
 It reads config.json as transformers 4 writes it (`rope_theta`, `rope_scaling`, `torch_dtype`) and
 as transformers 5 does (`rope_parameters`, `dtype`). It writes the form of transformers 4, which
@@ -47,12 +47,12 @@ _LLAMA3 = {
     "original_max_position_embeddings": "original_max_length",
 }
 _ROPE_KEYS = {"rope_theta", "rope_type", "type", "factor", "partial_rotary_factor", *_LLAMA3}
-# Fields that we choose: they change how the model is computed, not the model.
+# Fields that we choose: they change how the model is computed, but not its function.
 _OURS = ("dtype", "remat", "attention", "lora")
 
 
 def text_values(values: Values) -> Values:
-    """Returns the language model's part of a config.json; Gemma 3 also has vision.
+    """Returns the language model's part of a config.json (that of Gemma 3 also describes vision).
 
     Raises:
       ValueError: the model is of another family, or its text_config is not an object.
@@ -62,8 +62,8 @@ def text_values(values: Values) -> Values:
         if not isinstance(inner, Mapping):
             raise _refusal("text_config", inner, "an object {…}")
         outer = {key: values[key] for key in _OUTER if key in values}
-        # As in transformers: the outer config of a vision-language model decides whether embeddings
-        # are tied, not text_config.
+        # As in transformers: the outer config of a vision-language model, not text_config, decides
+        # whether embeddings are tied.
         tied = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
         return {**outer, **inner, **tied, "model_type": "gemma3_text"}
     require_one_of("model_type", values.get("model_type"), (*FAMILIES, "gemma3"))
@@ -162,7 +162,7 @@ def _has_scalar_head(values: Values) -> bool:
 
 
 def _check_kinds(values: Values) -> None:
-    """Rejects a text, a null or the like where a number or a flag is expected."""
+    """Rejects values of the wrong kind, such as a text or null in place of a number or a flag."""
     for key in ("tie_word_embeddings", "norm_topk_prob", "use_sliding_window"):
         if not isinstance(values.get(key, False), bool):
             raise _refusal(key, values[key], "true or false")

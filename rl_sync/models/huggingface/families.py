@@ -1,4 +1,4 @@
-"""Model families of transformers that our transformer supports, and their differences."""
+"""Lists the model families of transformers that our transformer supports, and their differences."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Family:
       architecture: name of the class in transformers.
       traits: properties that all its models share, as fields of `ModelConfig`.
       defaults: values that transformers uses for keys missing in config.json.
-      slides: layers with a sliding window: `never` none; `all` all, if sliding_window is set;
-        `late` those from max_window_layers on, if use_sliding_window is true; `pattern` all but
+      slides: layers with a sliding window. `never`: none. `all`: all, if sliding_window is set.
+        `late`: layers from max_window_layers on, if use_sliding_window is true. `pattern`: all but
         every n-th.
       divides: whether transformers requires hidden_size to be a multiple of the number of heads.
     """

@@ -1,4 +1,4 @@
-"""Files of a checkpoint directory; errors name the damaged file."""
+"""Opens files of a checkpoint directory; errors name the damaged file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a checkpoint's tensors, and the part of a parameter that each tensor fills.
+"""Maps names of a checkpoint's tensors to the part of a parameter that each tensor fills.
 
 Our parameters are stacked over layers and fused: one kernel for queries, keys and values, one for
 gate and up, one for all experts. So a parameter is assembled from many tensors, and each tensor
@@ -28,9 +28,10 @@ class TensorPiece(NamedTuple):
 
     Attributes:
       tensor: name of the tensor.
-      dims: for each of its dimensions, our axes that it contains, slowest first: `KCH D` has two
-        dimensions. `1` is a dimension of length 1 that we do not have.
-      box: slice of each of our axes that it fills; an axis that is not named is filled completely.
+      dims: the parameter's axes in each dimension of the tensor, slowest first: `KCH D` has two
+        dimensions. `1` is a dimension of length 1 that the parameter does not have.
+      box: for each axis of the parameter, the slice that the tensor fills; it fills an axis that is
+        not named completely.
     """
 
     tensor: str
@@ -55,10 +56,10 @@ class Overlap(NamedTuple):
 
     Attributes:
       read: slices of the tensor to read.
-      view: shape that the values are reshaped to, with one axis for each of ours.
+      view: shape that the values are reshaped to, with one axis for each axis of the parameter.
       cut: begin and end of the used part on each axis of the view.
-      order: transposition that gives our order of axes.
-      start: position of its first element in the window.
+      order: transposition that gives the parameter's order of axes.
+      start: position in the window of the first element of the used part.
     """
 
     read: tuple[slice, ...]
@@ -219,7 +220,7 @@ def overlap(
             read.append(slice(0, 1))
             continue
         slowest, others = dim[0], dim[1:]
-        # Only the slowest axis of a dimension is read partially. The others are cut after reading.
+        # Only the slowest axis of a dimension is read partially. Other axes are cut after reading.
         stride = math.prod(extents[axis] for axis in others)
         low, high = inside[slowest]
         read.append(slice(low * stride, high * stride))

@@ -1,4 +1,4 @@
-"""Notes with an exported reward model that explain its scores."""
+"""Writes and reads notes that explain the scores of an exported reward model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ScoreNotes:
       chat, system: tokenizer settings that it was trained with.
       mean, std: mean and standard deviation of its scores of held-out pairs; None if not measured.
       accuracy: fraction of held-out pairs that it ranks correctly.
-      pairs: number of these pairs.
+      pairs: number of held-out pairs.
     """
 
     chat: str = "auto"

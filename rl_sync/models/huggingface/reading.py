@@ -1,4 +1,4 @@
-"""Import of a Hugging Face directory, as a `ModelConfig` and parameters on their devices."""
+"""Imports a Hugging Face directory as a `ModelConfig` and parameters on their devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def locate(path: str) -> Path:
     """Returns the directory of a path, or of a hub name whose files are in the local cache.
 
     Raises:
-      ValueError: the path is neither of them.
+      ValueError: the path is neither a directory nor such a name.
     """
     directory = Path(path).expanduser()
     if directory.is_dir():
@@ -73,8 +73,8 @@ def read_values(directory: Path) -> dict[str, Any]:
 def load_config(directory: Path) -> ModelConfig:
     """Returns the model of a directory; `max_length` is the longest row that it was made for.
 
-    The embedding is tied as in transformers 5: if the weights have a different unembedding, it is
-    not tied, even if config.json says so. The weights may still be missing.
+    As in transformers 5, the embedding is not tied if the weights have a different unembedding,
+    even if config.json says that it is tied. The weights may still be missing.
 
     Raises:
       ValueError: config.json is missing, or describes a model that we do not support; or the
@@ -92,7 +92,7 @@ def load_config(directory: Path) -> ModelConfig:
     return _checked(directory, config, stamps) if stamps else config
 
 
-@functools.lru_cache(maxsize=4)  # Called several times in a process, and may read the weights.
+@functools.lru_cache(maxsize=4)  # A process calls it repeatedly, and it may read the weights.
 def _checked(
     directory: Path, config: ModelConfig, stamps: tuple[tuple[str, int], ...]
 ) -> ModelConfig:
@@ -190,7 +190,7 @@ class TensorFiles:
         """Name prefix of the language model's tensors, usually `model.`.
 
         Raises:
-          ValueError: there is no embedding.
+          ValueError: there is no embedding, or more than one.
         """
         found = [name for name in self._files if name.endswith(EMBEDDING)]
         if len(found) != 1:
@@ -317,7 +317,7 @@ def _assemble(
 
 
 def _placed(shard: Array, values: np.ndarray, part: Overlap) -> Array:
-    """Returns the shard with the values written; no reference to the values remains."""
+    """Writes the values into the shard and returns it; no reference to the values remains."""
     on_device = jax.device_put(values, shard.sharding)
     start = np.asarray(part.start, np.int32)
     placed = _written(shard, on_device, start, part.view, part.cut, part.order)

@@ -1,4 +1,4 @@
-"""Export of a `ModelConfig` and parameters, as a directory that transformers loads."""
+"""Exports a `ModelConfig` and parameters as a directory that transformers loads."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def write_checkpoint(
       source: directory that the parameters were imported from; its config.json and its tokenizer
         are copied. None for a model of our own.
       tokenizer: directory of the tokenizer, if it is not `source`.
-      dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32.
+      dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32 if
+        the tensor is not there.
       files: files of a tokenizer of our own by name, which replace those of `source`.
       token_ids: special tokens for config.json and generation_config.json, such as `eos_token_id`.
       notes: other files, by name.
@@ -218,7 +219,7 @@ def _take(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> Array:
-    """Takes a piece from its parameter, in the tensor's own shape; inverts reading's `_written`."""
+    """Takes a piece from its parameter, in the tensor's own shape; inverts `reading._written`."""
     sizes = [view[axis] for axis in order]
     block = jax.lax.dynamic_slice(parameter, tuple(start), sizes)
     return block.transpose(np.argsort(order)).reshape(shape).astype(dtype)
@@ -246,7 +247,7 @@ def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) 
 
 
 def _write_file(path: Path, tensors: list[Tensor]) -> None:
-    """Writes one safetensors file, tensor by tensor; the library's writer needs all at once.
+    """Writes one safetensors file tensor by tensor; the library's writer needs all tensors at once.
 
     The format: the header's length in eight bytes, the header in JSON, the bytes of the tensors
     (https://github.com/huggingface/safetensors#format).

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face checkpoints, with their chat templates.
+"""Wraps tokenizers of Hugging Face checkpoints, with their chat templates.
 
 `transformers` is imported with the first tokenizer, because that takes seconds, and a run with a
 character tokenizer does not need it.
@@ -81,7 +81,7 @@ class PretrainedTokenizer:
         return self.backend.encode(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encodes a prompt in its chat template, or otherwise after the initial special tokens."""
+        """Encodes a prompt in the chat template, or without one after initial special tokens."""
         if self.chat:
             messages = [{"role": "user", "content": text}]
             if self.system is not None:
@@ -262,7 +262,7 @@ def _from_pretrained(path: str) -> tuple[Any, tuple[int, ...]]:
 
 
 def _refuse_broken(directory: Path) -> None:
-    """Raises ValueError if one of a tokenizer's files is the reason for a failed load."""
+    """Raises ValueError if one of a tokenizer's files is damaged, after a failed load."""
     for name in _FILES:
         if (directory / name).exists():
             read_object(directory / name)

@@ -1,4 +1,4 @@
-"""Special tokens of a `transformers` tokenizer, and texts that only contain their names."""
+"""Finds the special tokens of a `transformers` tokenizer, and encodes their names as plain text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SpecialTokens:
         ids = self._encode(text)
         if self._ids.isdisjoint(ids):
             return ids
-        # A name may also be a token of the tokenizer's own model; two halves of it are not.
+        # A name may also be a token of the tokenizer's own model, so each name is cut in two.
         names = (re.finditer(re.escape(name), text) for name in self.names)
         cuts = sorted({match.start() + 1 for match in itertools.chain(*names)})
         pieces = itertools.pairwise([0, *cuts, len(text)])

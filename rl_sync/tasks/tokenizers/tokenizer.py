@@ -1,4 +1,4 @@
-"""Tokenizers: the interface for tasks, and a tokenizer with one token a character."""
+"""Defines tokenizers: the interface for tasks, and a tokenizer with one token a character."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tokenizer(Hashable, Protocol):
 
     @property
     def pad_id(self) -> int:
-        """Id that fills a row after its end; masks, never ids, mark padding."""
+        """Id that fills a row after its end; padding is recognised by masks, never by this id."""
 
     @property
     def eos_id(self) -> int:
@@ -136,7 +136,7 @@ class CharacterTokenizer:
         return self.encode(text)
 
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
-        """Encodes the characters, since special tokens have no names, and none begins a sequence.
+        """Encodes the characters; special tokens have no names here, and none begins a sequence.
 
         Raises:
           ValueError: a character is not in the charset.

@@ -1,4 +1,4 @@
-"""Files of a character tokenizer, in the format that transformers reads."""
+"""Writes the files of a character tokenizer in the format that transformers reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAD, EOS = "<|pad|>", "<|end|>"
 
 
 def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
-    """Returns the contents of the files by name; they encode every text in the same way.
+    """Returns the contents of the files by name; the files encode every text as `tokenizer` does.
 
     A character outside the charset is an error there, too.
     """

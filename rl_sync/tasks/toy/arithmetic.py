@@ -1,4 +1,4 @@
-"""Arithmetic with two operands, written from the units up: `47+85=` has the answer `231`.
+"""Makes arithmetic problems of two operands, written from the units up: `47+85=` gives `231`.
 
 The demonstrations come from a careless pupil, who forgets some carries and borrows. A policy that
 imitates them learns to write sums, but gets a sum wrong if the pupil usually forgets. Only the
@@ -111,7 +111,7 @@ def load(config: ArithmeticConfig, seed: int) -> Problems:
 def _preferences(
     problems: Sequence[tuple[int, str, int]], config: ArithmeticConfig, seed: int
 ) -> list[Preference]:
-    """Pairs the right answer of each problem with the pupil's, or with one that has a slip."""
+    """Pairs the right answer of each problem with a wrong one of the pupil."""
     random = np.random.default_rng([seed, len(problems), 1])
     return [
         Preference(
@@ -124,7 +124,7 @@ def _preferences(
 
 
 def _wrong_answer(a: int, name: str, b: int, forgotten: float, random: np.random.Generator) -> str:
-    """Returns the pupil's answer; if it is right, one with another digit instead."""
+    """Returns the pupil's answer, with one digit changed if it is right."""
     right = answer(a, name, b)
     careless = careless_answer(a, name, b, forgotten, random)
     if careless != right:

@@ -1,4 +1,4 @@
-"""Handwritten digits: the 1,797 images of 8 times 8 pixels that scikit-learn ships.
+"""Asks about handwritten digits: the 1,797 images of 8 times 8 pixels that scikit-learn ships.
 
 The policy is asked which digit it sees, and `row["images"]` has the image. With `as_text` the image
 is written as characters in front of the question instead, with denser characters for darker ink, so

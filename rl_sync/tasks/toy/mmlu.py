@@ -1,10 +1,10 @@
-"""Multiple-choice questions of MMLU with worked answers: the 282 that serve as few-shot examples.
+"""Loads the 282 multiple-choice questions of MMLU with worked answers, its few-shot examples.
 
 They are real examination questions in 57 subjects, 15 of them school subjects. They come with the
-package `lm-eval`, which is large, so no extra requires it: install it, or give a copy of its one
-file. Only the file is read. The reward is `k12`. Source: Hendrycks et al. 2021, "Measuring Massive
-Multitask Language Understanding"; worked answers: Chung et al. 2022, "Scaling Instruction-Finetuned
-Language Models".
+package `lm-eval`, which is large, so no extra of ours requires it: install it, or give a copy of
+its file with the questions. Only this file is read. The reward is `k12`. Source: Hendrycks et al.
+2021, "Measuring Massive Multitask Language Understanding"; worked answers: Chung et al. 2022,
+"Scaling Instruction-Finetuned Language Models".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""School questions made from the entries of reasoning-gym's generators.
+"""Makes school questions from the entries of reasoning-gym's generators.
 
 A generator's entry is a question, an answer and metadata. Here it becomes a question whose answer
 is a number, a quantity with a unit, true or false, or a choice, so that the reward `k12` can score
-it: reasoning-gym's own scorers evaluate the text of an answer as code, and are never called.
+it. Reasoning-gym's own scorers are never called: they evaluate the text of an answer as code.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Generator(NamedTuple):
 
 
 def number(entry: Entry) -> SchoolQuestion | None:
-    """Asks for a number, like the entry."""
+    """Asks for a number, as the entry does."""
     answer = str(entry["answer"]).strip()
     if not _NUMBER.fullmatch(answer):
         return None
@@ -71,7 +71,7 @@ def number(entry: Entry) -> SchoolQuestion | None:
 
 
 def truth(entry: Entry) -> SchoolQuestion | None:
-    """Asks whether something is true, like the entry."""
+    """Asks whether something is true, as the entry does."""
     if entry["answer"] not in _TRUTHS:
         return None
     return SchoolQuestion(entry["question"].strip(), _TRUTHS[entry["answer"]], "true_false")
@@ -172,6 +172,6 @@ GENERATORS: dict[str, Generator] = {
     "family_relationships": Generator(relative),
     "color_cube_rotation": Generator(side),
 }
-"""The generators in use. Those whose entries depend on more than the seed are left out, so that
-every process of a run makes the same problems: isomorphic_strings and ransom_note, which depend on
-Python's hashing of texts."""
+"""The generators in use. Generators whose entries depend on more than the seed are left out, so
+that every process of a run makes the same problems: isomorphic_strings and ransom_note, which
+depend on Python's hashing of texts."""

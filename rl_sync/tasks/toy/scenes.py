@@ -1,4 +1,4 @@
-"""Scenes of a few colored shapes on a grid: drawn as an image, or as characters."""
+"""Draws scenes of a few colored shapes on a grid, as an image or as characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLORS = {
 }
 SHAPES = ("circle", "square", "triangle")
 UNITS = 3
-"""Side of a grid cell, in characters of a scene that is written as text."""
+"""Side of a grid cell in units; a unit is a character if the scene is written as text."""
 
 UNIT_PIXELS = 9  # Odd, so that a unit has a middle pixel.
 _WHITE = (255, 255, 255)
@@ -42,7 +42,7 @@ class SceneShape(NamedTuple):
         return f"{self.color} {self.shape}"
 
     def box(self, unit: int) -> list[int]:
-        """Returns its box as [x1, y1, x2, y2], with `unit` pixels for each unit."""
+        """Returns the shape's box in pixels, [x1, y1, x2, y2], with `unit` pixels for each unit."""
         x, y, side = self.column * UNITS * unit, self.row * UNITS * unit, UNITS * unit
         margin = round(_MARGIN * unit) if self.shape == "circle" else 0
         return [x + margin, y + margin, x + side - margin, y + side - margin]

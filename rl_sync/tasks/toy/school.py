@@ -1,4 +1,4 @@
-"""School questions that reasoning-gym generates: arithmetic, word problems, dates, logic.
+"""Asks school questions that reasoning-gym generates: arithmetic, word problems, dates, logic.
 
 The seed draws the questions, in equal shares from each generator, and no question occurs twice. The
 reward is `k12`. The demonstrations are the right answers.
@@ -117,7 +117,7 @@ def load(config: SchoolConfig, seed: int) -> Problems:
 
 
 def _questions(gym: Any, source: GeneratorSource, seed: int, count: int) -> list[SchoolQuestion]:
-    """Returns different questions of a generator; fewer if it does not have `count`."""
+    """Returns `count` different questions of a generator, or fewer if it has fewer."""
     name = source.name
     # Entry i is made from the sum of the seed and i, so the seeds of generators must lie far apart.
     words = [seed, list(GENERATORS).index(name), source.difficulty]

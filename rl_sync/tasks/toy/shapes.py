@@ -1,4 +1,4 @@
-"""Questions about images of colored shapes, which are drawn here: counts, colors, sides, boxes.
+"""Asks about images of colored shapes, which are drawn here: counts, colors, sides, boxes.
 
 The policy gets the question, and `row["images"]` has the image. With `as_text` the image is written
 as characters in front of the question instead, with a letter for each color, so that a text-only
@@ -46,8 +46,8 @@ class ShapesQuestion(NamedTuple):
 
 
 Ask = Callable[[Scene, int, np.random.Generator], ShapesQuestion | None]
-"""A function that asks a question about a scene, from its pixels per unit; None if there is none.
-"""
+"""A function that asks a question about a scene; its arguments are the scene, its pixels per unit,
+and a random generator. It returns None if no question fits."""
 
 
 def _count(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
@@ -97,7 +97,7 @@ def _box(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion
 def _only_one(
     scene: Scene, name: Callable[[SceneShape], str], random: np.random.Generator
 ) -> SceneShape | None:
-    """Returns an item with a unique name; None if there is none."""
+    """Returns a random item whose name no other item has, or None if there is no such item."""
     names = [name(item) for item in scene.items]
     single = [item for item in scene.items if names.count(name(item)) == 1]
     return single[random.integers(len(single))] if single else None

@@ -1,4 +1,4 @@
-"""Products worked out by repeated addition: completions of very different lengths.
+"""Makes products to work out by repeated addition: completions of very different lengths.
 
 `7*12+58=` asks to add 7 twelve times to 58. The working starts with eleven additions left and 65,
 `11:560`, and continues to `00:241` and the answer, `#241`. Numbers of a working are written from
@@ -6,8 +6,8 @@ the units up. The number of additions is log-normal: most problems have few, som
 
 The demonstrations come from a pupil who tires. He loses count and leaves out the last addition:
 rarely if there are few additions, and usually if there are many. A policy that imitates him adds
-well, and leaves out the last addition wherever he usually does. Only the reward says that this is
-wrong, and the reward only looks at the answer.
+well, but leaves out the last addition if there are many. Only the reward says that this is wrong,
+and the reward only looks at the answer.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def answer(term: int, count: int, start: int) -> str:
 
 
 def working(term: int, count: int, start: int, done: int) -> str:
-    """Returns the first `done` additions, each with the number left, and the last total."""
+    """Returns the first `done` additions, each with the number of additions left, and the total."""
     steps = (
         f"{_written(count - i, 2)}:{_written(start + term * i, 3)}" for i in range(1, done + 1)
     )
