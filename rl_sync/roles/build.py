@@ -21,6 +21,7 @@ from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.role_names import TRAINER, explorer_name
 from rl_sync.roles import wiring
+from rl_sync.roles.checkpoint_frame import frame_of
 from rl_sync.roles.compile_ahead import Ahead, ahead_of
 from rl_sync.roles.engines import evaluation_engine, rollout_engine
 from rl_sync.roles.evaluator import Evaluator, Measure
@@ -281,7 +282,11 @@ def _site(
     def abstract_params_on(layout: Layout) -> Params:
         return parameters_of(session.settings, task, layout).abstract_published()
 
-    return EndSite(session, sync_kind(transfer), resources, master, abstract_params_on)
+    def frame() -> dict[str, bytes]:
+        settings = session.settings
+        return frame_of(settings, task, wiring.model_config(settings, task))
+
+    return EndSite(session, sync_kind(transfer), resources, master, abstract_params_on, frame)
 
 
 def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Parameters:

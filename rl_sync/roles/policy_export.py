@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -12,12 +11,9 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.records.metrics import read_metrics
+from rl_sync.roles.checkpoint_frame import tokenizer_of
 from rl_sync.roles.saved_policy import RunPolicy, policy_of_run, settings_of_run, step_named
 from rl_sync.settings.records import ConfigError
-from rl_sync.settings.run_settings import RunSettings
-from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
-from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
 
 
 def export(workdir: Path, target: Path, dtype: str | None, named: str | None = None) -> int:
@@ -50,7 +46,7 @@ def export(workdir: Path, target: Path, dtype: str | None, named: str | None = N
             policy.params,
             source=None if path is None else locate(path),
             dtype=dtype,
-            **_tokenizer(settings, task),
+            **tokenizer_of(settings, task),
             notes=_notes(workdir, policy),
         )
     except (ValueError, OSError) as error:
@@ -75,15 +71,3 @@ def _notes(workdir: Path, policy: RunPolicy) -> dict[str, str]:
         pairs=measured.get("problems"),
     )
     return {NOTES_FILE: notes.to_json()}
-
-
-def _tokenizer(settings: RunSettings, task: Task) -> dict[str, Any]:
-    """Returns the run's tokenizer, unless `model.path` provides its own."""
-    tokenizer, path = task.tokenizer, settings.tokenizer.path
-    if isinstance(tokenizer, CharacterTokenizer):
-        return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}
-    if path is None:
-        return {}
-    ends = list(tokenizer.eos_ids)
-    ids = {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": tokenizer.pad_id}
-    return {"tokenizer": locate(path), "token_ids": ids}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from rl_sync.cluster.process_resources import Resources
@@ -34,6 +34,8 @@ class EndSite:
       resources: resources of the program.
       master_address: the master's `host:port`.
       abstract_params_on: returns abstract params of a version, with their shardings on a layout.
+      frame: returns the files, by name, that make a checkpoint of transformers with a version's
+        weights; none if there is no such checkpoint.
     """
 
     session: Session
@@ -41,6 +43,7 @@ class EndSite:
     resources: Resources
     master_address: str
     abstract_params_on: Callable[[Layout], Params]
+    frame: Callable[[], Mapping[str, bytes]] = dict
 
     @property
     def abstract_params(self) -> Params:

@@ -405,6 +405,8 @@ class DeltaPuller:
             if all(one.key.base == FULL for update in updates.values() for one in update.route):
                 self._held = None
                 raise
+            if jax.process_count() > 1:  # Others would wait in the digest: all start anew.
+                raise
             _log.warning("The difference to version %d is refused: %s", target.version, error)
         self._held = None
         deadline = time.monotonic() + self._stall_secs

@@ -141,25 +141,57 @@ def write_checkpoint(
         raise ValueError(f"{target} exists and is not empty; name a new directory.")
     if dtype is not None:
         require_one_of("dtype", dtype, DTYPES)
-    values = _config_values(config, source, dtype, token_ids or {})
     tensors = _tensors(config, params, source, dtype)
     unfinished = target.with_name(f".unfinished-{target.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    _write_json(unfinished / CONFIG_FILE, values)
+    write_frame(
+        unfinished,
+        config,
+        source=source,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        files=files,
+        token_ids=token_ids,
+    )
+    for name, text in (notes or {}).items():
+        (unfinished / name).write_text(text)
+    _write_tensors(unfinished, tensors, max_file_bytes)
+    unfinished.rename(target)
+
+
+def write_frame(
+    target: Path,
+    config: ModelConfig,
+    *,
+    source: Path | None = None,
+    tokenizer: Path | None = None,
+    dtype: str | None = None,
+    files: Mapping[str, str] | None = None,
+    token_ids: TokenIds | None = None,
+) -> None:
+    """Writes the files of a checkpoint besides its weights: config.json and the tokenizer's.
+
+    Args:
+      target: a directory that does not exist.
+      config, source, tokenizer, dtype, files, token_ids: see `write_checkpoint`.
+
+    Raises:
+      ValueError: transformers has no such model.
+    """
+    values = _config_values(config, source, dtype, token_ids or {})
+    target.mkdir(parents=True)
+    _write_json(target / CONFIG_FILE, values)
     giver = tokenizer or source
     if giver is not None and files is None:
         for name in _COPIED:
             if (giver / name).exists():
-                shutil.copyfile(giver / name, unfinished / name)
+                shutil.copyfile(giver / name, target / name)
     if token_ids is not None:
-        generation = unfinished / GENERATION_FILE
+        generation = target / GENERATION_FILE
         copied = read_object(generation) if generation.exists() else {}
         _write_json(generation, copied | dict(token_ids))
-    for name, text in {**(files or {}), **(notes or {})}.items():
-        (unfinished / name).write_text(text)
-    _write_tensors(unfinished, tensors, max_file_bytes)
-    unfinished.rename(target)
+    for name, text in (files or {}).items():
+        (target / name).write_text(text)
 
 
 def _config_values(

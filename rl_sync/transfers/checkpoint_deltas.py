@@ -1,0 +1,594 @@
+"""Checkpoint transfer by differences: full copies and differences as files, which explorers poll.
+
+The trainer writes each version as its difference to the one before, and now and then as a full copy
+(`rl_sync.weights.deltas.version_files`). An explorer reads the fewest bytes that lead from its
+verified version to the one that it wants. If one is damaged, it takes another way, and asks for a
+full copy where there is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Shaped, UInt32
+
+from rl_sync.cluster.master_calls import Happened
+from rl_sync.roles.master.events import VersionPublished
+from rl_sync.schedule import SyncSchedule
+from rl_sync.transfers.delta_arrival import PullStats, arriving_end
+from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
+from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.background_publisher import BackgroundPublisher
+from rl_sync.weights.cells import DeviceRegions, Piece, Region, mesh_regions
+from rl_sync.weights.deltas.applying import applied
+from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName, HeldVersion, PartBlocks
+from rl_sync.weights.deltas.encoding import Bytes, EncodingError
+from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
+from rl_sync.weights.deltas.part_bytes import itemsizes_of, on_devices, on_host, sizes_of
+from rl_sync.weights.deltas.version_files import (
+    PartFile,
+    StoredArtifact,
+    VersionFiles,
+    artifact_of,
+    route_to,
+)
+from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.ends_interface import (
+    WeightsMismatchError,
+    WeightsTimeoutError,
+    WeightsTransferError,
+    wanted_text,
+)
+from rl_sync.weights.locations import Location
+from rl_sync.weights.parts import Arrivals, Cutter, Leaf, Manifest, Part, leaves_of, plan_manifest
+from rl_sync.workdir import Workdir
+
+_OTHERS_SECS = 300.0
+_ATTEMPTS = 3
+_log = logging.getLogger(__name__)
+
+
+class _Arrays(NamedTuple):
+    parts: Mapping[int, Shaped[Array, "*part"]]
+    digest: UInt32[Array, " 2"]
+
+
+def run_tag(secret: str) -> str:
+    """Returns a tag of a run that does not show its secret."""
+    return hashlib.sha256(f"weights {secret}".encode()).hexdigest()[:16]
+
+
+def part_names(manifest: Manifest) -> dict[int, str]:
+    """Returns the name of each part: its leaf's, and its region if it is not the whole leaf."""
+    names = {}
+    for number, part in enumerate(manifest.parts):
+        leaf = manifest.leaves[part.piece.leaf]
+        whole = tuple((0, length) for length in leaf.shape)
+        region = ",".join(f"{start}:{stop}" for start, stop in part.piece.region)
+        names[number] = _plain(leaf) + ("" if part.piece.region == whole else f"@{region}")
+    return names
+
+
+def _plain(leaf: Leaf) -> str:
+    """Returns a leaf's name with slashes, such as `layers/mlp/up`."""
+    return leaf.name.replace("']['", "/").strip("[']")
+
+
+class DeltaFilesPublisher:
+    """Writes versions in its own thread; the trainer only pays for a copy on device.
+
+    Args:
+      directory: the weights directory; versions of an earlier publisher are removed.
+      params: abstract params in the trainer's shardings.
+      run: tag of the run.
+      chain: id of this publisher, the same in all processes of the trainer.
+      expected: regions that explorers are expected to hold; see `plan_manifest`.
+      keep: number of newest versions that readers may ask for.
+      full_every: number of versions between two full copies.
+      reader_expiry_secs: time after which a reader counts as dead.
+      on_saved: called in a thread with each version, once it is readable.
+      frame: files of a checkpoint of transformers besides its weights, by name.
+      may_skip, timeout_secs, agree, agree_saving: see `BackgroundPublisher`.
+      agree_wishes: lets the threads of the trainer's processes agree that serve wishes.
+    """
+
+    def __init__(
+        self,
+        directory: Location,
+        params: Params,
+        *,
+        run: str,
+        chain: str,
+        expected: DeviceRegions = (),
+        keep: int = 3,
+        full_every: int = 20,
+        reader_expiry_secs: float = 600.0,
+        on_saved: Callable[[int, AddedVersion, float], None] = lambda version, added, secs: None,
+        frame: Mapping[str, bytes] | None = None,
+        may_skip: bool = False,
+        timeout_secs: float = 300.0,
+        agree: Agree = alone,
+        agree_saving: Agree = alone,
+        agree_wishes: Agree = alone,
+    ) -> None:
+        self._files = VersionFiles(directory)
+        self._run, self._chain = run, chain
+        self._manifest = plan_manifest(params, expected)
+        self._names = part_names(self._manifest)
+        self._cutter = Cutter(self._manifest, params)
+        self._holders = sorted({part.holder for part in self._manifest.parts})
+        self._holder = jax.process_index()
+        self._history = VersionHistory(chain, self._holder, itemsizes_of(self._manifest))
+        self._keep, self._full_every = keep, full_every
+        self._reader_expiry_secs, self._on_saved = reader_expiry_secs, on_saved
+        self._may_skip, self._timeout_secs = may_skip, timeout_secs
+        self._agree_saving, self._agree_wishes = agree_saving, agree_wishes
+        self._since_full: int | None = None
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        agree("the weights directory", lambda: self._begin(frame or {}))
+        self._wishes = threading.Thread(target=self._serve, name="weights-wishes", daemon=True)
+        self._wishes.start()
+        self._queue: BackgroundPublisher[_Arrays] = BackgroundPublisher(
+            self._save,
+            str(self._files.root),
+            may_skip=may_skip,
+            timeout_secs=timeout_secs,
+            agree=agree,
+            agree_in_thread=agree_saving,
+        )
+
+    def publish(self, version: int, params: Params) -> None:
+        """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.
+
+        Raises:
+          WeightsTimeoutError: the version before this one still waits to be written.
+          WeightsTransferError: an earlier version could not be written.
+        """
+        self._queue.hand_over(version, _Arrays(self._cutter.cut(params), digest_words(params)))
+
+    def close(self) -> None:
+        """Waits until all versions are written, and ends the threads.
+
+        Raises:
+          WeightsTimeoutError: this takes longer than the deadline.
+          WeightsTransferError: a version could not be written.
+        """
+        try:
+            self._queue.close()
+        finally:
+            self._closed.set()
+            self._wishes.join()
+            self._history.close()
+
+    def _begin(self, frame: Mapping[str, bytes]) -> None:
+        self._files.clear()
+        for name, content in frame.items():
+            self._files.write_frame(name, content)
+
+    def _save(self, version: int, arrays: _Arrays) -> None:
+        began = time.monotonic()
+        digest_text, parts = to_text(arrays.digest), on_host(arrays.parts)
+        with self._writing:
+            added = self._history.add(version, digest_text, parts)
+            delta = added.delta
+            full = self._agree_saving("the kind of copy", lambda: self._needs_full(added))
+            try:
+                if delta is not None and self._since_full is not None:
+                    self._write(delta, added.dense_bytes, self._agree_saving)
+                if full:
+                    self._write(self._history.full(version), added.dense_bytes, self._agree_saving)
+            except OSError as error:
+                self._give_up(version, error)
+                return
+            self._since_full = 0 if full else (self._since_full or 0) + 1
+            self._agree_saving("retention", self._retain)
+        self._on_saved(version, added, time.monotonic() - began)
+
+    def _needs_full(self, added: AddedVersion) -> bool:
+        if self._since_full is None or added.delta is None:
+            return True
+        return self._since_full + 1 >= self._full_every
+
+    def _write(self, artifact: Artifact, dense_bytes: int, agree: Agree) -> None:
+        """Writes an artifact, together with the trainer's other processes.
+
+        Raises:
+          OSError: the disk is full, or not writable.
+        """
+        payloads = {
+            (name.part, name.number): self._history.payload(name)
+            for name in artifact.blocks(list(artifact.parts))
+        }
+        key = artifact.key
+        try:
+            self._files.write_parts(artifact, self._names, payloads)
+        except OSError:
+            self._files.remove_parts(key.version, key.base, key.holder)
+            raise
+        agree("complete", lambda: self._complete(artifact, dense_bytes))
+
+    def _complete(self, artifact: Artifact, dense_bytes: int) -> None:
+        """Writes the manifest, once the files of all processes are there."""
+        key = artifact.key
+        base = key.base
+        one = StoredArtifact(
+            self._run,
+            self._chain,
+            key.version,
+            base,
+            artifact.digest,
+            artifact.base_digest,
+            [],
+            artifact.nbytes(),
+            dense_bytes,
+            [(_plain(leaf), leaf.dtype, list(leaf.shape)) for leaf in self._manifest.leaves],
+        )
+        files = [f"{one.name}.p{holder}.safetensors" for holder in self._holders]
+        deadline = time.monotonic() + _OTHERS_SECS
+        while missing := [name for name in files if not self._files.exists(name)]:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    f"{missing[0]} was not written by another process of the trainer within"
+                    f" {_OTHERS_SECS:g} s"
+                )
+            time.sleep(self._files.poll_secs)
+        # Each process has an equal part of the parameters, or none.
+        share = len(self._holders)
+        self._files.announce(
+            one._replace(
+                files=files, nbytes=one.nbytes * share, dense_bytes=one.dense_bytes * share
+            )
+        )
+
+    def _give_up(self, version: int, error: OSError) -> None:
+        """Makes room, and leaves a version out: the next one is written as a full copy.
+
+        Raises:
+          WeightsTransferError: explorers need this version.
+        """
+        self._since_full = None
+        self._agree_saving("room", lambda: self._retain(tight=True))
+        told = f"Version {version} could not be written to {self._files.root}: {error}."
+        if not self._may_skip:
+            raise WeightsTransferError(f"{told} Explorers need every version of this schedule.")
+        _log.warning("%s It is left out; the next one will be a full copy.", told)
+
+    def _retain(self, *, tight: bool = False) -> None:
+        """Deletes what no reader needs any more.
+
+        Args:
+          tight: whether room is short: then a slow reader has to take a full copy.
+        """
+        stored = self._files.stored()
+        versions = sorted({one.version for one in stored})
+        fulls = [one.version for one in stored if one.base == FULL]
+        wanted = versions[-self._keep :]
+        anchor = max((full for full in fulls if wanted and full <= wanted[0]), default=-1)
+        slowest = min(self._files.held(self._reader_expiry_secs).values(), default=anchor)
+        for one in stored:
+            if one.base == FULL:
+                old = one.version < (anchor if tight else min(anchor, max(slowest, 0)))
+                is_newest = bool(fulls) and one.version == max(fulls)
+                if old and not is_newest:
+                    self._files.delete(one)
+            elif one.version <= (anchor if tight else min(anchor, slowest)):
+                self._files.delete(one)
+
+    def _serve(self) -> None:
+        """Writes a full copy of the newest version when a reader asks for one."""
+        while True:
+            asked = self._agree_wishes("wishes", self._await_wish)
+            if asked is None:
+                return
+            with self._writing:
+                self._write_wished()
+
+    def _write_wished(self) -> None:
+        versions = self._history.versions()
+        if not versions:
+            return
+        full = self._history.full(versions[-1])
+        try:
+            self._write(full, full.nbytes(), self._agree_wishes)
+        except OSError as error:
+            _log.warning("A full copy that a reader asked for was not written: %s", error)
+
+    def _await_wish(self) -> bool | None:
+        while not self._closed.wait(self._files.poll_secs * 10):
+            if self._files.take_wishes():
+                return True
+        return None
+
+
+@dataclasses.dataclass
+class _Held:
+    version: HeldVersion
+    manifest: Manifest
+    parts: Mapping[int, Bytes]
+    params: Params
+
+
+class DeltaFilesPuller:
+    """Polls a weights directory, and reads what changed since the version that it has verified.
+
+    Args:
+      directory: the publisher's weights directory.
+      params: abstract params in the shardings to read into.
+      run: tag of the run; None to follow any run.
+      reader: name that no other running puller of the directory has; by default host and process.
+      agree: lets the explorer's processes agree; the first of them chooses.
+
+    Attributes:
+      stats: costs of the last pull.
+    """
+
+    def __init__(
+        self,
+        directory: Location,
+        params: Params,
+        *,
+        run: str | None = None,
+        reader: str | None = None,
+        agree: Agree = alone,
+    ) -> None:
+        self._files = VersionFiles(directory, create=run is not None)
+        self._params, self._run = params, run
+        self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
+        self._agree = agree
+        self._held: _Held | None = None
+        self._damaged: set[tuple[str, int, int]] = set()
+        self.stats: PullStats | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the version that was pulled last."""
+        return self._held.version.digest if self._held else None
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """Waits for a version, and reads what it lacks; see `ends_interface.Puller`.
+
+        Raises:
+          WeightsTimeoutError: no such version was published in time.
+          WeightsMismatchError, EncodingError: full copies, too, are damaged.
+          ValueError: the versions belong to another model than `params`.
+        """
+        wanted = wanted_text(exactly, at_least)
+        deadline = time.monotonic() + timeout_secs
+        failures = 0
+        if self._held is None:
+            self._agree("mark", lambda: self._files.mark(self._reader, self._version))
+        while True:
+            route, late = self._agree(
+                "a version",
+                lambda: (self._choose(exactly, at_least), time.monotonic() >= deadline),
+            )
+            if route is not None:
+                try:
+                    held = self._read(route, refused=failures > 0)
+                except FileNotFoundError as error:
+                    _log.warning("Reading weights failed, trying again: %s", error)
+                except (EncodingError, WeightsMismatchError) as error:
+                    failures += 1
+                    if jax.process_count() > 1:  # Others would wait in the digest: all start anew.
+                        raise
+                    _log.warning("Weights are refused, a full copy is asked for: %s", error)
+                    self._refuse(route)
+                    if failures >= _ATTEMPTS:
+                        raise
+                else:
+                    self._held = held
+                    self._agree("mark", lambda: self._files.mark(self._reader, self._version))
+                    return held.version.version, held.params
+            if late:
+                raise WeightsTimeoutError(self._lateness(wanted, timeout_secs))
+            time.sleep(self._files.poll_secs)
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `ends_interface.Puller`."""
+        return self._agree("newest", lambda: self._await(at_least, timeout_secs))
+
+    def close(self) -> None:
+        """Tells the trainer that this reader needs nothing any more."""
+        self._agree("unmark", lambda: self._files.unmark(self._reader))
+
+    @property
+    def _version(self) -> int:
+        return self._held.version.version if self._held else -1
+
+    def _stored(self) -> list[StoredArtifact]:
+        return [
+            one
+            for one in self._files.stored()
+            if self._run in (None, one.run)
+            and (one.chain, one.version, one.base) not in self._damaged
+        ]
+
+    def _await(self, at_least: int, timeout_secs: float) -> int:
+        deadline = time.monotonic() + timeout_secs
+        while True:
+            newest = max((one.version for one in self._reachable()), default=-1)
+            if newest >= at_least or time.monotonic() >= deadline:
+                return newest
+            time.sleep(self._files.poll_secs)
+
+    def _reachable(self) -> list[StoredArtifact]:
+        stored = self._stored()
+        return [one for one in stored if route_to(one.version, stored, self._base) is not None]
+
+    @property
+    def _base(self) -> tuple[str, int, str] | None:
+        return self._held.version if self._held else None
+
+    def _choose(self, exactly: int | None, at_least: int | None) -> list[StoredArtifact] | None:
+        stored = self._stored()
+        versions = sorted({one.version for one in stored}, reverse=True)
+        for version in versions:
+            if exactly not in (None, version) or version < (at_least or 0):
+                continue
+            if (route := route_to(version, stored, self._base)) is not None:
+                return route
+        return None
+
+    def _refuse(self, route: list[StoredArtifact]) -> None:
+        """Forgets what is held, leaves damaged artifacts out, and asks for a full copy."""
+        self._held = None
+        self._damaged |= {(one.chain, one.version, one.base) for one in route}
+        self._files.wish(self._reader)
+
+    def _read(self, route: list[StoredArtifact], *, refused: bool) -> _Held:
+        """Reads and applies artifacts, and compares the digest; what is held does not change."""
+        if not route:
+            assert self._held is not None
+            return self._held
+        began = time.monotonic()
+        target = HeldVersion(route[-1].chain, route[-1].version, route[-1].digest)
+        headers = [[self._files.header(name) for name in one.files] for one in route]
+        held = self._held if route[0].base != FULL else None
+        manifest = held.manifest if held else _manifest_of(headers[0], self._params)
+        arrivals = Arrivals(self._params, manifest)
+        names = part_names(manifest)
+        numbers = {names[number]: number for number in arrivals.wanted}
+        payloads: dict[BlockName, memoryview] = {}
+        artifacts: list[Artifact] = []
+        for one, files in zip(route, headers, strict=True):
+            tables: dict[int, PartBlocks] = {}
+            for file in files:
+                mine = {numbers[name]: name for name in file.parts if name in numbers}
+                blocks = {number: file.parts[name].blocks for number, name in mine.items()}
+                artifact = artifact_of(one, 0, blocks)
+                payloads |= self._files.blocks(file, artifact, mine)
+                tables |= blocks
+            artifacts.append(artifact_of(one, 0, tables))
+        received = time.monotonic()
+        sizes, itemsizes = sizes_of(manifest), itemsizes_of(manifest)
+        wanted = {number: sizes[number] for number in arrivals.wanted}
+        parts = applied(artifacts, held.parts if held else {}, wanted, itemsizes, payloads)
+        params = on_devices(parts, self._params, arrivals)
+        found = digest(params)
+        if found != target.digest:
+            raise WeightsMismatchError(target.version, target.digest, found)
+        self.stats = PullStats(
+            sum(payload.nbytes for payload in payloads.values()),
+            sum(wanted.values()),
+            received - began,
+            time.monotonic() - received,
+            route[0].base == FULL,
+            refused,
+        )
+        return _Held(target, manifest, parts, params)
+
+    def _lateness(self, wanted: str, timeout_secs: float) -> str:
+        there = ", ".join(str(one.version) for one in self._reachable()) or "none"
+        others = {one.run for one in self._files.stored()} - {self._run}
+        told = (
+            f"Explorer {self._reader} waited {timeout_secs:.1f} s for {wanted} of the weights in"
+            f" {self._files.root}. Versions there: {there}."
+        )
+        if self._run is not None and others and there == "none":
+            return f"{told} The files there belong to another run: give this one its own directory."
+        return f"{told} Either the trainer is slower than the deadline, or it has stopped."
+
+
+def _manifest_of(headers: list[PartFile], params: Params) -> Manifest:
+    """Returns the parts of a full copy.
+
+    Raises:
+      ValueError: they are those of another model.
+    """
+    leaves = leaves_of(params)
+    named = {_plain(leaf): at for at, leaf in enumerate(leaves)}
+    parts = []
+    for file in headers:
+        for name in file.parts:
+            leaf_name, _, text = name.partition("@")
+            if leaf_name not in named:
+                raise ValueError(
+                    f"{file.name} has {leaf_name}, which this model lacks: start both with the"
+                    " same model."
+                )
+            at = named[leaf_name]
+            region = _region(text) if text else tuple((0, length) for length in leaves[at].shape)
+            parts.append((at, region))
+    missing = set(range(len(leaves))) - {at for at, _ in parts}
+    if missing:
+        raise ValueError(f"{headers[0].name} lacks {leaves[min(missing)]}: it has another model.")
+    return Manifest(leaves, tuple(Part(0, 0, Piece(at, region)) for at, region in sorted(parts)))
+
+
+def _region(text: str) -> Region:
+    intervals = [axis.split(":") for axis in text.split(",")]
+    return tuple((int(start), int(stop)) for start, stop in intervals)
+
+
+class DeltaFilesTrainerEnd(Offering):
+    """Writes versions in the background, and tells the master when each is readable.
+
+    Args:
+      site: the trainer's site.
+      schedule: decides how many versions are kept, and whether every version is needed.
+    """
+
+    def __init__(self, site: EndSite, schedule: SyncSchedule):
+        session = site.session
+        settings = session.settings
+        publisher = DeltaFilesPublisher(
+            settings.weights_directory(Workdir(settings.workdir)),
+            site.abstract_params,
+            run=run_tag(session.secret),
+            chain=session.agree("the chain", lambda: secrets.token_hex(8)),
+            expected=mesh_regions(site.abstract_params_on(settings.explorer_layout)),
+            keep=schedule.versions_kept,
+            full_every=settings.sync.full_every,
+            on_saved=self._saved,
+            frame=site.frame() if session.leads else None,
+            may_skip=schedule.pull == "latest",
+            timeout_secs=settings.launch.wait_secs,
+            agree=session.agree,
+            agree_saving=session.team.thread("weights"),
+            agree_wishes=session.team.thread("wishes"),
+        )
+        super().__init__(site, schedule, publisher)
+
+    def _saved(self, version: int, added: AddedVersion, secs: float) -> None:
+        now = self._session.spans.now()
+        self._session.spans.record(
+            self._kind, now - secs, now, version=version, background=True, **added.attributes
+        )
+        self._session.tell(Happened(VersionPublished(version)))
+
+
+def _explorer(site: EndSite) -> ExplorerEnd:
+    session = site.session
+    settings = session.settings
+    puller = DeltaFilesPuller(
+        settings.weights_directory(Workdir(settings.workdir)),
+        site.abstract_params,
+        run=run_tag(session.secret),
+        reader=f"{session.role}.{socket.gethostname()}-{os.getpid()}",
+        agree=session.agree,
+    )
+    return arriving_end(site, puller, lambda: puller.stats)
+
+
+ENDS = Ends(
+    trainer=DeltaFilesTrainerEnd,
+    explorer=_explorer,
+    # The version that is encoded, its base, the next one that waits, and what is written.
+    published_bytes=lambda version, schedule: (5 if schedule.pull == "latest" else 4) * version,
+    # The bytes of its parts, the blocks, and a version that has arrived and is not in use yet.
+    arriving_bytes=lambda version: 3 * version,
+)
