@@ -368,6 +368,39 @@ _COMMANDS = [
         "docs/how-to/model.md",
     ),
     Command(
+        "follow",
+        _USE,
+        "rl_sync.launcher.commands.follow",
+        "Keeps a checkpoint of transformers up to date with a run.",
+        "Reads each version that a run publishes with sync.transfer=checkpoint and sync.delta=on:"
+        " only what changed, once it has the first one. Each version's digest is verified before"
+        " DIRECTORY, a link, moves to it. Ctrl-C ends it; so does --once or --idle. docs/sync.md"
+        " describes the files, for other programs that follow a run.",
+        [
+            _flag(
+                "from",
+                "PATH",
+                "Directory of the run's weights, such as runs/first/weights, or gs://bucket/….",
+                type=_FOLDER,
+                required=True,
+            ),
+            _flag("to", "DIRECTORY", "The checkpoint.", type=_FOLDER, required=True),
+            _flag("once", "", "Ends after the first version."),
+            _flag(
+                "idle",
+                "SECONDS",
+                "Ends after this time without a new version.",
+                "never",
+                type=click.FloatRange(min=0),
+            ),
+        ],
+        {
+            "--from=runs/first/weights --to=served": "Follow a run on this machine.",
+            "--from=gs://bucket/first --to=served --once": "Take one version from a bucket.",
+        },
+        "docs/sync.md",
+    ),
+    Command(
         "reward",
         _USE,
         "rl_sync.launcher.commands.reward",

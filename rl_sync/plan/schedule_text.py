@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rl_sync.plan.forecast import Durations, ForecastSpan, forecast
+from rl_sync.plan.weights_text import describe_travel
 from rl_sync.schedule import MODES, SyncSchedule
 from rl_sync.settings.run_settings import RunSettings
 
@@ -31,6 +32,7 @@ def describe(settings: RunSettings) -> str:
         *_demonstrated(settings),
         "",
         *_who_waits(settings),
+        *describe_travel(settings),
         "",
         f"Staleness is at most {_count(bound, 'trainer step')}, which is"
         f" {_count(bound * updates, 'optimizer update')} ({updates} a step)."

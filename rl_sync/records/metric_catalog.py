@@ -477,6 +477,31 @@ _PROBE = (
     Metric("probe_accuracy_unseen", "That on the others."),
 )
 
+_WEIGHTS = (
+    Metric(
+        "weights/changed_share",
+        "With `sync.delta`: share of published values that differ from the version before.",
+        normal="below 0.1",
+        alarm="near 1, full copies take fewer bytes: lower `optimizer.learning_rate`, publish"
+        " bfloat16 (`explorer.dtype`), or set `sync.delta=off`",
+    ),
+    Metric("weights/delta_bytes", "Size of the differences that the trainer made.", unit="bytes"),
+    Metric("weights/dense_bytes", "Size of these versions as full copies.", unit="bytes"),
+    Metric("weights/encode_secs", "Time to encode them, beside the training.", unit="s"),
+    Metric("weights/received_bytes", "Size of what all explorers received.", unit="bytes"),
+    Metric("weights/received_if_dense", "Its size, had full copies been sent.", unit="bytes"),
+    Metric("weights/receive_secs", "Time to receive it, in all explorers.", unit="s"),
+    Metric("weights/apply_secs", "Time to apply and verify it, in all explorers.", unit="s"),
+    Metric("weights/full_copies", "Full copies that explorers received.", unit="copies"),
+    Metric(
+        "weights/refusals",
+        "Versions that explorers refused, since a digest or a check sum was wrong.",
+        unit="versions",
+        normal="0",
+        alarm="a full copy takes their place; if they come again, memory or network is faulty",
+    ),
+)
+
 METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
     RL: {
         "Rewards": _REWARDS,
@@ -485,6 +510,7 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "Lengths": _LENGTHS,
         "Optimization": _OPTIMIZATION,
         "Times": _TIMES,
+        "Weights": _WEIGHTS,
         "With a critic": _CRITIC,
         "With episodes of several turns": _EPISODES,
         "Reward models": _REWARD_MODEL,

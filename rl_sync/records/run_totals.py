@@ -12,6 +12,9 @@ from rl_sync.records.metrics import read_metrics
 from rl_sync.types import Group
 
 NUM_TOKENS = "num_tokens"
+WEIGHTS = "weights/"
+"""Beginning of the names of totals about the transfer of weights."""
+_ELEMENTS, _CHANGED = f"{WEIGHTS}elements", f"{WEIGHTS}changed_elements"
 _PACED = 20
 _LEAST_PACED = 3
 
@@ -75,17 +78,18 @@ class RunTotals:
         self._tokens = float(lines[-1].get(NUM_TOKENS, 0.0)) if lines else 0.0
 
     def spend(self, role: str, life: str, spent: Mapping[str, float]) -> None:
-        """Records the seconds that a role has spent in each phase since its process began.
+        """Records what a role has spent since its process began; see `SpanRecorder.spent`.
 
         Args:
           life: name of the process.
         """
         with self._lock:
             for phase, secs in spent.items():
-                self._spent.setdefault(f"{role}/{phase}", {})[life] = secs
+                name = phase if phase.startswith(WEIGHTS) else f"time/{role}/{phase}"
+                self._spent.setdefault(name, {})[life] = secs
 
     def step(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the totals up to a step, and the time spent since the previous step.
+        """Returns the totals up to a step, and what was spent since the previous step.
 
         Args:
           metrics: metrics of the step, with its number of tokens.
@@ -93,6 +97,9 @@ class RunTotals:
         self._tokens += metrics.get(NUM_TOKENS, 0.0)
         with self._lock:
             totals = {name: sum(of.values()) for name, of in self._spent.items()}
-        spent = {f"time/{name}": secs - self._told.get(name, 0.0) for name, secs in totals.items()}
+        spent = {name: total - self._told.get(name, 0.0) for name, total in totals.items()}
         self._told = totals
+        if elements := spent.pop(_ELEMENTS, 0.0):
+            spent[f"{WEIGHTS}changed_share"] = spent.pop(_CHANGED, 0.0) / elements
+        spent.pop(_CHANGED, None)
         return {NUM_TOKENS: self._tokens, **spent}

@@ -14,7 +14,7 @@ import enum
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl_sync.records.json_lines import JsonLinesWriter, plain
@@ -209,9 +209,18 @@ class SpanRecorder:
         if self._writer is not None:
             self._writer.write(mark(step, sft_step, began=self._began_secs))
 
+    def count(self, amounts: Mapping[str, float]) -> None:
+        """Adds to totals of other things than time, by name; see `spent`."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._spent[name] += amount
+
     @property
     def spent(self) -> dict[str, float]:
-        """The total seconds of finished spans of each kind; spans of threads may overlap."""
+        """The total seconds of finished spans of each kind, and the totals that were counted.
+
+        Spans of threads may overlap.
+        """
         with self._lock:
             return dict(self._spent)
 

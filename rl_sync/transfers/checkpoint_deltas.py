@@ -8,6 +8,7 @@ full copy where there is none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -135,6 +136,7 @@ class DeltaFilesPublisher:
         self._may_skip, self._timeout_secs = may_skip, timeout_secs
         self._agree_saving, self._agree_wishes = agree_saving, agree_wishes
         self._since_full: int | None = None
+        self._bytes_since_full = 0
         self._writing = threading.Lock()
         self._closed = threading.Event()
         agree("the weights directory", lambda: self._begin(frame or {}))
@@ -193,13 +195,17 @@ class DeltaFilesPublisher:
                 self._give_up(version, error)
                 return
             self._since_full = 0 if full else (self._since_full or 0) + 1
+            written = 0 if full or delta is None else delta.nbytes()
+            self._bytes_since_full = self._bytes_since_full + written if written else 0
             self._agree_saving("retention", self._retain)
         self._on_saved(version, added, time.monotonic() - began)
 
     def _needs_full(self, added: AddedVersion) -> bool:
         if self._since_full is None or added.delta is None:
             return True
-        return self._since_full + 1 >= self._full_every
+        # A chain that is as long as a full copy is no use to a reader that begins.
+        chain = self._bytes_since_full + added.delta.nbytes()
+        return self._since_full + 1 >= self._full_every or chain >= added.dense_bytes
 
     def _write(self, artifact: Artifact, dense_bytes: int, agree: Agree) -> None:
         """Writes an artifact, together with the trainer's other processes.
@@ -367,10 +373,11 @@ class DeltaFilesPuller:
           ValueError: the versions belong to another model than `params`.
         """
         wanted = wanted_text(exactly, at_least)
+        self.stats = None
         deadline = time.monotonic() + timeout_secs
         failures = 0
         if self._held is None:
-            self._agree("mark", lambda: self._files.mark(self._reader, self._version))
+            self._agree("mark", self._mark)
         while True:
             route, late = self._agree(
                 "a version",
@@ -391,7 +398,7 @@ class DeltaFilesPuller:
                         raise
                 else:
                     self._held = held
-                    self._agree("mark", lambda: self._files.mark(self._reader, self._version))
+                    self._agree("mark", self._mark)
                     return held.version.version, held.params
             if late:
                 raise WeightsTimeoutError(self._lateness(wanted, timeout_secs))
@@ -447,7 +454,16 @@ class DeltaFilesPuller:
         """Forgets what is held, leaves damaged artifacts out, and asks for a full copy."""
         self._held = None
         self._damaged |= {(one.chain, one.version, one.base) for one in route}
-        self._files.wish(self._reader)
+        with self._tolerance():
+            self._files.wish(self._reader)
+
+    def _mark(self) -> None:
+        with self._tolerance():
+            self._files.mark(self._reader, self._version)
+
+    def _tolerance(self) -> contextlib.AbstractContextManager[None]:
+        """Lets a program that follows a run go on where it may only read."""
+        return contextlib.suppress(OSError) if self._run is None else contextlib.nullcontext()
 
     def _read(self, route: list[StoredArtifact], *, refused: bool) -> _Held:
         """Reads and applies artifacts, and compares the digest; what is held does not change."""
@@ -568,6 +584,7 @@ class DeltaFilesTrainerEnd(Offering):
         self._session.spans.record(
             self._kind, now - secs, now, version=version, background=True, **added.attributes
         )
+        self._session.spans.count(added.counts)
         self._session.tell(Happened(VersionPublished(version)))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rl_sync.transfers.ends import EndSite, ExplorerEnd
+from rl_sync.types import Params
 from rl_sync.weights.ends_interface import Puller
 from rl_sync.weights.prefetching import PrefetchingPuller
 
@@ -27,6 +28,53 @@ class PullStats(NamedTuple):
     apply_secs: float
     full: bool
     refused: bool
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """The same as totals of a run's metrics."""
+        return {
+            "weights/received_bytes": self.received_bytes,
+            "weights/received_if_dense": self.dense_bytes,
+            "weights/receive_secs": self.receive_secs,
+            "weights/apply_secs": self.apply_secs,
+            "weights/full_copies": float(self.full),
+            "weights/refusals": float(self.refused),
+        }
+
+
+class CountingPuller:
+    """Counts what each pull takes, for the metrics of the run.
+
+    Args:
+      puller: the puller of versions.
+      stats: returns what the last pull took.
+      count: adds to totals by name.
+    """
+
+    def __init__(
+        self,
+        puller: Puller,
+        stats: Callable[[], PullStats | None],
+        count: Callable[[Mapping[str, float]], None],
+    ) -> None:
+        self._puller, self._stats, self._count = puller, stats, count
+
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, Params]:
+        """See `Puller`."""
+        pulled = self._puller.pull(exactly=exactly, at_least=at_least, timeout_secs=timeout_secs)
+        if (took := self._stats()) is not None:
+            self._count(took.counts)
+        return pulled
+
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        """See `Puller`."""
+        return self._puller.newest(at_least, timeout_secs)
+
+    def close(self) -> None:
+        """See `Puller`."""
+        self._puller.close()
 
 
 def arriving_end(
@@ -52,6 +100,7 @@ def arriving_end(
         )
 
     settings = session.settings
+    puller = CountingPuller(puller, stats, session.spans.count)
     if settings.schedule.pull != "latest" or settings.explorer.processes > 1:
         return ExplorerEnd(puller)
     arriving = PrefetchingPuller(puller, record)

@@ -357,6 +357,7 @@ class DeltaPuller:
           ValueError: the trainer offers another model than `params`.
         """
         wanted = wanted_text(exactly, at_least)
+        self.stats = None
         deadline = time.monotonic() + timeout_secs
         try:
             while not (updates := self._updates(exactly, at_least, deadline)):
@@ -574,6 +575,7 @@ class DeltaTrainerEnd(Offering):
             background=True,
             **added.attributes,
         )
+        self._session.spans.count(added.counts)
         self._session.tell(Happened(VersionPublished(version)))
 
 

@@ -14,9 +14,11 @@ from rl_sync.cluster.run_result import Balance, RunResult, Summary
 from rl_sync.launcher.command import program
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.plan.schedule_text import describe
+from rl_sync.plan.weights_text import describe_traffic
 from rl_sync.records import accuracy, alarms
 from rl_sync.records import summary as span_summary
 from rl_sync.records.backends.backend_catalog import TENSORBOARD
+from rl_sync.records.metric_catalog import RL
 from rl_sync.records.run_records import RunRecords
 from rl_sync.roles.master import unsolved
 from rl_sync.roles.trainer.skipped_updates import PHASES, UNJUDGED, why_unjudged
@@ -44,6 +46,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     run.read(rollouts=False)
     lines += _alarms(run, settings, result)
     lines += _throughput(run)
+    lines += describe_traffic(settings, run.metrics.of_phase(RL))
     if settings.explorers:
         lines.append(_account(balance))
         lines += _failures(balance)

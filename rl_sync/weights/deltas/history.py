@@ -48,6 +48,20 @@ class AddedVersion(NamedTuple):
             "changed_share": 1.0 if delta is None else delta.changed / max(1, delta.elements),
         }
 
+    @property
+    def counts(self) -> dict[str, float]:
+        """The same as totals of a run's metrics."""
+        delta = self.delta
+        if delta is None:
+            return {}
+        return {
+            "weights/changed_elements": delta.changed,
+            "weights/elements": delta.elements,
+            "weights/delta_bytes": delta.nbytes(),
+            "weights/dense_bytes": self.dense_bytes,
+            "weights/encode_secs": self.encode_secs,
+        }
+
 
 class _Version(NamedTuple):
     digest: str

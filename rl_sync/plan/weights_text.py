@@ -1,0 +1,64 @@
+"""Text on what travels from the trainer to the explorers: before a run, and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_sync.records.run_totals import WEIGHTS
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.transfer import TRANSFERS
+from rl_sync.weights.deltas.changed_share import expected_share
+
+
+def describe_travel(settings: RunSettings) -> list[str]:
+    """Returns the lines of `plan` on the bytes that a version takes."""
+    what = "The adapters alone travel" if settings.model.lora.rank else "Weights travel"
+    rate, dtype = settings.optimizer.learning_rate, settings.explorer_dtype
+    if settings.model.lora.rank:
+        dtype = "float32"
+    share = expected_share(rate, dtype)
+    at = f"at a learning rate of {rate:g} about {share:.0%} of the {dtype} values change a step"
+    if settings.deltas:
+        lines = [
+            f"- {what} as what changed (sync.delta={settings.sync.delta}): {at} (an estimate)."
+        ]
+        if settings.schedule.pull == "latest":
+            lines.append(
+                "- Explorers go on generating while weights travel; that time counts toward"
+                " staleness."
+            )
+        if settings.sync.fanout:
+            lines.append(
+                f"- The trainer sends them to {settings.sync.fanout} of {settings.explorers}"
+                " explorers, and each explorer hands them on to as many."
+            )
+        return lines
+    if not TRANSFERS[settings.transfer].has_deltas:
+        return [f"- {what} whole, from device to device."]
+    return [f"- {what} whole (sync.delta={settings.sync.delta}): {at}."]
+
+
+def describe_traffic(settings: RunSettings, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the line of a run's report on what travelled; none if versions travelled whole.
+
+    Args:
+      lines: the run's metrics of trainer steps.
+    """
+    shares = [value for line in lines if (value := line.get(f"{WEIGHTS}changed_share")) is not None]
+    if not shares:
+        return []
+
+    def total(name: str) -> float:
+        return sum(line.get(f"{WEIGHTS}{name}") or 0.0 for line in lines)
+
+    received, dense = total("received_bytes"), total("received_if_dense")
+    mean = sum(shares) / len(shares)
+    dtype = "float32" if settings.model.lora.rank else settings.explorer_dtype
+    expected = expected_share(settings.optimizer.learning_rate, dtype)
+    text = f"Weights: {mean:.2%} of the values changed a step (plan: {expected:.2%})"
+    if dense:
+        text += f"; explorers received {received / dense:.1%} of the bytes of full copies"
+    if refusals := total("refusals"):
+        text += f"; {refusals:g} versions were refused and replaced by full copies"
+    return [f"{text}."]
