@@ -374,8 +374,8 @@ _COMMANDS = [
         "Keeps a checkpoint of transformers up to date with a run.",
         "Reads each version that a run publishes with sync.transfer=checkpoint and sync.delta=on:"
         " only what changed, once it has the first one. Each version's digest is verified before"
-        " DIRECTORY, a link, moves to it. Ctrl-C ends it; so does --once or --idle. docs/sync.md"
-        " describes the files, for other programs that follow a run.",
+        " DIRECTORY, a link, moves to it. Ctrl-C ends it. Other programs can follow a run likewise:"
+        " the files are described.",
         [
             _flag(
                 "from",

@@ -18,10 +18,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.cluster.master_calls import Happened
 from rl_sync.roles.master.events import VersionPublished
@@ -36,7 +34,13 @@ from rl_sync.weights.deltas.applying import applied
 from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName, HeldVersion, PartBlocks
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.part_bytes import itemsizes_of, on_devices, on_host, sizes_of
+from rl_sync.weights.deltas.part_bytes import (
+    CutVersion,
+    itemsizes_of,
+    on_devices,
+    on_host,
+    sizes_of,
+)
 from rl_sync.weights.deltas.version_files import (
     PartFile,
     StoredArtifact,
@@ -58,11 +62,6 @@ from rl_sync.workdir import Workdir
 _OTHERS_SECS = 300.0
 _ATTEMPTS = 3
 _log = logging.getLogger(__name__)
-
-
-class _Arrays(NamedTuple):
-    parts: Mapping[int, Shaped[Array, "*part"]]
-    digest: UInt32[Array, " 2"]
 
 
 def run_tag(secret: str) -> str:
@@ -142,7 +141,7 @@ class DeltaFilesPublisher:
         agree("the weights directory", lambda: self._begin(frame or {}))
         self._wishes = threading.Thread(target=self._serve, name="weights-wishes", daemon=True)
         self._wishes.start()
-        self._queue: BackgroundPublisher[_Arrays] = BackgroundPublisher(
+        self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
             self._save,
             str(self._files.root),
             may_skip=may_skip,
@@ -158,7 +157,7 @@ class DeltaFilesPublisher:
           WeightsTimeoutError: the version before this one still waits to be written.
           WeightsTransferError: an earlier version could not be written.
         """
-        self._queue.hand_over(version, _Arrays(self._cutter.cut(params), digest_words(params)))
+        self._queue.hand_over(version, CutVersion(self._cutter.cut(params), digest_words(params)))
 
     def close(self) -> None:
         """Waits until all versions are written, and ends the threads.
@@ -179,7 +178,7 @@ class DeltaFilesPublisher:
         for name, content in frame.items():
             self._files.write_frame(name, content)
 
-    def _save(self, version: int, arrays: _Arrays) -> None:
+    def _save(self, version: int, arrays: CutVersion) -> None:
         began = time.monotonic()
         digest_text, parts = to_text(arrays.digest), on_host(arrays.parts)
         with self._writing:
@@ -319,7 +318,7 @@ class DeltaFilesPublisher:
 
 
 @dataclasses.dataclass
-class _Held:
+class _HeldFiles:
     version: HeldVersion
     manifest: Manifest
     parts: Mapping[int, Bytes]
@@ -353,7 +352,7 @@ class DeltaFilesPuller:
         self._params, self._run = params, run
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._agree = agree
-        self._held: _Held | None = None
+        self._held: _HeldFiles | None = None
         self._damaged: set[tuple[str, int, int]] = set()
         self.stats: PullStats | None = None
 
@@ -465,7 +464,7 @@ class DeltaFilesPuller:
         """Lets a program that follows a run go on where it may only read."""
         return contextlib.suppress(OSError) if self._run is None else contextlib.nullcontext()
 
-    def _read(self, route: list[StoredArtifact], *, refused: bool) -> _Held:
+    def _read(self, route: list[StoredArtifact], *, refused: bool) -> _HeldFiles:
         """Reads and applies artifacts, and compares the digest; what is held does not change."""
         if not route:
             assert self._held is not None
@@ -505,7 +504,7 @@ class DeltaFilesPuller:
             route[0].base == FULL,
             refused,
         )
-        return _Held(target, manifest, parts, params)
+        return _HeldFiles(target, manifest, parts, params)
 
     def _lateness(self, wanted: str, timeout_secs: float) -> str:
         there = ", ".join(str(one.version) for one in self._reachable()) or "none"

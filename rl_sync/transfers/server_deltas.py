@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
-from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.ports import interface_towards
@@ -54,7 +53,13 @@ from rl_sync.weights.deltas.artifact import (
 from rl_sync.weights.deltas.block_cache import BlockCache, BlockSource, FetchReport
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.part_bytes import itemsizes_of, on_devices, on_host, sizes_of
+from rl_sync.weights.deltas.part_bytes import (
+    CutVersion,
+    itemsizes_of,
+    on_devices,
+    on_host,
+    sizes_of,
+)
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
@@ -127,11 +132,6 @@ class Acknowledge(Call[None]):
     version: int
 
 
-class _Arrays(NamedTuple):
-    parts: Mapping[int, Shaped[Array, "*part"]]
-    digest: UInt32[Array, " 2"]
-
-
 class DeltaPublisher:
     """Offers versions as differences and full copies, and answers explorers' calls.
 
@@ -184,7 +184,7 @@ class DeltaPublisher:
         )
         self._server = RpcServer(desk, 0, host, _THREADS, secret)
         self.address = f"{host}:{self._server.port}"
-        self._queue: BackgroundPublisher[_Arrays] = BackgroundPublisher(
+        self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
             self._add,
             self.address,
             may_skip=may_skip,
@@ -206,7 +206,7 @@ class DeltaPublisher:
                 f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
                 " from the same model."
             )
-        arrays = _Arrays(self._cutter.cut(params), digest_words(params))
+        arrays = CutVersion(self._cutter.cut(params), digest_words(params))
         self._queue.hand_over(version, arrays)
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class DeltaPublisher:
         self._server.close()
         self.history.close()
 
-    def _add(self, version: int, arrays: _Arrays) -> None:
+    def _add(self, version: int, arrays: CutVersion) -> None:
         added = self.history.add(version, to_text(arrays.digest), on_host(arrays.parts))
         self._on_added(version, added)
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
 from rl_sync.weights.cells import size_of
 from rl_sync.weights.deltas.encoding import Bytes
 from rl_sync.weights.parts import Arrivals, Manifest
+
+
+class CutVersion(NamedTuple):
+    """A version on the devices: copies of its parts, by number, and its digest."""
+
+    parts: Mapping[int, Shaped[Array, "*part"]]
+    digest: UInt32[Array, " 2"]
 
 
 def itemsizes_of(manifest: Manifest) -> dict[int, int]:
