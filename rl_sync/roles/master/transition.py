@@ -215,6 +215,7 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
 
     An explorer to which newer weights still travel goes on with those that it has, as long as they
     leave room: so the time that weights travel counts toward staleness, and nobody waits for it.
+    It also goes on with them if the newest weights would leave no room either.
     """
     settings, newest = state.settings, state.newest
     assert newest is not None
@@ -224,8 +225,9 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     version = newest if request.version is None else min(request.version, newest)
     last_step, room = _room(state, request, version, placed)
     if room <= 0 and version < newest:
-        version = newest
-        last_step, room = _room(state, request, version, placed)
+        newer_last_step, newer_room = _room(state, request, newest, placed)
+        if newer_room > 0:
+            version, last_step, room = newest, newer_last_step, newer_room
     if room <= 0 and not request.unfinished:
         ends = placed >= settings.steps * per_step
         return state, (HoldBack("the end of training" if ends else "synchronization"),)

@@ -27,7 +27,8 @@ def applied(
     """Returns the parts of a version; what is held is only read.
 
     Args:
-      route: the artifacts, in order: differences on the held version, or a full copy.
+      route: the artifacts, in order: differences on the held version, or a full copy; none for
+        the held version itself.
       held: the parts of the held version; not used if the route begins with a full copy.
       sizes: bytes of each part that is wanted.
       itemsizes: bytes of an element of each part.
@@ -36,7 +37,7 @@ def applied(
     Raises:
       EncodingError: a block is missing or damaged, or the list of blocks does not fit the parts.
     """
-    on_base = bool(route) and route[0].key.base != FULL
+    on_base = not route or route[0].key.base != FULL
     new = {part: np.empty(size, np.uint8) for part, size in sizes.items()}
 
     def fill(place: tuple[int, int, int]) -> None:

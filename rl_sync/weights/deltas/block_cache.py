@@ -178,11 +178,13 @@ class BlockCache:
             for name, payload in self._blocks.items():
                 sizes[name.key] += len(payload)
             total = sum(sizes.values())
-            for key in list(self._artifacts):
+            # Blocks may have arrived after their artifact was dropped.
+            dropped = [key for key in sizes if key not in self._artifacts]
+            for key in [*dropped, *self._artifacts]:
                 if total <= self._most_bytes:
                     break
                 total -= sizes[key]
-                del self._artifacts[key]
+                self._artifacts.pop(key, None)
                 for name in [name for name in self._blocks if name.key == key]:
                     del self._blocks[name]
 
@@ -255,7 +257,7 @@ class BlockCache:
             artifact = self._list(key)
             with self._lock:
                 self._artifacts[key] = artifact
-        why = ["there is no source"]
+        why: list[str] = []
         sources = self._sources(key)
         for source in sources:
             is_last = source is sources[-1]
@@ -277,4 +279,5 @@ class BlockCache:
             nbytes, secs = sum(map(len, payloads)), time.monotonic() - began
             self._on_report(FetchReport(source.name, nbytes, secs))
             return payloads
-        raise WeightsTransferError(f"Blocks of {key} cannot be fetched: {'; '.join(why[1:])}")
+        reasons = "; ".join(why) or "there is no source"
+        raise WeightsTransferError(f"Blocks of {key} cannot be fetched: {reasons}")

@@ -288,7 +288,8 @@ class VersionHistory:
         for version in sorted(self._versions)[: -self._keep]:
             del self._versions[version]
         slowest = min(self._acknowledged.values(), default=-1)
-        room = _nbytes(self._versions[max(self._versions)].parts)
+        newest = max(self._versions, default=None)
+        room = 0 if newest is None else _nbytes(self._versions[newest].parts)
         for version in sorted(self._deltas, reverse=True):
             room -= self._deltas[version].nbytes()
             if room <= 0 or version <= slowest:

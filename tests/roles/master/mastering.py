@@ -68,8 +68,8 @@ def started(run_settings):
     return take(state, Started(Position(0, 0, (), 0)), VersionPublished(0))[0]
 
 
-def lease(state, explorer=1, now=0.0, unfinished=0, room=None):
-    request = LeaseRequested(explorer, now, unfinished, room)
+def lease(state, explorer=1, now=0.0, unfinished=0, room=None, version=None):
+    request = LeaseRequested(explorer, now, unfinished, room, version)
     state, (answer, *_) = transition.transition(state, request)
     return state, answer
 
