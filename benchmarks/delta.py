@@ -14,10 +14,11 @@ The first form measures server transfers with differences (`delta`) and without 
 turns. In each round, a share of the values, in per cent, moves by one unit in the last place: each
 by itself (`scattered`), or in runs of 1024 (`clustered`). Seconds count from the call of `publish`
 until `pull` has returned in the explorer, with the digest checked. *ratio* is dense / delta of the
-same round. *bytes* is what travels, in % of the weights' size. *encode* is the trainer's encoding,
-*fetch* and *apply* are the explorer's transfer and what follows it. *blocks* is the time of
-`publish`. *memory* is the largest growth of a process in a round, its first weights included, in
-multiples of the weights' size.
+same round. *bytes* is what travels, in % of the weights' size. *cut* is the time until the trainer
+has the digest and a copy of the weights, and *encode* that of its encoding after that. *fetch* and
+*apply* are the explorer's transfer and what follows it. *blocks* is the time of `publish`. *memory*
+is the largest growth of a process in a round, its first weights included, in multiples of the
+weights' size.
 
 With `--relays`, receivers fetch a full copy at once, with 1 or 2 receivers that each process
 serves (`fanout`), and without relays: all from the trainer. A receiver checks the check sum of each
@@ -106,6 +107,7 @@ class Pair:
         return {
             "secs": pulled["end"] - published["start"],
             "blocked": published["blocked"],
+            "cut": published["cut"],
             "encode": published["encode"],
             "fetch": stats.get("receive_secs", 0.0),
             "apply": stats.get("apply_secs", 0.0),
@@ -138,11 +140,11 @@ def compare(
             of.transfer(cases[0][0] / 100, cases[0][1])
         print(f"\n{size.megabytes} MB in {size.leaves} arrays, {rate}\n")
         print_row(
-            *("% changed", "pattern", "delta s", "dense s", "ratio", "bytes %", "encode s"),
-            *("fetch s", "apply s", "blocks ms, delta", "blocks ms, dense"),
+            *("% changed", "pattern", "delta s", "dense s", "ratio", "bytes %", "cut s"),
+            *("encode s", "fetch s", "apply s", "blocks ms, delta", "blocks ms, dense"),
             *("memory: delta trainer", "delta explorer", "dense trainer", "dense explorer"),
         )
-        print_row(*["---"] * 15)
+        print_row(*["---"] * 16)
         for percent, pattern in cases:
             rows: dict[str, Rows] = {DELTA: [], DENSE: []}
             for number in range(rounds + 1):
@@ -153,8 +155,8 @@ def compare(
             ratios = [b["secs"] / a["secs"] for a, b in zip(ours, whole, strict=True)]
             print_row(
                 *(f"{percent:g}", pattern, spread(ours, "secs", 3), spread(whole, "secs", 3)),
-                *(spread_of(ratios, 2), spread(ours, "bytes", 3, 100), spread(ours, "encode", 3)),
-                *(spread(ours, "fetch", 3), spread(ours, "apply", 3)),
+                *(spread_of(ratios, 2), spread(ours, "bytes", 3, 100), spread(ours, "cut", 3)),
+                *(spread(ours, "encode", 3), spread(ours, "fetch", 3), spread(ours, "apply", 3)),
                 *(spread(ours, "blocked", 1, 1000), spread(whole, "blocked", 1, 1000)),
                 *(spread(ours, "trainer", 1), spread(ours, "explorer", 1)),
                 *(spread(whole, "trainer", 1), spread(whole, "explorer", 1)),

@@ -106,7 +106,7 @@ def trainer_actions(place: Place) -> tuple[str, Actions]:
         name: jax.block_until_ready(begin(key, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)))
         for key, (name, leaf) in zip(keys, abstract.items(), strict=True)
     }
-    encoded: queue.SimpleQueue[float] = queue.SimpleQueue()
+    offered: queue.SimpleQueue[tuple[float, float]] = queue.SimpleQueue()
     ends: dict[str, Any] = {
         "host": place.host,
         "secret": SECRET,
@@ -118,10 +118,12 @@ def trainer_actions(place: Place) -> tuple[str, Actions]:
             abstract,
             **ends,
             chain="benchmark",
-            on_added=lambda version, added: encoded.put(added.encode_secs),
+            on_added=lambda version, added: offered.put((time.time(), added.encode_secs)),
         )
     else:
-        publisher = ServerPublisher(abstract, **ends, on_ready=lambda version: encoded.put(0.0))
+        publisher = ServerPublisher(
+            abstract, **ends, on_ready=lambda version: offered.put((time.time(), 0.0))
+        )
 
     def publish(version: int, share: float, pattern: str) -> dict[str, Any]:
         nonlocal params
@@ -136,7 +138,9 @@ def trainer_actions(place: Place) -> tuple[str, Actions]:
         start = time.time()
         publisher.publish(version, params)
         blocked = time.time() - start
-        return {"start": start, "blocked": blocked, "encode": encoded.get(timeout=TIMEOUT_SECS)}
+        at, encode = offered.get(timeout=TIMEOUT_SECS)
+        cut = at - encode - start
+        return {"start": start, "blocked": blocked, "cut": cut, "encode": encode}
 
     return publisher.address, {
         "publish": publish,
