@@ -36,7 +36,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from weights_role import HOST, SECRET, Case, Endpoints
@@ -104,14 +104,14 @@ class Plain:
 
 
 class Process:
-    """A trainer or an explorer, as the parent sees it."""
+    """A trainer or an explorer, as the parent sees it: it answers lines with lines, both JSON."""
 
-    def __init__(self, case: Case, endpoints: Endpoints, log: Path):
+    def __init__(self, command: list[str], log: Path):
         self._log = log
         environment = {"JAX_PLATFORMS": "cpu", **malloc.environment(os.environ)}
         with log.open("w") as errors:
             self._popen = subprocess.Popen(
-                [sys.executable, str(ROLE), json.dumps([case, endpoints])],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -119,12 +119,12 @@ class Process:
                 env=environment,
             )
 
-    def ask(self, version: int) -> None:
+    def ask(self, request: object) -> None:
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # Its answer gives the reason.
-            print(version, file=self._popen.stdin, flush=True)
+            print(json.dumps(request), file=self._popen.stdin, flush=True)
 
-    def answer(self) -> dict[str, float]:
+    def answer(self) -> dict[str, Any]:
         assert self._popen.stdout is not None
         line = self._popen.stdout.readline()
         if not line:
@@ -143,14 +143,11 @@ def processes(case: Case, directory: Path) -> Iterator[list[Process]]:
     desk = CallHandlers(*WeightRegistry().handlers(), Happened.answered_by(lambda call: None))
     master = RpcServer(desk, 0, HOST, secret=SECRET)
     (cluster_port,) = free_ports(HOST, 1)
-    started = [
-        Process(
-            case,
-            Endpoints(str(directory), cluster_port, master.port, number),
-            directory / f"process{number}.log",
-        )
-        for number in range(1 + case.explorers)
-    ]
+    started = []
+    for number in range(1 + case.explorers):
+        endpoints = Endpoints(str(directory), cluster_port, master.port, number)
+        command = [sys.executable, str(ROLE), json.dumps([case, endpoints])]
+        started.append(Process(command, directory / f"process{number}.log"))
     try:
         yield started
     finally:

@@ -134,13 +134,12 @@ def decode(encoding: int, payload: bytes | memoryview, block: Bytes, itemsize: i
 
 def _gaps(positions: np.ndarray) -> Bytes:
     gaps = np.diff(positions, prepend=-1) - 1
-    escapes = gaps // _ESCAPE
-    if not escapes.any():
-        return gaps.astype(np.uint8)
-    ends = np.cumsum(escapes + 1) - 1
-    written = np.full(int(ends[-1]) + 1, _ESCAPE, np.uint8)
-    written[ends] = gaps % _ESCAPE
-    return written
+    written = gaps.astype(np.uint8)
+    long = np.flatnonzero(gaps >= _ESCAPE)  # Few: the others need no division.
+    if not len(long):
+        return written
+    escapes, written[long] = np.divmod(gaps[long], _ESCAPE)
+    return np.insert(written, np.repeat(long, escapes), _ESCAPE)
 
 
 def _positions(gaps: Bytes) -> np.ndarray:
@@ -150,13 +149,18 @@ def _positions(gaps: Bytes) -> np.ndarray:
 
 
 def _planes(elements: np.ndarray) -> Bytes:
-    return np.ascontiguousarray(elements.view(np.uint8).reshape(-1, elements.itemsize).T).ravel()
+    # Shifts are several times as fast as a transposed copy of the bytes.
+    shifts = range(0, 8 * elements.itemsize, 8)
+    return np.concatenate([(elements >> elements.dtype.type(s)).astype(np.uint8) for s in shifts])
 
 
 def _elements(planes: Bytes, count: int, itemsize: int) -> np.ndarray:
     _require(len(planes) == count * itemsize, f"{len(planes)} bytes for {count} elements")
-    together = np.ascontiguousarray(planes.reshape(itemsize, count).T)
-    return together.ravel().view(_UNSIGNED[itemsize])
+    dtype = np.dtype(_UNSIGNED[itemsize])
+    elements = np.zeros(count, dtype)
+    for number, plane in enumerate(planes.reshape(itemsize, count)):
+        elements |= plane.astype(dtype) << dtype.type(8 * number)
+    return elements
 
 
 def _decompressed(payload: bytes | memoryview) -> Bytes:
