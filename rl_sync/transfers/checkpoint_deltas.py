@@ -56,7 +56,16 @@ from rl_sync.weights.ends_interface import (
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.parts import Arrivals, Cutter, Leaf, Manifest, Part, leaves_of, plan_manifest
+from rl_sync.weights.parts import (
+    Arrivals,
+    Cutter,
+    Leaf,
+    Manifest,
+    Part,
+    first_difference,
+    leaves_of,
+    plan_manifest,
+)
 from rl_sync.workdir import Workdir
 
 _OTHERS_SECS = 300.0
@@ -239,6 +248,7 @@ class DeltaFilesPublisher:
             artifact.nbytes(),
             dense_bytes,
             [(_plain(leaf), leaf.dtype, list(leaf.shape)) for leaf in self._manifest.leaves],
+            secrets.token_hex(4),
         )
         files = [f"{one.name}.p{holder}.safetensors" for holder in self._holders]
         deadline = time.monotonic() + _OTHERS_SECS
@@ -353,7 +363,6 @@ class DeltaFilesPuller:
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._agree = agree
         self._held: _HeldFiles | None = None
-        self._damaged: set[tuple[str, int, int]] = set()
         self.stats: PullStats | None = None
 
     @property
@@ -416,12 +425,7 @@ class DeltaFilesPuller:
         return self._held.version.version if self._held else -1
 
     def _stored(self) -> list[StoredArtifact]:
-        return [
-            one
-            for one in self._files.stored()
-            if self._run in (None, one.run)
-            and (one.chain, one.version, one.base) not in self._damaged
-        ]
+        return [one for one in self._files.stored() if self._run in (None, one.run)]
 
     def _await(self, at_least: int, timeout_secs: float) -> int:
         deadline = time.monotonic() + timeout_secs
@@ -452,7 +456,8 @@ class DeltaFilesPuller:
     def _refuse(self, route: list[StoredArtifact]) -> None:
         """Forgets what is held, leaves damaged artifacts out, and asks for a full copy."""
         self._held = None
-        self._damaged |= {(one.chain, one.version, one.base) for one in route}
+        for one in route:
+            self._files.leave_out(one)
         with self._tolerance():
             self._files.wish(self._reader)
 
@@ -473,7 +478,7 @@ class DeltaFilesPuller:
         target = HeldVersion(route[-1].chain, route[-1].version, route[-1].digest)
         headers = [[self._files.header(name) for name in one.files] for one in route]
         held = self._held if route[0].base != FULL else None
-        manifest = held.manifest if held else _manifest_of(headers[0], self._params)
+        manifest = held.manifest if held else _manifest_of(headers[0], route[0], self._params)
         arrivals = Arrivals(self._params, manifest)
         names = part_names(manifest)
         numbers = {names[number]: number for number in arrivals.wanted}
@@ -518,30 +523,31 @@ class DeltaFilesPuller:
         return f"{told} Either the trainer is slower than the deadline, or it has stopped."
 
 
-def _manifest_of(headers: list[PartFile], params: Params) -> Manifest:
+def _manifest_of(headers: list[PartFile], stored: StoredArtifact, params: Params) -> Manifest:
     """Returns the parts of a full copy.
 
     Raises:
-      ValueError: they are those of another model.
+      ValueError: they are those of another model, or of another dtype.
     """
     leaves = leaves_of(params)
-    named = {_plain(leaf): at for at, leaf in enumerate(leaves)}
-    parts = []
+    there = [Leaf(name, tuple(shape), dtype) for name, dtype, shape in stored.leaves]
+    here = [leaf._replace(name=_plain(leaf)) for leaf in leaves]
+    if (pair := first_difference(here, there)) is not None:
+        raise ValueError(
+            f"{stored.name} has {pair[1]} where this program has {pair[0]}: start both with the"
+            " same model and the same explorer.dtype."
+        )
+    numbers = {leaf.name: at for at, leaf in enumerate(here)}
+    pieces = []
     for file in headers:
         for name in file.parts:
             leaf_name, _, text = name.partition("@")
-            if leaf_name not in named:
-                raise ValueError(
-                    f"{file.name} has {leaf_name}, which this model lacks: start both with the"
-                    " same model."
-                )
-            at = named[leaf_name]
-            region = _region(text) if text else tuple((0, length) for length in leaves[at].shape)
-            parts.append((at, region))
-    missing = set(range(len(leaves))) - {at for at, _ in parts}
-    if missing:
-        raise ValueError(f"{headers[0].name} lacks {leaves[min(missing)]}: it has another model.")
-    return Manifest(leaves, tuple(Part(0, 0, Piece(at, region)) for at, region in sorted(parts)))
+            if leaf_name not in numbers:
+                raise EncodingError(f"{file.name} has {leaf_name}, which its manifest lacks")
+            at = numbers[leaf_name]
+            whole = tuple((0, length) for length in leaves[at].shape)
+            pieces.append(Piece(at, _region(text) if text else whole))
+    return Manifest(leaves, tuple(Part(0, 0, piece) for piece in sorted(pieces)))
 
 
 def _region(text: str) -> Region:

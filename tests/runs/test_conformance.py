@@ -31,6 +31,7 @@ EPISODES = (
     "--config.sft.steps=0",
 )
 SYNCHRONOUS = flags("synchronous")
+DELTA = "--config.sync.delta=on"
 AHEAD = "--config.launch.compile_ahead=2"
 ONE_STEP = flags("one_step_off_policy")
 ASYNCHRONOUS = flags("asynchronous")
@@ -91,6 +92,24 @@ RUNS = {
         *TEAMS,
     ),
     # Long enough for an explorer that starts seconds after the others.
+    "one step off-policy by server, what changed": (
+        *flags("one_step_off_policy", transfer="server"),
+        DELTA,
+    ),
+    "synchronous by checkpoint, what changed": (
+        *flags("synchronous", transfer="checkpoint"),
+        DELTA,
+    ),
+    "custom (2, 3) by server, what changed": (
+        *flags("custom", interval=2, offset=3, transfer="server"),
+        DELTA,
+    ),
+    "asynchronous by checkpoint, what changed": (*flags("asynchronous"), DELTA),
+    "two explorers by server, what changed": (
+        *flags("multi_explorer", count=2, transfer="server", steps=50),
+        DELTA,
+        "--config.sync.fanout=1",
+    ),
     "two explorers": flags("multi_explorer", count=2, steps=50),
     "two explorers, streaming": flags("multi_explorer", count=2, streaming=True, steps=50),
     "two explorers by server": flags("multi_explorer", count=2, transfer="server", steps=50),
@@ -123,6 +142,8 @@ PLAYED = [name for name in RUNS if "episodes" in name]
 # Each of these goes a way through the code that none of the others does: by a transfer, a schedule,
 # an engine's way to give out groups, or a way to start processes.
 UNLIKE = (
+    "one step off-policy by server, what changed",
+    "asynchronous by checkpoint, what changed",
     "synchronous",
     "synchronous by checkpoint",
     "synchronous, interval 4, two explorers",
@@ -330,6 +351,9 @@ def test_within_a_lease_groups_are_judged_and_inserted_while_others_are_generate
             ("synchronous, in one process", "synchronous"),
             ("custom (2, 3) by checkpoint", "custom (2, 3) by server"),
             ("one step off-policy", "one step off-policy, on shared devices"),
+            ("one step off-policy by server", "one step off-policy by server, what changed"),
+            ("synchronous by checkpoint", "synchronous by checkpoint, what changed"),
+            ("custom (2, 3) by server", "custom (2, 3) by server, what changed"),
         )
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import jax.numpy as jnp
 import pytest
@@ -79,24 +78,28 @@ def pulled(puller, version):
 @pytest.mark.parametrize("target", MESHES)
 @pytest.mark.parametrize("source", MESHES)
 def test_versions_arrive_to_the_bit_over_any_two_meshes_first_whole_then_as_changes(source, target):
-    with publishing(MESHES[source], MESHES[target]) as (publisher, publish):
-        with pulling([publisher.address], MESHES[target]) as puller:
-            publish(0)
-            assert pulled(puller, 0).full
-            for version in (1, 2):
-                publish(version)
-                stats = pulled(puller, version)
-                assert not stats.full
-                assert stats.received_bytes < stats.dense_bytes / 20
+    with (
+        publishing(MESHES[source], MESHES[target]) as (publisher, publish),
+        pulling([publisher.address], MESHES[target]) as puller,
+    ):
+        publish(0)
+        assert pulled(puller, 0).full
+        for version in (1, 2):
+            publish(version)
+            stats = pulled(puller, version)
+            assert not stats.full
+            assert stats.received_bytes < stats.dense_bytes / 20
 
 
 def test_an_explorer_with_unexpected_shards_gets_the_same_bits():
-    with publishing(MESHES["rows"]) as (publisher, publish):
-        with pulling([publisher.address], MESHES["columns"]) as puller:
-            publish(0)
-            pulled(puller, 0)
-            publish(1)
-            assert not pulled(puller, 1).full
+    with (
+        publishing(MESHES["rows"]) as (publisher, publish),
+        pulling([publisher.address], MESHES["columns"]) as puller,
+    ):
+        publish(0)
+        pulled(puller, 0)
+        publish(1)
+        assert not pulled(puller, 1).full
 
 
 def test_an_explorer_that_missed_versions_gets_the_chain_and_a_late_one_a_full_copy():
@@ -246,8 +249,6 @@ def test_other_models_and_dtypes_are_refused_in_one_line():
     with publishing() as (publisher, publish):
         publish(0)
         with pulling([publisher.address]) as puller:
-            other = dataclasses.replace  # The abstract params of another dtype:
-            del other
             leaf = puller._params["layers"]["up"]
             puller._params["layers"]["up"] = type(leaf)(
                 leaf.shape, jnp.float32, sharding=leaf.sharding

@@ -66,6 +66,7 @@ class StoredArtifact(NamedTuple):
       files: names of the files, one for each of the trainer's processes that hold parts.
       nbytes, dense_bytes: bytes of all blocks, and of the version that they make.
       leaves: name, dtype and shape of each array.
+      made: tag of this manifest, which is another one if the files are written again.
     """
 
     run: str
@@ -78,6 +79,7 @@ class StoredArtifact(NamedTuple):
     nbytes: int
     dense_bytes: int
     leaves: list[tuple[str, str, list[int]]]
+    made: str
 
     @property
     def name(self) -> str:
@@ -137,6 +139,7 @@ class VersionFiles:
             os.fspath(self.root), use_listings_cache=False
         )
         self._manifests: dict[str, StoredArtifact] = {}
+        self._damaged: set[str] = set()
         if create and not remote:  # A bucket has no directories.
             self._files.makedirs(f"{self._at}/{_READERS}", exist_ok=True)
 
@@ -188,7 +191,7 @@ class VersionFiles:
         return {name: self._files.cat_file(f"{self._at}/{FRAME}/{name}") for name in names}
 
     def stored(self) -> list[StoredArtifact]:
-        """Returns all manifests, by version.
+        """Returns all manifests, by version, without those of damaged files.
 
         Raises:
           VersionFilesError: a manifest is of another format.
@@ -198,8 +201,15 @@ class VersionFiles:
             del self._manifests[name]
         for name in names - set(self._manifests):
             with contextlib.suppress(FileNotFoundError):  # It was deleted since.
-                self._manifests[name] = self._manifest(name)
+                manifest = self._manifest(name)
+                if manifest.made not in self._damaged:
+                    self._manifests[name] = manifest
         return sorted(self._manifests.values(), key=lambda one: (one.version, one.base))
+
+    def leave_out(self, stored: StoredArtifact) -> None:
+        """Leaves out an artifact, some file of which is damaged, until it is written again."""
+        self._damaged.add(stored.made)
+        self._manifests.pop(f"{stored.name}.json", None)
 
     def exists(self, name: str) -> bool:
         """Says whether a file is there."""

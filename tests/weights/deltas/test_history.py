@@ -232,9 +232,9 @@ def test_differences_take_less_memory_than_a_full_copy_however_many_versions_the
         history.add(number, digest_of(versions[number]), versions[number])
         assert history.held_bytes < 2 * DENSE
         most = max(most, history.held_bytes)
-        reachable = [have for have in range(number) if FULL not in way(
-            history, number, held(versions, have)
-        )]
+        reachable = [
+            have for have in range(number) if FULL not in way(history, number, held(versions, have))
+        ]
         assert reachable == list(range(reachable[0], number))
     assert most > DENSE
 

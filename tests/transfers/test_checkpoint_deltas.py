@@ -1,0 +1,232 @@
+"""Checkpoint transfer by differences: files that lead to every version, whatever is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rl_sync.transfers.checkpoint_deltas import DeltaFilesPublisher, DeltaFilesPuller
+from rl_sync.weights.cells import mesh_regions
+from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
+from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
+from tests.transfers.changing_weights import abstract_on, assert_same_bits, placed
+
+ONE = ((0,), ())
+ROWS, COLUMNS = ((0, 1), ("x",)), ((2, 3), (None, "x"))
+
+
+@contextlib.contextmanager
+def publishing(directory, mesh=ONE, target=ONE, run="ours", chain="first", **options):
+    source = abstract_on(*mesh)
+    saved = threading.Condition()
+    there = []
+
+    def on_saved(version, added, secs):
+        with saved:
+            there.append(version)
+            saved.notify_all()
+
+    publisher = DeltaFilesPublisher(
+        directory,
+        source,
+        run=run,
+        chain=chain,
+        expected=mesh_regions(abstract_on(*target)),
+        on_saved=on_saved,
+        **options,
+    )
+
+    def publish(*versions):
+        for version in versions:
+            publisher.publish(version, placed(version, source))
+            with saved:
+                assert saved.wait_for(lambda version=version: version in there, 30)
+
+    try:
+        yield publish
+    finally:
+        publisher.close()
+
+
+@contextlib.contextmanager
+def pulling(directory, mesh=ONE, run="ours", reader="explorer1", **options):
+    puller = DeltaFilesPuller(directory, abstract_on(*mesh), run=run, reader=reader, **options)
+    try:
+        yield puller
+    finally:
+        puller.close()
+
+
+def pulled(puller, version):
+    number, params = puller.pull(exactly=version, timeout_secs=20)
+    assert number == version
+    assert_same_bits(params, version)
+    return puller.stats
+
+
+def manifests(directory):
+    return sorted(path.stem for path in directory.glob("*.json"))
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("source", "target"), [(ONE, ONE), (ROWS, COLUMNS), (ONE, COLUMNS)])
+def test_versions_arrive_to_the_bit_first_whole_then_as_changes(tmp_path, source, target):
+    with publishing(tmp_path, source, target) as publish, pulling(tmp_path, target) as puller:
+        publish(0)
+        assert pulled(puller, 0).full
+        for version in (1, 2):
+            publish(version)
+            stats = pulled(puller, version)
+            assert not stats.full
+            assert stats.received_bytes < stats.dense_bytes / 20
+        assert puller.newest() == 2
+
+
+def test_a_late_reader_gets_the_newest_full_copy_and_what_follows_it(tmp_path):
+    with publishing(tmp_path, full_every=3, keep=4) as publish:
+        publish(*range(6))
+        full = [name for name in manifests(tmp_path) if name.startswith("full")]
+        assert full == ["full_00000000", "full_00000003"]
+        with pulling(tmp_path) as late:
+            assert pulled(late, 5).full
+        with pulling(tmp_path, reader="other") as exact:
+            pulled(exact, 2)
+            assert pulled(exact, 4).full is False
+
+
+def test_what_no_reader_needs_is_deleted_and_a_slow_reader_keeps_what_it_needs(tmp_path):
+    with publishing(tmp_path, full_every=2, keep=2) as publish, pulling(tmp_path) as slow:
+        publish(0)
+        pulled(slow, 0)
+        publish(*range(1, 9))
+        assert "delta_00000001" in manifests(tmp_path)
+        assert not pulled(slow, 8).full
+        publish(9, 10, 11)
+        assert min(int(name[-8:]) for name in manifests(tmp_path)) >= 8
+        pulled(slow, 11)
+
+
+def test_a_damaged_difference_is_refused_and_a_full_copy_is_written_for_it(tmp_path):
+    with publishing(tmp_path, full_every=100) as publish, pulling(tmp_path) as puller:
+        publish(0)
+        pulled(puller, 0)
+        publish(1)
+        damage(tmp_path / "delta_00000001.p0.safetensors")
+        stats = pulled(puller, 1)
+        assert (stats.full, stats.refused) == (True, True)
+        assert "full_00000001" in manifests(tmp_path)
+        publish(2)
+        assert not pulled(puller, 2).full
+
+
+def test_a_damaged_full_copy_is_written_anew(tmp_path):
+    """The trainer need not publish another version: in synchronous mode it could not."""
+    with publishing(tmp_path) as publish, pulling(tmp_path) as puller:
+        publish(0)
+        damage(tmp_path / "full_00000000.p0.safetensors")
+        stats = pulled(puller, 0)
+        assert (stats.full, stats.refused) == (True, True)
+        publish(1)
+        assert not pulled(puller, 1).full
+
+
+@pytest.mark.parametrize("may_skip", [True, False])
+def test_a_full_disk_leaves_a_version_out_or_ends_with_one_line(tmp_path, monkeypatch, may_skip):
+    write = VersionFiles._write
+    full = []
+
+    def sometimes_full(self, name, content):
+        if full and name.startswith("delta_00000001"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, name, content)
+
+    monkeypatch.setattr(VersionFiles, "_write", sometimes_full)
+    source = abstract_on(*ONE)
+    publisher = DeltaFilesPublisher(tmp_path, source, run="ours", chain="a", may_skip=may_skip)
+    with pulling(tmp_path) as puller:
+        publisher.publish(0, placed(0, source))
+        pulled(puller, 0)
+        full.append(True)
+        publisher.publish(1, placed(1, source))
+        if may_skip:
+            deadline = time.monotonic() + 20
+            while puller.newest() < 2 and time.monotonic() < deadline:
+                with contextlib.suppress(WeightsTransferError):
+                    publisher.publish(2, placed(2, source))
+                time.sleep(0.05)
+            assert pulled(puller, 2).full
+            assert not list(tmp_path.glob("*00000001*"))
+            publisher.close()
+        else:
+            with pytest.raises(WeightsTransferError, match=r"(?s)1 could not.*No space left"):
+                publisher.close()
+
+
+def test_another_runs_versions_are_not_read_and_named_when_nothing_else_comes(tmp_path):
+    with publishing(tmp_path, run="theirs") as publish:
+        publish(0)
+        with pulling(tmp_path) as puller:
+            assert puller.newest() == -1
+            with pytest.raises(WeightsTimeoutError, match="belong to another run"):
+                puller.pull(exactly=0, timeout_secs=0.2)
+
+
+def test_a_resumed_trainer_begins_a_new_chain_with_a_full_copy(tmp_path):
+    with pulling(tmp_path) as puller:
+        with publishing(tmp_path) as publish:
+            publish(0, 1, 2)
+            pulled(puller, 2)
+        with publishing(tmp_path, chain="second") as publish:
+            publish(1)
+            assert manifests(tmp_path) == ["full_00000001"]
+            assert pulled(puller, 1).full
+            publish(2)
+            assert not pulled(puller, 2).full
+
+
+def test_a_reader_of_another_dtype_or_model_is_refused(tmp_path):
+    with publishing(tmp_path) as publish:
+        publish(0)
+        abstract = abstract_on(*ONE)
+        one = abstract["scale"]
+        other = {**abstract, "scale": jax.ShapeDtypeStruct(one.shape, jnp.float32)}
+        with pytest.raises(ValueError, match=r"bfloat16\[33\] where .* float32\[33\]"):
+            DeltaFilesPuller(tmp_path, other, run="ours").pull(exactly=0, timeout_secs=1)
+        fewer = {name: leaf for name, leaf in abstract.items() if name != "head"}
+        with pytest.raises(ValueError, match=r"head of float32.*has .*layers"):
+            DeltaFilesPuller(tmp_path, fewer, run="ours").pull(exactly=0, timeout_secs=1)
+
+
+def test_manifests_of_another_format_are_refused_with_both_formats(tmp_path):
+    with publishing(tmp_path) as publish:
+        publish(0)
+        path = tmp_path / "full_00000000.json"
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps({**values, "format": 2}))
+        with pytest.raises(VersionFilesError, match=r"format 2 .* it knows format 1"):
+            VersionFiles(tmp_path).stored()
+
+
+def test_a_reader_that_may_only_read_follows_too(tmp_path, monkeypatch):
+    with publishing(tmp_path) as publish, pulling(tmp_path, run=None) as puller:
+
+        def refused(*_):
+            raise PermissionError("read-only")
+
+        monkeypatch.setattr(VersionFiles, "_mark", refused)
+        publish(0)
+        pulled(puller, 0)
+        publish(1)
+        assert not pulled(puller, 1).full
