@@ -162,6 +162,7 @@ def test_every_way_ends_at_the_trainer_after_any_events(fanout, events):
             tree.report(name, rest[2], 1, False, now)
     paths = {name: tree.path(name, now) for name in there}
     children = collections.Counter()
+    failed = {one: at for one, at in failed.items() if now - at < 100}  # Others are forgiven.
     for name, path in paths.items():
         names = [relay.name for relay in path]
         assert name not in names
@@ -169,7 +170,7 @@ def test_every_way_ends_at_the_trainer_after_any_events(fanout, events):
         for relay in path:
             assert relay.address == there[relay.name]
             assert relay.name.split(".")[1] == name.split(".")[1]
-            assert now - failed.get(relay.name, -AGES) >= 60
+            assert relay.name not in failed
         if names:  # So no chain of parents comes back.
             assert names[1:] == [relay.name for relay in paths[names[0]]]
             children[names[0]] += 1
