@@ -77,6 +77,12 @@ def hold_up(publisher, shelf, version: int = 0) -> None:
 
 
 @pytest.mark.parametrize("may_skip", [False, True])
+def until_it_fails(go_on):
+    """Calls a function again and again: the error may come just after the end."""
+    while True:
+        go_on()
+
+
 def test_versions_are_there_in_order_after_the_end(publish, may_skip):
     shelf = Shelf()
     publisher = publish(shelf, may_skip=may_skip)
@@ -164,8 +170,7 @@ def test_a_version_that_fails_is_an_error_of_the_next_one_and_of_the_end(publish
     assert ended.wait(LONG)
     for go_on in (lambda: publisher.hand_over(1, None), publisher.close):
         with pytest.raises(WeightsTransferError, match="saved to the shelf: No space left") as info:
-            while True:  # The error may come just after the end.
-                go_on()
+            until_it_fails(go_on)
         assert info.value.__cause__ is shelf.error
     assert shelf.versions == []
 

@@ -96,9 +96,9 @@ def test_an_explorer_goes_on_with_what_it_has_while_newer_weights_travel(transfe
     assert transfer.under_way.wait(60)
     assert puller.newest() == 1
     assert puller.pull(at_least=1, timeout_secs=0) == (1, "weights 1")
-    with pytest.raises(WeightsTimeoutError, match="at least 2 .*arrived is 1"):
+    with pytest.raises(WeightsTimeoutError, match=r"at least 2 .*arrived is 1"):
         puller.pull(at_least=2, timeout_secs=0.02)
-    with pytest.raises(WeightsTimeoutError, match="version 2 .*arrived is 1"):
+    with pytest.raises(WeightsTimeoutError, match=r"version 2 .*arrived is 1"):
         puller.pull(exactly=2, timeout_secs=0.02)
 
 

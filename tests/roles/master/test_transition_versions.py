@@ -1,4 +1,4 @@
-"""Leases for explorers to which newer weights still travel: what they have, as long as it will do."""
+"""Leases for explorers to which newer weights still travel: for what they have, if it will do."""
 
 import random
 
@@ -58,7 +58,7 @@ def test_what_an_explorer_has_may_be_of_any_age():
 def test_an_explorer_without_room_goes_on_with_what_it_has():
     """It does not wait for newer weights, which it would begin nothing with."""
     run = settings_of(resolve("asynchronous", max_staleness=2), 9, carries_over=True)
-    state, grant = lease(started(run))
+    state, _ = lease(started(run))
     state, _ = take(state, VersionPublished(1))
     for full in ({"unfinished": 4}, {"unfinished": 4, "room": 0}):
         after, answer = lease(state, version=0, **full)

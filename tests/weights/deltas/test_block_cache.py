@@ -258,7 +258,9 @@ def test_the_trainer_is_asked_even_if_it_has_just_failed():
     cache = cache_of(content, trainer)
     for _ in range(2):
         before = len(trainer.requests)
-        with pytest.raises(WeightsTransferError, match="version 1 cannot be .*trainer: it is gone"):
+        with pytest.raises(
+            WeightsTransferError, match=r"version 1 cannot be .*trainer: it is gone"
+        ):
             fetch(cache, content, 1)
         assert len(trainer.requests) > before
 

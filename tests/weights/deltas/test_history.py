@@ -163,7 +163,7 @@ def test_what_a_receiver_fetches_stays_until_it_acknowledges():
     history.acknowledge("new", 1)
     for route in (slow, new):
         name = next(route[0].blocks([0]))
-        with pytest.raises(KeyError, match="version 1.* is not kept any more"):
+        with pytest.raises(KeyError, match=r"version 1.* is not kept any more"):
             history.payload(name)
         with pytest.raises(KeyError, match="not kept any more"):
             history.artifact(route[0].key)
