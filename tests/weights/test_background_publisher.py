@@ -76,13 +76,13 @@ def hold_up(publisher, shelf, version: int = 0) -> None:
     assert shelf.begun.wait(LONG)
 
 
-@pytest.mark.parametrize("may_skip", [False, True])
 def until_it_fails(go_on):
     """Calls a function again and again: the error may come just after the end."""
     while True:
         go_on()
 
 
+@pytest.mark.parametrize("may_skip", [False, True])
 def test_versions_are_there_in_order_after_the_end(publish, may_skip):
     shelf = Shelf()
     publisher = publish(shelf, may_skip=may_skip)
