@@ -256,7 +256,9 @@ def main() -> None:
                 else:
                     compare(size, rate, cases, args.rounds, Path(directory))
             except NetworkError as error:
-                print(f"\n{rate} is left out: {error}")
+                print(f"\n{rate} is left out: {error}", flush=True)
+            except RuntimeError as error:
+                print(f"\n{rate} failed: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ RUN_BITS = {"scattered": 0, "clustered": 10}
 """How changed values lie: each by itself, or in runs of 1024. Lengths as powers of two."""
 
 _GOLDEN = 0x9E3779B1
+_STALL_SECS = 60.0  # As in a run.
 
 
 class Place(NamedTuple):
@@ -214,7 +215,7 @@ def receiver_actions(place: Place) -> tuple[str, Actions]:
         for source in sources:
             source.close()
         chain = [*path, ("trainer", place.publisher)]
-        sources = [RpcSource(name, address, SECRET, TIMEOUT_SECS) for name, address in chain]
+        sources = [RpcSource(name, address, SECRET, _STALL_SECS) for name, address in chain]
         cache = BlockCache(
             place.name,
             lambda key: sources,
