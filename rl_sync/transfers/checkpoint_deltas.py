@@ -157,6 +157,7 @@ class DeltaFilesPublisher:
             timeout_secs=timeout_secs,
             agree=agree,
             agree_in_thread=agree_saving,
+            awaited=lambda cut: cut.parts,
         )
 
     def publish(self, version: int, params: Params) -> None:
@@ -189,9 +190,9 @@ class DeltaFilesPublisher:
 
     def _save(self, version: int, arrays: CutVersion) -> None:
         began = time.monotonic()
-        digest_text, parts = to_text(arrays.digest), on_host(arrays.parts)
+        parts = on_host(arrays.parts)
         with self._writing:
-            added = self._history.add(version, digest_text, parts)
+            added = self._history.add(version, lambda: to_text(arrays.digest), parts)
             delta = added.delta
             full = self._agree_saving("the kind of copy", lambda: self._needs_full(added))
             try:

@@ -50,7 +50,12 @@ from rl_sync.weights.deltas.artifact import (
     BlockName,
     HeldVersion,
 )
-from rl_sync.weights.deltas.block_cache import BlockCache, BlockSource, FetchReport
+from rl_sync.weights.deltas.block_cache import (
+    BlockCache,
+    BlockSource,
+    FetchReport,
+    SourceBusyError,
+)
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.part_bytes import (
@@ -117,8 +122,11 @@ class AskArtifact(Call[Artifact]):
 
 
 @dataclasses.dataclass(frozen=True)
-class FetchBlocks(Call[list[bytes]]):
-    """Fetches blocks of one artifact, from the trainer or an explorer; see `BlockSource.blocks`."""
+class FetchBlocks(Call[list[bytes] | None]):
+    """Fetches blocks of one artifact, from the trainer or an explorer; see `BlockSource.blocks`.
+
+    The result is None if the explorer cannot give them now.
+    """
 
     names: list[BlockName]
     via: list[str]
@@ -191,6 +199,7 @@ class DeltaPublisher:
             timeout_secs=timeout_secs,
             agree=agree,
             agree_in_thread=agree_in_thread,
+            awaited=lambda cut: cut.parts,
         )
 
     def publish(self, version: int, params: Params) -> None:
@@ -219,16 +228,19 @@ class DeltaPublisher:
         self.history.close()
 
     def _add(self, version: int, arrays: CutVersion) -> None:
-        added = self.history.add(version, to_text(arrays.digest), on_host(arrays.parts))
+        added = self.history.add(version, lambda: to_text(arrays.digest), on_host(arrays.parts))
         self._on_added(version, added)
 
     def _update(self, call: AskUpdate) -> WeightsUpdate | None:
-        version = self.history.await_version(call.exactly, call.at_least, call.timeout_secs)
-        if version is None:
-            return None
-        return WeightsUpdate(
-            *self.history.route(version, call.held, call.reader, self._reader_expiry_secs)
+        offer = self.history.offer(
+            call.exactly,
+            call.at_least,
+            call.timeout_secs,
+            held=call.held,
+            reader=call.reader,
+            expiry_secs=self._reader_expiry_secs,
         )
+        return None if offer is None else WeightsUpdate(*offer)
 
     def _blocks(self, call: FetchBlocks) -> list[bytes]:
         return [bytes(self.history.payload(name)) for name in call.names]
@@ -255,9 +267,17 @@ class RpcSource:
             client = RpcClient(self._address, self.name, self._secret, own_connection=True)
             self._clients[stream] = client
         try:
-            return client.call(FetchBlocks([*names], [*via]), self._stall_secs)
+            payloads = client.call(FetchBlocks([*names], [*via]), self._stall_secs)
         except (PeerLostError, RemoteError) as error:
             raise ConnectionError(str(error)) from error
+        if payloads is None:
+            raise SourceBusyError(f"{self.name} waits for these blocks itself")
+        return payloads
+
+    def reconnect(self, stream: int) -> None:
+        """See `BlockSource`."""
+        if (client := self._clients.pop(stream, None)) is not None:
+            client.close()
 
     def close(self) -> None:
         """Closes the connections."""
@@ -367,7 +387,7 @@ class DeltaPuller:
                         f" the newest that the trainer offers is {self.newest()}. Either the"
                         " trainer is slower than the deadline, or it has stopped."
                     )
-            held = self._verified(updates)
+            held = self._verified(updates, exactly)
             for holder in self._by_holder:
                 self._call(holder, Acknowledge(self._reader, held.version.version))
         except (ConnectionError, PeerLostError, RemoteError, WeightsTransferError) as error:
@@ -396,8 +416,11 @@ class DeltaPuller:
         if self._server is not None:
             self._server.close()
 
-    def _verified(self, updates: Mapping[int, WeightsUpdate]) -> _Held:
-        """Returns the version that updates lead to; with a full copy, if they fail."""
+    def _verified(self, updates: Mapping[int, WeightsUpdate], exactly: int | None) -> _Held:
+        """Returns the version that updates lead to; with a full copy, if they fail.
+
+        The full copy may be of a newer version, unless one version alone will do.
+        """
         target = next(iter(updates.values())).target
         try:
             self._held = self._applied(updates, refused=False)
@@ -411,7 +434,8 @@ class DeltaPuller:
             _log.warning("The difference to version %d is refused: %s", target.version, error)
         self._held = None
         deadline = time.monotonic() + self._stall_secs
-        again = self._updates(target.version, None, deadline)
+        at_least = target.version if exactly is None else None
+        again = self._updates(exactly, at_least, deadline)
         if again is None:
             raise WeightsTransferError(
                 f"The trainer no longer offers version {target.version}, of which {self._reader}"
@@ -535,8 +559,11 @@ class DeltaPuller:
             sources.append(self._known[name, address])
         return sources
 
-    def _hand_on(self, call: FetchBlocks) -> list[bytes]:
-        return [bytes(payload) for payload in self._cache.get(call.names, call.via)]
+    def _hand_on(self, call: FetchBlocks) -> list[bytes] | None:
+        try:
+            return [bytes(payload) for payload in self._cache.get(call.names, call.via)]
+        except SourceBusyError:
+            return None
 
 
 class DeltaTrainerEnd(Offering):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
@@ -26,11 +26,12 @@ class PendingVersion(NamedTuple, Generic[T]):
 
     version: int
     arrays: T
+    awaited: Any
 
     @property
     def computed(self) -> bool:
         """Says whether all arrays are there."""
-        return all(array.is_ready() for array in jax.tree.leaves(self.arrays))
+        return all(array.is_ready() for array in jax.tree.leaves(self.awaited))
 
 
 class BackgroundPublisher(Generic[T]):
@@ -47,6 +48,9 @@ class BackgroundPublisher(Generic[T]):
         pulls, but not for exact pulls, which need every version.
       timeout_secs: deadline of `hand_over` for its turn, and of `close` for the last version.
       agree, agree_in_thread: let the trainer's processes agree, in the program and in the thread.
+      on_end: called in the thread, at its end.
+      awaited: returns the arrays that must be computed before a version is under way; by default,
+        all.
     """
 
     def __init__(
@@ -59,11 +63,12 @@ class BackgroundPublisher(Generic[T]):
         agree: Agree = alone,
         agree_in_thread: Agree = alone,
         on_end: Callable[[], None] = lambda: None,
+        awaited: Callable[[T], Any] = lambda arrays: arrays,
     ) -> None:
         self._make_available, self._where = make_available, where
         self._may_skip, self._timeout_secs = may_skip, timeout_secs
         self._agree, self._agree_in_thread = agree, agree_in_thread
-        self._on_end = on_end
+        self._on_end, self._awaited = on_end, awaited
         self._changed = threading.Condition()
         self._pending: dict[int, PendingVersion[T]] = {}
         self._under_way: int | None = None
@@ -79,7 +84,7 @@ class BackgroundPublisher(Generic[T]):
           WeightsTimeoutError: the version before this one still waits.
           WeightsTransferError: an earlier version could not be made available.
         """
-        pending = PendingVersion(version, arrays)
+        pending = PendingVersion(version, arrays, self._awaited(arrays))
         with self._changed:
             if not self._may_skip:
                 self._wait_until(lambda: not self._pending, f"to publish version {version}")
@@ -129,7 +134,7 @@ class BackgroundPublisher(Generic[T]):
         try:
             try:
                 while (pending := self._next()) is not None:
-                    jax.block_until_ready(pending.arrays)
+                    jax.block_until_ready(pending.awaited)
                     self._make_available(pending.version, pending.arrays)
                     with self._changed:
                         self._under_way = None

@@ -196,10 +196,14 @@ def test_a_damaged_block_never_reaches_the_weights(monkeypatch):
         publish(0)
         pulled(puller, 0)
         publish(1)
-        damage.blocks = 1
+        damage.blocks = 100  # More than the trainer has second chances.
         with pytest.raises(WeightsTransferError, match="check sum"):
             puller.pull(exactly=1, timeout_secs=10)
+        damage.blocks = 0
         assert not pulled(puller, 1).full  # What is held was right, and still is.
+        publish(2)
+        damage.blocks = 1
+        assert not pulled(puller, 2).refused
 
 
 def test_blocks_come_from_a_relay_and_from_the_trainer_if_it_lies_or_is_gone():

@@ -23,15 +23,21 @@ BATCH_BYTES = 512 << 10
 """Bytes that one request asks for; a block that is larger travels alone."""
 
 _FIRST_STREAMS = 2
-_MOST_STREAMS = 32
+_MOST_STREAMS = 8
 _WINDOW_SECS = 0.3
 _GAIN = 1.15
 """Growth of the rate that justifies twice as many streams."""
 _SKIP_SECS = 60.0
+_BUSY_SECS = 10.0
+"""Maximum wait of another cache for a block that this one is fetching."""
 
 _log = logging.getLogger(__name__)
 
 Payload = bytes | memoryview
+
+
+class SourceBusyError(ConnectionError):
+    """A source cannot give a block now, through no fault of its own."""
 
 
 class BlockSource(Protocol):
@@ -52,8 +58,12 @@ class BlockSource(Protocol):
           stream: number of the connection; blocks of several streams travel at once.
 
         Raises:
+          SourceBusyError: the source cannot give them now.
           ConnectionError: the source does not answer, or refuses.
         """
+
+    def reconnect(self, stream: int) -> None:
+        """Closes a connection, so that the next request makes a new one."""
 
 
 class FetchReport(NamedTuple):
@@ -148,11 +158,12 @@ class BlockCache:
         """Returns blocks, and fetches those that are not here.
 
         Raises:
-          ConnectionError: the request has come from here, over others.
+          SourceBusyError: the request has come from here, over others; or it comes from another
+            cache, and a block is still on its way here. Two caches may wait for each other.
           WeightsTransferError: no source has a block.
         """
         if self._name in via:
-            raise ConnectionError(f"{self._name} has asked for this itself, over others")
+            raise SourceBusyError(f"{self._name} has asked for this itself, over others")
         mine: list[BlockName] = []
         waiting: dict[BlockName, concurrent.futures.Future[Payload]] = {}
         payloads: dict[BlockName, Payload] = {}
@@ -168,7 +179,10 @@ class BlockCache:
         if mine:
             payloads |= self._fetched(mine, [*via, self._name], stream)
         for name, future in waiting.items():
-            payloads[name] = future.result()
+            try:
+                payloads[name] = future.result(_BUSY_SECS if via else None)
+            except concurrent.futures.TimeoutError:
+                raise SourceBusyError(f"{self._name} waits for this block itself") from None
         return [payloads[name] for name in names]
 
     def release(self) -> None:
@@ -258,9 +272,12 @@ class BlockCache:
             with self._lock:
                 self._artifacts[key] = artifact
         why: list[str] = []
-        sources = self._sources(key)
-        for source in sources:
+        sources = [*self._sources(key)]
+        sources += sources[-1:]  # The trainer gets a second chance, over a new connection.
+        for number, source in enumerate(sources):
             is_last = source is sources[-1]
+            if number and number == len(sources) - 1:
+                source.reconnect(stream)
             if not is_last and self._skipped.get(source.name, 0.0) > time.monotonic():
                 continue
             began = time.monotonic()
@@ -268,6 +285,9 @@ class BlockCache:
                 payloads = source.blocks(names, via, stream)
                 for name, payload in zip(names, payloads, strict=True):
                     check_block(artifact, name, payload)
+            except SourceBusyError as error:
+                why.append(f"{source.name}: {error}")
+                continue
             except (ConnectionError, EncodingError, ValueError) as error:
                 why.append(f"{source.name}: {error}")
                 _log.warning("Weights are fetched from elsewhere than %s: %s", source.name, error)

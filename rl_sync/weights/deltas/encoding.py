@@ -29,7 +29,7 @@ from jaxtyping import UInt8
 
 Bytes = UInt8[np.ndarray, " bytes"]
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 512 << 10
 """Size of a block; the last block of an array is shorter."""
 
 _LEVEL = 1

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rl_sync.weights.deltas.artifact import (
@@ -95,8 +95,16 @@ class VersionHistory:
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         self._threads = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
-    def add(self, version: int, digest: str, parts: Mapping[int, Bytes]) -> AddedVersion:
-        """Adds the newest version, as the bytes of each part; they must not change afterwards."""
+    def add(
+        self, version: int, digest: Callable[[], str], parts: Mapping[int, Bytes]
+    ) -> AddedVersion:
+        """Adds the newest version.
+
+        Args:
+          version: the version.
+          digest: returns its digest; called after the encoding, beside which it may be computed.
+          parts: bytes of each part, which must not change afterwards.
+        """
         began = time.monotonic()
         with self._lock:
             base = max(self._versions, default=None)
@@ -105,11 +113,13 @@ class VersionHistory:
         payloads: dict[tuple[int, int], bytes | memoryview] = {}
         if base is not None and before is not None and base != version:
             key = ArtifactKey(self.chain, version, base, self._holder)
-            delta, payloads = self._encoded(key, digest, parts, before)
+            delta, payloads = self._encoded(key, parts, before)
         secs = time.monotonic() - began
+        known = digest()
         with self._lock:
-            self._versions[version] = _Version(digest, parts)
+            self._versions[version] = _Version(known, parts)
             if delta is not None:
+                delta = delta._replace(digest=known)
                 self._deltas[version] = delta
                 self._payloads[delta.key] = payloads
             self._prune()
@@ -120,6 +130,31 @@ class VersionHistory:
         """Returns the versions that receivers may ask for, oldest first."""
         with self._lock:
             return sorted(self._versions)[-self._keep :]
+
+    def offer(
+        self,
+        exactly: int | None,
+        at_least: int | None,
+        timeout_secs: float,
+        *,
+        held: HeldVersion | None,
+        reader: str,
+        expiry_secs: float,
+    ) -> tuple[HeldVersion, list[Artifact]] | None:
+        """Waits for a version, and chooses what a receiver has to fetch for it; see `route`.
+
+        Args:
+          exactly: the only version that will do.
+          at_least: minimum version; the newest one is offered.
+          timeout_secs: maximum wait.
+          held, reader, expiry_secs: see `route`.
+
+        Returns:
+          The result of `route`; None if the version is late.
+        """
+        with self._lock:
+            version = self.await_version(exactly, at_least, timeout_secs)
+            return None if version is None else self.route(version, held, reader, expiry_secs)
 
     def await_version(
         self, exactly: int | None, at_least: int | None, timeout_secs: float
@@ -235,8 +270,10 @@ class VersionHistory:
             return versions + sum(delta.nbytes() for delta in self._deltas.values())
 
     def _encoded(
-        self, key: ArtifactKey, digest: str, parts: Mapping[int, Bytes], before: _Version
+        self, key: ArtifactKey, parts: Mapping[int, Bytes], before: _Version
     ) -> tuple[Artifact, dict[tuple[int, int], bytes | memoryview]]:
+        """Returns a difference, without the digest of its result, and its blocks."""
+
         def encoded(place: tuple[int, int]) -> EncodedBlock:
             part, start = place
             span = slice(start, start + BLOCK_BYTES)
@@ -251,7 +288,7 @@ class VersionHistory:
             payloads[part, len(rows[part])] = block.payload
             rows[part].append(block)
         tables = {part: _table(row) for part, row in rows.items()}
-        artifact = Artifact(key, digest, before.digest, tables, changed, self._elements(parts))
+        artifact = Artifact(key, "", before.digest, tables, changed, self._elements(parts))
         return artifact, payloads
 
     def _copied(self, version: int) -> Artifact:

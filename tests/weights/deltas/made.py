@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def history_of(*versions, chain="chain", keep=1, first=0) -> VersionHistory:
     """Returns the history of a sender that has published these versions, each as its parts."""
     history = VersionHistory(chain, 0, ITEMSIZES, keep)
     for number, parts in enumerate(versions, first):
-        history.add(number, digest_of(parts), parts)
+        history.add(number, partial(digest_of, parts), parts)
     return history
 
 

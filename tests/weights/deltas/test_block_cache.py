@@ -62,6 +62,7 @@ class Source:
     def __init__(self, name: str, content: Content, trouble=lambda names, via, blocks: blocks):
         self.name, self._content, self._trouble = name, content, trouble
         self.requests = []
+        self.reconnections = []
         self.sent = []
         self._lock = threading.Lock()
 
@@ -72,6 +73,9 @@ class Source:
         with self._lock:
             self.sent += names
         return blocks
+
+    def reconnect(self, stream):
+        self.reconnections.append(stream)
 
 
 class Relay:
@@ -85,6 +89,9 @@ class Relay:
             return [bytes(one) for one in self._cache.get(names, via)]
         except WeightsTransferError as error:
             raise ConnectionError(str(error)) from error
+
+    def reconnect(self, stream):
+        pytest.fail("only the last source gets a second chance")
 
 
 @pytest.fixture(autouse=True)
@@ -265,6 +272,48 @@ def test_the_trainer_is_asked_even_if_it_has_just_failed():
         assert len(trainer.requests) > before
 
 
+def test_the_trainer_gets_a_second_chance_over_a_new_connection():
+    content = Content(1)
+
+    def fail_once(names, via, blocks):
+        if len(trainer.requests) == 1:
+            raise ConnectionError("the connection hangs")
+        return blocks
+
+    trainer = Source(TRAINER, content, fail_once)
+    assert fetch(cache_of(content, trainer), content, 1) == content.payloads
+    assert len(trainer.reconnections) == 1
+
+
+def test_two_caches_that_wait_for_each_other_do_not_wait_long(monkeypatch):
+    monkeypatch.setattr(block_cache, "_BUSY_SECS", 0.2)
+    content, meet = Content(1), threading.Barrier(2)
+    trainer = Source(TRAINER, content)
+    caches, reports = {}, []
+
+    class Other:
+        """The other cache; both ask each other at the same moment."""
+
+        def __init__(self, name):
+            self.name = name
+
+        def blocks(self, names, via, stream):
+            if len(via) == 1:
+                meet.wait(30)
+            return [bytes(one) for one in caches[self.name].get(names, via)]
+
+        def reconnect(self, stream):
+            pytest.fail("only the last source gets a second chance")
+
+    for name, other in (("one", "two"), ("two", "one")):
+        caches[name] = cache_of(content, Other(other), trainer, name=name, on_report=reports.append)
+    block = content.names(1)[:1]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answers = [pool.submit(cache.get, block) for cache in caches.values()]
+        assert [answer.result(30) for answer in answers] == [[content.payloads[block[0]]]] * 2
+    assert not any(report.failure for report in reports)
+
+
 def test_a_fetch_without_sources_says_so():
     content = Content(1)
     with pytest.raises(WeightsTransferError, match="there is no source"):
@@ -382,7 +431,7 @@ def test_who_waits_for_a_block_learns_that_it_did_not_come_and_may_ask_again():
     name = content.names(1)[0]
 
     def fail_first(names, via, blocks):
-        if len(trainer.requests) == 1:
+        if len(trainer.requests) <= 2:
             assert second_asks.wait(60)
             raise ConnectionError("it is gone")
         return blocks

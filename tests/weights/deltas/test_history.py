@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -82,11 +83,11 @@ def test_a_receiver_with_a_wrong_base_gets_a_full_copy():
 def test_each_version_is_added_with_what_it_cost():
     history = history_of()
     first, second = parts_of(0), with_changes(parts_of(0), 1, 0.1)
-    added = history.add(0, digest_of(first), first)
+    added = history.add(0, partial(digest_of, first), first)
     assert (added.delta, added.dense_bytes) == (None, DENSE)
     assert added.attributes["changed_share"] == 1
     assert added.attributes["delta_bytes"] == DENSE
-    added = history.add(1, digest_of(second), second)
+    added = history.add(1, partial(digest_of, second), second)
     changed = sum(
         np.count_nonzero((first[part] != second[part]).reshape(-1, ITEMSIZES[part]).any(1))
         for part in SIZES
@@ -103,11 +104,11 @@ def test_a_version_that_could_not_be_added_is_no_base_and_not_offered():
     history = history_of(versions[0])
     broken = {**versions[1], 0: versions[1][0][:-2], 9: versions[1][0]}
     with pytest.raises((ValueError, KeyError)):
-        history.add(1, digest_of(versions[1]), broken)
+        history.add(1, partial(digest_of, versions[1]), broken)
     assert history.versions() == [0]
     assert history.await_version(1, None, 0) is None
     assert way(history, 0, None) == [FULL, 0]
-    added = history.add(2, digest_of(versions[2]), versions[2])
+    added = history.add(2, partial(digest_of, versions[2]), versions[2])
     assert added.delta is not None
     assert added.delta.key.base == 0
     _, route = history.route(2, held(versions, 0), "reader", 60)
@@ -142,10 +143,10 @@ def test_who_waits_for_a_version_gets_it_once_it_is_there():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         exact = pool.submit(history.await_version, 2, None, 60)
         least = pool.submit(history.await_version, None, 1, 60)
-        history.add(1, digest_of(versions[1]), versions[1])
+        history.add(1, partial(digest_of, versions[1]), versions[1])
         assert least.result(60) == 1
         assert not exact.done()
-        history.add(2, digest_of(versions[2]), versions[2])
+        history.add(2, partial(digest_of, versions[2]), versions[2])
         assert exact.result(60) == 2
 
 
@@ -155,7 +156,7 @@ def test_what_a_receiver_fetches_stays_until_it_acknowledges():
     _, slow = history.route(1, held(versions, 0), "slow", 60)
     _, new = history.route(1, None, "new", 60)
     for number in range(2, 12):  # All others are fast.
-        history.add(number, digest_of(versions[number]), versions[number])
+        history.add(number, partial(digest_of, versions[number]), versions[number])
         history.acknowledge("fast", number)
         assert same(fetch(history, slow, versions[0]), versions[1])
         assert same(fetch(history, new, {}), versions[1])
@@ -174,7 +175,7 @@ def test_differences_stay_as_long_as_the_slowest_receiver_needs_them():
     history = history_of(versions[0])
     history.acknowledge("slow", 0)
     for number in range(1, 5):
-        history.add(number, digest_of(versions[number]), versions[number])
+        history.add(number, partial(digest_of, versions[number]), versions[number])
         history.acknowledge("fast", number)
     assert way(history, 4, held(versions, 0), "slow") == [0, 1, 2, 3, 4]
     history.acknowledge("slow", 3)
@@ -199,7 +200,7 @@ def test_nothing_is_kept_for_a_receiver_that_does_not_acknowledge_in_time():
     name = next(dead[0].blocks([0]))
     assert not history.busy()
     for number in (1, 2):
-        history.add(number, digest_of(versions[number]), versions[number])
+        history.add(number, partial(digest_of, versions[number]), versions[number])
     with pytest.raises(KeyError, match="not kept any more"):
         history.payload(name)
 
@@ -208,7 +209,7 @@ def test_a_receiver_may_leave_before_there_is_a_version():
     history = history_of()
     history.forget("early")
     history.acknowledge("of an earlier trainer", 7)
-    history.add(8, digest_of(parts_of(0)), parts_of(0))
+    history.add(8, partial(digest_of, parts_of(0)), parts_of(0))
     assert way(history, 8, None) == [FULL, 8]
 
 
@@ -229,7 +230,7 @@ def test_differences_take_less_memory_than_a_full_copy_however_many_versions_the
     versions = steps(30, 0.1)
     history, most = history_of(versions[0]), 0
     for number in range(1, 30):
-        history.add(number, digest_of(versions[number]), versions[number])
+        history.add(number, partial(digest_of, versions[number]), versions[number])
         assert history.held_bytes < 2 * DENSE
         most = max(most, history.held_bytes)
         reachable = [
@@ -248,5 +249,5 @@ def test_time_that_encoding_takes_is_reported():
     versions = steps(2)
     history = history_of(versions[0])
     began = time.monotonic()
-    added = history.add(1, digest_of(versions[1]), versions[1])
+    added = history.add(1, partial(digest_of, versions[1]), versions[1])
     assert 0 < added.encode_secs <= time.monotonic() - began

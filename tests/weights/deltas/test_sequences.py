@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ class Sender:
     def fail_to_publish(self) -> None:
         broken = {**self.parts, max(SIZES) + 1: self.parts[0]}
         with pytest.raises(KeyError):
-            self.history.add(self.newest + 1, "of a broken version", broken)
+            self.history.add(self.newest + 1, lambda: "of a broken version", broken)
 
     def restart(self) -> None:
         """Begins again at an earlier version or the same, with other weights or the same."""
@@ -73,6 +74,9 @@ class Sender:
         except KeyError as error:
             raise ConnectionError(str(error)) from error
 
+    def reconnect(self, stream) -> None:
+        """Does nothing: there are no connections."""
+
     @property
     def name(self) -> str:
         return "trainer"
@@ -84,7 +88,7 @@ class Sender:
         return self.history
 
     def _add(self) -> None:
-        self.history.add(self.newest, digest_of(self.parts), self.parts)
+        self.history.add(self.newest, partial(digest_of, self.parts), self.parts)
         self.dense[self.history.chain, self.newest] = self.parts
 
 
@@ -107,6 +111,9 @@ class Receiver:
         except (WeightsTransferError, KeyError) as error:
             raise ConnectionError(str(error)) from error
         return [one[:-1] + bytes([one[-1] ^ 1]) for one in blocks] if self.damages else blocks
+
+    def reconnect(self, stream) -> None:
+        """Does nothing: there are no connections."""
 
 
 class World:
