@@ -53,7 +53,7 @@ class GameTable:
         """Begins the game, and plays until it is the turn of a policy, or the game is over.
 
         Raises:
-          ValueError: there is no such seat, or the game did not return a proper answer.
+          ValueError: the game lacks the policy's seat, or returned something invalid.
         """
         found = self._environment.reset(task, seed)
         if inspect.isawaitable(found):

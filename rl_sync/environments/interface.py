@@ -92,13 +92,14 @@ class Turn:
     Attributes:
       messages: the messages since the policy's last reply, at least one. The reply itself, and
         earlier messages, are not repeated.
-      tools: schemas of the tools that may be called from now on. If empty, they stay as they are.
+      tools: schemas of the tools that may be called from now on. If empty, the tools of the previous
+        turn stay.
       stop_strings: texts that end the reply; they stay in it.
       deadline_secs: the time for the reply, from the turn on; None for no limit.
       reward: the reward of the reply that led to this turn; 0 in the first turn.
-      after: number (from 0) of the episode's reply that the messages follow, so that an episode may
-        have several conversations; `ANEW` if they are a whole conversation; None if they follow
-        the last reply. If given, only `tools` may be called.
+      after: number (from 0) of the episode's reply that the messages follow; None for the last
+        reply; `ANEW` if they are a whole conversation. So an episode may have several
+        conversations. Unless it is None, exactly `tools` may be called, even if they are empty.
       most_tokens: maximum number of tokens of the reply; None for the maximum of the run.
       player: in a game of several players, the number of the player whose turn it is, from 0. The
         messages and the conversation are this player's.
@@ -142,8 +143,8 @@ class PartialReply:
     """A part of a reply that is still being drawn.
 
     Attributes:
-      content: the certain part of the reply's content so far, with which the final content begins.
-      drawn: ids since the previous part.
+      content: the start of the reply's content, as far as it can no longer change.
+      drawn: token ids sampled since the previous part.
     """
 
     content: str

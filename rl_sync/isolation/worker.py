@@ -256,7 +256,7 @@ class Worker:
 
 
 def _is_at_end(sockets: WorkerSockets) -> bool:
-    """Says whether the worker has ended: its channel closes first, then the lifeline reports."""
+    """Says whether the worker has ended: its channel is closed, or the lifeline has a report."""
     ready = _readable(sockets, 0.0)
     if sockets.lifeline in ready:
         return True

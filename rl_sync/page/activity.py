@@ -24,7 +24,7 @@ class Wait(NamedTuple):
 
 
 class RoleNow(NamedTuple):
-    """A role at the end of the records.
+    """State of a role when its records end.
 
     Attributes:
       last: description of the span that ended last.

@@ -68,9 +68,9 @@ class Work(NamedTuple):
     def mfu(self, rates: Rates) -> float:
         """Returns the model FLOPs utilization at the minimum time.
 
-        It is 6 operations for each token and parameter, plus those of attention, divided by the
-        device's peak in that time. (PaLM, arXiv:2204.02311, appendix B. A token attends to earlier
-        tokens.)
+        The operations are 6 for each token and parameter, plus those of causal attention. They are
+        divided by the number that the device could do in that time at its peak. (PaLM,
+        arXiv:2204.02311, appendix B.)
         """
         return self.model_flops / (rates.flops * self.secs(rates))
 

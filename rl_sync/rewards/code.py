@@ -99,7 +99,7 @@ class Code:
             return Judgement.unknown(f"the sandbox failed: {error}")
 
     def try_out(self, rows: Iterable[Row]) -> list[str]:
-        """Runs a program that says hello in each language of the rows, on this machine.
+        """Runs a hello-world program on this machine in each programming language of the rows.
 
         Returns:
           A sentence on each language that does not run here.

@@ -271,7 +271,10 @@ def _truncate(
 
 
 def _order(logits: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
-    """Maps logits to integers that sort equally: a float's bits, all inverted if it is negative."""
+    """Maps logits to integers that sort in the same order.
+
+    The integer is the float's bits: all inverted if the float is negative, else only the sign bit.
+    """
     bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)

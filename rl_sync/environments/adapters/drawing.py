@@ -48,8 +48,8 @@ def read_drawing(drawing: str) -> tuple[str, list[Colored]]:
 def written(drawing: str, *, says_colors: bool = True) -> str:
     """Writes a drawing in plain text.
 
-    Parts with a colored background are in parentheses; if there are none, all colored parts are. If
-    there are several colors, lines after the drawing give the color of each part.
+    Puts parts with a colored background in parentheses or, if no part has one, all colored parts.
+    If there are several colors, lines after the drawing give the color of each part.
 
     Args:
       says_colors: whether there are such lines.

@@ -234,9 +234,9 @@ class Director:
         return sorted(answers, key=lambda answer: answer.episode)
 
     def _waits(self, all_of_them: bool) -> int:
-        """Counts the episodes that owe an answer.
+        """Counts the episodes whose answer has not arrived.
 
-        If all answers are awaited, queued episodes do not count: they begin when others end.
+        With `all_of_them`, queued episodes are left out: they cannot begin until another one ends.
         """
         return len(self._awaited) - (self._host.queued if all_of_them else 0)
 

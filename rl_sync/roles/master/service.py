@@ -185,7 +185,7 @@ class MasterServer:
                     self._judging.forget([lease.lease_id for lease in command.leases])
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Writes to the ledger; a run whose ledger has gaps is stopped."""
+        """Writes to the ledger; if that fails, stops the run, whose ledger would have a gap."""
         try:
             write()
         except RecordsError as error:
