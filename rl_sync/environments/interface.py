@@ -92,8 +92,8 @@ class Turn:
     Attributes:
       messages: the messages since the policy's last reply, at least one. The reply itself, and
         earlier messages, are not repeated.
-      tools: schemas of the tools that may be called from now on. If empty, the tools of the previous
-        turn stay.
+      tools: schemas of the tools that may be called from now on. If empty, the tools of the
+        previous turn stay.
       stop_strings: texts that end the reply; they stay in it.
       deadline_secs: the time for the reply, from the turn on; None for no limit.
       reward: the reward of the reply that led to this turn; 0 in the first turn.

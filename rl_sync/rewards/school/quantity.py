@@ -220,7 +220,7 @@ def _in_unit(given: Quantity, to: str) -> Fraction | None:
 
 
 def _differ_by_case(one: str, other: str) -> bool:
-    """Says whether two names are both units that the library Pint knows, and differ only in case."""
+    """Says whether two names are both units known to the library Pint, and differ only in case."""
     return (
         is_installed()
         and one != other
