@@ -195,8 +195,9 @@ class DeltaFilesPublisher:
             added = self._history.add(version, lambda: to_text(arrays.digest), parts)
             delta = added.delta
             full = self._agree_saving("the kind of copy", lambda: self._needs_full(added))
+            changes = self._agree_saving("whether it pays", lambda: self._pays(added))
             try:
-                if delta is not None and self._since_full is not None:
+                if delta is not None and changes and self._since_full is not None:
                     self._write(delta, added.dense_bytes, self._agree_saving)
                 if full:
                     self._write(self._history.full(version), added.dense_bytes, self._agree_saving)
@@ -215,6 +216,9 @@ class DeltaFilesPublisher:
         # A chain that is as long as a full copy is no use to a reader that begins.
         chain = self._bytes_since_full + added.delta.nbytes()
         return self._since_full + 1 >= self._full_every or chain >= added.dense_bytes
+
+    def _pays(self, added: AddedVersion) -> bool:
+        return added.delta is not None and added.delta.nbytes() < added.dense_bytes
 
     def _write(self, artifact: Artifact, dense_bytes: int, agree: Agree) -> None:
         """Writes an artifact, together with the trainer's other processes.

@@ -10,13 +10,15 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rl_sync.transfers.checkpoint_deltas import DeltaFilesPublisher, DeltaFilesPuller
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
-from tests.transfers.changing_weights import abstract_on, assert_same_bits, placed
+from tests.transfers.changing_weights import abstract_on, assert_same_bits, placed, weights
+from tests.weights.deltas.outside_reader import read_all
 
 ONE = ((0,), ())
 ROWS, COLUMNS = ((0, 1), ("x",)), ((2, 3), (None, "x"))
@@ -230,3 +232,53 @@ def test_a_reader_that_may_only_read_follows_too(tmp_path, monkeypatch):
         pulled(puller, 0)
         publish(1)
         assert not pulled(puller, 1).full
+
+
+@pytest.mark.parametrize("source", [ONE, ROWS])
+def test_a_reader_that_knows_only_the_documentation_gets_the_same_bits(
+    tmp_path, source, monkeypatch
+):
+    monkeypatch.setattr(VersionFiles, "delete", lambda *_: None)
+    with publishing(tmp_path, source, COLUMNS, full_every=3, keep=9) as publish:
+        publish(*range(6))
+    versions, _ = read_all(tmp_path)
+    assert sorted(versions) == list(range(6))
+    for version, arrays in versions.items():
+        expected = {"layers/up": weights(version)["layers"]["up"], **weights(version)}
+        for name, bits in arrays.items():
+            assert bits.tobytes() == np.asarray(expected[name]).tobytes(), (version, name)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, jnp.bfloat16, np.float32])
+def test_the_documentation_tells_every_encoding(tmp_path, dtype):
+    rng = np.random.default_rng(3)
+    size = 700_000  # Two blocks of half a megabyte, or more.
+    bits = rng.integers(0, 256, size * np.dtype(dtype).itemsize, np.uint8)
+    versions = [bits]
+    for share in (0.0, 0.001, 0.9, 1.0):
+        new = versions[-1].copy()
+        chosen = rng.random(new.size) < share
+        new[chosen] ^= 1 if share < 1 else rng.integers(1, 256, chosen.sum(), np.uint8)
+        versions.append(new)
+    params = [{"w": jnp.asarray(one.view(dtype))} for one in versions]
+    saved = threading.Condition()
+    there = []
+
+    def on_saved(version, added, secs):
+        with saved:
+            there.append(version)
+            saved.notify_all()
+
+    publisher = DeltaFilesPublisher(
+        tmp_path, params[0], run="ours", chain="one", keep=9, full_every=99, on_saved=on_saved
+    )
+    for version, one in enumerate(params):
+        publisher.publish(version, one)
+        with saved:
+            assert saved.wait_for(lambda version=version: version in there, 30)
+    publisher.close()
+    found, encodings = read_all(tmp_path)
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    assert encodings == {0, 1, 2, 3}
+    for version, arrays in found.items():
+        assert arrays["w"].tobytes() == versions[version].tobytes()

@@ -329,7 +329,8 @@ class VersionHistory:
         room = 0 if newest is None else _nbytes(self._versions[newest].parts)
         for version in sorted(self._deltas, reverse=True):
             room -= self._deltas[version].nbytes()
-            if room <= 0 or version <= slowest:
+            is_newest = version == max(self._versions)
+            if (room <= 0 and not is_newest) or version <= slowest:
                 del self._deltas[version]
         used = {one.key for route, _ in self._in_use.values() for one in route}
         used |= {delta.key for delta in self._deltas.values()}
