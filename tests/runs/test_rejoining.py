@@ -27,11 +27,13 @@ from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly, session_directory
 HOST = "127.0.0.1"
 
 
-@pytest.fixture
-def settings(tmp_path) -> RunSettings:
+@pytest.fixture(params=["whole weights", "what changed, over relays"])
+def settings(request, tmp_path) -> RunSettings:
     config = quick.get_config()
     config.workdir = str(tmp_path / "run")
     config.sync.mode, config.sync.transfer = "multi_explorer", "server"
+    if request.param != "whole weights":
+        config.sync.delta, config.sync.fanout = "on", 1
     config.trainer.steps = 100_000
     config.master.lease_secs = 2.0
     config.replay.backend = "embedded"
