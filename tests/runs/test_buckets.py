@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_sync.roles.version_follower import follow
 from rl_sync.weights.versions import VersionDirectory
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
 from tests.weights import bucket
@@ -15,9 +16,10 @@ pytestmark = pytest.mark.slow
 BY_CHECKPOINT = (*flags("synchronous", transfer="checkpoint", steps=4), EMBEDDED)
 
 
-@pytest.fixture(autouse=True)
-def _served(monkeypatch):
-    with bucket.serving() as variables:
+@pytest.fixture(autouse=True, scope="module")
+def _served():
+    """One bucket for all, since forked processes keep the address that the first one had."""
+    with bucket.serving() as variables, pytest.MonkeyPatch.context() as monkeypatch:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         yield
@@ -36,6 +38,19 @@ def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path
         last = run.settings.trainer.steps - 1  # Nobody uses those of the last step.
         assert directory.versions()[-1] == last
         assert directory.held_versions(600) == set(), "an explorer went and left a mark"
+
+
+def test_what_changed_goes_through_a_bucket_with_the_same_bits_and_others_follow_it(runs, tmp_path):
+    changes = (*BY_CHECKPOINT, "--config.sync.delta=on")
+    one = runs.get(*BY_CHECKPOINT, f"--config.sync.directory={tmp_path / 'weights'}")
+    other = runs.get(*changes, f"--config.sync.directory={bucket.URL}/changes")
+    assert_same_bits(one, other)
+    source = other.settings.weights_directory(other.workdir)
+    assert source.startswith(bucket.URL)
+    told = []
+    follow(source, tmp_path / "served", told.append, once=True)
+    assert told[0].version == other.settings.trainer.steps - 1
+    assert (tmp_path / "served" / "model.safetensors").exists()
 
 
 def test_a_bucket_that_is_not_there_is_named_before_anything_starts(tmp_path):
