@@ -28,7 +28,7 @@ _STALL_SECS = 60.0  # As in a run.
 
 
 class Place(NamedTuple):
-    """What a process does, and where.
+    """Task of a process, and its place.
 
     Attributes:
       role: `trainer`, `explorer` or `receiver`.
@@ -75,7 +75,7 @@ def trainer_actions(place: Place) -> tuple[str, Actions]:
     import jax.numpy as jnp
     from jax import lax
 
-    from rl_sync.transfers.server_deltas import DeltaPublisher
+    from rl_sync.transfers.server_delta_publisher import DeltaPublisher
     from rl_sync.transfers.server_publisher import ServerPublisher
     from rl_sync.weights.cells import mesh_regions
 
@@ -196,7 +196,7 @@ def explorer_actions(place: Place) -> tuple[str, Actions]:
 def receiver_actions(place: Place) -> tuple[str, Actions]:
     """Returns the address for others, and what a receiver does, which keeps blocks as they are."""
     from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
-    from rl_sync.transfers.server_deltas import (
+    from rl_sync.transfers.server_delta_calls import (
         Acknowledge,
         AskArtifact,
         AskUpdate,

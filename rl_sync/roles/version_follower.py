@@ -21,7 +21,7 @@ from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.settings.records import ConfigError
-from rl_sync.transfers.checkpoint_deltas import DeltaFilesPuller
+from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
 from rl_sync.types import Params
 from rl_sync.weights.deltas.encoding import EncodingError
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jaxtyping import Array
 
-from rl_sync.cluster.master_calls import AskStatus, Happened
+from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.ports import interface_towards
 from rl_sync.cluster.rpc import Call, PeerLostError, RemoteError, RpcClient
-from rl_sync.cluster.session import RunStoppedError
-from rl_sync.cluster.weight_calls import AskHolders, AskNewest, HoldWeights
+from rl_sync.cluster.weight_calls import AskNewest, HoldWeights
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
@@ -33,6 +32,7 @@ from rl_sync.transfers.server_publisher import (
     Taken,
     VersionOffer,
 )
+from rl_sync.transfers.trainer_processes import await_holders, check_training
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.cells import mesh_regions
@@ -46,7 +46,6 @@ from rl_sync.weights.ends_interface import (
 from rl_sync.weights.parts import Arrivals, first_difference, leaves_of
 from rl_sync.weights.server_transport import start_server, wait_ready
 
-_POLL_SECS = 0.1
 _SLICE_SECS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -290,23 +289,9 @@ def puller_of(site: EndSite) -> ServerPuller:
     trainer has made its last step.
     """
     session = site.session
-    launch, processes = session.settings.launch, session.settings.trainer.processes
 
     def find() -> list[RpcClient]:
-        deadline = time.monotonic() + launch.call_secs
-        while len(addresses := session.call_alone(AskHolders())) < processes:
-            if time.monotonic() > deadline:
-                raise ConnectionError(
-                    f"{len(addresses)} of the trainer's {processes} processes serve weights after"
-                    f" {launch.call_secs:g} s"
-                )
-            time.sleep(_POLL_SECS)
-        return [RpcClient(address, TRAINER, session.secret) for address in addresses]
-
-    def check() -> None:
-        session.check()
-        if session.call(AskStatus()).phase == "end":
-            raise RunStoppedError("the trainer has finished")
+        return [RpcClient(at, TRAINER, session.secret) for at in await_holders(session)]
 
     return ServerPuller(
         site.abstract_params,
@@ -314,10 +299,10 @@ def puller_of(site: EndSite) -> ServerPuller:
         find,
         lambda version, secs: session.call(AskNewest(version, secs)),
         host=interface_towards(site.master_address),
-        call_secs=launch.call_secs,
+        call_secs=session.settings.launch.call_secs,
         check_digest=site.verify,
         agree=session.agree,
-        on_lost=check,
+        on_lost=lambda: check_training(session),
     )
 
 

@@ -10,7 +10,6 @@ full copy. Explorers only call; those that others can reach hand on blocks.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import secrets
 import time
@@ -19,35 +18,39 @@ from typing import NamedTuple, TypeVar
 
 import jax
 
-from rl_sync.cluster.master_calls import AskStatus, Happened
+from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.ports import interface_towards
 from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
-from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.weight_calls import (
-    AskHolders,
     AskNewest,
     AskRelays,
     HoldWeights,
     JoinRelays,
     ReportRelay,
 )
-from rl_sync.isolation.codec import record
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.delta_arrival import PullStats, arriving_end
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
+from rl_sync.transfers.server_delta_calls import (
+    Acknowledge,
+    AskArtifact,
+    AskUpdate,
+    FetchBlocks,
+    RpcSource,
+    WeightsUpdate,
+)
+from rl_sync.transfers.server_delta_publisher import DeltaPublisher
 from rl_sync.transfers.server_publisher import AskManifest, CloseLine
+from rl_sync.transfers.trainer_processes import await_holders, check_training
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.background_publisher import BackgroundPublisher
-from rl_sync.weights.cells import DeviceRegions, mesh_regions
+from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.deltas.applying import applied
 from rl_sync.weights.deltas.artifact import (
     FULL,
-    Artifact,
     ArtifactKey,
-    BlockName,
     HeldVersion,
 )
 from rl_sync.weights.deltas.block_cache import (
@@ -57,15 +60,13 @@ from rl_sync.weights.deltas.block_cache import (
     SourceBusyError,
 )
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
-from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
+from rl_sync.weights.deltas.history import AddedVersion
 from rl_sync.weights.deltas.part_bytes import (
-    CutVersion,
     itemsizes_of,
     on_devices,
-    on_host,
     sizes_of,
 )
-from rl_sync.weights.digest import digest, digest_words, to_text
+from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
@@ -74,215 +75,16 @@ from rl_sync.weights.ends_interface import (
 )
 from rl_sync.weights.parts import (
     Arrivals,
-    Cutter,
     Manifest,
     first_difference,
     leaves_of,
-    plan_manifest,
 )
 
-_POLL_SECS = 0.1
 _SLICE_SECS = 1.0
-_CLOSE_SECS = 5.0
 _THREADS = 64
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R")
-
-
-@record
-class WeightsUpdate(NamedTuple):
-    """The way of an explorer's process to a version, for the parts of one process of the trainer.
-
-    Attributes:
-      target: the version.
-      route: artifacts to apply in order; none if the explorer has the version.
-    """
-
-    target: HeldVersion
-    route: list[Artifact]
-
-
-@dataclasses.dataclass(frozen=True)
-class AskUpdate(Call[WeightsUpdate | None]):
-    """Waits for a version, and asks for the way there from the verified one; None if it is late."""
-
-    reader: str
-    held: HeldVersion | None
-    exactly: int | None
-    at_least: int | None
-    timeout_secs: float
-
-
-@dataclasses.dataclass(frozen=True)
-class AskArtifact(Call[Artifact]):
-    """Asks for the list of an artifact's blocks."""
-
-    key: ArtifactKey
-
-
-@dataclasses.dataclass(frozen=True)
-class FetchBlocks(Call[list[bytes] | None]):
-    """Fetches blocks of one artifact, from the trainer or an explorer; see `BlockSource.blocks`.
-
-    The result is None if the explorer cannot give them now.
-    """
-
-    names: list[BlockName]
-    via: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Acknowledge(Call[None]):
-    """Reports that an explorer's process has verified a version."""
-
-    reader: str
-    version: int
-
-
-class DeltaPublisher:
-    """Offers versions as differences and full copies, and answers explorers' calls.
-
-    Args:
-      params: abstract params in the trainer's shardings.
-      host: interface at which explorers reach this process.
-      secret: the run's secret.
-      chain: id of this publisher, the same in all processes of the trainer.
-      expected: regions that explorers are expected to hold; see `plan_manifest`.
-      keep: number of newest versions that are offered.
-      reader_expiry_secs: time after which an explorer counts as dead that has not acknowledged.
-      on_added: called in a thread with each version once it is offered.
-      queue: arguments of `BackgroundPublisher`.
-
-    Attributes:
-      address: `host:port` where calls are answered.
-      history: the versions.
-    """
-
-    def __init__(
-        self,
-        params: Params,
-        *,
-        host: str,
-        secret: str,
-        chain: str,
-        expected: DeviceRegions = (),
-        keep: int = 1,
-        reader_expiry_secs: float = 600.0,
-        on_added: Callable[[int, AddedVersion], None] = lambda version, added: None,
-        may_skip: bool = False,
-        timeout_secs: float = 300.0,
-        agree: Agree = alone,
-        agree_in_thread: Agree = alone,
-    ) -> None:
-        self._manifest = plan_manifest(params, expected)
-        self._cutter = Cutter(self._manifest, params)
-        holder = jax.process_index()
-        self.history = VersionHistory(chain, holder, itemsizes_of(self._manifest), keep)
-        self._reader_expiry_secs, self._on_added = reader_expiry_secs, on_added
-        desk = CallHandlers(
-            AskManifest.answered_by(lambda call: self._manifest),
-            AskUpdate.answered_by(self._update),
-            AskArtifact.answered_by(lambda call: self.history.artifact(call.key)),
-            FetchBlocks.answered_by(self._blocks),
-            Acknowledge.answered_by(
-                lambda call: self.history.acknowledge(call.reader, call.version)
-            ),
-            CloseLine.answered_by(lambda call: self.history.forget(call.reader)),
-        )
-        self._server = RpcServer(desk, 0, host, _THREADS, secret)
-        self.address = f"{host}:{self._server.port}"
-        self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
-            self._add,
-            self.address,
-            may_skip=may_skip,
-            timeout_secs=timeout_secs,
-            agree=agree,
-            agree_in_thread=agree_in_thread,
-            awaited=lambda cut: cut.parts,
-        )
-
-    def publish(self, version: int, params: Params) -> None:
-        """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.
-
-        Raises:
-          ValueError: `params` does not match the plan.
-          WeightsTimeoutError: an earlier version still waits to be encoded.
-          WeightsTransferError: an earlier version could not be encoded.
-        """
-        if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
-            raise ValueError(
-                f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
-                " from the same model."
-            )
-        arrays = CutVersion(self._cutter.cut(params), digest_words(params))
-        self._queue.hand_over(version, arrays)
-
-    def close(self) -> None:
-        """Stops offering, lets explorers finish for a while, and frees all memory."""
-        self._queue.close()
-        deadline = time.monotonic() + _CLOSE_SECS
-        while self.history.busy() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECS)
-        self._server.close()
-        self.history.close()
-
-    def _add(self, version: int, arrays: CutVersion) -> None:
-        added = self.history.add(version, lambda: to_text(arrays.digest), on_host(arrays.parts))
-        self._on_added(version, added)
-
-    def _update(self, call: AskUpdate) -> WeightsUpdate | None:
-        offer = self.history.offer(
-            call.exactly,
-            call.at_least,
-            call.timeout_secs,
-            held=call.held,
-            reader=call.reader,
-            expiry_secs=self._reader_expiry_secs,
-        )
-        return None if offer is None else WeightsUpdate(*offer)
-
-    def _blocks(self, call: FetchBlocks) -> list[bytes]:
-        return [bytes(self.history.payload(name)) for name in call.names]
-
-
-class RpcSource:
-    """A process that answers `FetchBlocks`; see `BlockSource`.
-
-    Args:
-      name: its name.
-      address: its `host:port`.
-      secret: the run's secret.
-      stall_secs: maximum time for an answer.
-    """
-
-    def __init__(self, name: str, address: str, secret: str, stall_secs: float) -> None:
-        self.name, self._address = name, address
-        self._secret, self._stall_secs = secret, stall_secs
-        self._clients: dict[int, RpcClient] = {}
-
-    def blocks(self, names: Sequence[BlockName], via: Sequence[str], stream: int) -> list[bytes]:
-        """See `BlockSource`."""
-        if (client := self._clients.get(stream)) is None:
-            client = RpcClient(self._address, self.name, self._secret, own_connection=True)
-            self._clients[stream] = client
-        try:
-            payloads = client.call(FetchBlocks([*names], [*via]), self._stall_secs)
-        except (PeerLostError, RemoteError) as error:
-            raise ConnectionError(str(error)) from error
-        if payloads is None:
-            raise SourceBusyError(f"{self.name} waits for these blocks itself")
-        return payloads
-
-    def reconnect(self, stream: int) -> None:
-        """See `BlockSource`."""
-        if (client := self._clients.pop(stream, None)) is not None:
-            client.close()
-
-    def close(self) -> None:
-        """Closes the connections."""
-        for client in self._clients.values():
-            client.close()
 
 
 class _Held(NamedTuple):
@@ -619,15 +421,10 @@ def _explorer(site: EndSite) -> ExplorerEnd:
                     ReportRelay(report.source, report.nbytes, report.secs, report.failure)
                 )
 
-    def check() -> None:
-        session.check()
-        if session.call_alone(AskStatus()).phase == "end":
-            raise RunStoppedError("the trainer has finished")
-
     puller = DeltaPuller(
         site.abstract_params,
         reader,
-        lambda: _holders(session),
+        lambda: await_holders(session),
         lambda version, secs: session.call_alone(AskNewest(version, secs)),
         secret=session.secret,
         call_secs=settings.launch.call_secs,
@@ -636,22 +433,9 @@ def _explorer(site: EndSite) -> ExplorerEnd:
         on_serving=lambda address: session.call_alone(JoinRelays(reader, address)),
         on_report=report,
         agree=session.agree,
-        on_lost=check,
+        on_lost=lambda: check_training(session),
     )
     return arriving_end(site, puller, lambda: puller.stats)
-
-
-def _holders(session: Session) -> list[str]:
-    launch, processes = session.settings.launch, session.settings.trainer.processes
-    deadline = time.monotonic() + launch.call_secs
-    while len(addresses := session.call_alone(AskHolders())) < processes:
-        if time.monotonic() > deadline:
-            raise ConnectionError(
-                f"{len(addresses)} of the trainer's {processes} processes serve weights after"
-                f" {launch.call_secs:g} s"
-            )
-        time.sleep(_POLL_SECS)
-    return addresses
 
 
 ENDS = Ends(

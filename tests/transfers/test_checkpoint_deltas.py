@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.transfers.checkpoint_deltas import DeltaFilesPublisher, DeltaFilesPuller
+from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
+from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError

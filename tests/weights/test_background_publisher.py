@@ -33,7 +33,7 @@ class InComputation:
 
 
 class Shelf:
-    """Where versions are made available, one after another, when a test opens it."""
+    """A place that takes versions, one after another, once a test opens it."""
 
     def __init__(self, is_open: bool = True) -> None:
         self.open, self.begun = threading.Event(), threading.Event()
