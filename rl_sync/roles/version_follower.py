@@ -26,6 +26,7 @@ from rl_sync.types import Params
 from rl_sync.weights.deltas.encoding import EncodingError
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTimeoutError
+from rl_sync.weights.locations import is_remote
 
 _SLICE_SECS = 1.0
 _READ_SECS = 60.0
@@ -55,6 +56,7 @@ def follow(
     once: bool = False,
     idle_secs: float | None = None,
     start_secs: float = 600.0,
+    on_wait: Callable[[str], None] = lambda told: None,
 ) -> None:
     """Keeps a checkpoint of transformers up to date with the versions of a run.
 
@@ -68,6 +70,7 @@ def follow(
       once: whether to return after the first version.
       idle_secs: time without a new version after which it returns; None for no such time.
       start_secs: maximum time until the first version is there.
+      on_wait: called with a sentence if the first version has to be awaited.
 
     Raises:
       ConfigError: the source has no such versions, or none that can be verified; or the target
@@ -75,8 +78,13 @@ def follow(
     """
     if target.exists() and not target.is_symlink():
         raise ConfigError(f"--to={target} exists already; name a new directory.")
+    if not is_remote(source) and not Path(source).is_dir():
+        raise ConfigError(
+            f"--from={source} is no directory. Start the run first: its weights are in"
+            " `weights` in its work directory, or where sync.directory says."
+        )
     with tempfile.TemporaryDirectory() as folder:
-        frame, model, abstract = _model(source, Path(folder), start_secs)
+        frame, model, abstract = _model(source, Path(folder), start_secs, on_wait)
         dtype = str(jax.tree.leaves(abstract)[0].dtype)
         reader = f"follow-{socket.gethostname()}-{os.getpid()}"
         puller = DeltaFilesPuller(source, abstract, reader=reader)
@@ -114,11 +122,15 @@ def _check_patience(
         )
 
 
-def _model(source: str, folder: Path, start_secs: float) -> tuple[Path, ModelConfig, Params]:
+def _model(
+    source: str, folder: Path, start_secs: float, on_wait: Callable[[str], None]
+) -> tuple[Path, ModelConfig, Params]:
     """Waits for the first version, and returns its frame, its model and abstract params."""
     try:
         files = VersionFiles(source, create=False)
         deadline = time.monotonic() + start_secs
+        if not files.stored():
+            on_wait(f"Waiting for the first version in {source}, at most {start_secs:g} s.")
         while not (stored := files.stored()):
             if time.monotonic() > deadline:
                 raise ConfigError(

@@ -80,9 +80,13 @@ def test_a_follower_goes_on_while_versions_come(runs, tmp_path):
 
 def test_mistakes_get_one_line(tmp_path):
     empty, there = tmp_path / "empty", tmp_path / "there"
+    told = []
     empty.mkdir()
     there.mkdir()
     with pytest.raises(ConfigError, match=r"no versions after 0\.1 s.* sync\.delta=on"):
-        follow(str(empty), tmp_path / "served", print, start_secs=0.1)
+        follow(str(empty), tmp_path / "served", print, start_secs=0.1, on_wait=told.append)
+    assert told == [f"Waiting for the first version in {empty}, at most 0.1 s."]
+    with pytest.raises(ConfigError, match=r"nowhere is no directory\. Start the run first"):
+        follow(str(tmp_path / "nowhere"), tmp_path / "served", print)
     with pytest.raises(ConfigError, match="exists already; name a new directory"):
         follow(str(empty), there, print)

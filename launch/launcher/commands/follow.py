@@ -30,5 +30,6 @@ def execute(arguments: Arguments) -> int:
         tell,
         once=bool(flags.get("once")),
         idle_secs=flags.get("idle"),
+        on_wait=lambda told: print(told, flush=True),
     )
     return 0
