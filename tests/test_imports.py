@@ -65,7 +65,8 @@ ALLOWED = {
     "scoring": {"types", "tasks", "rewards", "records", "display", "settings", "cluster"},
     "roles": LOWEST | SIDE | RUN | {"actors"},
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
-    "plan": LOWEST | SIDE | RUN | {"roles"},
+    "simulation": LOWEST | SIDE | RUN | {"actors", "roles"},
+    "plan": LOWEST | SIDE | RUN | {"roles", "simulation"},
     "api": LOWEST | SIDE | {"rollout", "settings", "roles"},
 }
 ISOLATED = set(ALLOWED) - {"__main__", "schedule", "algorithms", "models", "learning"} - LEAVES
