@@ -7,7 +7,8 @@ of a row, E entries of a row's sampling masks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,6 +196,22 @@ class Group:
             column = columns[field.name]
             values[field.name] = int(column) if column.ndim == 0 else column
         return cls(**values)
+
+
+class Consumed(NamedTuple):
+    """Groups that a trainer step takes from the buffer.
+
+    Attributes:
+      groups: groups to train on, in the batch's order; none in a process that does not read.
+      left_out: lease ids of groups that are not selected, if more are generated than needed.
+      kept: lease ids of groups that a later step may train on again.
+      notes: metrics of the user's functions.
+    """
+
+    groups: list[Group]
+    left_out: list[int]
+    kept: Sequence[int] = ()
+    notes: Mapping[str, float] = MappingProxyType({})
 
 
 @record

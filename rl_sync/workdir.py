@@ -56,6 +56,16 @@ class Workdir:
         return self._at("checkpoints")
 
     @property
+    def batches(self) -> Path:
+        """Batches since the oldest snapshot; see `rl_sync.checkpoints.batch_log`."""
+        return self._at("batches")
+
+    @property
+    def published(self) -> Path:
+        """Digests of the published versions."""
+        return self._at("published.jsonl")
+
+    @property
     def best(self) -> Path:
         """File with the step of the best snapshot; see `rl_sync.checkpoints.best_snapshot`."""
         return self.snapshots / "best.json"
@@ -176,8 +186,23 @@ class Workdir:
     @property
     def of_attempt(self) -> tuple[Path, ...]:
         """Files that one attempt at a run leaves, and that the next attempt moves aside."""
-        folders = (self.snapshots, self.weights, self.replay, self.logs, self.spans, self.usage)
-        records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.resumed)
+        folders = (
+            self.snapshots,
+            self.batches,
+            self.weights,
+            self.replay,
+            self.logs,
+            self.spans,
+            self.usage,
+        )
+        records = (
+            self.metrics,
+            self.tensorboard,
+            self.ledger,
+            self.consumed,
+            self.published,
+            self.resumed,
+        )
         others = (self.judgements, self.rollouts, self.restarts, self.backends)
         ends = (self.versions, self.outcome)
         return self.config, *folders, *records, *others, *ends

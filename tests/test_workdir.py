@@ -20,6 +20,8 @@ def test_files_have_the_names_that_users_and_earlier_runs_know():
         "tensorboard": workdir.tensorboard,
         "backends": workdir.backends,
         "ledger.jsonl": workdir.ledger,
+        "batches": workdir.batches,
+        "published.jsonl": workdir.published,
         "consumed.jsonl": workdir.consumed,
         "rollouts": workdir.rollouts,
         "restarts.jsonl": workdir.restarts,
@@ -38,4 +40,4 @@ def test_a_new_attempt_leaves_what_is_the_users_own_and_what_was_moved_aside():
     workdir = Workdir("/runs/mine")
     kept = {workdir.lock, workdir.secret, workdir.earlier, *workdir.timeline, workdir.trace}
     assert not kept & set(workdir.of_attempt)
-    assert len(set(workdir.of_attempt)) == 18
+    assert len(set(workdir.of_attempt)) == 20

@@ -103,7 +103,9 @@ def save_snapshot(
     def finish() -> None:
         (unfinished / _METADATA).write_text(text)
         seal(unfinished)
-        others = [other for other in _steps(directory) if other != step and other not in kept]
+        others = [
+            other for other in snapshot_steps(directory) if other != step and other not in kept
+        ]
         if snapshot_path(directory, step).exists():
             _hide(directory, step)
         unfinished.rename(snapshot_path(directory, step))
@@ -121,7 +123,8 @@ def save_snapshot(
         cause = str(error).partition("\n")[0]
         raise SnapshotError(
             f"The snapshot of step {step} cannot be saved in {directory}"
-            f" ({type(error).__name__}: {cause}). The earlier ones stay: steps {_steps(directory)}."
+            f" ({type(error).__name__}: {cause}). The earlier ones stay: steps"
+            f" {snapshot_steps(directory)}."
         ) from error
 
 
@@ -218,7 +221,7 @@ def _chosen(
     if chosen is None or not snapshot_path(directory, chosen).exists():
         raise FileNotFoundError(
             f"There is no snapshot{'' if step is None else f' of step {step}'} in {directory}"
-            f" (steps there: {_steps(directory)})."
+            f" (steps there: {snapshot_steps(directory)})."
         )
     reason = unreadable.get(chosen) or (
         None if step is None else damage(snapshot_path(directory, chosen))
@@ -248,7 +251,7 @@ def newest_whole(
     """
     directory = Path(directory)
     damaged: dict[int, str] = {}
-    for step in reversed(_steps(directory)):
+    for step in reversed(snapshot_steps(directory)):
         reason = unreadable.get(step) or damage(snapshot_path(directory, step))
         if reason is None:
             for broken, why in damaged.items():
@@ -295,10 +298,12 @@ def stored_shapes(directory: Path, step: int) -> Shapes:
 
 def latest_snapshot(directory: Path) -> int | None:
     """Returns the step of the newest snapshot, damaged or not; None if there is none."""
-    return max(_steps(Path(directory)), default=None)
+    return max(snapshot_steps(directory), default=None)
 
 
-def _steps(directory: Path) -> list[int]:
+def snapshot_steps(directory: Path) -> list[int]:
+    """Returns the steps of all snapshots, damaged or not, in order."""
+    directory = Path(directory)
     names = os.listdir(directory) if directory.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 

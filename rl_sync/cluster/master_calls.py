@@ -80,6 +80,11 @@ class Claim(Call[list[int]]):
 
 
 @dataclasses.dataclass(frozen=True)
+class AskBuffered(Call[list[int]]):
+    """Asks for the lease ids of the groups that should be in the buffer, or in the trainer."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Happened(Call[None]):
     """Reports an event that the master has to count."""
 
@@ -95,6 +100,37 @@ class Resumed(Call[None]):
 
     step: int
     sft_step: int | None
+
+
+@record
+class Progress(NamedTuple):
+    """Progress of a run, as its master knows it.
+
+    Attributes:
+      start: trainer step that the schedule counts from; see `SyncSchedule`.
+      step: last trainer step that was reported.
+      evaluated: names of the moments whose evaluations have been made.
+    """
+
+    start: int
+    step: int
+    evaluated: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskProgress(Call[Progress | None]):
+    """Asks how far the run has come; None if no trainer has been ready yet."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerDied(Call[None]):
+    """Reports that the trainer died, and is started again.
+
+    Attributes:
+      reason: line for the display.
+    """
+
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)

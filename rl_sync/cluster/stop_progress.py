@@ -13,6 +13,7 @@ from rl_sync.role_names import TRAINER
 _WORK = {
     SpanKind.SFT,
     SpanKind.TRAIN,
+    SpanKind.TRAIN_AGAIN,
     SpanKind.COMPILE,
     SpanKind.EVALUATION,
     SpanKind.SNAPSHOT,

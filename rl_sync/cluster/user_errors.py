@@ -14,7 +14,12 @@ class RunEndedError(RuntimeError):
 
 def log_failure(log: logging.Logger, who: str, error: Exception) -> None:
     """Logs the error of a role, with a traceback unless its message is for the user."""
-    if isinstance(error, RunEndedError | RecordsError | ConfigError):
+    if is_for_user(error):
         log.error("%s failed: %s", who, error)
     else:
         log.error("%s failed", who, exc_info=error)
+
+
+def is_for_user(error: Exception) -> bool:
+    """Says whether an error's message is for the user; then a restart would not help."""
+    return isinstance(error, RunEndedError | RecordsError | ConfigError)

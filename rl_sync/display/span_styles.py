@@ -31,6 +31,7 @@ class SpanStyle(NamedTuple):
 SPAN_STYLES: Mapping[str, SpanStyle] = {
     SpanKind.ROLLOUT: SpanStyle("rollout", "#F7C948", "yellow", "yellow"),
     SpanKind.TRAIN: SpanStyle("train", "#57A773", "green", "good"),
+    SpanKind.TRAIN_AGAIN: SpanStyle("train again", "#8FC7A4", "green", "olive"),
     **{
         sync_kind(name): SpanStyle(
             "sync", one.colour, one.style, one.trace_colour, f"sync ({name})"

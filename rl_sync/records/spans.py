@@ -29,6 +29,7 @@ class SpanKind(enum.StrEnum):
     SCORE = "score"
     INSERT = "insert"
     TRAIN = "train"
+    TRAIN_AGAIN = "train_again"
     SFT = "sft"
     EVALUATION = "evaluation"
     WAIT = "wait"

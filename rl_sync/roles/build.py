@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
+from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError
@@ -36,12 +37,15 @@ from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
 from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.roles.trainer.loop import TrainerLoop
 from rl_sync.roles.trainer.pair_evaluation import PairEvaluator
 from rl_sync.roles.trainer.reward_trainer import RewardTrainer
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
 from rl_sync.roles.trainer.rollout_writer import RolloutWriter
 from rl_sync.roles.trainer.sft_phase import SftPhase
+from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
+from rl_sync.roles.trainer.starting_point import StartingPoint
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_engine import EpisodeEngine
@@ -51,7 +55,7 @@ from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.ends import EndSite, NoTransfer, TrainerEnd, ends_of
-from rl_sync.types import Params
+from rl_sync.types import Group, Params
 from rl_sync.weights.cluster import host_leaves, leave_cluster
 from rl_sync.workdir import Workdir
 
@@ -85,16 +89,30 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
 
         pipeline = pipeline_of(settings.experience.pipeline, task)
 
-        def reader(schedule: SyncSchedule, idle: Callable[[], None]) -> GroupSource:
+        def source(
+            point: StartingPoint, schedule: SyncSchedule, idle: Callable[[], None]
+        ) -> GroupSource:
             if not settings.explorers:
                 return DataReader(session, drawing(settings.algorithm, task))
             _await_replay(session, replay)
-            # A server that this run did not start may hold another run's groups.
-            session.agree("reset", lambda: replay.reset(TABLE))
-            return BatchReader(
-                session, replay, table=TABLE, schedule=schedule, idle=idle, pipeline=pipeline
-            )
+            if not point.goes_on:
+                # A server that this run did not start may hold another run's groups.
+                session.agree("reset", lambda: replay.reset(TABLE))
 
+            def reader(on_taken: Callable[[int, list[Group]], None]) -> BatchReader:
+                return BatchReader(
+                    session,
+                    replay,
+                    table=TABLE,
+                    schedule=schedule,
+                    idle=idle,
+                    pipeline=pipeline,
+                    on_taken=on_taken,
+                )
+
+            return LoggedBatches(session, log, reader, point)
+
+        log = BatchLog(workdir.batches) if session.leads and settings.explorers else None
         TrainerLoop(
             session=session,
             trainer=trainer,
@@ -111,8 +129,15 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             ),
             evaluator=evaluator,
             end=end,
-            reader=reader,
-            snapshots=workdir.snapshots,
+            source=source,
+            snapshots=SnapshotKeeper(
+                session=session,
+                trainer=trainer,
+                parameters=parameters,
+                directory=workdir.snapshots,
+                log=log,
+                processes=resources.processes,
+            ),
             processes=resources.processes,
             demonstrations=demonstrations_of(settings, task),
             compile_threads=ahead.threads,

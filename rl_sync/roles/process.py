@@ -20,12 +20,11 @@ from absl import logging as absl_logging
 
 from rl_sync.cluster.parallel_imports import loading
 from rl_sync.role_names import MASTER, TOGETHER, TRAINER, number_of
+from rl_sync.roles.exit_status import ENDED, FAILED, ORPHANED
 
 if TYPE_CHECKING:
     from rl_sync.settings.run_settings import RunSettings
 
-FAILED = 1
-ORPHANED = 4
 _log = logging.getLogger("rl_sync")
 
 
@@ -40,7 +39,7 @@ def main() -> int:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
     with loading():
         from rl_sync.cluster import compilation_cache
-        from rl_sync.cluster.user_errors import log_failure
+        from rl_sync.cluster.user_errors import is_for_user, log_failure
         from rl_sync.settings.config_reading import read_settings
         from rl_sync.workdir import Workdir
 
@@ -51,7 +50,7 @@ def main() -> int:
         _run(arguments, settings)
     except Exception as error:
         log_failure(_log, arguments.role, error)
-        return FAILED
+        return ENDED if is_for_user(error) else FAILED
     if compiled.needed:
         _log.info("Of %d programs the compilation cache had %d.", compiled.needed, compiled.read)
     return 0

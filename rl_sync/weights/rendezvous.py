@@ -70,6 +70,12 @@ class MeetingPoint:
             self._changed.wait_for(lambda: ticket in self._grants, timeout_secs)
             return self._grants.pop(ticket, None)
 
+    def reset(self) -> None:
+        """Forgets all requests and grants, since one side of the transfers has died."""
+        with self._changed:
+            self._requests.clear()
+            self._grants.clear()
+
     def withdraw(self, ticket: int) -> Grant | None:
         """Withdraws a request; returns its grant if that came first and must be followed."""
         with self._changed:

@@ -16,10 +16,10 @@ from typing import Any
 
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import check_own
-from rl_sync.cluster.master_calls import AskStatus, CloseLedger, Happened
+from rl_sync.cluster.master_calls import AskBuffered, AskStatus, CloseLedger, Happened, TrainerDied
 from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.run_result import Summary
-from rl_sync.cluster.topology import members_of
+from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.display.live import LiveDisplay, RunStatus
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.processes import run_directory as work
@@ -33,10 +33,16 @@ from rl_sync.records.backends.backend_catalog import check_installed
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
-from rl_sync.role_names import is_explorer, number_of, role_of
+from rl_sync.role_names import TOGETHER, TRAINER, is_explorer, number_of, role_of
 from rl_sync.roles import wiring
+from rl_sync.roles.exit_status import ENDED
 from rl_sync.roles.explorer.episode_wiring import check_environment
-from rl_sync.roles.master.events import ExplorerDied, StopRequested
+from rl_sync.roles.master.events import (
+    FORMED_ANEW,
+    ExplorerDied,
+    GroupsRefused,
+    StopRequested,
+)
 from rl_sync.roles.replay_tables import check_replay
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.settings.records import ConfigError
@@ -128,30 +134,54 @@ class LocalRun:
         return PageBeside(self._workdir, launch.page_port)
 
     def _start_again(self, deaths: Sequence[Death]) -> bool:
-        """Restarts dead explorers; returns False if the run cannot go on.
+        """Restarts programs that died during RL; returns False if the run cannot go on.
 
-        An explorer that dies before RL begins would die again, so it is not restarted.
+        A program that dies before RL begins would die again, so it is not restarted; nor is one
+        that ended itself for a reason that a restart does not change. Programs of one cluster are
+        restarted together, since the cluster must be formed anew.
         """
         status, most = self._status(), self._settings.launch.explorer_restarts
-        programs = {role_of(death.name) for death in deaths}
-        if not self._settings.is_elastic or status is None or status.phase != "rl":
+        dead = {role_of(death.name) for death in deaths}
+        programs = [one for one in programs_of(self._settings) if one in dead]
+        if status is None or status.phase != "rl" or len(programs) < len(dead):
             return False
-        if any(not is_explorer(one) or self._restarts[one] >= most for one in programs):
+        if any(death.status == ENDED for death in deaths):
             return False
+        if any(self._restarts[one] >= most for one in programs):
+            return False
+        if self._settings.is_joint:
+            programs = programs_of(self._settings)
+        self._restarts.update(dead)
+        members = [one.name for one in members_of(self._settings) if one.program in programs]
+        self._supervisor.end(members)
+        why = deaths[0]
+        told = f"{why}. It is started again"
+        if not self._forget(programs, f"{told}."):
+            return False
+        self._processes.start_programs(programs)
+        for program in sorted(dead):
+            own = next(death for death in deaths if role_of(death.name) == program)
+            self._record_restart(program, str(own))
+        print(f"\n{told} ({self._restarts[role_of(why.name)]} of {most} times).")
+        return True
+
+    def _forget(self, programs: Sequence[str], told: str) -> bool:
+        """Tells the master that programs died; returns False if it does not answer."""
         assert self._master is not None
-        for program in sorted(programs):
-            self._restarts[program] += 1
-            members = [member for member in members_of(self._settings) if member.program == program]
-            self._supervisor.end([member.name for member in members])
-            try:
-                died = ExplorerDied(number_of(program))
-                self._master.call(Happened(died), _ANSWER_SECS)
-            except PeerLostError:
-                return False
-            self._processes.start_programs([program])
-            why = next(death for death in deaths if role_of(death.name) == program)
-            self._record_restart(program, str(why))
-            print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
+        explorers = [one for one in programs if is_explorer(one)]
+        if TOGETHER in programs:
+            explorers = self._settings.roles[:-1]
+        try:
+            if {TRAINER, TOGETHER} & {*programs}:
+                self._master.call(TrainerDied(told), _ANSWER_SECS)
+            for explorer in explorers:
+                self._master.call(Happened(ExplorerDied(number_of(explorer))), _ANSWER_SECS)
+            if self._settings.is_joint and self._settings.schedule.pull == "exact":
+                # All explorers come to each version, so each must have work that needs it.
+                buffered = tuple(self._master.call(AskBuffered(), _ANSWER_SECS))
+                self._master.call(Happened(GroupsRefused(buffered, FORMED_ANEW)), _ANSWER_SECS)
+        except (PeerLostError, RemoteError):
+            return False
         return True
 
     def _record_restart(self, role: str, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.types import Group, Lease, Params
-from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError
+from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
 
 _POLL_SECS = 1.0
 _PAUSE_SECS = 0.02
@@ -26,6 +27,8 @@ _RECEIVE_POLL_SECS = 10.0
 _IN_FLIGHT_POLL_SECS = 0.1
 _NO_ROOM_SECS = 0.02
 """Time between two requests for leases while the master has none and others are in flight."""
+
+_log = logging.getLogger(__name__)
 
 Answer = LeaseGrant | GrantEvaluation | HoldBack | Finish
 
@@ -163,6 +166,13 @@ class ExplorerLoop:
                 return self.puller.pull(**wanted, timeout_secs=_RECEIVE_POLL_SECS)
             except WeightsTimeoutError:
                 deadline()
+            except WeightsTransferError as error:
+                if not self.session.settings.is_elastic:
+                    raise
+                # The trainer died, and is started again: it will offer the version again.
+                _log.warning("A version did not arrive, and is asked for again: %s", error)
+                deadline()
+                time.sleep(_POLL_SECS)
 
     def _generate(
         self, grant: LeaseGrant, state: ExplorerState

@@ -15,6 +15,8 @@ TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
 EXPLORER_DIED = "its explorer died"
 LEFT_OUT = "left out of the batch"
+FORMED_ANEW = "the cluster was formed anew"
+LOST = "lost from the replay buffer"
 RUN_ENDED = "the run ended"
 
 

@@ -133,7 +133,10 @@ class MasterServer:
             self._pending.handler(),
             master_calls.Claim.answered_by(self._claim),
             master_calls.Happened.answered_by(self._happened),
+            master_calls.AskBuffered.answered_by(self._buffered),
             master_calls.Resumed.answered_by(self._resumed),
+            master_calls.AskProgress.answered_by(self._run_progress),
+            master_calls.TrainerDied.answered_by(self._trainer_died),
             master_calls.TrainerReady.answered_by(self._begin),
             master_calls.Trained.answered_by(self._trained),
             master_calls.AskPosition.answered_by(self._position),
@@ -211,6 +214,20 @@ class MasterServer:
             return f"before {self._settings.algorithm.learning}"
         return f"after step {step}"
 
+    def _run_progress(self, call: master_calls.AskProgress) -> master_calls.Progress | None:
+        del call
+        with self._changed:
+            state = self._state
+            if not state.begun:
+                return None
+            start = state.settings.schedule.start
+            return master_calls.Progress(start, state.trained_steps, [*self._result.evaluations])
+
+    def _trainer_died(self, call: master_calls.TrainerDied) -> None:
+        self._attendance.lost(TRAINER)
+        self._weights.trainer_died()
+        self._message = call.reason
+
     def _begin(self, call: master_calls.TrainerReady) -> None:
         # Leases that were granted after the snapshot have used these ids.
         next_lease = max(call.position.next_lease, self._first_lease)
@@ -285,6 +302,11 @@ class MasterServer:
         with self._changed:
             self._apply(GroupsBuffered(tuple(call.lease_ids)))
             return [lease_id for lease_id in call.lease_ids if lease_id not in self._state.live]
+
+    def _buffered(self, call: master_calls.AskBuffered) -> list[int]:
+        del call
+        with self._changed:
+            return [lease.lease_id for lease in self._state.live.values() if lease.buffered]
 
     def _happened(self, call: master_calls.Happened) -> None:
         if isinstance(call.event, ExplorerDied):

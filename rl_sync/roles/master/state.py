@@ -23,6 +23,7 @@ class MasterState:
     """The master's whole state.
 
     Attributes:
+      begun: whether the trainer has been ready.
       newest: newest published version, None before the first.
       trained_steps: number of finished trainer steps.
       live: leases that have not ended, by id.
@@ -41,6 +42,7 @@ class MasterState:
     """
 
     settings: MasterSettings
+    begun: bool = False
     newest: int | None = None
     trained_steps: int = 0
     next_ordinal: int = 0

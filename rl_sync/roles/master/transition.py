@@ -144,6 +144,7 @@ def _start(state: MasterState, position: Position) -> Outcome:
     return dataclasses.replace(
         state,
         settings=dataclasses.replace(state.settings, schedule=schedule),
+        begun=True,
         trained_steps=position.step,
         next_ordinal=position.next_ordinal,
         next_lease=position.next_lease,

@@ -56,6 +56,11 @@ class WeightRegistry:
     def _hold(self, call: calls.HoldWeights) -> None:
         self._holders[call.process] = call.address
 
+    def trainer_died(self) -> None:
+        """Forgets where the trainer served weights, and who waits to meet it."""
+        self._holders.clear()
+        self._meeting.reset()
+
     def explorer_died(self, explorer: str) -> None:
         """Takes a dead explorer out of the tree of relays."""
         with self._lock:

@@ -7,40 +7,25 @@ shares of it once it is laid out (`rl_sync.roles.trainer.batch_shares`).
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rl_sync.algorithms.screening import choose
-from rl_sync.cluster.master_calls import Claim, Happened
+from rl_sync.cluster.master_calls import AskBuffered, Claim, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayTimeoutError
-from rl_sync.roles.master.events import TOO_STALE, GroupsRefused
+from rl_sync.roles.master.events import LOST, TOO_STALE, GroupsRefused
 from rl_sync.roles.trainer.experience_pipeline import Pipeline
 from rl_sync.schedule import SyncSchedule
-from rl_sync.types import Group
+from rl_sync.types import Consumed, Group
 
 FROM_THE_FUTURE = "from the future"
 _POLL_SECS = 0.05
-_NO_NOTES: Mapping[str, float] = MappingProxyType({})
-
-
-class Consumed(NamedTuple):
-    """Groups that a trainer step takes from the buffer.
-
-    Attributes:
-      groups: groups to train on, in the batch's order; none in a process that does not read.
-      left_out: lease ids of groups that are not selected, if more are generated than needed.
-      kept: lease ids of groups that a later step may train on again.
-      notes: metrics of the user's functions.
-    """
-
-    groups: list[Group]
-    left_out: list[int]
-    kept: Sequence[int] = ()
-    notes: Mapping[str, float] = _NO_NOTES
+_DRAINED_AT_ONCE = 64
+_log = logging.getLogger(__name__)
 
 
 class GroupSource(Protocol):
@@ -53,6 +38,9 @@ class GroupSource(Protocol):
           TimeoutError: they did not come in time.
           RunStoppedError: the run is being stopped.
         """
+
+    def settle(self) -> None:
+        """Waits until the batches so far would be found again after a crash."""
 
     def close(self, reason: str) -> None:
         """Gives up groups that were sampled and not trained on."""
@@ -76,6 +64,7 @@ class BatchReader:
       schedule: schedule that starts at the resumed step.
       idle: called in each turn of the wait for experiences.
       pipeline: the user's functions; None for none.
+      on_taken: called with the step that waits, and groups that were just taken from the buffer.
     """
 
     def __init__(
@@ -86,8 +75,9 @@ class BatchReader:
         schedule: SyncSchedule,
         idle: Callable[[], None],
         pipeline: Pipeline | None = None,
+        on_taken: Callable[[int, list[Group]], None] = lambda step, groups: None,
     ):
-        self._pipeline = pipeline
+        self._pipeline, self._on_taken = pipeline, on_taken
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
@@ -120,6 +110,44 @@ class BatchReader:
                     return self._consume(step, batch) if self._session.leads else Consumed([], [])
                 self._idle()
 
+    @property
+    def aside(self) -> list[Group]:
+        """Groups that were taken from the buffer, and that no batch has consumed yet."""
+        return [*self._aside]
+
+    @property
+    def uses(self) -> dict[int, int]:
+        """Number of steps that have trained on each group that later steps may train on again."""
+        return {**self._trained}
+
+    def go_on(
+        self, step: int, aside: Sequence[Group], uses: Mapping[int, int], over: Collection[int]
+    ) -> None:
+        """Goes on where an earlier process of the trainer ended.
+
+        The buffer is emptied, since only then it is known which groups were lost with that process,
+        or with the replay server. These are leased again.
+
+        Args:
+          step: the first step that is read.
+          aside, uses: the values of these attributes when that process ended.
+          over: leases that the steps before have consumed, whether or not they are reported yet.
+        """
+        self._over = {*over}
+        self._session.agree("going on", lambda: self._go_on(step, aside, uses))
+
+    def _go_on(self, step: int, aside: Sequence[Group], uses: Mapping[int, int]) -> None:
+        buffered = self._session.call(AskBuffered())
+        self._keep(aside)
+        while self._take(step, _DRAINED_AT_ONCE):
+            pass
+        there = {group.lease_id for group in self._aside} | self._over
+        lost = tuple(lease_id for lease_id in buffered if lease_id not in there)
+        self._trained.update({i: count for i, count in uses.items() if i in there})
+        if lost:
+            _log.warning("%d groups are lost, and leased again.", len(lost))
+            self._session.call(Happened(GroupsRefused(lost, LOST)))
+
     def close(self, reason: str) -> None:
         """See `GroupSource`."""
         self._session.agree("given up", lambda: self._refuse(self._aside, reason))
@@ -135,7 +163,7 @@ class BatchReader:
         refused: list[int] = []
         if missing := self._groups_needed - len(self._fitting(step)):
             deadline()
-            self._take(missing)
+            self._take(step, missing)
             refused = self._refuse_unfit(step)
         batch = self._fitting(step)
         if len(batch) < self._groups_needed:
@@ -145,7 +173,7 @@ class BatchReader:
     def _consume(self, step: int, batch: list[Group]) -> Consumed:
         """Selects from a whole batch, and removes it from the groups at hand."""
         algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
-        made, notes = self._pipeline(step, batch) if self._pipeline else (batch, _NO_NOTES)
+        made, notes = self._pipeline(step, batch) if self._pipeline else (batch, {})
         rewards = [group.rewards.tolist() for group in made]
         chosen = choose(algorithm.screening, rewards, trainer.groups_per_step, algorithm.keep)
         groups = [made[i] for i in chosen]
@@ -199,12 +227,19 @@ class BatchReader:
         self._forget(lease_ids)
         return lease_ids
 
-    def _take(self, count: int) -> None:
+    def _take(self, step: int, count: int) -> bool:
+        """Takes groups that arrived, for the batch of a step; returns whether there were any."""
         try:
             samples = self._replay.sample(self._table, count, timeout_secs=_POLL_SECS)
         except ReplayTimeoutError:
-            return
+            return False
         groups = [Group.from_columns(sample.columns) for sample in samples]
+        self._on_taken(step, groups)
+        self._keep(groups)
+        return True
+
+    def _keep(self, groups: Sequence[Group]) -> None:
+        """Keeps groups whose leases have not ended."""
         claimed = self._session.call(Claim([group.lease_id for group in groups]))
         over = self._over.union(claimed)
         self._aside += [group for group in groups if group.lease_id not in over]

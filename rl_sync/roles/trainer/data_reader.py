@@ -12,10 +12,9 @@ from jaxtyping import Bool, Float, Int
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster.session import Session
 from rl_sync.learning.pairs import PAIR
-from rl_sync.roles.trainer.batch_reader import Consumed
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE, Group
+from rl_sync.types import NO_LEASE, Consumed, Group
 
 Drawn = tuple[Int[np.ndarray, "rows T"], Bool[np.ndarray, "rows T"], Float[np.ndarray, " rows"]]
 """Tokens, completion mask, and reward of each row of a step."""
@@ -66,6 +65,9 @@ class DataReader:
             for i in range(count)
         ]
         return Consumed(groups, [])
+
+    def settle(self) -> None:
+        """Does nothing: batches can be drawn again."""
 
     def close(self, reason: str) -> None:
         """Does nothing: no group was sampled in advance."""

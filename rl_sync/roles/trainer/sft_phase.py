@@ -48,7 +48,7 @@ class SftPhase:
     def run(self, initial: Callable[[], TrainState]) -> TrainState:
         """Takes the configured steps, and measures the accuracy now and then.
 
-        It resumes a stopped SFT from its snapshot, and gives the same bits.
+        It resumes from its snapshot, and gives the same bits: a stopped SFT, or one that is over.
 
         Args:
           initial: makes the state before the first step.
@@ -78,6 +78,7 @@ class SftPhase:
         except (RunStoppedError, TimeoutError, RemoteError):
             self._save(state, step)  # Failures of other roles leave the state intact.
             raise
+        self._save(state, step)  # A trainer that dies before its first snapshot begins here.
         return state
 
     def forget(self) -> None:

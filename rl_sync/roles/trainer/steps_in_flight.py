@@ -91,12 +91,17 @@ class StepsInFlight:
         left_out: list[int],
         kept: Sequence[int] = (),
         notes: Mapping[str, float] | None = None,
+        *,
+        logged: Callable[[], None] = lambda: None,
+        again: bool = False,
     ) -> TrainState:
         """Dispatches a step; then waits for the report of the previous one.
 
         Args:
           groups: groups from which the first process lays out the batch.
           left_out, kept, notes: see `Consumed`.
+          logged: waits until the batch is on disk; called before the step is reported.
+          again: whether the master counts the step already, from before the trainer died.
 
         Raises:
           Exception: the previous step failed with this error.
@@ -122,7 +127,8 @@ class StepsInFlight:
         compiled = self._steps.of(batch)
         # Watched from before the dispatch, which on a CPU may include the computation.
         dispatched: Future[Metrics] = Future()
-        ready = self._watcher.submit(self._watch, attributes, dispatched)
+        kind = SpanKind.TRAIN_AGAIN if again else SpanKind.TRAIN
+        ready = self._watcher.submit(self._watch, kind, attributes, dispatched)
         try:
             state, metrics = compiled(state, batch)
         except BaseException as error:
@@ -130,16 +136,20 @@ class StepsInFlight:
             raise
         dispatched.set_result(metrics)
         before = self._reported
-        self._reported = self._reporter.submit(
-            self._report,
-            step,
-            groups,
-            sources,
-            left_out=left_out,
-            kept=kept,
-            notes=notes or {},
-            ready=ready,
-        )
+        if again:
+            self._reported = self._reporter.submit(self._note, step, ready)
+        else:
+            self._reported = self._reporter.submit(
+                self._report,
+                step,
+                groups,
+                sources,
+                left_out=left_out,
+                kept=kept,
+                notes=notes or {},
+                ready=ready,
+                logged=logged,
+            )
         if before is not None:
             before.result()
         return state
@@ -149,9 +159,11 @@ class StepsInFlight:
         if self._reported is not None:
             self._reported.result()
 
-    def _watch(self, attributes: dict[str, Any], dispatched: Future[Metrics]) -> _Measured:
+    def _watch(
+        self, kind: SpanKind, attributes: dict[str, Any], dispatched: Future[Metrics]
+    ) -> _Measured:
         started = time.monotonic()
-        with self._session.spans.span(SpanKind.TRAIN, **attributes):
+        with self._session.spans.span(kind, **attributes):
             metrics = dispatched.result()
             arrays = {name: metrics[name] for name in _ARRAYS if name in metrics}
             values = {name: float(metrics[name]) for name in metrics.keys() - arrays.keys()}
@@ -160,6 +172,11 @@ class StepsInFlight:
         updates = self._session.settings.optimizer.updates_per_batch
         values["staleness_max_updates"] = values["staleness_max"] * updates
         return _Measured(values, arrays)
+
+    def _note(self, step: int, ready: Future[_Measured]) -> None:
+        """Waits for a step that the master counts already."""
+        ready.result()
+        self._session.facts.update(step=step, version=step)
 
     def _report(
         self,
@@ -171,6 +188,7 @@ class StepsInFlight:
         kept: Sequence[int],
         notes: Mapping[str, float],
         ready: Future[_Measured],
+        logged: Callable[[], None],
     ) -> None:
         chosen = self._recorder.choose(groups) if self._recorder else []
         values, arrays = ready.result()
@@ -183,6 +201,12 @@ class StepsInFlight:
             tokens_per_sec=values["tokens_per_sec"],
             staleness=values["staleness_mean"],
         )
+        logged()
+        try:
+            # Written first: a line of a step that the master does not count becomes void.
+            self._consumed.write(step, groups)
+        except RecordsError as error:
+            self._session.tell(Fail(str(error)))
         leases = tuple(_leases(groups))
         trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
         recorded = [group.lease_id for _, group in chosen]
@@ -197,10 +221,6 @@ class StepsInFlight:
         if self._recorder and chosen:
             figures = functools.partial(self._figures, arrays, sources)
             self._recorder.record(step, Chosen(chosen, judgements), figures)
-        try:
-            self._consumed.write(step, groups)
-        except RecordsError as error:
-            self._session.tell(Fail(str(error)))
 
     def _figures(self, arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
         """Reads the per-token values of a step from this process's devices."""

@@ -17,6 +17,7 @@ from rl_sync.learning.batching import Placed
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.trainer.loop import TrainerLoop
+from rl_sync.roles.trainer.starting_point import StartingPoint
 from rl_sync.schedule import resolve
 from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
 from rl_sync.transfers.ends import EndSite
@@ -67,7 +68,7 @@ class Loop(TrainerLoop):
 
     def _start(self):
         self._steps = self.trainer
-        return State(self.start)
+        return State(self.start), StartingPoint.at(self.start)
 
     def _finish(self, state):
         self.finished = state.step
@@ -120,6 +121,9 @@ class Reader:
         self._fails(step)
         return _groups(step), []
 
+    def settle(self):
+        pass
+
     def close(self, reason):
         pass
 
@@ -129,6 +133,7 @@ def loop_of(tmp_path, offers=Offers, **options):
     session = MemorySession(
         workdir=tmp_path,
         sync__mode="asynchronous",
+        sync__verify=False,
         trainer__steps=STEPS,
         evaluation__every_steps=0,
         checkpoint__every_steps=0,
@@ -142,8 +147,8 @@ def loop_of(tmp_path, offers=Offers, **options):
         sft=None,
         evaluator=None,
         end=lambda schedule: end,
-        reader=lambda schedule, idle: Reader(),
-        snapshots=tmp_path,
+        source=lambda point, schedule, idle: Reader(),
+        snapshots=None,
         processes=[0],
     )
 
@@ -241,7 +246,7 @@ def test_a_trainer_whose_own_wait_fails_saves_what_it_has_before_it_fails(tmp_pa
             steps.computations[0].done.set()
             raise failure
 
-    loop.reader = lambda schedule, idle: Reader(fails)
+    loop.source = lambda point, schedule, idle: Reader(fails)
     with pytest.raises(type(failure), match=str(failure)):
         loop.run()
     assert loop.finished == 1
@@ -262,9 +267,9 @@ def test_a_trainer_whose_step_fails_has_nothing_whole_to_save(tmp_path):
 def test_a_run_that_is_stopped_before_its_first_batch_can_be_read_ends_well(tmp_path):
     loop = loop_of(tmp_path)
 
-    def reader(schedule, idle):
+    def source(point, schedule, idle):
         raise RunStoppedError("interrupted")  # In the wait for the replay server.
 
-    loop.reader = reader
+    loop.source = source
     loop.run()
     assert loop.finished == 0

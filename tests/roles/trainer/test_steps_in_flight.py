@@ -129,10 +129,10 @@ def test_a_step_is_dispatched_while_the_one_before_is_computed_and_reported_when
     assert run.events == []
     run.computations[0].done.set()
     second.join(10)
-    assert run.events == [("trained", 1, [10, 11]), ("consumed", 1, [10, 11])]
+    assert run.events == [("consumed", 1, [10, 11]), ("trained", 1, [10, 11])]
     run.computations[1].done.set()
     run.stepping.settle()
-    assert [event[:2] for event in run.events[2:]] == [("trained", 2), ("consumed", 2)]
+    assert [event[:2] for event in run.events[2:]] == [("consumed", 2), ("trained", 2)]
 
 
 OF_TOKENS = {"token_ratios": jnp.ones((1, 4)), "token_entropies": jnp.zeros((1, 4))}
@@ -192,7 +192,7 @@ def test_what_a_step_leaves_out_is_reported_with_it_and_demonstrations_have_no_l
     run.computations[0].done.set()
     run.stepping.settle()
     assert (run.left_out, run.kept) == ([(17, 18)], [(11,)])
-    assert run.events[0] == ("trained", 1, [10, 11])
+    assert run.events[1] == ("trained", 1, [10, 11])
 
 
 def test_a_step_gets_its_demonstrations(run, tmp_path):
@@ -280,3 +280,16 @@ def test_a_step_of_which_nothing_was_judged_shows_no_reward(run):
     run.stepping.settle()
     assert run.facts["step"] == 1
     assert run.facts["reward"] is None
+
+
+def test_a_step_that_the_master_counts_already_is_neither_reported_nor_recorded(run, tmp_path):
+    run.stepping.take(0, 1, _groups(1), [], again=True)
+    run.computations[0].done.set()
+    run.stepping.take(1, 2, _groups(2), [], logged=lambda: run.events.append("logged"))
+    run.computations[1].done.set()
+    run.stepping.settle()
+    of_second = [10 * 2, 10 * 2 + 1]
+    assert run.events == ["logged", ("consumed", 2, of_second), ("trained", 2, of_second)]
+    run.spans.close()
+    kinds = [span.kind for span in read_spans(tmp_path)]
+    assert kinds == [SpanKind.TRAIN_AGAIN, SpanKind.TRAIN]

@@ -1,0 +1,166 @@
+"""The trainer's snapshots in a run: when they are saved, loaded and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from rl_sync.checkpoints.adapted_loading import load_adapted
+from rl_sync.checkpoints.batch_log import BatchLog
+from rl_sync.checkpoints.snapshots import (
+    latest_snapshot,
+    load_snapshot,
+    newest_whole,
+    read_metadata,
+    save_snapshot,
+    snapshot_steps,
+)
+from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPhase
+from rl_sync.cluster.session import Session
+from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.learning.opt_state import all_finite
+from rl_sync.records.spans import SpanKind
+from rl_sync.roles.master.events import Position
+from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.trainer.actor import Trainer, TrainState
+from rl_sync.schedule import SyncSchedule
+from rl_sync.types import Params
+from rl_sync.weights.storage import MismatchError
+
+_all_finite = jax.jit(all_finite)
+
+
+@dataclasses.dataclass
+class SnapshotKeeper:
+    """Saves and loads the trainer's state; all of the trainer's processes call it together.
+
+    Attributes:
+      session: the trainer's session.
+      trainer: the actor.
+      parameters: the part of the parameters that snapshots hold.
+      directory: folder of the snapshots.
+      log: log of batches since the oldest snapshot; None if there is none.
+      processes: the trainer's processes, by their indices in their cluster.
+    """
+
+    session: Session
+    trainer: Trainer
+    parameters: Parameters
+    directory: Path
+    log: BatchLog | None
+    processes: Sequence[int]
+
+    def latest(self) -> int | None:
+        """Returns the step of the newest snapshot, None if there is none."""
+        return self.session.agree("latest snapshot", lambda: latest_snapshot(self.directory))
+
+    def save(self, state: TrainState, schedule: SyncSchedule) -> bool:
+        """Saves a state; returns False if the newest snapshot is of its step already.
+
+        Raises:
+          RunEndedError: the parameters are not finite.
+          SnapshotError: the state cannot be saved.
+        """
+        step = int(state.step)
+        if self.latest() == step:
+            return False
+        if not bool(_all_finite(state.params)):
+            raise RunEndedError(
+                f"The parameters after trainer step {step} are not finite, so they are not saved."
+            )
+        keep = self.session.settings.checkpoint.keep
+        needed = self._needed_after(step, schedule)
+        with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
+            metadata = {
+                "position": self.session.call(AskPosition())._asdict(),
+                "base_digest": self.parameters.base_digest(state.params),
+            }
+            save_snapshot(
+                self.directory,
+                step,
+                state._replace(params=self.parameters.kept(state.params)),
+                metadata,
+                keep=keep,
+                kept=[*self._best(), *needed],
+                processes=self.processes,
+                agree=self.session.agree,
+            )
+        if self.log is not None and self.session.leads:
+            # The batch of a snapshot's own step tells which groups the trainer had left for later.
+            self.log.forget(min([*needed, *snapshot_steps(self.directory)[-keep:]]) - 1)
+        return True
+
+    def load(self, step: int) -> TrainState:
+        """Returns the state of a snapshot.
+
+        Raises:
+          SnapshotError: it is damaged.
+        """
+        _, state, metadata = load_snapshot(
+            self.directory, step, self._abstract(), self.processes, self.session.agree
+        )
+        return self._completed(state, metadata)
+
+    def load_newest(self) -> tuple[TrainState, Position]:
+        """Returns the state of the newest undamaged snapshot, and the master's position then.
+
+        With `launch.resume_changed`, fields that do not fit the settings start anew.
+
+        Raises:
+          MismatchError: the snapshot does not fit the settings.
+          SnapshotError: all snapshots are damaged.
+        """
+        abstract = self._abstract()
+        try:
+            _, state, metadata = load_snapshot(
+                self.directory, None, abstract, self.processes, self.session.agree, aside=True
+            )
+        except MismatchError:
+            if not self.session.settings.launch.resume_changed:
+                raise
+            state, metadata = self._adapted(abstract)
+        else:
+            state = self._completed(state, metadata)
+        return state, Position.of_json(metadata["position"])
+
+    def _abstract(self) -> TrainState:
+        abstract = self.trainer.abstract()
+        return abstract._replace(params=self.parameters.kept(abstract.params))
+
+    def _completed(self, state: TrainState, metadata: dict[str, Any]) -> TrainState:
+        params = self.parameters.completed(state.params, metadata["base_digest"])
+        return state._replace(params=params)
+
+    def _adapted(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Loads the fields that fit the settings from the newest snapshot; others start anew."""
+        step = self.session.agree("newest whole", lambda: newest_whole(self.directory))
+        assert step is not None
+        metadata = read_metadata(self.directory, step)
+
+        def begin(params: Params) -> TrainState:
+            whole = self.parameters.completed(params, metadata["base_digest"])
+            return self.trainer.begin(self.trainer.start(whole))
+
+        state, anew = load_adapted(self.directory, step, abstract, begin)
+        what = ", ".join(anew).replace("_", " ")
+        self.session.call(EnterPhase("start", f"started anew, because it has changed: {what}"))
+        return state, metadata
+
+    def _best(self) -> list[int]:
+        """Returns the steps of snapshots that are kept because of their evaluation."""
+        best = self.session.settings.checkpoint.best
+        return [] if best is None else self.session.call(AskKeptSnapshots())
+
+    def _needed_after(self, step: int, schedule: SyncSchedule) -> list[int]:
+        """Returns the snapshot that leads to the versions which explorers use after a step.
+
+        Under exact pulls these are older than the step, if the explorers run ahead.
+        """
+        if schedule.pull != "exact":
+            return []
+        oldest = schedule.exact_version(step + 1)
+        return [one for one in snapshot_steps(self.directory) if one <= oldest][-1:]

@@ -1,0 +1,152 @@
+"""Runs go on when a role dies: others wait for it, and exact modes come to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from rl_sync.checkpoints.ledger import read_consumed
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.spans import SpanKind
+from rl_sync.workdir import Workdir
+from tests.runs.conftest import (
+    EMBEDDED,
+    TEAMS,
+    RunRecord,
+    assert_nothing_is_lost_or_doubled,
+    assert_within_the_staleness_bound,
+    flags,
+)
+from tests.runs.living import ended, processes_of, wait_for
+
+STEPS = 30
+
+
+def disturbed(started, victim, given, steps=(7, 19)):
+    """Kills a role after these steps; returns the run's records."""
+    process, workdir = started(*given)
+    for step in steps:
+        wait_for(lambda step=step: len(read_consumed(workdir)) >= step, process)
+        before = processes_of(workdir)
+        os.kill(before[victim], signal.SIGKILL)
+        wait_for(
+            lambda before=before: processes_of(workdir).get(victim) not in (None, before[victim]),
+            process,
+        )
+    output = ended(process)
+    assert process.returncode == 0, output
+    assert output.count(f"{victim} was killed by SIGKILL. It is started again (") == len(steps)
+    assert processes_of(workdir) == {}
+    return RunRecord(Workdir(workdir), output)
+
+
+def assert_each_step_once(run):
+    every = list(range(1, STEPS + 1))
+    assert [step["step"] for step in run.consumed] == every
+    assert [line["step"] for line in read_metrics(run.workdir, "rl")] == every
+    assert [span.step for span in run.spans(SpanKind.TRAIN)] == every
+
+
+@pytest.mark.parametrize(
+    ("victim", "given"),
+    [
+        pytest.param(
+            "trainer",
+            flags("one_step_off_policy", transfer="server"),
+            marks=pytest.mark.gate,
+            id="the trainer, one step off-policy by server",
+        ),
+        pytest.param(
+            "trainer",
+            flags("synchronous", transfer="collective"),
+            marks=pytest.mark.gate,
+            id="the trainer, synchronous by collective",
+        ),
+        *(
+            pytest.param(victim, given, marks=pytest.mark.slow, id=f"{victim}, {name}")
+            for victim, given, name in [
+                ("trainer", flags("synchronous", transfer="checkpoint"), "synchronous, checkpoint"),
+                (
+                    "trainer",
+                    flags("custom", interval=1, offset=4, transfer="server"),
+                    "four steps ahead by server",
+                ),
+                (
+                    "trainer",
+                    flags("custom", interval=4, offset=2, transfer="checkpoint"),
+                    "interval 4, offset 2, by checkpoint",
+                ),
+                (
+                    "trainer",
+                    (*flags("one_step_off_policy", transfer="server"), "--config.sync.delta=on"),
+                    "what changed by server",
+                ),
+                ("trainer", flags("synchronous", count=2, transfer="server"), "two explorers"),
+                ("explorer1", flags("one_step_off_policy"), "one step off-policy by collective"),
+                ("explorer2", flags("synchronous", count=2), "two explorers by collective"),
+                ("trainer/1", (*flags("synchronous"), *TEAMS), "teams by collective"),
+                (
+                    "trainer/1",
+                    (*flags("synchronous", transfer="server"), *TEAMS),
+                    "teams by server",
+                ),
+            ]
+        ),
+    ],
+)
+def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim, given):
+    given = (*given, f"--config.trainer.steps={STEPS}")
+    run = disturbed(started, victim, given)
+    assert_each_step_once(run)
+    assert run.digest == runs.get(EMBEDDED, *given).digest
+    assert run.spans(SpanKind.TRAIN_AGAIN, role="trainer") or not victim.startswith("trainer")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(
+            flags("asynchronous", transfer="checkpoint"), marks=pytest.mark.gate, id="checkpoint"
+        ),
+        *(
+            pytest.param(given, marks=pytest.mark.slow, id=name)
+            for given, name in [
+                (flags("multi_explorer", count=2, transfer="server"), "two explorers by server"),
+                (flags("asynchronous", transfer="collective"), "collective"),
+                (
+                    (
+                        *flags("asynchronous", transfer="server"),
+                        "--config.replay.times_sampled=2",
+                        "--config.sync.max_staleness=4",
+                    ),
+                    "groups are used twice",
+                ),
+                ((*flags("asynchronous"), "--config.launch.colocate=true"), "one process"),
+            ]
+        ),
+    ],
+)
+def test_where_nobody_waits_nothing_is_lost_or_trained_twice(started, given):
+    given = (*given, f"--config.trainer.steps={STEPS}")
+    victim = "trainer+explorers" if "--config.launch.colocate=true" in given else "trainer"
+    run = disturbed(started, victim, given)
+    assert_each_step_once(run)
+    assert_within_the_staleness_bound(run)
+    if "--config.replay.times_sampled=2" not in given:
+        assert_nothing_is_lost_or_doubled(run)
+
+
+@pytest.mark.slow
+def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
+    process, workdir = started(*flags("asynchronous", transfer="server"))
+    wait_for(lambda: len(read_consumed(workdir)) >= 8, process)
+    for path in Workdir(workdir).batches.glob("batch_*"):
+        path.unlink()
+    os.kill(processes_of(workdir)["trainer"], signal.SIGKILL)
+    output = ended(process)
+    assert process.returncode == 1
+    assert "cannot go on in place" in output
+    assert f"--config.workdir={workdir}" in output
+    assert processes_of(workdir) == {}
