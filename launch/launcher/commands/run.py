@@ -178,8 +178,9 @@ class LocalRun:
                 self._master.call(Happened(ExplorerDied(number_of(explorer))), _ANSWER_SECS)
             if self._settings.is_joint and self._settings.schedule.pull == "exact":
                 # All explorers come to each version, so each must have work that needs it.
-                buffered = tuple(self._master.call(AskBuffered(), _ANSWER_SECS))
-                self._master.call(Happened(GroupsRefused(buffered, FORMED_ANEW)), _ANSWER_SECS)
+                buffered = self._master.call(AskBuffered(), _ANSWER_SECS)
+                refused = GroupsRefused(tuple(buffered), FORMED_ANEW)
+                self._master.call(Happened(refused), _ANSWER_SECS)
         except (PeerLostError, RemoteError):
             return False
         return True
