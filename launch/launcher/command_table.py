@@ -92,6 +92,26 @@ _COMMANDS = [
         },
     ),
     Command(
+        "resume",
+        _TRAIN,
+        "rl_sync.launcher.commands.resume",
+        "Goes on with a run that was interrupted or has failed.",
+        "Reads the config in the run's work directory, and goes on from its newest snapshot."
+        " Settings that say where, how fast and how long may be changed; with"
+        " --config.launch.resume_changed=true others too. It says what has changed.",
+        [_config("the run's"), _run()],
+        {
+            "--workdir=runs/first": "Go on.",
+            "--workdir=runs/first --config.trainer.steps=200": "Go on for longer.",
+        },
+        "docs/using.md",
+        own_config=True,
+        statuses={
+            1: "The run failed; the message names the role and its log.",
+            143: "SIGTERM ended it; it has saved a snapshot.",
+        },
+    ),
+    Command(
         "plan",
         _TRAIN,
         "rl_sync.launcher.commands.plan",

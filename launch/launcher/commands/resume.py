@@ -1,0 +1,29 @@
+"""`resume`: goes on with a run, given only its work directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.commands import run
+from rl_sync.launcher.processes.run_directory import saved
+from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
+
+
+def execute(arguments: Arguments) -> int:
+    """Resumes a run with its own config, in which settings may be changed.
+
+    Raises:
+      ConfigError: the directory holds nothing to go on from, or the settings cannot go on from it.
+    """
+    assert arguments.config is not None
+    workdir = Path(arguments.flags["workdir"])
+    if saved(Workdir(workdir)) == (None, None):
+        raise ConfigError(
+            f"{workdir} holds no snapshot yet, so there is nothing to go on from: start the run"
+            " again with its config."
+        )
+    config = arguments.config.copy_and_resolve_references()
+    config.workdir = str(workdir)
+    return run.execute(arguments._replace(config=config))

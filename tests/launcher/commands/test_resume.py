@@ -1,0 +1,56 @@
+"""`resume` needs a work directory and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from rl_sync.checkpoints.snapshots import save_snapshot
+from rl_sync.launcher import command_line
+from rl_sync.launcher.commands import resume, run
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
+from tests.runs import quick
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """The work directory of a run that was moved after it was made elsewhere."""
+    config = quick.get_config()
+    config.workdir, config.sync.mode, config.seed = "/somewhere/else", "asynchronous", 17
+    settings = read_settings(config.to_dict())
+    Workdir(tmp_path).config.write_text(json.dumps(settings.resolved()))
+    return Workdir(tmp_path)
+
+
+@pytest.fixture
+def resumed(monkeypatch):
+    configs = []
+    monkeypatch.setattr(run, "start", lambda config: configs.append(config) or 0)
+    return configs
+
+
+def resume_with(*words):
+    return resume.execute(command_line.parse(["resume", *words]))
+
+
+def test_the_runs_own_config_is_taken_with_changes_to_it(workdir, resumed):
+    save_snapshot(workdir.snapshots, 3, {"x": jnp.ones(2)}, {})
+    assert resume_with(f"--workdir={workdir}", "--config.trainer.steps=99") == 0
+    (config,) = resumed
+    assert (config["seed"], config["sync"]["mode"]) == (17, "asynchronous")
+    assert (config["trainer"]["steps"], config["workdir"]) == (99, str(workdir))
+
+
+def test_a_directory_without_a_snapshot_is_refused(workdir, resumed):
+    with pytest.raises(ConfigError, match="holds no snapshot yet"):
+        resume_with(f"--workdir={workdir}")
+    assert resumed == []
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not the work directory of a run"):
+        resume_with(f"--workdir={tmp_path}")
