@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import check_own
 from rl_sync.cluster.master_calls import AskStatus, CloseLedger, Happened
-from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.run_result import Summary
 from rl_sync.cluster.topology import members_of
 from rl_sync.display.live import LiveDisplay, RunStatus
@@ -26,6 +26,14 @@ from rl_sync.launcher.processes import run_directory as work
 from rl_sync.launcher.processes import run_text, stopping
 from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.page_beside import PageBeside
+from rl_sync.launcher.processes.restart_policy import (
+    EndRun,
+    Restart,
+    RestartExplorer,
+    RestartMaster,
+    RunFacts,
+    decide,
+)
 from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
 from rl_sync.records import alarms
@@ -33,7 +41,7 @@ from rl_sync.records.backends.backend_catalog import check_installed
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
-from rl_sync.role_names import is_explorer, number_of, role_of
+from rl_sync.role_names import MASTER, role_of
 from rl_sync.roles import wiring
 from rl_sync.roles.explorer.episode_wiring import check_environment
 from rl_sync.roles.master.events import ExplorerDied, StopRequested
@@ -43,6 +51,7 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
+R = TypeVar("R")
 _FAILED = 1
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
@@ -66,7 +75,7 @@ class LocalRun:
         self._signals: list[int] = []
         self._is_closed = False
         self._last: RunStatus | None = None
-        self._restarts: collections.Counter[str] = collections.Counter()
+        self._restarts = collections.defaultdict[str, list[float]](list)
 
     def run(self) -> int:
         """Runs to the end.
@@ -101,13 +110,15 @@ class LocalRun:
         ready, shown = False, 0.0
         roles = [member.name for member in members_of(self._settings)]
         with LiveDisplay() as display, self._page() as page:
-            while self._supervisor.living(roles):
+            while True:
                 # Until it is ready, the replay server reports its own failures.
                 ready = ready or self._processes.replay_ready()
                 starting = () if ready else ("replay",)
                 deaths = self._supervisor.deaths(but_not=starting) or self._vigil.look(self._master)
-                if deaths and not self._start_again(deaths):
-                    self._fail(deaths)
+                if deaths:
+                    self._follow(deaths)
+                elif not self._supervisor.living(roles):
+                    break
                 if self._signals:
                     break
                 if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
@@ -118,8 +129,6 @@ class LocalRun:
                 time.sleep(_LOOK_SECS)
         if self._signals:
             self._give_up()
-        elif deaths := self._supervisor.deaths():
-            self._fail(deaths)
 
     def _page(self) -> contextlib.AbstractContextManager[PageBeside | None]:
         launch = self._settings.launch
@@ -127,32 +136,66 @@ class LocalRun:
             return contextlib.nullcontext()
         return PageBeside(self._workdir, launch.page_port)
 
-    def _start_again(self, deaths: Sequence[Death]) -> bool:
-        """Restarts dead explorers; returns False if the run cannot go on.
+    def _follow(self, deaths: Sequence[Death]) -> None:
+        """Executes what the policy decides about deaths.
 
-        An explorer that dies before RL begins would die again, so it is not restarted.
+        Raises:
+          RunFailedError: the run cannot go on.
         """
-        status, most = self._status(), self._settings.launch.explorer_restarts
-        programs = {role_of(death.name) for death in deaths}
-        if not self._settings.is_elastic or status is None or status.phase != "rl":
-            return False
-        if any(not is_explorer(one) or self._restarts[one] >= most for one in programs):
-            return False
-        assert self._master is not None
-        for program in sorted(programs):
-            self._restarts[program] += 1
-            members = [member for member in members_of(self._settings) if member.program == program]
-            self._supervisor.end([member.name for member in members])
-            try:
-                died = ExplorerDied(number_of(program))
-                self._master.call(Happened(died), _ANSWER_SECS)
-            except PeerLostError:
+        self._status()  # The last known one may be older than the phase.
+        facts = RunFacts(
+            is_elastic=self._settings.is_elastic,
+            phase=None if self._last is None else self._last.phase,
+            restarts=self._settings.launch.restarts,
+            earlier={role: tuple(times) for role, times in self._restarts.items()},
+            now_secs=time.monotonic(),
+        )
+        decision = decide(facts, [death.name for death in deaths])
+        if isinstance(decision, EndRun):
+            self._fail(deaths)
+            return
+        for restart in decision:
+            why = next(death for death in deaths if role_of(death.name) == restart.role)
+            if not self._start_again(restart):
+                self._fail(deaths)
+            self._restarts[restart.role].append(time.monotonic())
+            self._record_restart(restart.role, str(why))
+            count, most = facts.recent(restart.role) + 1, facts.restarts
+            print(f"\n{why}. It is started again ({count} of {most} times an hour).", flush=True)
+
+    def _start_again(self, restart: Restart) -> bool:
+        """Executes a restart; returns False if it is not possible."""
+        members = [one for one in members_of(self._settings) if one.program == restart.role]
+        self._supervisor.end([restart.role, *(member.name for member in members)])
+        match restart:
+            case RestartMaster():
+                self._processes.restart_master()
+            case RestartExplorer(number, role):
+                assert self._master is not None
+                try:
+                    self._call_master(Happened(ExplorerDied(number)))
+                except PeerLostError:
+                    return False
+                self._processes.start_programs([role])
+            case _:
                 return False
-            self._processes.start_programs([program])
-            why = next(death for death in deaths if role_of(death.name) == program)
-            self._record_restart(program, str(why))
-            print(f"\n{why}. It is started again ({self._restarts[program]} of {most} times).")
         return True
+
+    def _call_master(self, call: Call[R]) -> R:
+        """Calls the master; waits for one that was just started again.
+
+        Raises:
+          PeerLostError: it does not answer, or has died.
+        """
+        assert self._master is not None
+        deadline = time.monotonic() + self._settings.launch.master_lost_secs
+        while True:
+            try:
+                return self._master.call(call, _ANSWER_SECS)
+            except PeerGoneError:
+                if time.monotonic() > deadline or not self._supervisor.living([MASTER]):
+                    raise
+                time.sleep(_LOOK_SECS)
 
     def _record_restart(self, role: str, why: str) -> None:
         with contextlib.suppress(OSError):  # Nothing depends on this record.
@@ -164,7 +207,8 @@ class LocalRun:
         assert self._master is not None
         try:
             status = self._master.call(AskStatus(), _ANSWER_SECS)
-            restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=self._restarts)
+            counts = {role: len(times) for role, times in self._restarts.items()}
+            restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=counts)
             more = tuple(alarms.raised(restarts))
             self._last = dataclasses.replace(status, alarms=(*status.alarms, *more))
             return self._last
@@ -231,8 +275,7 @@ class LocalRun:
         return stopping.how_to_go_on(self._settings, self._last)
 
     def _close(self) -> Summary:
-        assert self._master is not None
-        summary = self._master.call(CloseLedger(), _ANSWER_SECS)
+        summary = self._call_master(CloseLedger())
         self._is_closed = True
         return summary
 
@@ -241,17 +284,20 @@ class LocalRun:
         if stopped and stopping.is_nothing_new(self._last):
             print(self._how_to_go_on())
             return stopped
-        try:
-            summary = self._close()
-        except (PeerLostError, RemoteError) as error:
-            self._supervisor.wait(["master"], _LOOK_SECS)  # It may have died just now.
-            if deaths := self._supervisor.deaths():
-                self._fail(deaths)
-            raise RunFailedError(
-                f"The master did not close the run's ledger. {error}\n"
-                f"Its log: {self._workdir.log('master')}\n"
-                f"{self._how_to_go_on()}"
-            ) from error
+        summary = None
+        while summary is None:
+            try:
+                summary = self._close()
+            except (PeerLostError, RemoteError) as error:
+                self._supervisor.wait(["master"], _LOOK_SECS)  # It may have died just now.
+                if deaths := self._supervisor.deaths():
+                    self._follow(deaths)
+                    continue
+                raise RunFailedError(
+                    f"The master did not close the run's ledger. {error}\n"
+                    f"Its log: {self._workdir.log('master')}\n"
+                    f"{self._how_to_go_on()}"
+                ) from error
         print(run_text.final_report(self._settings, summary))
         if reason := summary.result.failed:
             raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")

@@ -23,6 +23,7 @@ from rl_sync.cluster.master_calls import (
     AskKeptSnapshots,
     AskPosition,
     EnterPhase,
+    Happened,
     Report,
     TrainerReady,
 )
@@ -36,7 +37,7 @@ from rl_sync.learning.opt_state import all_finite
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.evaluator import Measure, await_evaluations
-from rl_sync.roles.master.events import Position
+from rl_sync.roles.master.events import Position, SnapshotSaved
 from rl_sync.roles.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.batch_reader import GroupSource
@@ -294,6 +295,7 @@ class TrainerLoop:
                 processes=self.processes,
                 agree=self.session.agree,
             )
+        self.session.call(Happened(SnapshotSaved(step)))
 
     def _kept(self) -> list[int]:
         """Returns the steps whose snapshots are kept, however many newer ones there are."""
