@@ -110,6 +110,8 @@ def drop(
       replaced, failed: see `LiveLease.next_assignment`.
     """
     leases = [state.live[lease_id] for lease_id in lease_ids if lease_id in state.live]
+    if not leases:
+        return state, ()
     state, dropped = settle(state, leases, reason)
     if not dropped:
         return state, ()
