@@ -139,6 +139,11 @@ class Workdir:
         return self._at("ledger.jsonl")
 
     @property
+    def journal(self) -> Path:
+        """The master's journal; see `rl_sync.roles.master.journal`."""
+        return self._at("journal")
+
+    @property
     def consumed(self) -> Path:
         """The groups that each trainer step has trained on; see `rl_sync.checkpoints.ledger`."""
         return self._at("consumed.jsonl")
@@ -203,6 +208,6 @@ class Workdir:
             self.published,
             self.resumed,
         )
-        others = (self.judgements, self.rollouts, self.restarts, self.backends)
+        others = (self.judgements, self.rollouts, self.restarts, self.backends, self.journal)
         ends = (self.versions, self.outcome)
         return self.config, *folders, *records, *others, *ends

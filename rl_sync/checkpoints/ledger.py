@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rl_sync.cluster.run_result import Balance
-from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.json_lines import JsonLinesReader, JsonLinesWriter, plain, read_json_lines
 from rl_sync.records.resumption import RESUMED_AT, mark, standing
 from rl_sync.roles.master.events import LiveLease, Record
 from rl_sync.roles.master.state import MasterState
@@ -52,11 +53,31 @@ class Ledger:
 
     def write(self, record: Record) -> None:
         """Writes one event and the leases that it affects."""
-        leases = [_described(lease) for lease in record.leases]
-        line = {"time": time.time(), "event": record.event, "leases": leases}
-        reason = {"reason": record.reason} if record.reason else {}
-        episode = {"episode": record.episode._asdict()} if record.episode else {}
-        self._lines.write({**line, **reason, **episode})
+        self._lines.write({"time": time.time(), **_line(record)})
+
+    def flushed_bytes(self) -> int:
+        """Brings the ledger to the disk, and returns its size in bytes."""
+        with open(self._lines.path, "rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def restore(self, start: int, records: Sequence[Record]) -> None:
+        """Makes the lines after the first `start` bytes those of some events.
+
+        A killed master may have left lines of events that nobody learned of, which never happened,
+        or may lack lines of its last events.
+        """
+        path, end = self._lines.path, start
+        late = [one for one in JsonLinesReader(path).read_all().lines if one.offset >= start]
+        expected = [plain(_line(record)) for record in records]
+        known = 0
+        for line, wanted in zip(late, expected, strict=False):
+            if {name: line.record[name] for name in line.record.keys() - {"time"}} != wanted:
+                break
+            known, end = known + 1, line.offset + line.size + 1
+        if path.stat().st_size > end:
+            os.truncate(path, end)
+        self._lines.write_all({"time": time.time(), **one} for one in expected[known:])
 
     def write_balance(self, state: MasterState) -> None:
         """Writes the balance of the run so far."""
@@ -65,6 +86,14 @@ class Ledger:
     def close(self) -> None:
         """Closes the file."""
         self._lines.close()
+
+
+def _line(record: Record) -> dict[str, Any]:
+    """Returns the ledger's line of an event, without the time."""
+    line = {"event": record.event, "leases": [_described(lease) for lease in record.leases]}
+    reason = {"reason": record.reason} if record.reason else {}
+    episode = {"episode": record.episode._asdict()} if record.episode else {}
+    return {**line, **reason, **episode}
 
 
 def _described(lease: LiveLease) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rl_sync.roles.master.events import (
     GroupsRefused,
     HoldBack,
     Position,
+    SnapshotSaved,
     StopRequested,
     VersionPublished,
 )
@@ -31,7 +32,7 @@ from rl_sync.types import Lease, Prompt, Seen, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
-    *(Finish, GrantEvaluation, HoldBack, Position, StopRequested, VersionPublished),
+    *(Finish, GrantEvaluation, HoldBack, Position, SnapshotSaved, StopRequested, VersionPublished),
     *(Seen, Use),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
@@ -58,7 +59,7 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
 
     Attributes:
       explorer: number of the explorer.
-      unfinished, room, version: see `LeaseRequested`.
+      unfinished, room, version, request: see `LeaseRequested`.
       poll_secs: maximum wait while the explorer is held back.
     """
 
@@ -67,6 +68,7 @@ class AskLease(Call[LeaseGrant | GrantEvaluation | HoldBack | Finish]):
     poll_secs: float = 0.0
     room: int | None = None
     version: int | None = None
+    request: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,14 @@ class AskBuffered(Call[list[int]]):
 class Happened(Call[None]):
     """Reports an event that the master has to count."""
 
-    event: GroupsBuffered | GroupsRefused | VersionPublished | ExplorerDied | StopRequested
+    event: (
+        GroupsBuffered
+        | GroupsRefused
+        | VersionPublished
+        | ExplorerDied
+        | SnapshotSaved
+        | StopRequested
+    )
 
 
 # Calls about the state of the run.

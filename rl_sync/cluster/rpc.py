@@ -87,6 +87,10 @@ class PeerLostError(RuntimeError):
     """The called role has ended, or does not answer."""
 
 
+class PeerGoneError(PeerLostError):
+    """Nobody listens at the called role's address, or the connection broke: it has ended."""
+
+
 class RpcServer:
     """Answers calls until it is closed.
 
@@ -194,6 +198,7 @@ class RpcClient:
           RemoteError: the call failed on the server.
           RefusedError: the server has another secret, for example because it belongs to another
             run.
+          PeerGoneError: nobody listens there, or the connection broke.
           PeerLostError: no answer came within `deadline_secs`.
         """
         name = type(call).__name__
@@ -208,7 +213,9 @@ class RpcClient:
                     " that address, or this process was started with another work directory."
                 ) from error
             reason = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise PeerLostError(
+            is_gone = isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNAVAILABLE
+            lost = PeerGoneError if is_gone else PeerLostError
+            raise lost(
                 f"No answer from {self._peer} to {name} within {deadline_secs:g} s: {reason}"
             ) from error
         succeeded, answer = decode(reply)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from rl_sync.cluster.heartbeats import SILENT_SECS, Silence
 from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave, Resumed
-from rl_sync.cluster.rpc import Call, PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.team import Team
 from rl_sync.display.live import RoleStatus
@@ -27,6 +27,7 @@ from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
 HEARTBEAT_SECS = 0.5
+_RETRY_SECS = 0.1
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -102,8 +103,25 @@ class Session:
         return self.call_alone(call) if self.leads else None
 
     def call_alone(self, call: Call[T]) -> T:
-        """Calls the master for this process alone, without agreement with the others."""
-        return self._master.call(call, self.settings.launch.call_secs)
+        """Calls the master for this process alone, without agreement with the others.
+
+        A master that has ended may be started again, and knows then what it knew before. So the
+        call is sent again until it answers; every call may come twice.
+
+        Raises:
+          PeerLostError: the master does not answer, or has ended and is not back within
+            `launch.master_lost_secs`.
+        """
+        gone_since = None
+        while True:
+            try:
+                return self._master.call(call, self.settings.launch.call_secs)
+            except PeerGoneError:
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > self.settings.launch.master_lost_secs:
+                    raise
+                if self._closed.wait(_RETRY_SECS):
+                    raise
 
     def resumed(self, step: int, sft_step: int | None = None) -> None:
         """Marks in all records that the run resumes from a snapshot.
@@ -171,7 +189,8 @@ class Session:
                 sign = Heartbeat(
                     self.status(), self.name, os.getpid(), self._doing(), self.spans.spent
                 )
-                self._stop, lost_since = self.call_alone(sign), None
+                stop = self._master.call(sign, self.settings.launch.call_secs)
+                self._stop, lost_since = stop, None
             except PeerLostError as error:
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > self.settings.launch.master_lost_secs:
@@ -182,7 +201,7 @@ class Session:
                 _log.exception("A heartbeat of %s failed", self.name)
         usage.close()
         with contextlib.suppress(PeerLostError, RemoteError):
-            self.call_alone(Leave(self.name))
+            self._master.call(Leave(self.name), self.settings.launch.call_secs)
 
     def _doing(self) -> str:
         """Describes the activity of this process, in case it hangs."""

@@ -78,6 +78,7 @@ class AskWeights(Call[int]):
     explorer: int
     exactly: int | None
     at_least: int | None
+    number: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

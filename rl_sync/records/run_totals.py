@@ -77,6 +77,31 @@ class RunTotals:
         lines = read_metrics(self._workdir, "rl")
         self._tokens = float(lines[-1].get(NUM_TOKENS, 0.0)) if lines else 0.0
 
+    @property
+    def tokens(self) -> float:
+        """Number of tokens so far."""
+        return self._tokens
+
+    @property
+    def spent(self) -> dict[str, dict[str, float]]:
+        """What each process of a role has spent so far, by the names of the totals."""
+        with self._lock:
+            return {name: {**of} for name, of in self._spent.items()}
+
+    @property
+    def told(self) -> dict[str, float]:
+        """Totals at the last step."""
+        return {**self._told}
+
+    def recall(self, tokens: float, told: Mapping[str, float]) -> None:
+        """Continues after the last step that an earlier master has measured."""
+        self._tokens, self._told = tokens, {**told}
+
+    def recall_spent(self, spent: Mapping[str, Mapping[str, float]]) -> None:
+        """Takes what each process has spent, as an earlier master knew it."""
+        with self._lock:
+            self._spent = {name: {**of} for name, of in spent.items()}
+
     def spend(self, role: str, life: str, spent: Mapping[str, float]) -> None:
         """Records what a role has spent since its process began; see `SpanRecorder.spent`.
 

@@ -24,7 +24,7 @@ from rl_sync.roles.explorer.episode_wiring import environment_of
 from rl_sync.roles.master.events import MasterSettings
 from rl_sync.rollout.sampling import LogitsProcessors, Sampling
 from rl_sync.sampling_masks import word_count
-from rl_sync.scoring.judging import MasterScoring, Scored, Scorer, Success
+from rl_sync.scoring.judging import MasterScoring, Scored, Scorer, Success, Verdicts
 from rl_sync.scoring.local_scorer import LocalScorer
 from rl_sync.scoring.remote_servers import RemoteScorer, check_server
 from rl_sync.settings.records import ConfigError, require
@@ -224,6 +224,7 @@ def judging(
     fail: Callable[[str], None],
     say: Callable[[str], None],
     scored: Scored | None = None,
+    noted: Callable[[Verdicts], None] | None = None,
 ) -> MasterScoring:
     """Makes the scoring of a task's completions; a thread tests the reward immediately.
 
@@ -231,6 +232,7 @@ def judging(
       fail: called with a reason if the reward cannot be used.
       say: see `judge_of`.
       scored: called with the success of scored groups.
+      noted: called with the verdicts of scored groups.
     """
     made = MasterScoring(
         task=task,
@@ -242,6 +244,7 @@ def judging(
         fail=fail,
         scored=scored,
         success=Success(settings.curriculum.success, settings.algorithm.needs_baselines),
+        noted=noted,
     )
     made.start()
     return made

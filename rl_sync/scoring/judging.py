@@ -72,12 +72,18 @@ class Success(NamedTuple):
     with_baseline: bool = False
 
 
-class _Judged(NamedTuple):
+class JudgedCompletion(NamedTuple):
     """Judged completion of a group that no step has trained on yet."""
 
     judgement: Judgement
     ending: Ending | None
     is_garbled: bool
+
+
+class Verdicts(NamedTuple):
+    """Judged completions of groups, by their lease ids."""
+
+    groups: Mapping[int, tuple[JudgedCompletion, ...]]
 
 
 class _Seen(NamedTuple):
@@ -98,6 +104,7 @@ class MasterScoring:
       scored: called with the success of groups, before their scores are returned; None if not
         needed.
       success: measure of a group's success.
+      noted: called with the verdicts of groups once they are known; None if not needed.
     """
 
     def __init__(
@@ -111,8 +118,10 @@ class MasterScoring:
         fail: Callable[[str], None],
         scored: Scored | None = None,
         success: Success | None = None,
+        noted: Callable[[Verdicts], None] | None = None,
     ) -> None:
         self._task, self._judge, self._main = task, judge, main
+        self._noted = noted
         self._scored, self._success = scored, success or Success()
         self._spans = spans
         self._settings, self._fail = settings, fail
@@ -121,7 +130,7 @@ class MasterScoring:
         self._window: collections.deque[_Seen] = collections.deque(maxlen=_WINDOW)
         self._examples: collections.deque[str] = collections.deque(maxlen=_EXAMPLES)
         self._latest: collections.deque[tuple[str, str, str]] = collections.deque(maxlen=_EXAMPLES)
-        self._by_lease: dict[int, list[_Judged]] = {}
+        self._by_lease: dict[int, tuple[JudgedCompletion, ...]] = {}
         self._clerk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="judgements")
 
     @property
@@ -159,6 +168,7 @@ class MasterScoring:
             self._fail(f"Completions cannot be judged: {error}")
             raise
         self._count(prompts, items, judged)
+        self._note(items, judged)
         if self._scored is not None and (successes := self._successes(items, judged)):
             self._scored(successes)
         self._clerk.submit(self._write, items, judged)
@@ -232,6 +242,17 @@ class MasterScoring:
         means |= _means({UNPRINTABLE: float(one.is_garbled)} for one in both)
         return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
 
+    @property
+    def kept(self) -> Verdicts:
+        """Verdicts of groups that no step has trained on yet."""
+        with self._lock:
+            return Verdicts({**self._by_lease})
+
+    def recall(self, verdicts: Verdicts) -> None:
+        """Takes verdicts that an earlier master knew."""
+        with self._lock:
+            self._by_lease.update(verdicts.groups)
+
     def forget(self, leases: Iterable[int]) -> None:
         """Forgets the judgements of groups that no step will train on."""
         with self._lock:
@@ -262,14 +283,24 @@ class MasterScoring:
         for prompt, item, one in zip(prompts, items, judged, strict=True):
             with self._lock:
                 if item.lease_id != NO_LEASE:
-                    found = _Judged(one, item.ending, has_unprintable(item.text))
-                    self._by_lease.setdefault(item.lease_id, []).append(found)
                     self._latest.append((prompt.text, item.text, one.why))
                 self._window.append(_Seen((item.held_out, item.prompt_id), one.is_known))
                 if not one.is_known:
                     self._examples.append(f"{_shown(prompt.text)} → {_shown(item.text)}: {one.why}")
             if not one.is_known:
                 self._limit()
+
+    def _note(self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]) -> None:
+        """Keeps the verdicts of groups; groups that are judged again get the new ones."""
+        groups = collections.defaultdict[int, list[JudgedCompletion]](list)
+        for item, one in zip(items, judged, strict=True):
+            if item.lease_id != NO_LEASE:
+                found = JudgedCompletion(one, item.ending, has_unprintable(item.text))
+                groups[item.lease_id].append(found)
+        verdicts = Verdicts({lease_id: tuple(group) for lease_id, group in groups.items()})
+        self.recall(verdicts)
+        if self._noted is not None and groups:
+            self._noted(verdicts)
 
     def _write(self, items: Sequence[CompletionToScore], judged: Sequence[Judgement]) -> None:
         """Records judgements, in the background."""

@@ -26,10 +26,11 @@ class LaunchSettings:
     share_devices: bool = setting(
         False, "With `colocate`, lets them take turns on the same devices in any case."
     )
-    explorer_restarts: int = setting(
+    restarts: int = setting(
         3,
-        "Times that each explorer that died is started again; 0 for never. With collective"
-        " transfer, and in one process with the trainer, its death ends the run.",
+        "Times in an hour that each role that died is started again: the master, the replay server,"
+        " and each explorer; 0 for never. With collective transfer, and in one process with the"
+        " trainer, the death of an explorer ends the run.",
         least=0,
     )
     start_secs: float = setting(
@@ -43,7 +44,10 @@ class LaunchSettings:
     )
     call_secs: float = setting(60.0, "The longest that the master takes to answer.", **WAIT_SECS)
     master_lost_secs: float = setting(
-        10.0, "Silence of the master after which a role ends itself.", **WAIT_SECS
+        60.0,
+        "Silence of the master after which a role ends itself. A master that died is started again"
+        " meanwhile.",
+        **WAIT_SECS,
     )
     stop_secs: float = setting(
         60.0,

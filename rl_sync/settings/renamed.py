@@ -11,6 +11,7 @@ RENAMED = {
     "algorithm.need_spread": "algorithm.filter_zero_variance",
     "algorithm.expert_rows": "algorithm.demonstration_rows",
     "algorithm.expert_coefficient": "algorithm.demonstration_coefficient",
+    "launch.explorer_restarts": "launch.restarts",
     "environment.aside_bytes": "environment.kv_offload_bytes",
 }
 """Present names by earlier name, for settings and sections."""

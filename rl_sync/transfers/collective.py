@@ -18,6 +18,7 @@ import jax
 from jaxtyping import Array, UInt32
 
 from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.topology import layout_of
 from rl_sync.cluster.weight_calls import (
@@ -260,7 +261,7 @@ class CollectivePuller:
         """Requests a version and waits for the trainer's grant; None if there is none in time."""
         call = self._session.call
         deadline = time.monotonic() + timeout_secs
-        ticket = call(AskWeights(self._explorer, exactly, at_least))
+        ticket = call(AskWeights(self._explorer, exactly, at_least, request_number()))
         wait = {"reason": "synchronization", "for_whom": "the trainer"}
         with self._session.spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
             grant, stopped = None, None

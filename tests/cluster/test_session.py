@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 import time
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import pytest
 from rl_sync.cluster.heartbeats import Silence
 from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave
 from rl_sync.cluster.ports import free_ports
-from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, PeerGoneError, RpcServer
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.team import Team
@@ -153,3 +154,39 @@ def test_a_stop_that_comes_before_a_role_has_begun_is_no_failure():
     with session:
         pass
     assert len(closed) == 3
+
+
+def test_calls_wait_for_a_master_that_is_started_again(tmp_path):
+    (port,) = free_ports(HOST, 1)
+    settings = settings_with(launch__call_secs=5.0, launch__master_lost_secs=20.0)
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
+    desk = CallHandlers(AskSilences.answered_by(lambda call: []), Heartbeat.answered_by(str))
+    secret = secret_of(tmp_path)
+    first = RpcServer(desk, port, HOST, secret=secret)
+    with Session(settings, "trainer", f"{HOST}:{port}", Team()) as session:
+        assert session.call(AskSilences(5.0)) == []
+        first.close(0.0)
+        servers = []
+
+        def start_again():
+            time.sleep(1.0)
+            servers.append(RpcServer(desk, port, HOST, secret=secret))
+
+        starter = threading.Thread(target=start_again)
+        starter.start()
+        assert session.call(AskSilences(5.0)) == []
+        assert servers, "the call has not waited"
+        starter.join()
+        servers[0].close(0.0)
+
+
+def test_a_call_gives_up_a_master_that_does_not_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    (port,) = free_ports(HOST, 1)
+    settings = settings_with(launch__call_secs=5.0, launch__master_lost_secs=0.5)
+    settings = dataclasses.replace(settings, workdir=str(tmp_path))
+    with Session(settings, "trainer", f"{HOST}:{port}", Team()) as session:
+        started = time.monotonic()
+        with pytest.raises(PeerGoneError, match=r"the master at .* to AskSilences"):
+            session.call(AskSilences(5.0))
+        assert 0.5 <= time.monotonic() - started < 10

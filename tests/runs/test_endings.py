@@ -19,7 +19,7 @@ from tests.processes import lives
 from tests.runs.conftest import EMBEDDED, LONG, TEAMS, RunRecord, launch
 from tests.runs.living import descendants, ended, processes_of, wait_for
 
-NO_RESTARTS = "--config.launch.explorer_restarts=0"
+NO_RESTARTS = "--config.launch.restarts=0"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode
 def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
     process, workdir = started(
         "--config.sync.mode=multi_explorer",
-        "--config.launch.explorer_restarts=1",
+        "--config.launch.restarts=1",
     )
 
     def trained_by_second(after: int) -> bool:
@@ -91,7 +91,7 @@ def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
     os.kill(second["explorer2"], signal.SIGKILL)
     output = ended(process)
     assert process.returncode == 1
-    assert "explorer2 was killed by SIGKILL. It is started again (1 of 1 times)." in output
+    assert "explorer2 was killed by SIGKILL. It is started again (1 of 1 times an hour)." in output
     assert "The run failed: explorer2 was killed by SIGKILL" in output
     dropped = [entry for entry in read_ledger(workdir) if entry.get("reason") == EXPLORER_DIED]
     assert {lease["explorer"] for entry in dropped for lease in entry["leases"]} <= {2}

@@ -59,3 +59,18 @@ def test_a_request_accepts_what_it_asked_for():
 def test_asking_for_one_and_for_the_newest_at_once_is_refused():
     with pytest.raises(ValueError, match=r"exactly=1.*at_least=2"):
         MeetingPoint().ask(1, 1, 2)
+
+
+def test_every_call_may_come_again_and_gets_the_same_answer():
+    meeting = MeetingPoint()
+    ticket = meeting.ask(1, 5, None, number=7)
+    assert meeting.ask(1, 5, None, number=7) == ticket
+    (request,) = meeting.waiting(0)
+    assert meeting.grant(request, 5, "abc")
+    meeting = MeetingPoint(meeting.content())
+    assert meeting.grant(request, 5, "abc")
+    assert meeting.granted(ticket, 0) == meeting.granted(ticket, 0) == Grant(5, "abc")
+    assert meeting.withdraw(ticket) == Grant(5, "abc")
+    later = meeting.ask(1, 6, None, number=8)
+    assert later > ticket
+    assert meeting.granted(ticket, 0) is None, "grants pile up"

@@ -12,12 +12,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import check_own
-from rl_sync.cluster.master_calls import AskBuffered, AskStatus, CloseLedger, Happened, TrainerDied
-from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.master_calls import (
+    AskBuffered,
+    AskStatus,
+    CloseLedger,
+    Happened,
+    TrainerDied,
+)
+from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.run_result import Summary
 from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.display.live import LiveDisplay, RunStatus
@@ -26,6 +32,16 @@ from rl_sync.launcher.processes import run_directory as work
 from rl_sync.launcher.processes import run_text, stopping
 from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.page_beside import PageBeside
+from rl_sync.launcher.processes.restart_policy import (
+    EndRun,
+    Restart,
+    RestartExplorer,
+    RestartMaster,
+    RestartPrograms,
+    RestartTrainer,
+    RunFacts,
+    decide,
+)
 from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
 from rl_sync.records import alarms
@@ -33,7 +49,7 @@ from rl_sync.records.backends.backend_catalog import check_installed
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
-from rl_sync.role_names import TOGETHER, TRAINER, is_explorer, number_of, role_of
+from rl_sync.role_names import MASTER, role_of
 from rl_sync.roles import wiring
 from rl_sync.roles.exit_status import ENDED
 from rl_sync.roles.explorer.episode_wiring import check_environment
@@ -49,6 +65,7 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
+R = TypeVar("R")
 _FAILED = 1
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
@@ -72,7 +89,7 @@ class LocalRun:
         self._signals: list[int] = []
         self._is_closed = False
         self._last: RunStatus | None = None
-        self._restarts: collections.Counter[str] = collections.Counter()
+        self._restarts = collections.defaultdict[str, list[float]](list)
 
     def run(self) -> int:
         """Runs to the end.
@@ -107,13 +124,15 @@ class LocalRun:
         ready, shown = False, 0.0
         roles = [member.name for member in members_of(self._settings)]
         with LiveDisplay() as display, self._page() as page:
-            while self._supervisor.living(roles):
+            while True:
                 # Until it is ready, the replay server reports its own failures.
                 ready = ready or self._processes.replay_ready()
                 starting = () if ready else ("replay",)
                 deaths = self._supervisor.deaths(but_not=starting) or self._vigil.look(self._master)
-                if deaths and not self._start_again(deaths):
-                    self._fail(deaths)
+                if deaths:
+                    self._follow(deaths)
+                elif not self._supervisor.living(roles):
+                    break
                 if self._signals:
                     break
                 if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
@@ -124,8 +143,6 @@ class LocalRun:
                 time.sleep(_LOOK_SECS)
         if self._signals:
             self._give_up()
-        elif deaths := self._supervisor.deaths():
-            self._fail(deaths)
 
     def _page(self) -> contextlib.AbstractContextManager[PageBeside | None]:
         launch = self._settings.launch
@@ -133,57 +150,97 @@ class LocalRun:
             return contextlib.nullcontext()
         return PageBeside(self._workdir, launch.page_port)
 
-    def _start_again(self, deaths: Sequence[Death]) -> bool:
-        """Restarts programs that died during RL; returns False if the run cannot go on.
+    def _follow(self, deaths: Sequence[Death]) -> None:
+        """Executes what the policy decides about deaths.
 
-        A program that dies before RL begins would die again, so it is not restarted; nor is one
-        that ended itself for a reason that a restart does not change. Programs of one cluster are
-        restarted together, since the cluster must be formed anew.
+        Raises:
+          RunFailedError: the run cannot go on.
         """
-        status, most = self._status(), self._settings.launch.explorer_restarts
-        dead = {role_of(death.name) for death in deaths}
-        programs = [one for one in programs_of(self._settings) if one in dead]
-        if status is None or status.phase != "rl" or len(programs) < len(dead):
-            return False
-        if any(death.status == ENDED for death in deaths):
-            return False
-        if any(self._restarts[one] >= most for one in programs):
-            return False
-        if self._settings.is_joint:
+        self._status()  # The last known one may be older than the phase.
+        facts = RunFacts(
+            is_elastic=self._settings.is_elastic,
+            phase=None if self._last is None else self._last.phase,
+            restarts=self._settings.launch.restarts,
+            earlier={role: tuple(times) for role, times in self._restarts.items()},
+            now_secs=time.monotonic(),
+        )
+        decision = decide(
+            facts,
+            [death.name for death in deaths],
+            ended=[death.name for death in deaths if death.status == ENDED],
+            killed=[death.name for death in deaths if death.status < 0],
+        )
+        if isinstance(decision, EndRun):
+            self._fail(deaths)
+            return
+        for restart in decision:
+            why = next(death for death in deaths if role_of(death.name) == restart.role)
+            if not self._start_again(restart, f"{why}. It is started again."):
+                self._fail(deaths)
+            self._restarts[restart.role].append(time.monotonic())
+            self._record_restart(restart.role, str(why))
+            count, most = facts.recent(restart.role) + 1, facts.restarts
+            print(f"\n{why}. It is started again ({count} of {most} times an hour).", flush=True)
+
+    def _start_again(self, restart: Restart, told: str) -> bool:
+        """Executes a restart; returns False if it is not possible.
+
+        Args:
+          told: line for the display.
+        """
+        programs = [restart.role]
+        if isinstance(restart, RestartPrograms):
             programs = programs_of(self._settings)
-        self._restarts.update(dead)
         members = [one.name for one in members_of(self._settings) if one.program in programs]
-        self._supervisor.end(members)
-        why = deaths[0]
-        told = f"{why}. It is started again"
-        if not self._forget(programs, f"{told}."):
+        self._supervisor.end([restart.role, *members])
+        try:
+            match restart:
+                case RestartMaster():
+                    self._processes.restart_master()
+                case RestartExplorer(number, _):
+                    self._call_master(Happened(ExplorerDied(number)))
+                    self._processes.start_programs(programs)
+                case RestartTrainer():
+                    self._call_master(TrainerDied(told))
+                    self._processes.start_programs(programs)
+                case RestartPrograms():
+                    self._forget_all(told)
+                    self._processes.start_programs(programs)
+                case _:
+                    return False
+        except PeerLostError:
             return False
-        self._processes.start_programs(programs)
-        for program in sorted(dead):
-            own = next(death for death in deaths if role_of(death.name) == program)
-            self._record_restart(program, str(own))
-        print(f"\n{told} ({self._restarts[role_of(why.name)]} of {most} times).")
         return True
 
-    def _forget(self, programs: Sequence[str], told: str) -> bool:
-        """Tells the master that programs died; returns False if it does not answer."""
+    def _forget_all(self, told: str) -> None:
+        """Tells the master that the trainer and all explorers died.
+
+        Raises:
+          PeerLostError: the master does not answer.
+        """
+        self._call_master(TrainerDied(told))
+        for number in range(1, self._settings.explorers + 1):
+            self._call_master(Happened(ExplorerDied(number)))
+        if self._settings.is_joint and self._settings.schedule.pull == "exact":
+            # All explorers come to each version, so each must have work that needs it.
+            buffered = self._call_master(AskBuffered())
+            self._call_master(Happened(GroupsRefused(tuple(buffered), FORMED_ANEW)))
+
+    def _call_master(self, call: Call[R]) -> R:
+        """Calls the master; waits for one that was just started again.
+
+        Raises:
+          PeerLostError: it does not answer, or has died.
+        """
         assert self._master is not None
-        explorers = [one for one in programs if is_explorer(one)]
-        if TOGETHER in programs:
-            explorers = self._settings.roles[:-1]
-        try:
-            if {TRAINER, TOGETHER} & {*programs}:
-                self._master.call(TrainerDied(told), _ANSWER_SECS)
-            for explorer in explorers:
-                self._master.call(Happened(ExplorerDied(number_of(explorer))), _ANSWER_SECS)
-            if self._settings.is_joint and self._settings.schedule.pull == "exact":
-                # All explorers come to each version, so each must have work that needs it.
-                buffered = self._master.call(AskBuffered(), _ANSWER_SECS)
-                refused = GroupsRefused(tuple(buffered), FORMED_ANEW)
-                self._master.call(Happened(refused), _ANSWER_SECS)
-        except (PeerLostError, RemoteError):
-            return False
-        return True
+        deadline = time.monotonic() + self._settings.launch.master_lost_secs
+        while True:
+            try:
+                return self._master.call(call, _ANSWER_SECS)
+            except PeerGoneError:
+                if time.monotonic() > deadline or not self._supervisor.living([MASTER]):
+                    raise
+                time.sleep(_LOOK_SECS)
 
     def _record_restart(self, role: str, why: str) -> None:
         with contextlib.suppress(OSError):  # Nothing depends on this record.
@@ -195,7 +252,8 @@ class LocalRun:
         assert self._master is not None
         try:
             status = self._master.call(AskStatus(), _ANSWER_SECS)
-            restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=self._restarts)
+            counts = {role: len(times) for role, times in self._restarts.items()}
+            restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=counts)
             more = tuple(alarms.raised(restarts))
             self._last = dataclasses.replace(status, alarms=(*status.alarms, *more))
             return self._last
@@ -262,8 +320,7 @@ class LocalRun:
         return stopping.how_to_go_on(self._settings, self._last)
 
     def _close(self) -> Summary:
-        assert self._master is not None
-        summary = self._master.call(CloseLedger(), _ANSWER_SECS)
+        summary = self._call_master(CloseLedger())
         self._is_closed = True
         return summary
 
@@ -272,17 +329,20 @@ class LocalRun:
         if stopped and stopping.is_nothing_new(self._last):
             print(self._how_to_go_on())
             return stopped
-        try:
-            summary = self._close()
-        except (PeerLostError, RemoteError) as error:
-            self._supervisor.wait(["master"], _LOOK_SECS)  # It may have died just now.
-            if deaths := self._supervisor.deaths():
-                self._fail(deaths)
-            raise RunFailedError(
-                f"The master did not close the run's ledger. {error}\n"
-                f"Its log: {self._workdir.log('master')}\n"
-                f"{self._how_to_go_on()}"
-            ) from error
+        summary = None
+        while summary is None:
+            try:
+                summary = self._close()
+            except (PeerLostError, RemoteError) as error:
+                self._supervisor.wait(["master"], _LOOK_SECS)  # It may have died just now.
+                if deaths := self._supervisor.deaths():
+                    self._follow(deaths)
+                    continue
+                raise RunFailedError(
+                    f"The master did not close the run's ledger. {error}\n"
+                    f"Its log: {self._workdir.log('master')}\n"
+                    f"{self._how_to_go_on()}"
+                ) from error
         print(run_text.final_report(self._settings, summary))
         if reason := summary.result.failed:
             raise RunFailedError(f"{reason}\n{self._how_to_go_on()}")

@@ -115,6 +115,10 @@ class RunProcesses:
             )
         return secret
 
+    def restart_master(self) -> None:
+        """Starts the master again, at its address and from its journal."""
+        self._start_role(MASTER, MASTER, [*self._addresses, "--recover"])
+
     def start_programs(self, programs: Sequence[str]) -> None:
         """Starts all processes of programs, with new ports: old ones may still be in use."""
         free = self._ports.take(2 * len(programs))

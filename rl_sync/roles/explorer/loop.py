@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rl_sync.cluster.master_calls import AskLease, HandInEvaluation, LeaseGrant
 from rl_sync.cluster.parallel_imports import settle
+from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.codec import Records
@@ -126,12 +127,18 @@ class ExplorerLoop:
 
     def _request(self, state: ExplorerState | None) -> AskLease:
         if state is None:
-            return AskLease(self.number)
+            return AskLease(self.number, request=request_number())
         room = self.explorer.room(state) if self.explorer.streams else None
         version = self.at_hand()
         if version is not None:
             version = max(version, state.version)
-        return AskLease(self.number, len(state.unfinished), room=room, version=version)
+        return AskLease(
+            self.number,
+            len(state.unfinished),
+            room=room,
+            version=version,
+            request=request_number(),
+        )
 
     def _pull(
         self, grant: LeaseGrant | GrantEvaluation, state: ExplorerState | None

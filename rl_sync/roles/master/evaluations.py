@@ -63,6 +63,8 @@ class Evaluations:
         self._changed = threading.Condition()
         self._sheets: dict[str, EvaluationResults] = {}
         self._pending: dict[str, int] = {}
+        self._handed: list[HandInEvaluation] = []
+        self._measured: set[str] = set()
         self.judged, self._is_over = 0, False
         # One thread, so that results come in the order of the evaluations.
         self._desk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="evaluations")
@@ -80,20 +82,44 @@ class Evaluations:
             if self._best is not None and self._best.step > step:
                 self._best = None
 
+    @property
+    def handed(self) -> tuple[HandInEvaluation, ...]:
+        """Completions that are being scored."""
+        with self._changed:
+            return tuple(self._handed)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Moments of the evaluations that are measured."""
+        with self._changed:
+            return tuple(sorted(self._measured))
+
+    def recall(self, moment: str) -> None:
+        """Takes an evaluation as measured, as an earlier master has measured it."""
+        with self._changed:
+            self._measured.add(moment)
+
     def hand_in(self, call: HandInEvaluation) -> None:
         """Starts to score the completions that were not submitted before."""
         with self._changed:
+            if call.moment in self._measured:
+                return
             made = EvaluationResults(self._examination, self._category)
             sheet = self._sheets.setdefault(call.moment, made)
             items = sheet.new(call.items)
             if items:
                 self._pending[call.moment] = call.step
+                self._handed.append(call)
                 self._desk.submit(self._take, call.moment, call.step, items)
 
     def publish(self, call: HandInMeasured) -> None:
         """Publishes an evaluation that is measured already."""
         moment, step, values = call.moment, call.step, call.values
+        with self._changed:
+            if moment in self._measured:
+                return
         self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
+        self.recall(moment)
 
     def wait(self) -> None:
         """Waits until no evaluation is being scored, or `close` was called."""
@@ -120,6 +146,8 @@ class Evaluations:
         self._publish(EvaluationResult(moment, step, values, self._compared(step, values)))
         with self._changed:
             sheet.forget()
+            self._measured.add(moment)
+            self._handed = [one for one in self._handed if one.moment != moment]
             self._pending.pop(moment, None)
             self._changed.notify_all()
 

@@ -100,6 +100,7 @@ class LiveLease(NamedTuple):
       replacement, failures, choice: see `Assignment`.
       trained: number of steps that have trained on its group; above 0 only if more may follow.
       success: success of its group, once it is scored; see `Use`.
+      is_admitted: whether its group was admitted to the buffer, or was waiting for that.
     """
 
     lease_id: int
@@ -114,6 +115,7 @@ class LiveLease(NamedTuple):
     trained: int = 0
     choice: ChosenPrompt = ChosenPrompt(0)
     success: float | None = None
+    is_admitted: bool = False
 
     def next_assignment(self, replaced: bool = False, failed: bool = False) -> Assignment:
         """Returns the work to generate for its ordinal if the lease is dropped.
@@ -189,6 +191,9 @@ class LeaseRequested(NamedTuple):
       room: number of groups that it can begin in addition; None for `groups_per_lease` minus
         `unfinished`.
       version: newest version that it can begin with at once; None if weights come on demand.
+      request: number that distinguishes this request from all others of the explorer. A request
+        that comes again gets the same grant, since the first answer was lost. None for a request
+        that never comes again.
     """
 
     explorer: int
@@ -196,6 +201,7 @@ class LeaseRequested(NamedTuple):
     unfinished: int = 0
     room: int | None = None
     version: int | None = None
+    request: int | None = None
 
 
 class FailedEpisode(NamedTuple):
@@ -290,6 +296,18 @@ class Ticked(NamedTuple):
     now_secs: float
 
 
+class LeasesExpired(NamedTuple):
+    """Leases have expired: the lasting effect of `Ticked`, which depends on heartbeats."""
+
+    lease_ids: tuple[int, ...]
+
+
+class SnapshotSaved(NamedTuple):
+    """The trainer has saved a snapshot after a step; earlier steps are never reported again."""
+
+    step: int
+
+
 class StopRequested(NamedTuple):
     """The run must end early."""
 
@@ -308,6 +326,8 @@ Event = (
     | ExplorerSeen
     | ExplorerDied
     | Ticked
+    | LeasesExpired
+    | SnapshotSaved
     | StopRequested
 )
 

@@ -28,6 +28,9 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
 
     If a group lacks episodes because their environments failed, its prompt is leased again, up to a
     limit. If a group gives no gradient, another prompt is tried.
+
+    Groups that are reported again, because the answer was lost, are admitted if they are live, and
+    change nothing. The trainer refuses those that were dropped.
     """
     admitted: list[int] = []
     failed: dict[str, list[int]] = {}
@@ -37,7 +40,7 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
     for lease_id, rewards in event.judged:
         lease = state.live.get(lease_id)
         # The trainer refuses a group whose lease has ended.
-        if lease is None:
+        if lease is None or lease.is_admitted:
             admitted.append(lease_id)
         elif lease_id in lost and _may_be_leased_again(state, lease):
             failed.setdefault(lost[lease_id], []).append(lease_id)
@@ -48,8 +51,10 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
         else:
             admitted.append(lease_id)
             out_of_attempts.setdefault(fault, []).append(lease)
-    state, told = _tell(state, event.failed)
+    known = {i for i, lease in state.live.items() if lease.is_admitted} | {*state.turned_down}
+    state, told = _tell(state, [one for one in event.failed if one.lease_id not in known])
     commands: list[Command] = [Admit(tuple(admitted)), *told]
+    state = _marked(state, [i for i in admitted if i in state.live and i not in known])
     for fault, leases in out_of_attempts.items():
         state = dataclasses.replace(state, out_of_attempts=state.out_of_attempts + len(leases))
         commands.append(Record("out of attempts", tuple(leases), fault))
@@ -59,7 +64,19 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
     for fault, lease_ids in replaced.items():
         state, records = drop(state, tuple(lease_ids), fault, replaced=True)
         commands += records
+    dropped = {i for of in (*failed.values(), *replaced.values()) for i in of}
+    if dropped:
+        turned_down = tuple(sorted({*state.turned_down, *dropped}))
+        state = dataclasses.replace(state, turned_down=turned_down)
     return state, tuple(commands)
+
+
+def _marked(state: MasterState, lease_ids: Sequence[int]) -> MasterState:
+    """Marks leases as admitted."""
+    if not lease_ids:
+        return state
+    marked = {i: state.live[i]._replace(is_admitted=True) for i in lease_ids}
+    return dataclasses.replace(state, live={**state.live, **marked})
 
 
 def filled(
@@ -122,6 +139,8 @@ def _may_be_leased_again(state: MasterState, lease: LiveLease) -> bool:
 
 def _tell(state: MasterState, failed: Sequence[FailedEpisode]) -> Outcome:
     """Counts failed attempts at episodes, and records each of them."""
+    if not failed:
+        return state, ()
     counts = collections.Counter(state.failed)
     counts.update(one.reason for one in failed)
     records = []

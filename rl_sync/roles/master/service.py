@@ -9,8 +9,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from rl_sync.algorithms.screening import FAULTS
 from rl_sync.checkpoints.ledger import Ledger, balance
 from rl_sync.cluster import master_calls, scoring_calls, weight_calls
 from rl_sync.cluster.heartbeats import Heartbeats
+from rl_sync.cluster.master_calls import HandInEvaluation
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.pending import PendingCalls
-from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.cluster.rpc import Call, CallHandlers, Handler, RpcServer
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.secret import secret_of
 from rl_sync.display.live import RoleStatus, RunStatus
 from rl_sync.isolation.codec import Records
+from rl_sync.isolation.record_json import of_json
 from rl_sync.records import accuracy, alarms
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.metrics import measured, read_metrics
@@ -52,12 +54,24 @@ from rl_sync.roles.master.events import (
     LiveLease,
     Position,
     Record,
+    SnapshotSaved,
     Started,
     StopRequested,
     Ticked,
 )
 from rl_sync.roles.master.group_admission import failed_episodes, filled
+from rl_sync.roles.master.journal import (
+    COUNTED_STEP,
+    Journal,
+    JournalError,
+    Recorded,
+    lasting,
+    read_journal,
+    state_of,
+)
+from rl_sync.roles.master.server_memory import Answered, CountedStep, ServerMemory
 from rl_sync.roles.master.weight_registry import WeightRegistry
+from rl_sync.scoring.judging import Verdicts
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.types import NO_LEASE, Lease
 from rl_sync.workdir import Workdir
@@ -65,6 +79,7 @@ from rl_sync.workdir import Workdir
 _TICK_SECS = 0.5
 _PENDING_CALLS = 64  # Calls in progress at once, in threads that mostly wait.
 _SFT, _RL = "sft", "rl"
+T = TypeVar("T")
 _NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
 """Reasons for dropping groups because of their rewards; these groups count in a step's metrics."""
 
@@ -74,20 +89,29 @@ class MasterServer:
 
     Args:
       settings: settings of the run.
+      recovers: whether to go on where an earlier master of this run has ended, from its journal.
 
     Attributes:
-      answer: answers a call of any kind in `rl_sync.cluster.master_calls`.
       closed: whether the ledger is closed.
+
+    Raises:
+      JournalError: there is no journal, or it is damaged.
     """
 
-    def __init__(self, settings: RunSettings):
+    def __init__(self, settings: RunSettings, recovers: bool = False):
         self._settings = settings
+        workdir = Workdir(settings.workdir)
+        recorded = read_journal(workdir.journal) if recovers else None
+        self._journal = Journal(workdir.journal)
         self._task = wiring.load_task(settings)
         self._changed = threading.Condition()
         self._state = transition.MasterState(
             wiring.master_settings(settings, wiring.prompt_pool(settings, self._task))
         )
-        self._weights = WeightRegistry(settings.sync.fanout)
+        memory = ServerMemory(time.time())
+        if recorded is not None:
+            memory = of_json(ServerMemory, recorded.memory)
+        self._weights = WeightRegistry(settings.sync.fanout, memory.weights)
         self._ledger = Ledger(settings.workdir)
         with contextlib.suppress(OSError):  # The record is optional.
             record_start(settings.workdir)
@@ -96,20 +120,33 @@ class MasterServer:
         self._progress = RunTotals(settings.workdir)
         self._watch = alarms.Watch(settings.alarm_limits)
         self._roles: dict[str, RoleStatus] = {}
-        self._phase, self._message = "start", ""
-        self._result = RunResult()
-        self._first_lease = 0
-        self._reward: float | None = None
+        self._phase, self._message = memory.phase, ""
+        self._result = memory.result
+        self._first_lease, self._reward = memory.first_lease, memory.reward
         self._sft_step = 0
         self._paces = {phase: Pace() for phase in (_SFT, _RL)}
-        self._not_selected: list[LiveLease] = []  # Dropped for steps that are not trained yet.
-        self._started = time.monotonic()
-        self._attendance = Heartbeats(self._started)
+        # Dropped for steps that are not trained yet.
+        self._not_selected = [*memory.not_selected]
+        self._answered = memory.answered
+        self._written = set[tuple[str, int]]()  # Metrics of an earlier master, by phase and step.
+        self._began_secs = memory.began_secs
+        self._attendance = Heartbeats(time.monotonic())
         self.closed = threading.Event()
-        self._judging = wiring.judging(
-            settings, self._task, self._fail, self._say, scored=self._scored
-        )
-        self._evaluations = Evaluations(
+        with self._changed:  # The trial of the reward, in a thread, may fail at once.
+            self._judging = wiring.judging(
+                settings, self._task, self._fail, self._say, self._scored, self._note
+            )
+            self._evaluations = self._made_evaluations()
+            self._pending = self._made_pending()
+            self._desk = self._made_desk()
+            if recorded is not None:
+                self._recall(memory, recorded)
+            self._begin_file()
+        threading.Thread(target=self._tick, name="ticks", daemon=True).start()
+
+    def _made_evaluations(self) -> Evaluations:
+        settings = self._settings
+        return Evaluations(
             wiring.examination(settings, self._task),
             self._judging,
             category=settings.evaluation.category,
@@ -117,18 +154,46 @@ class MasterServer:
             workdir=Workdir(settings.workdir),
             publish=self._evaluated,
         )
-        self._pending = PendingCalls(
+
+    def _made_pending(self) -> PendingCalls:
+        return PendingCalls(
             scoring_calls.RequestScores.answered_by(self._judge),
             master_calls.AwaitEvaluations.answered_by(lambda call: self._evaluations.wait()),
             threads=_PENDING_CALLS,
             progress=lambda: self._judging.judged + self._evaluations.judged,
             tells_failures=False,
         )
-        self.answer = self._desk()
-        threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
-    def _desk(self) -> CallHandlers:
+    def answer(self, call: Call[T]) -> T:
+        """Answers a call of any kind in `rl_sync.cluster.master_calls`.
+
+        What the answer depends on is on disk by then.
+        """
+        try:
+            return self._desk(call)
+        finally:
+            self._commit()
+
+    def _commit(self) -> None:
+        try:
+            self._journal.commit()
+        except RecordsError as error:
+            self._fail(str(error))
+
+    def _lasting(self) -> tuple[Handler, ...]:
+        """Returns the handlers of calls that the journal has, and that recovery answers again."""
+        return (
+            master_calls.EnterPhase.answered_by(self._enter),
+            master_calls.Report.answered_by(self._report),
+            master_calls.HandInEvaluation.answered_by(self._evaluations.hand_in),
+            master_calls.TrainerDied.answered_by(self._trainer_died),
+            *self._weights.lasting_handlers(),
+        )
+
+    def _made_desk(self) -> CallHandlers:
         return CallHandlers(
+            *self._weights.handlers(),
+            *(Handler(kind, self._journaled(answer)) for kind, answer in self._lasting()),
             master_calls.AskLease.answered_by(self._lease),
             self._pending.handler(),
             master_calls.Claim.answered_by(self._claim),
@@ -136,14 +201,10 @@ class MasterServer:
             master_calls.AskBuffered.answered_by(self._buffered),
             master_calls.Resumed.answered_by(self._resumed),
             master_calls.AskProgress.answered_by(self._run_progress),
-            master_calls.TrainerDied.answered_by(self._trainer_died),
             master_calls.TrainerReady.answered_by(self._begin),
             master_calls.Trained.answered_by(self._trained),
             master_calls.AskPosition.answered_by(self._position),
-            master_calls.EnterPhase.answered_by(self._enter),
             master_calls.AskStatus.answered_by(self._status),
-            master_calls.Report.answered_by(self._report),
-            master_calls.HandInEvaluation.answered_by(self._evaluations.hand_in),
             master_calls.HandInMeasured.answered_by(self._evaluations.publish),
             master_calls.AskKeptSnapshots.answered_by(lambda call: self._evaluations.kept),
             master_calls.WriteMetrics.answered_by(self._write_metrics),
@@ -155,13 +216,116 @@ class MasterServer:
                 lambda call: self._attendance.silences(call.at_least_secs)
             ),
             weight_calls.AskNewest.answered_by(self._newest),
-            *self._weights.handlers(),
         )
 
-    def _apply(self, event: Event) -> tuple[Any, ...]:
-        """Applies an event under the lock, writes the ledger, and returns the actor's answers."""
+    def _journaled(self, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns the handler of a call that also writes it to the journal."""
+
+        def handle(call: Any) -> Any:
+            with self._changed:
+                result = answer(call)
+                self._note(call)
+            return result
+
+        return handle
+
+    def _note(self, record: Any) -> None:
+        """Writes a record to the journal."""
         with self._changed:
-            self._state, commands = transition.transition(self._state, event)
+            self._journal.append(record)
+
+    def _begin_file(self) -> None:
+        """Starts a new file of the journal with everything that the master knows."""
+        with self._changed:
+            memory = ServerMemory(
+                began_secs=self._began_secs,
+                ledger_bytes=self._ledger.flushed_bytes(),
+                phase=self._phase,
+                result=self._result,
+                first_lease=self._first_lease,
+                reward=self._reward,
+                not_selected=tuple(self._not_selected),
+                tokens=self._progress.tokens,
+                told=self._progress.told,
+                spent=self._progress.spent,
+                verdicts=self._judging.kept,
+                handed=self._evaluations.handed,
+                measured=self._evaluations.measured,
+                answered=self._answered,
+                weights=self._weights.memory(),
+            )
+            try:
+                self._journal.begin(self._state, memory)
+            except RecordsError as error:
+                self._fail(str(error))
+
+    def _recall(self, memory: ServerMemory, recorded: Recorded) -> None:
+        """Takes over what an earlier master knew, from its journal."""
+        lines = read_metrics(self._settings.workdir)
+        self._written = {(line["phase"], line["step"]) for line in lines}
+        for line in lines:
+            self._watch.take(line)
+        self._progress.recall(memory.tokens, memory.told)
+        self._progress.recall_spent(memory.spent)
+        self._judging.recall(memory.verdicts)
+        for moment in memory.measured:
+            self._evaluations.recall(moment)
+        self._state = state_of(recorded.state, self._state.settings)
+        handed, records = [*memory.handed], list[Record]()
+        answers = {kind.__name__: (kind, answer) for kind, answer in self._lasting()}
+        for entry in recorded.entries:
+            if entry.kind == COUNTED_STEP:
+                step = of_json(CountedStep, entry.fields)
+                self._progress.recall_spent(step.spent)
+                records += self._recall_step(step.call)
+            elif (event := entry.event) is not None:
+                records += self._recall_event(event)
+            elif entry.kind == Verdicts.__name__:
+                self._judging.recall(of_json(Verdicts, entry.fields))
+            elif entry.kind == EvaluationResult.__name__:
+                self._show_evaluation(of_json(EvaluationResult, entry.fields))
+            elif entry.kind == HandInEvaluation.__name__:
+                handed.append(of_json(HandInEvaluation, entry.fields))
+            elif entry.kind not in answers:
+                raise JournalError(f"{recorded.path} has a {entry.kind}, which this code lacks.")
+            else:
+                kind, answer = answers[entry.kind]
+                answer(of_json(kind, entry.fields))
+        self._ledger.restore(memory.ledger_bytes, records)
+        for call in handed:
+            self._evaluations.hand_in(call)
+        now = time.monotonic()  # Explorers could not renew their leases meanwhile.
+        for explorer in range(1, self._settings.explorers + 1):
+            self._state, _ = transition.transition(self._state, ExplorerSeen(explorer, now))
+
+    def _recall_event(self, event: Event) -> list[Record]:
+        """Applies an event of the journal; returns its lines of the ledger."""
+        self._state, commands = transition.transition(self._state, event)
+        if isinstance(event, ExplorerDied):
+            self._weights.explorer_died(explorer_name(event.explorer))
+        records = [command for command in commands if isinstance(command, Record)]
+        self._forget_scores(records)
+        return records
+
+    def _recall_step(self, call: master_calls.Trained) -> list[Record]:
+        """Counts a step of the journal; returns its lines of the ledger."""
+        live = self._state.live
+        leases = [live[one] for one in call.event.lease_ids if one in live]
+        records = self._recall_event(call.event)
+        self._count(call, leases)
+        return records
+
+    def _apply(self, event: Event, entry: Any = None) -> tuple[Any, ...]:
+        """Applies an event under the lock, writes it, and returns the actor's answers.
+
+        Args:
+          entry: entry of the journal, if it is not the event.
+        """
+        with self._changed:
+            before = self._state
+            self._state, commands = transition.transition(before, event)
+            if (lasting_event := lasting(before, self._state, event, commands)) is not None:
+                self._note(entry or lasting_event)
             self._keep(commands)
             # Requests and heartbeats make nothing new possible. If they were announced, explorers
             # that wait for leases would keep waking each other up.
@@ -172,20 +336,24 @@ class MasterServer:
             return tuple(command for command in commands if not isinstance(command, Record))
 
     def _keep(self, commands: tuple[Any, ...]) -> None:
-        """Writes the ledger, and forgets the scores of some dropped groups.
+        """Writes the ledger."""
+        records = [command for command in commands if isinstance(command, Record)]
+        for record in records:
+            self._write(functools.partial(self._ledger.write, record))
+        self._forget_scores(records)
 
-        These are groups that were not dropped because of their rewards: no step's metrics include
-        them.
+    def _forget_scores(self, records: Sequence[Record]) -> None:
+        """Forgets the scores of groups that were not dropped because of their rewards.
+
+        No step's metrics include them.
         """
-        for command in commands:
-            if isinstance(command, Record):
-                self._write(functools.partial(self._ledger.write, command))
-                if command.event != "dropped":
-                    continue
-                if command.reason in _NOT_SELECTED:
-                    self._not_selected += command.leases
-                else:
-                    self._judging.forget([lease.lease_id for lease in command.leases])
+        for record in records:
+            if record.event != "dropped":
+                continue
+            if record.reason in _NOT_SELECTED:
+                self._not_selected += record.leases
+            else:
+                self._judging.forget([lease.lease_id for lease in record.leases])
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes to the ledger; if that fails, stops the run, whose ledger would have a gap."""
@@ -201,12 +369,14 @@ class MasterServer:
         except RecordsError as error:
             self._fail(str(error))
         self._metrics.resume(call.step, call.sft_step)
+        self._written = set()
         self._progress.resume()
         for line in read_metrics(self._settings.workdir):
             self._watch.take(line)
             if line["phase"] == "evaluation":
-                self._add(RunResult(evaluations={self._moment(line["step"]): measured(line)}))
+                self._merge(RunResult(evaluations={self._moment(line["step"]): measured(line)}))
         self._evaluations.resume(call.step)
+        self._begin_file()  # The ledger has lines that no event has caused.
 
     def _moment(self, step: int) -> str:
         """Returns the name of an earlier evaluation, from before the run resumed."""
@@ -240,7 +410,12 @@ class MasterServer:
         with self._changed:
             while True:
                 request = LeaseRequested(
-                    call.explorer, time.monotonic(), call.unfinished, call.room, call.version
+                    call.explorer,
+                    time.monotonic(),
+                    call.unfinished,
+                    room=call.room,
+                    version=call.version,
+                    request=call.request,
                 )
                 (answer,) = self._apply(request)
                 left = deadline - time.monotonic()
@@ -313,18 +488,34 @@ class MasterServer:
             self._attendance.lost(explorer_name(call.event.explorer))
             self._weights.explorer_died(explorer_name(call.event.explorer))
         self._apply(call.event)
+        if isinstance(call.event, SnapshotSaved) or self._journal.is_long:
+            self._begin_file()
 
     def _trained(self, call: master_calls.Trained) -> scoring_calls.Judgements:
-        event, judgements = call.event, self._judging.of_leases(call.recorded)
         with self._changed:
-            live = self._state.live
-            leases = [live[lease_id] for lease_id in event.lease_ids if lease_id in live]
-            self._apply(event)
-            prompts = prompt_choice.metrics(self._state, leases)
+            self._progress.spend(TRAINER, TRAINER, call.spent)
+            before, live = self._state, self._state.live
+            leases = [live[one] for one in call.event.lease_ids if one in live]
+            self._apply(call.event, CountedStep(call, self._progress.spent))
+            if self._state is not before:
+                self._count(call, leases)
+            answered = self._answered
+            if answered is not None and answered.step == call.event.step:
+                return answered.judgements
+            return self._judging.of_leases(call.recorded)
+
+    def _count(self, call: master_calls.Trained, leases: Sequence[LiveLease]) -> None:
+        """Measures a step that was just counted, and keeps the answer to its report.
+
+        Args:
+          leases: leases of the step's groups, as they were before it.
+        """
+        event = call.event
+        self._answered = Answered(event.step, self._judging.of_leases(call.recorded))
+        prompts = prompt_choice.metrics(self._state, leases)
         others = self._take_not_selected(event.step)
         generated = (*event.lease_ids, *others)
         over = {*generated} - {*event.kept}
-        self._progress.spend(TRAINER, TRAINER, call.spent)
         judged = self._judging.metrics(generated, over, self._settings.trainer.group_size)
         metrics = {**call.metrics, **judged, **prompts, **self._progress.step(call.metrics)}
         last = {"step": event.step, **call.metrics}
@@ -334,11 +525,17 @@ class MasterServer:
             if self._settings.algorithm.selects_groups:
                 selected = call.metrics["reward_mean"]
                 last["selected_reward_mean"] = metrics["selected_reward_mean"] = selected
-        self._metrics.write("rl", event.step, metrics)
+        if self._measure(_RL, event.step, metrics):
+            self._watch.add(metrics)
         self._paces[_RL].note(event.step, time.monotonic())
-        self._watch.add(metrics)
-        self._add(RunResult(rl=last))
-        return judgements
+        self._merge(RunResult(rl=last))
+
+    def _measure(self, phase: str, step: int, values: Mapping[str, Any]) -> bool:
+        """Writes metrics, unless an earlier master has; says whether it has written them."""
+        if (phase, step) in self._written:
+            return False
+        self._metrics.write(phase, step, values)
+        return True
 
     def _take_not_selected(self, step: int) -> list[int]:
         """Returns the lease ids of groups that were generated for a step and not selected.
@@ -391,15 +588,15 @@ class MasterServer:
         return self._state.stopping
 
     def _write_metrics(self, call: master_calls.WriteMetrics) -> None:
-        self._metrics.write(call.phase, call.step, call.values)
+        self._measure(call.phase, call.step, call.values)
 
     def _enter(self, call: master_calls.EnterPhase) -> None:
         self._phase, self._message = call.phase, call.message or self._message
 
     def _report(self, call: master_calls.Report) -> None:
-        self._add(call.result)
+        self._merge(call.result)
 
-    def _add(self, result: RunResult) -> None:
+    def _merge(self, result: RunResult) -> None:
         """Adds to the run's result."""
         with self._changed:
             self._result = self._result.updated(result)
@@ -409,11 +606,15 @@ class MasterServer:
         self._message = message
 
     def _evaluated(self, measured: EvaluationResult) -> None:
-        moment, step, values, best = measured
-        self._metrics.write("evaluation", step, values)
         with self._changed:
-            self._watch.add_evaluation(step, values)
-        self._add(RunResult(evaluations={moment: values}, best=best))
+            if self._measure("evaluation", measured.step, measured.values):
+                self._watch.add_evaluation(measured.step, measured.values)
+            self._show_evaluation(measured)
+            self._note(measured)
+
+    def _show_evaluation(self, measured: EvaluationResult) -> None:
+        moment, _, values, best = measured
+        self._merge(RunResult(evaluations={moment: values}, best=best))
         parts = accuracy.describe_parts(values)
         hint = unsolved.HINT if unsolved.is_unsolved(self._settings, moment, values) else ""
         share = accuracy.describe_share(values["accuracy"])
@@ -440,7 +641,7 @@ class MasterServer:
                 roles=tuple(self._roles[role] for role in settings.roles if role in self._roles),
                 buffer_size=self._state.buffered,
                 buffer_capacity=settings.groups_ahead,
-                elapsed_secs=now - self._started,
+                elapsed_secs=time.time() - self._began_secs,
                 left_secs=pace.left_secs(steps, now) if pace and step < steps else None,
                 message=self._message,
                 loss=loss,
@@ -454,7 +655,9 @@ class MasterServer:
             if self._result.failed is not None:
                 return
             self._message = reason
-            self._add(RunResult(failed=reason))
+            failed = RunResult(failed=reason)
+            self._merge(failed)
+            self._note(master_calls.Report(failed))
             self._apply(StopRequested(reason))
 
     def _close(self, call: master_calls.CloseLedger) -> Summary:
@@ -472,6 +675,7 @@ class MasterServer:
                 self._pending.close()
                 self._metrics.close(outcome.failed is None and outcome.stopped is None)
                 self._judging.close()
+                self._journal.close()
                 self.closed.set()
             return Summary(self._result, balance(self._state))
 
@@ -490,13 +694,21 @@ class MasterServer:
         while not self.closed.wait(_TICK_SECS):
             self._attendance.ticked(time.monotonic(), _TICK_SECS)
             self._apply(Ticked(time.monotonic()))
+            self._commit()
             usage.look()
         usage.close()
 
 
-def run_master(settings: RunSettings, address: str) -> None:
-    """Serves as the master, at `host:port`, until it is asked to close, or terminated."""
-    served = MasterServer(settings)
+def run_master(settings: RunSettings, address: str, recovers: bool = False) -> None:
+    """Serves as the master, at `host:port`, until it is asked to close, or terminated.
+
+    Args:
+      recovers: see `MasterServer`.
+
+    Raises:
+      JournalError: see `MasterServer`.
+    """
+    served = MasterServer(settings, recovers)
     settle()
     host, _, port = address.rpartition(":")
     server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))

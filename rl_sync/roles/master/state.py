@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rl_sync.roles.master.events import (
     Assignment,
     Command,
     DueEvaluation,
+    GrantEvaluation,
+    GrantLeases,
     LiveLease,
     MasterSettings,
     Record,
@@ -16,6 +19,19 @@ from rl_sync.roles.master.events import (
 from rl_sync.tasks.curriculum import ChosenPrompt
 from rl_sync.tasks.prompt_history import PromptHistory
 from rl_sync.types import Use
+
+
+class LastGrant(NamedTuple):
+    """An explorer's last grant, in case its answer was lost and the request comes again.
+
+    Attributes:
+      request: see `LeaseRequested`.
+      leases, evaluation: the grant, which is one of them.
+    """
+
+    request: int
+    leases: GrantLeases | None = None
+    evaluation: GrantEvaluation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +55,11 @@ class MasterState:
       plans: under exact pulls, the prompts chosen for a step, where choices depend on the history:
         one for each ordinal, then one for each replacement, and so on.
       stopping: reason why the run is being stopped; None while it goes on.
+      grants: last grant of each explorer.
+      batches: checksum of the batch of each step after the last snapshot, by which a step that is
+        reported again is known.
+      turned_down: leases that admission has dropped since the last snapshot, by which groups that
+        are reported again are known.
     """
 
     settings: MasterSettings
@@ -59,6 +80,9 @@ class MasterState:
     pending: Mapping[tuple[int, int], Use] = dataclasses.field(default_factory=dict)
     plans: Mapping[int, tuple[ChosenPrompt, ...]] = dataclasses.field(default_factory=dict)
     stopping: str | None = None
+    grants: Mapping[int, LastGrant] = dataclasses.field(default_factory=dict)
+    batches: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    turned_down: tuple[int, ...] = ()
 
     @property
     def buffered(self) -> int:
@@ -88,6 +112,8 @@ def drop(
       replaced, failed: see `LiveLease.next_assignment`.
     """
     leases = [state.live[lease_id] for lease_id in lease_ids if lease_id in state.live]
+    if not leases:
+        return state, ()
     state, dropped = settle(state, leases, reason)
     if not dropped:
         return state, ()

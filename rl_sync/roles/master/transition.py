@@ -13,6 +13,7 @@ trained, however many follow.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 
 from rl_sync.roles.master.events import (
     EXPLORER_DIED,
@@ -35,9 +36,11 @@ from rl_sync.roles.master.events import (
     GroupsScored,
     HoldBack,
     LeaseRequested,
+    LeasesExpired,
     LiveLease,
     Position,
     Record,
+    SnapshotSaved,
     Started,
     StopRequested,
     Ticked,
@@ -45,7 +48,14 @@ from rl_sync.roles.master.events import (
 )
 from rl_sync.roles.master.group_admission import admit
 from rl_sync.roles.master.prompt_choice import chosen, may_choose
-from rl_sync.roles.master.state import MasterState, Outcome, counted, drop, settle
+from rl_sync.roles.master.state import (
+    LastGrant,
+    MasterState,
+    Outcome,
+    counted,
+    drop,
+    settle,
+)
 from rl_sync.tasks.curriculum import ChosenPrompt
 from rl_sync.tasks.prompt_history import PromptHistory
 
@@ -87,6 +97,9 @@ def transition(state: MasterState, event: Event) -> Outcome:
             )
             if (due := state.evaluation) and due.explorer == explorer:
                 state = dataclasses.replace(state, evaluation=due._replace(explorer=None))
+            if explorer in state.grants:
+                rest = {other: one for other, one in state.grants.items() if other != explorer}
+                state = dataclasses.replace(state, grants=rest)
             return drop(state, lost, EXPLORER_DIED)
         case Ticked(now):
             late = tuple(
@@ -95,8 +108,15 @@ def transition(state: MasterState, event: Event) -> Outcome:
                 if not lease.buffered and lease.deadline_secs < now
             )
             return drop(state, late, LEASE_EXPIRED)
+        case LeasesExpired(lease_ids):
+            return drop(state, lease_ids, LEASE_EXPIRED)
+        case SnapshotSaved(step):
+            left = {at: batch for at, batch in state.batches.items() if at > step}
+            return dataclasses.replace(state, batches=left, turned_down=()), ()
         case StopRequested(reason):
-            return dataclasses.replace(state, stopping=state.stopping or reason), ()
+            if state.stopping:
+                return state, ()
+            return dataclasses.replace(state, stopping=reason), ()
 
 
 def position(state: MasterState) -> Position:
@@ -172,6 +192,37 @@ def _publish(state: MasterState, version: int) -> MasterState:
 
 
 def _lease(state: MasterState, request: LeaseRequested) -> Outcome:
+    """Answers a request; one that comes again gets the grant that it got, if that still holds."""
+    if (again := _granted_before(state, request)) is not None:
+        return state, (again,)
+    state, commands = _new_lease(state, request)
+    if request.request is None:
+        return state, commands
+    match commands[0]:
+        case GrantLeases() as grant if grant.leases:
+            last = LastGrant(request.request, leases=grant)
+        case GrantEvaluation() as evaluation:
+            last = LastGrant(request.request, evaluation=evaluation)
+        case _:
+            return state, commands
+    return dataclasses.replace(state, grants={**state.grants, request.explorer: last}), commands
+
+
+def _granted_before(
+    state: MasterState, request: LeaseRequested
+) -> GrantLeases | GrantEvaluation | None:
+    """Returns the grant of a request that came before, without leases that have ended since."""
+    last = state.grants.get(request.explorer)
+    if last is None or request.request is None or last.request != request.request:
+        return None
+    if last.leases is None:
+        due = state.evaluation
+        return last.evaluation if due and due.explorer == request.explorer else None
+    alive = tuple(lease for lease in last.leases.leases if lease.lease_id in state.live)
+    return last.leases._replace(leases=alive) if alive else None
+
+
+def _new_lease(state: MasterState, request: LeaseRequested) -> Outcome:
     if state.finished:
         return state, (Finish(state.stopping or RUN_ENDED),)
     if state.newest is None:
@@ -336,6 +387,9 @@ def _buffer(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
 
 
 def _train(state: MasterState, event: BatchTrained) -> Outcome:
+    batch = _checksum(event)
+    if state.batches.get(event.step) == batch:
+        return state, ()  # It is reported again, since the answer was lost.
     if event.step != state.trained_steps + 1:
         raise ValueError(f"trainer step {event.step} reported after step {state.trained_steps}.")
     consumed = (*event.lease_ids, *event.left_out)
@@ -348,13 +402,23 @@ def _train(state: MasterState, event: BatchTrained) -> Outcome:
     used = {lease.lease_id: lease._replace(trained=lease.trained + 1) for lease in trained}
     over = [lease for lease_id, lease in used.items() if lease_id not in event.kept]
     over += [state.live[lease_id] for lease_id in event.left_out]
-    state = dataclasses.replace(state, trained_steps=event.step, live={**state.live, **used})
+    state = dataclasses.replace(
+        state,
+        trained_steps=event.step,
+        live={**state.live, **used},
+        batches={**state.batches, event.step: batch},
+    )
     # The left-out groups are not replaced: their step is over.
     state, dropped = settle(state, over, LEFT_OUT)
     if not state.settings.follows_history:
         state = counted(state, event.step)
     records: tuple[Command, ...] = (Record("trained", tuple(trained), f"step {event.step}"),)
     return state, records + ((Record("dropped", dropped, LEFT_OUT),) if dropped else ())
+
+
+def _checksum(event: BatchTrained) -> int:
+    """Returns a number that distinguishes the batch of a step, the same in every process."""
+    return zlib.crc32(repr((event.lease_ids, event.left_out, event.kept)).encode())
 
 
 def _renew(state: MasterState, explorer: int, now: float) -> MasterState:

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 from rl_sync.cluster import weight_calls as calls
 from rl_sync.cluster.rpc import Handler
 from rl_sync.weights.deltas.relay_tree import Relay, RelayTree
-from rl_sync.weights.rendezvous import MeetingPoint
+from rl_sync.weights.rendezvous import Meeting, MeetingPoint
+
+
+@dataclasses.dataclass(frozen=True)
+class RegistryMemory:
+    """Content of a registry, from which another one can begin.
+
+    Attributes:
+      transfer: the transfer; None before the choice.
+      holders: address of each of the trainer's processes that serve weights.
+      relays: address of each process that hands on blocks. How it did as a source is not kept.
+      meeting: requests and grants of collective transfers.
+    """
+
+    transfer: str | None = None
+    holders: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    relays: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    meeting: Meeting = dataclasses.field(default_factory=Meeting)
 
 
 class WeightRegistry:
@@ -17,37 +36,53 @@ class WeightRegistry:
 
     Args:
       fanout: see `RelayTree`.
+      memory: content at the beginning.
     """
 
-    def __init__(self, fanout: int = 0) -> None:
+    def __init__(self, fanout: int = 0, memory: RegistryMemory = RegistryMemory()) -> None:
         self._lock = threading.Lock()
         self._relays = RelayTree(fanout or sys.maxsize)
-        self._meeting = MeetingPoint()
-        self._transfer: str | None = None
-        self._holders: dict[int, str] = {}
+        for reader, address in memory.relays.items():
+            self._relays.join(reader, address)
+        self._meeting = MeetingPoint(memory.meeting)
+        self._transfer = memory.transfer
+        self._holders = {**memory.holders}
 
-    def handlers(self) -> tuple[Handler, ...]:
-        """Returns the handlers of these calls."""
+    def memory(self) -> RegistryMemory:
+        """Returns the content."""
+        with self._lock:
+            relays = self._relays.addresses
+        return RegistryMemory(self._transfer, {**self._holders}, relays, self._meeting.content())
+
+    def lasting_handlers(self) -> tuple[Handler, ...]:
+        """Returns the handlers of calls that change the content; they may be answered again."""
         meeting = self._meeting
         return (
             calls.DecideTransfer.answered_by(self._decide),
-            calls.AskTransfer.answered_by(lambda call: self._transfer),
             calls.HoldWeights.answered_by(self._hold),
+            calls.JoinRelays.answered_by(self._join),
+            calls.AskWeights.answered_by(
+                lambda call: meeting.ask(call.explorer, call.exactly, call.at_least, call.number)
+            ),
+            calls.Withdraw.answered_by(lambda call: meeting.withdraw(call.ticket)),
+            calls.GrantWeights.answered_by(lambda call: meeting.grant(call.request, *call.grant)),
+        )
+
+    def handlers(self) -> tuple[Handler, ...]:
+        """Returns the handlers of all calls about weights."""
+        meeting = self._meeting
+        return (
+            *self.lasting_handlers(),
+            calls.AskTransfer.answered_by(lambda call: self._transfer),
             calls.AskHolders.answered_by(
                 lambda call: [address for _, address in sorted(self._holders.items())]
             ),
-            calls.JoinRelays.answered_by(self._join),
             calls.AskRelays.answered_by(self._path),
             calls.ReportRelay.answered_by(self._report),
-            calls.AskWeights.answered_by(
-                lambda call: meeting.ask(call.explorer, call.exactly, call.at_least)
-            ),
             calls.AwaitGrant.answered_by(
                 lambda call: meeting.granted(call.ticket, call.timeout_secs)
             ),
-            calls.Withdraw.answered_by(lambda call: meeting.withdraw(call.ticket)),
             calls.AskWaiting.answered_by(lambda call: meeting.waiting(call.timeout_secs)),
-            calls.GrantWeights.answered_by(lambda call: meeting.grant(call.request, *call.grant)),
         )
 
     def _decide(self, call: calls.DecideTransfer) -> None:

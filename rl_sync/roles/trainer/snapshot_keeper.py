@@ -19,12 +19,12 @@ from rl_sync.checkpoints.snapshots import (
     save_snapshot,
     snapshot_steps,
 )
-from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPhase
+from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.records.spans import SpanKind
-from rl_sync.roles.master.events import Position
+from rl_sync.roles.master.events import Position, SnapshotSaved
 from rl_sync.roles.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.schedule import SyncSchedule
@@ -89,6 +89,7 @@ class SnapshotKeeper:
                 processes=self.processes,
                 agree=self.session.agree,
             )
+        self.session.call(Happened(SnapshotSaved(step)))
         if self.log is not None and self.session.leads:
             # The batch of a snapshot's own step tells which groups the trainer had left for later.
             self.log.forget(min([*needed, *snapshot_steps(self.directory)[-keep:]]) - 1)

@@ -46,6 +46,11 @@ class RelayTree:
         self._fanout = fanout
         self._members: dict[str, _Member] = {}
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Addresses of all processes, in the order in which they joined."""
+        return {name: member.address for name, member in self._members.items()}
+
     def join(self, name: str, address: str) -> None:
         """Adds a process, or gives a restarted one its new address; it is new then."""
         self._members.pop(name, None)

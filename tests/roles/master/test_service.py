@@ -290,7 +290,7 @@ def test_every_call_of_the_master_is_answered(program):
         for one in vars(module).values()
     ]
     kinds = {one for one in every if isinstance(one, type) and issubclass(one, Call)}
-    assert kinds - {Call} == {*program.answer._answers, *program._pending._desk._answers}
+    assert kinds - {Call} == {*program._desk._answers, *program._pending._desk._answers}
 
 
 def test_troubles_of_so_many_steps_are_in_the_status_with_completions(master):
