@@ -119,11 +119,15 @@ class Progress(NamedTuple):
       start: trainer step that the schedule counts from; see `SyncSchedule`.
       step: last trainer step that was reported.
       evaluated: names of the moments whose evaluations have been made.
+      is_new_attempt: whether all processes of the run have been started again.
+      drops_buffered: whether groups that were in the buffer are generated again.
     """
 
     start: int
     step: int
     evaluated: list[str]
+    is_new_attempt: bool = False
+    drops_buffered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

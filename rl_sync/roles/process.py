@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
         with loading():
             from rl_sync.roles.master.service import run_master
 
-        run_master(settings, arguments.master, arguments.recover)
+        run_master(settings, arguments.master, arguments.recover, arguments.continues)
         return
     with loading():
         from rl_sync.cluster.process_resources import Addresses, join
@@ -117,6 +117,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--team", default="", help="host:port of the role's first process")
     parser.add_argument(
         "--recover", action="store_true", help="go on from the journal of the run's earlier master"
+    )
+    parser.add_argument(
+        "--continues", action="store_true", help="take back the end of the run's earlier attempt"
     )
     parser.add_argument("--lifeline", action="store_true", help="end when standard input is closed")
     return parser.parse_args()

@@ -300,6 +300,15 @@ class RunSettings:
         return TRANSFERS[self.transfer].is_joint and self.launch.colocate
 
     @property
+    def regenerates_buffered(self) -> bool:
+        """True if buffered groups are generated again once explorers have died.
+
+        All explorers of a cluster come to each version under exact pulls, so each must have work
+        that needs it.
+        """
+        return self.is_joint and self.schedule.pull == "exact"
+
+    @property
     def is_elastic(self) -> bool:
         """True if the run can continue without one of its explorers for a while."""
         return not (self.is_joint or self.launch.colocate)

@@ -15,6 +15,7 @@ from rl_sync.records.rollout_records import read_rollouts
 from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import EMBEDDED, RunRecord, launch
+from tests.runs.conftest import flags as modes
 from tests.runs.living import ended, processes_of, wait_for
 
 
@@ -94,13 +95,15 @@ def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
 
 
 @pytest.mark.parametrize(
-    "mode",
+    ("mode", "seed"),
     [
-        pytest.param("asynchronous", marks=pytest.mark.slow),
-        pytest.param("one_step_off_policy", marks=pytest.mark.gate),
+        pytest.param("asynchronous", None, marks=pytest.mark.slow),
+        pytest.param("one_step_off_policy", None, marks=pytest.mark.gate),
+        pytest.param("one_step_off_policy", 5, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode):
+def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode, seed):
+    """Where it cannot go on as if nothing had happened, it goes on from its newest snapshot."""
     flags = (f"--config.sync.mode={mode}", "--config.checkpoint.every_steps=4")
     process, workdir = started(*flags)
 
@@ -113,12 +116,14 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
     deadline = time.monotonic() + 20
     while processes_of(workdir) and time.monotonic() < deadline:
         time.sleep(0.1)
-    start, steps = saved(), read_consumed(workdir)[-1]["step"] + 4
+    steps = read_consumed(workdir)[-1]["step"] + 4
+    flags = (*flags, f"--config.seed={seed}") if seed else flags
 
     again = launch(*flags, EMBEDDED, f"--config.trainer.steps={steps}", workdir=workdir)
     output = ended(again)
     assert again.returncode == 0, output
-    assert f"Goes on from trainer step {start}." in output
+    told = re.search(r"Goes on from trainer step (\d+)(, from its snapshot)?\.", output)
+    assert (told[2] is None) == (seed is None), "another seed makes other weights"
     run = RunRecord(Workdir(workdir), output)
     every = list(range(1, steps + 1))
     assert [step["step"] for step in run.consumed] == every
@@ -135,3 +140,51 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
     assert sorted(consumed) == sorted(trained)
     ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
     assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+
+
+@pytest.mark.parametrize(
+    ("end", "given"),
+    [
+        pytest.param(
+            signal.SIGKILL,
+            modes("one_step_off_policy", transfer="server"),
+            marks=pytest.mark.gate,
+            id="killed, one step off-policy by server",
+        ),
+        *(
+            pytest.param(end, given, marks=pytest.mark.slow, id=name)
+            for end, given, name in [
+                (signal.SIGKILL, modes("synchronous"), "killed, synchronous by collective"),
+                (signal.SIGTERM, modes("one_step_off_policy"), "ended, one step by collective"),
+                (
+                    signal.SIGTERM,
+                    modes("custom", interval=2, offset=4, transfer="checkpoint"),
+                    "ended, interval 2, offset 4, by checkpoint",
+                ),
+                (
+                    signal.SIGKILL,
+                    modes("synchronous", count=2, transfer="checkpoint"),
+                    "killed, two explorers by checkpoint",
+                ),
+            ]
+        ),
+    ],
+)
+def test_an_exact_run_comes_to_the_same_bits_whenever_it_ended(started, runs, end, given):
+    given = (*given, "--config.trainer.steps=24")
+    process, workdir = started(*given)
+    wait_for(lambda: len(read_consumed(workdir)) >= 13, process)
+    os.kill(process.pid, end)
+    ended(process)
+    deadline = time.monotonic() + 20
+    while processes_of(workdir) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    again = launch(*given, EMBEDDED, workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert re.search(r"Goes on from trainer step \d+\.", output)
+    run = RunRecord(Workdir(workdir), output)
+    every = list(range(1, 25))
+    assert [step["step"] for step in run.consumed] == every
+    assert [line["step"] for line in read_metrics(workdir, "rl")] == every
+    assert run.digest == runs.get(EMBEDDED, *given).digest

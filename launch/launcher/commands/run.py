@@ -77,13 +77,14 @@ class LocalRun:
 
     Args:
       settings: the run's settings; its work directory is locked and prepared.
+      continues: whether the master goes on from the journal of an earlier attempt.
     """
 
-    def __init__(self, settings: RunSettings):
+    def __init__(self, settings: RunSettings, continues: bool = False):
         self._settings = settings
         self._workdir = Workdir(settings.workdir)
         self._supervisor = Supervisor()
-        self._processes = RunProcesses(settings, self._supervisor)
+        self._processes = RunProcesses(settings, self._supervisor, continues)
         self._vigil = HangWatch(settings, self._supervisor)
         self._master: RpcClient | None = None
         self._signals: list[int] = []
@@ -221,8 +222,7 @@ class LocalRun:
         self._call_master(TrainerDied(told))
         for number in range(1, self._settings.explorers + 1):
             self._call_master(Happened(ExplorerDied(number)))
-        if self._settings.is_joint and self._settings.schedule.pull == "exact":
-            # All explorers come to each version, so each must have work that needs it.
+        if self._settings.regenerates_buffered:
             buffered = self._call_master(AskBuffered())
             self._call_master(Happened(GroupsRefused(tuple(buffered), FORMED_ANEW)))
 
@@ -411,4 +411,5 @@ def start(config: Mapping[str, Any]) -> int:
         resumed = work.prepare(workdir, settings, task)
         print(run_text.opening(settings, resumed))
         print(f"{task.describe()}\n")
-        return LocalRun(settings).run()
+        continues = resumed is not None and resumed.continues
+        return LocalRun(settings, continues).run()

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import filelock
 
+from rl_sync.checkpoints.batch_log import BatchLog
+from rl_sync.checkpoints.redo import leading_steps
 from rl_sync.checkpoints.snapshots import (
     SnapshotError,
     latest_snapshot,
@@ -25,12 +27,16 @@ from rl_sync.checkpoints.snapshots import (
 from rl_sync.launcher.processes.setting_changes import Change, changes_between, describe
 from rl_sync.launcher.processes.snapshot_fit import check_fit
 from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.roles.master.journal import JournalError, counted_steps
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights.versions import VersionDirectory
 from rl_sync.workdir import Workdir
+
+_WITHOUT_INFLUENCE = ("trainer.steps", "evaluation", "checkpoint", "observe")
+"""Settings and sections whose change leaves the weights that batches make as they were."""
 
 
 class Resumption(NamedTuple):
@@ -41,15 +47,20 @@ class Resumption(NamedTuple):
       step: the trainer step; None during SFT.
       changes: the changed settings.
       jump: a warning if the changes make the learning rate jump, or an empty text.
+      continues: whether all roles go on where they were, as if the run had not ended. Otherwise it
+        begins anew from the snapshot of the step.
     """
 
     sft_step: int | None
     step: int | None
     changes: tuple[Change, ...] = ()
     jump: str = ""
+    continues: bool = False
 
     def __str__(self) -> str:
         where = f"SFT step {self.sft_step}" if self.step is None else f"trainer step {self.step}"
+        if self.step is not None and not self.continues:
+            where += ", from its snapshot"
         told = [f"  with {change}" for change in self.changes if change.is_told]
         jump = [f"  WARNING: {self.jump}"] if self.jump else []
         return "\n".join([f"Goes on from {where}.", *told, *jump])
@@ -123,11 +134,16 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
     """
     config, path = json.loads(json.dumps(settings.resolved())), workdir.config
     resumption = None
-    if path.exists() and saved(workdir) != (None, None):
+    changes, trained = tuple[Change, ...](), None
+    if path.exists():
         changes = tuple(changes_between(read_config(path), config))
+        trained = counted_step(workdir, settings, changes)
+    if trained is not None or (path.exists() and saved(workdir) != (None, None)):
         sft_step, step, damaged = _whole(workdir)
+        if trained is not None:
+            sft_step, step = None, trained
         jump = _jump(settings, step, changes)
-        resumption = Resumption(sft_step, step, changes, jump)
+        resumption = Resumption(sft_step, step, changes, jump, trained is not None)
         _check(workdir, settings, task, resumption)
         if damaged:
             newest_whole(_snapshots(workdir, resumption), aside=True, say=_warn)
@@ -146,6 +162,41 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
     temporary.write_text(json.dumps(config, indent=2) + "\n")
     temporary.replace(path)
     return resumption
+
+
+def counted_step(
+    workdir: Workdir, settings: RunSettings, changes: Sequence[Change] = ()
+) -> int | None:
+    """Returns the last step of a run that can go on as if it had not ended; None if it cannot.
+
+    It can if it has made a step, if its journal is whole, if snapshots and logged batches lead to
+    that step, and if no changed setting makes other weights of these batches.
+    """
+    if any(change.is_told and not change.is_one_of(_WITHOUT_INFLUENCE) for change in changes):
+        return None
+    try:
+        counted = counted_steps(workdir.journal)
+    except JournalError:
+        return None
+    if counted is None or not counted.last:
+        return None
+    schedule = dataclasses.replace(settings.schedule, start=counted.start)
+    log = BatchLog(workdir.batches) if settings.explorers else None
+    leads = leading_steps(workdir.snapshots, log, schedule, counted.last)
+    if not leads or not _has_same_rates(settings, changes, counted.last):
+        return None
+    return counted.last
+
+
+def _has_same_rates(settings: RunSettings, changes: Sequence[Change], trained: int) -> bool:
+    """Says whether a changed number of steps leaves the learning rates so far as they were."""
+    steps = {change.setting: change.before for change in changes}.get("trainer.steps")
+    if steps is None:
+        return True
+    optimizer = settings.optimizer
+    then, now = (optimizer.rate(optimizer.updates(n)) for n in (steps, settings.trainer.steps))
+    taken = range(trained * optimizer.updates_per_batch)
+    return all(float(then(one)) == float(now(one)) for one in taken)
 
 
 def _whole(workdir: Workdir) -> tuple[int | None, int | None, bool]:

@@ -60,13 +60,15 @@ class RunProcesses:
     Args:
       settings: the run's settings.
       supervisor: the supervisor of the processes.
+      continues: whether the master goes on from the journal of an earlier attempt.
 
     Attributes:
       server: the replay server; None before `start`, and if the user runs it or none is needed.
     """
 
-    def __init__(self, settings: RunSettings, supervisor: Supervisor):
+    def __init__(self, settings: RunSettings, supervisor: Supervisor, continues: bool = False):
         self._settings, self._supervisor = settings, supervisor
+        self._continues = continues
         self._workdir = Workdir(settings.workdir)
         self._host = settings.launch.host or _LOOPBACK
         self._ports = HeldPorts(self._host)
@@ -100,7 +102,8 @@ class RunProcesses:
         replay = replay or f"{self._host}:{free[1]}"
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
-        self._start_role(MASTER, MASTER, self._addresses)
+        flags = ["--recover", "--continues"] if self._continues else []
+        self._start_role(MASTER, MASTER, [*self._addresses, *flags])
         self.start_programs(programs_of(settings))
         return RpcClient(master, "master", secret)
 

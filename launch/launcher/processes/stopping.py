@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rl_sync.cluster.stop_progress import StopProgress, trainer_of
 from rl_sync.display.live import RunStatus, describe_activity
-from rl_sync.launcher.processes.run_directory import saved
+from rl_sync.launcher.processes.run_directory import counted_step, saved
 from rl_sync.launcher.processes.supervisor import Supervisor
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import TOGETHER, TRAINER
@@ -134,6 +134,9 @@ def how_to_go_on(settings: RunSettings, status: RunStatus | None = None) -> str:
       status: its last known status.
     """
     flag = f"--config.workdir={shlex.quote(settings.workdir)}"
+    trained = counted_step(Workdir(settings.workdir), settings)
+    if trained is not None:
+        return f"To go on from trainer step {trained}, run the same command with {flag}"
     sft_step, step = saved(Workdir(settings.workdir))
     missing = lost(settings, status)
     told = f"Lost, since no snapshot holds it: {missing}.\n" if missing else ""

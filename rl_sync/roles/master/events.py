@@ -308,6 +308,16 @@ class SnapshotSaved(NamedTuple):
     step: int
 
 
+class RunContinued(NamedTuple):
+    """The run goes on, after all of its processes had ended; explorers have lost their groups.
+
+    Attributes:
+      drops_buffered: whether groups in the buffer are generated again, too.
+    """
+
+    drops_buffered: bool = False
+
+
 class StopRequested(NamedTuple):
     """The run must end early."""
 
@@ -329,6 +339,7 @@ Event = (
     | LeasesExpired
     | SnapshotSaved
     | StopRequested
+    | RunContinued
 )
 
 

@@ -30,6 +30,7 @@ from rl_sync.roles.master.events import (
     LeasesExpired,
     MasterSettings,
     Record,
+    Started,
     Ticked,
 )
 from rl_sync.roles.master.state import MasterState
@@ -169,6 +170,38 @@ def read_journal(directory: Path) -> Recorded:
         f"{directory} has no journal of a master. Start the run again: it goes on from the newest"
         " snapshot."
     )
+
+
+class CountedSteps(NamedTuple):
+    """The trainer steps that a journal counts.
+
+    Attributes:
+      start: step that the schedule counts from.
+      last: the last one.
+    """
+
+    start: int
+    last: int
+
+
+def counted_steps(directory: Path) -> CountedSteps | None:
+    """Returns the trainer steps that a journal counts; None if no trainer had been ready.
+
+    Raises:
+      JournalError: the journal is missing or damaged.
+    """
+    recorded = read_journal(directory)
+    state = recorded.state
+    found = None
+    if state.get("begun"):
+        found = CountedSteps(state["start"], state["trained_steps"])
+    for entry in recorded.entries:
+        match entry.event:
+            case Started(position):
+                found = CountedSteps(position.step, position.step)
+            case BatchTrained(step=step) if found is not None:
+                found = found._replace(last=step)
+    return found
 
 
 class Journal:

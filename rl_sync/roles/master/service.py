@@ -54,6 +54,7 @@ from rl_sync.roles.master.events import (
     LiveLease,
     Position,
     Record,
+    RunContinued,
     SnapshotSaved,
     Started,
     StopRequested,
@@ -90,6 +91,7 @@ class MasterServer:
     Args:
       settings: settings of the run.
       recovers: whether to go on where an earlier master of this run has ended, from its journal.
+      continues: whether all other processes of the run have ended since, too.
 
     Attributes:
       closed: whether the ledger is closed.
@@ -98,7 +100,7 @@ class MasterServer:
       JournalError: there is no journal, or it is damaged.
     """
 
-    def __init__(self, settings: RunSettings, recovers: bool = False):
+    def __init__(self, settings: RunSettings, recovers: bool = False, continues: bool = False):
         self._settings = settings
         workdir = Workdir(settings.workdir)
         recorded = read_journal(workdir.journal) if recovers else None
@@ -130,6 +132,7 @@ class MasterServer:
         self._answered = memory.answered
         self._written = set[tuple[str, int]]()  # Metrics of an earlier master, by phase and step.
         self._began_secs = memory.began_secs
+        self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
         self.closed = threading.Event()
         with self._changed:  # The trial of the reward, in a thread, may fail at once.
@@ -141,6 +144,8 @@ class MasterServer:
             self._desk = self._made_desk()
             if recorded is not None:
                 self._recall(memory, recorded)
+            if continues:
+                self._continue()
             self._begin_file()
         threading.Thread(target=self._tick, name="ticks", daemon=True).start()
 
@@ -298,6 +303,17 @@ class MasterServer:
         for explorer in range(1, self._settings.explorers + 1):
             self._state, _ = transition.transition(self._state, ExplorerSeen(explorer, now))
 
+    def _continue(self) -> None:
+        """Takes back the end of the earlier attempt, and the leases of its explorers."""
+        self._result = dataclasses.replace(
+            self._result, failed=None, digest=None, resumed=self._state.trained_steps
+        )
+        self._weights.trainer_died()
+        for explorer in range(1, self._settings.explorers + 1):
+            self._weights.explorer_died(explorer_name(explorer))
+        for record in self._recall_event(RunContinued(self._settings.regenerates_buffered)):
+            self._write(functools.partial(self._ledger.write, record))
+
     def _recall_event(self, event: Event) -> list[Record]:
         """Applies an event of the journal; returns its lines of the ledger."""
         self._state, commands = transition.transition(self._state, event)
@@ -391,7 +407,13 @@ class MasterServer:
             if not state.begun:
                 return None
             start = state.settings.schedule.start
-            return master_calls.Progress(start, state.trained_steps, [*self._result.evaluations])
+            return master_calls.Progress(
+                start,
+                state.trained_steps,
+                [*self._result.evaluations],
+                is_new_attempt=self._is_new_attempt,
+                drops_buffered=self._settings.regenerates_buffered,
+            )
 
     def _trainer_died(self, call: master_calls.TrainerDied) -> None:
         self._attendance.lost(TRAINER)
@@ -510,7 +532,7 @@ class MasterServer:
         Args:
           leases: leases of the step's groups, as they were before it.
         """
-        event = call.event
+        event, self._is_new_attempt = call.event, False
         self._answered = Answered(event.step, self._judging.of_leases(call.recorded))
         prompts = prompt_choice.metrics(self._state, leases)
         others = self._take_not_selected(event.step)
@@ -699,16 +721,18 @@ class MasterServer:
         usage.close()
 
 
-def run_master(settings: RunSettings, address: str, recovers: bool = False) -> None:
+def run_master(
+    settings: RunSettings, address: str, recovers: bool = False, continues: bool = False
+) -> None:
     """Serves as the master, at `host:port`, until it is asked to close, or terminated.
 
     Args:
-      recovers: see `MasterServer`.
+      recovers, continues: see `MasterServer`.
 
     Raises:
       JournalError: see `MasterServer`.
     """
-    served = MasterServer(settings, recovers)
+    served = MasterServer(settings, recovers, continues)
     settle()
     host, _, port = address.rpartition(":")
     server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))

@@ -17,6 +17,7 @@ import zlib
 
 from rl_sync.roles.master.events import (
     EXPLORER_DIED,
+    FORMED_ANEW,
     LEASE_EXPIRED,
     LEFT_OUT,
     RUN_ENDED,
@@ -40,6 +41,7 @@ from rl_sync.roles.master.events import (
     LiveLease,
     Position,
     Record,
+    RunContinued,
     SnapshotSaved,
     Started,
     StopRequested,
@@ -113,10 +115,29 @@ def transition(state: MasterState, event: Event) -> Outcome:
         case SnapshotSaved(step):
             left = {at: batch for at, batch in state.batches.items() if at > step}
             return dataclasses.replace(state, batches=left, turned_down=()), ()
+        case RunContinued(drops_buffered):
+            return _continue(state, drops_buffered)
         case StopRequested(reason):
             if state.stopping:
                 return state, ()
             return dataclasses.replace(state, stopping=reason), ()
+
+
+def _continue(state: MasterState, drops_buffered: bool) -> Outcome:
+    due = state.evaluation
+    state = dataclasses.replace(
+        state,
+        stopping=None,
+        grants={},
+        evaluation=None if due is None else due._replace(explorer=None),
+    )
+    live = state.live.values()
+    state, records = drop(state, tuple(i.lease_id for i in live if not i.buffered), EXPLORER_DIED)
+    if drops_buffered:
+        buffered = tuple(lease.lease_id for lease in state.live.values())
+        state, more = drop(state, buffered, FORMED_ANEW)
+        records += more
+    return state, records
 
 
 def position(state: MasterState) -> Position:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rl_sync.checkpoints.batch_log import BatchLog
+from rl_sync.checkpoints.redo import leading_steps, oldest_version
 from rl_sync.checkpoints.snapshots import SnapshotError, snapshot_steps
 from rl_sync.cluster.master_calls import (
     AskProgress,
@@ -21,7 +22,6 @@ from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.roles.master.events import Position
 from rl_sync.roles.trainer.actor import TrainState
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
-from rl_sync.schedule import SyncSchedule
 
 _log = logging.getLogger(__name__)
 
@@ -106,21 +106,27 @@ class TrainerStart:
         return state
 
     def _going_on(self, progress: Progress) -> tuple[TrainState, StartingPoint]:
-        settings = self.session.settings
+        settings, trained = self.session.settings, progress.step
         schedule = dataclasses.replace(settings.schedule, start=progress.start)
-        oldest = _oldest_version(schedule, progress.step)
-        if settings.is_joint and schedule.pull == "exact" and self.log and self.session.leads:
-            self.log.forget_after(progress.step)  # All buffered groups are generated again.
-        state = self._led_to(oldest, progress)
+        log = self.log if self.session.leads else None
+        if log is not None and progress.drops_buffered:
+            log.forget_after(trained)
+        found = self.session.agree(
+            "where to begin",
+            lambda: leading_steps(self.snapshots.directory, log, schedule, trained),
+        )
+        state = self._first_whole(found, trained)
         step = int(state.step)
-        told = f"the trainer goes on from its snapshot of step {step}"
+        told = f"the trainer goes on after step {trained}, from its state of step {step}"
         self.session.call(EnterPhase("rl", told))
+        if progress.is_new_attempt:
+            self.session.spans.resume(trained)
         point = StartingPoint(
             start=progress.start,
             step=step,
-            counted=progress.step,
-            logged=self.session.agree("logged", lambda: self._reach(step, progress.step)),
-            oldest_version=oldest,
+            counted=trained,
+            logged=self.session.agree("logged", lambda: log.reach(step) if log else trained),
+            oldest_version=oldest_version(schedule, trained),
             goes_on=True,
             evaluated=frozenset(progress.evaluated),
         )
@@ -128,35 +134,18 @@ class TrainerStart:
             self.evaluate(state, self.first_moment)
         return state, point
 
-    def _led_to(self, oldest: int, progress: Progress) -> TrainState:
-        """Returns a state that leads to a version, and to the last step that the master counts."""
-        found = self.session.agree("snapshots", lambda: self._leading(oldest, progress.step))
-        for step in found:
+    def _first_whole(self, steps: Sequence[int], trained: int) -> TrainState:
+        """Returns the state of the first of these steps that is not damaged."""
+        there = self.session.agree("snapshots", lambda: snapshot_steps(self.snapshots.directory))
+        for step in steps:
+            if step not in there:
+                return self.initial()
             try:
                 return self.snapshots.load(step)
             except SnapshotError as error:
                 _log.warning("%s An earlier one is used.", error)
-        from_start = self.session.agree("start", lambda: self._reach(0, progress.step))
-        if progress.start == 0 and from_start >= progress.step:
-            return self.initial()
         raise RunEndedError(
-            "The trainer cannot go on in place: no snapshot and log of batches lead to"
-            f" step {progress.step}, which was trained before it died. The same command goes on"
-            " from the newest snapshot."
+            f"The trainer cannot go on in place: no snapshot and log of batches lead to step"
+            f" {trained}, which was trained before it died. The same command goes on from the"
+            " newest snapshot."
         )
-
-    def _leading(self, oldest: int, counted: int) -> list[int]:
-        """Lists the steps of snapshots that lead to a version and to a step, the newest first."""
-        steps = [step for step in snapshot_steps(self.snapshots.directory) if step <= oldest]
-        return [step for step in reversed(steps) if self._reach(step, counted) >= counted]
-
-    def _reach(self, start: int, counted: int) -> int:
-        """Returns the last step whose batch is at hand, of those that follow `start`."""
-        if not self.session.settings.explorers:
-            return counted  # Batches of data are drawn, and can be drawn again.
-        return start if self.log is None else self.log.reach(start)
-
-
-def _oldest_version(schedule: SyncSchedule, trained: int) -> int:
-    """Returns the oldest version that explorers may ask for once a step is trained."""
-    return schedule.exact_version(trained + 1) if schedule.pull == "exact" else trained
