@@ -31,6 +31,7 @@ from rl_sync.launcher.processes.restart_policy import (
     Restart,
     RestartExplorer,
     RestartMaster,
+    RestartReplay,
     RunFacts,
     decide,
 )
@@ -150,7 +151,8 @@ class LocalRun:
             earlier={role: tuple(times) for role, times in self._restarts.items()},
             now_secs=time.monotonic(),
         )
-        decision = decide(facts, [death.name for death in deaths])
+        dead = [death.name for death in deaths]
+        decision = decide(facts, dead)
         if isinstance(decision, EndRun):
             self._fail(deaths)
             return
@@ -170,6 +172,8 @@ class LocalRun:
         match restart:
             case RestartMaster():
                 self._processes.restart_master()
+            case RestartReplay():
+                self._processes.restart_replay()
             case RestartExplorer(number, role):
                 assert self._master is not None
                 try:

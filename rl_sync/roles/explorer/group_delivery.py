@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.priorities import priority_of
-from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import judged, last_replies, written
@@ -23,6 +24,7 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
 _POLL_SECS = 1.0
+_PAUSE_SECS = 0.2
 _ROLLOUTS_AHEAD = 4
 """Maximum number of rollouts that are being scored while the explorer generates more."""
 
@@ -165,11 +167,26 @@ class GroupDelivery:
         leases = [group.lease_id for group in groups]
         with self._session.spans.span(SpanKind.INSERT, leases=leases):
             deadline = self._session.deadline("room in the replay buffer", "the trainer")
+            while not self._is_put(groups, deadline):
+                deadline()
+                time.sleep(_PAUSE_SECS)
+            self._session.call(Happened(GroupsBuffered(tuple(leases))))
+
+    def _is_put(self, groups: list[Group], deadline: Callable[[], None]) -> bool:
+        """Inserts groups; returns False if the server has ended, and may be started again.
+
+        Some of the groups may be inserted twice. The trainer takes them once.
+        """
+        try:
             try:
                 self._put(groups)
             except ReplayTimeoutError:
                 self._flush(deadline)
-            self._session.call(Happened(GroupsBuffered(tuple(leases))))
+        except ReplayUnavailableError:
+            if not self._replay.may_restart:
+                raise
+            return False
+        return True
 
     def _put(self, groups: list[Group]) -> None:
         settings = self._session.settings.replay

@@ -14,6 +14,7 @@ from rl_sync.types import Seen, Use
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
 EXPLORER_DIED = "its explorer died"
+LOST_IN_BUFFER = "lost with the replay server"
 LEFT_OUT = "left out of the batch"
 RUN_ENDED = "the run ended"
 

@@ -7,23 +7,28 @@ shares of it once it is laid out (`rl_sync.roles.trainer.batch_shares`).
 from __future__ import annotations
 
 import collections
+import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rl_sync.algorithms.screening import choose
-from rl_sync.cluster.master_calls import Claim, Happened
+from rl_sync.cluster.master_calls import AskBuffered, Claim, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.replay_interface import ReplayTimeoutError
-from rl_sync.roles.master.events import TOO_STALE, GroupsRefused
+from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
+from rl_sync.roles.master.events import LOST_IN_BUFFER, TOO_STALE, GroupsRefused
 from rl_sync.roles.trainer.experience_pipeline import Pipeline
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Group
 
 FROM_THE_FUTURE = "from the future"
 _POLL_SECS = 0.05
+_PAUSE_SECS = 0.2
+_AUDIT_SECS = 5.0
+_log = logging.getLogger(__name__)
 _NO_NOTES: Mapping[str, float] = MappingProxyType({})
 
 
@@ -76,6 +81,8 @@ class BatchReader:
       schedule: schedule that starts at the resumed step.
       idle: called in each turn of the wait for experiences.
       pipeline: the user's functions; None for none.
+      audit_secs: time without any group after which the reader looks for groups that the replay
+        server has lost.
     """
 
     def __init__(
@@ -86,8 +93,10 @@ class BatchReader:
         schedule: SyncSchedule,
         idle: Callable[[], None],
         pipeline: Pipeline | None = None,
+        audit_secs: float = _AUDIT_SECS,
     ):
         self._pipeline = pipeline
+        self._audit_secs, self._next_audit_secs = audit_secs, 0.0
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
@@ -96,10 +105,12 @@ class BatchReader:
         self._trained = collections.Counter[int]()  # Number of uses of kept leases.
         # Leases of the last batch that have ended; the master learns it once the step is computed.
         self._over: set[int] = set()
+        self._last_step, self._last_batch = 0, frozenset[int]()
 
     def next(self, step: int) -> Consumed:
         """See `GroupSource`."""
         deadline = self._session.deadline(f"the batch of trainer step {step}", "the explorers")
+        self._next_audit_secs = time.monotonic() + self._audit_secs
         wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
         with wait as attributes:
             attributes["dropped"] = dropped = self._session.agree(
@@ -135,8 +146,12 @@ class BatchReader:
         refused: list[int] = []
         if missing := self._groups_needed - len(self._fitting(step)):
             deadline()
-            self._take(missing)
+            if self._take(missing):
+                self._next_audit_secs = time.monotonic() + self._audit_secs
             refused = self._refuse_unfit(step)
+            if time.monotonic() >= self._next_audit_secs:
+                refused += self._audit()
+                self._next_audit_secs = time.monotonic() + self._audit_secs
         batch = self._fitting(step)
         if len(batch) < self._groups_needed:
             return None, refused
@@ -152,7 +167,8 @@ class BatchReader:
         left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
         self._trained.update(group.lease_id for group in groups)
         kept = [group.lease_id for group in groups if self._is_kept(step, group)]
-        self._over = {group.lease_id for group in batch} - set(kept)
+        self._last_step, self._last_batch = step, frozenset(group.lease_id for group in batch)
+        self._over = self._last_batch - set(kept)
         self._forget(self._over)
         taken = {id(group) for group in batch}  # Other draws of the same groups are kept.
         self._aside = [group for group in self._aside if id(group) not in taken]
@@ -175,11 +191,11 @@ class BatchReader:
 
     def _fitting(self, step: int) -> list[Group]:
         """Returns the groups at hand that the step may consume, in the batch's order."""
+        distinct = {group.lease_id: group for group in self._aside}
         if not self._exact:
-            distinct = {group.lease_id: group for group in self._aside}
             return [*distinct.values()][: self._groups_needed]
         ordinals = range((step - 1) * self._groups_needed, step * self._groups_needed)
-        fitting = [group for group in self._aside if group.ordinal in ordinals]
+        fitting = [group for group in distinct.values() if group.ordinal in ordinals]
         return sorted(fitting, key=lambda group: group.ordinal)
 
     def _refuse_unfit(self, step: int) -> list[int]:
@@ -199,12 +215,46 @@ class BatchReader:
         self._forget(lease_ids)
         return lease_ids
 
-    def _take(self, count: int) -> None:
+    def _audit(self) -> list[int]:
+        """Gives up groups that the replay server has lost, so that they are generated again.
+
+        A server that is started again has the groups of its last checkpoint. If the table is empty,
+        a group that was inserted before is with the trainer, or it is lost.
+
+        Returns:
+          The lease ids of the lost groups.
+        """
+        if not self._replay.may_restart:
+            return []
+        buffered = self._session.call(AskBuffered())
+        try:
+            if self._replay.info()[self._table].current_size:
+                return []
+        except ReplayUnavailableError:
+            return []
+        held = {group.lease_id for group in self._aside}
+        if buffered.step < self._last_step:
+            held |= self._last_batch
+        lost = [lease_id for lease_id in buffered.lease_ids if lease_id not in held]
+        if lost:
+            _log.warning("The replay server has lost %d groups: %s.", len(lost), lost)
+            self._session.call(Happened(GroupsRefused(tuple(lost), LOST_IN_BUFFER)))
+            self._forget(lost)
+        return lost
+
+    def _take(self, count: int) -> int:
+        """Takes up to `count` groups from the buffer; returns their number."""
         try:
             samples = self._replay.sample(self._table, count, timeout_secs=_POLL_SECS)
         except ReplayTimeoutError:
-            return
+            return 0
+        except ReplayUnavailableError:
+            if not self._replay.may_restart:
+                raise
+            time.sleep(_PAUSE_SECS)
+            return 0
         groups = [Group.from_columns(sample.columns) for sample in samples]
         claimed = self._session.call(Claim([group.lease_id for group in groups]))
         over = self._over.union(claimed)
         self._aside += [group for group in groups if group.lease_id not in over]
+        return len(groups)

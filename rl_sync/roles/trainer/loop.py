@@ -75,6 +75,7 @@ class TrainerLoop:
       reader: makes the reader of batches, given the schedule and a function to call while it waits.
       snapshots: folder of snapshots.
       processes: the trainer's processes, by their indices in their cluster.
+      save_buffer: writes a checkpoint of the replay buffer; None if there is none.
       demonstrations: see `StepsInFlight`.
       compile_threads: number of threads that compile the step for all shapes of batches; 0 for one
         thread, which compiles only for the largest batch.
@@ -92,6 +93,7 @@ class TrainerLoop:
     reader: Callable[[SyncSchedule, Callable[[], None]], GroupSource]
     snapshots: Path
     processes: Sequence[int]
+    save_buffer: Callable[[], object] | None = None
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
@@ -296,6 +298,16 @@ class TrainerLoop:
                 agree=self.session.agree,
             )
         self.session.call(Happened(SnapshotSaved(step)))
+        self.session.agree("the buffer's checkpoint", self._save_buffer)
+
+    def _save_buffer(self) -> None:
+        """Writes a checkpoint of the buffer; without one, its groups would be generated again."""
+        if self.save_buffer is None:
+            return
+        try:
+            self.save_buffer()
+        except ReplayError as error:
+            _log.warning("There is no new checkpoint of the replay buffer: %s", error)
 
     def _kept(self) -> list[int]:
         """Returns the steps whose snapshots are kept, however many newer ones there are."""
