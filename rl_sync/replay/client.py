@@ -63,6 +63,7 @@ class ReplayClient:
         self._names = columns
         self._lock = threading.Lock()
         self._streams: dict[str, InsertStream] = {}
+        self._broken_streams = 0  # Those that others have taken the places of.
         self._there: dict[str, int] = {}
         self._looking = threading.Lock()
         self._counts: dict[str, tuple[int, int]] = {}
@@ -226,6 +227,13 @@ class ReplayClient:
             self._there, self._counts, self._drawn = {}, {}, {}
             self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
 
+    @property
+    def breaks(self) -> int:
+        """Number of times that the server has ended while this client inserted, or might have."""
+        with self._lock:
+            open_ones = self._streams.values()
+            return self._broken_streams + sum(one.error is not None for one in open_ones)
+
     def checkpoint(self, timeout_secs: float = RPC_TIMEOUT_SECS) -> str:
         """Lets the server write a checkpoint of all tables; returns its path there."""
         request = reverb_pb2.CheckpointRequest()
@@ -264,6 +272,7 @@ class ReplayClient:
         with self._lock:
             stream = self._streams.get(table)
             if stream is None or (stream.error is not None and not stream.outstanding()):
+                self._broken_streams += stream is not None
                 stream = self._streams[table] = InsertStream(self._open_stream)
             return stream
 
@@ -284,6 +293,7 @@ class ReplayClient:
             with self._lock:
                 if self._streams.get(table) is stream:
                     del self._streams[table]
+                    self._broken_streams += 1
             self._fail(error, f"confirm {unsure} item(s) of table {table!r}")
         left = sum(ticket.unconfirmed for ticket in tickets)
         raise ReplayTimeoutError(

@@ -27,7 +27,7 @@ from rl_sync.types import Group
 FROM_THE_FUTURE = "from the future"
 _POLL_SECS = 0.05
 _PAUSE_SECS = 0.2
-_AUDIT_SECS = 5.0
+_AUDIT_SECS = 10.0
 _log = logging.getLogger(__name__)
 _NO_NOTES: Mapping[str, float] = MappingProxyType({})
 
@@ -218,8 +218,9 @@ class BatchReader:
     def _audit(self) -> list[int]:
         """Gives up groups that the replay server has lost, so that they are generated again.
 
-        A server that is started again has the groups of its last checkpoint. If the table is empty,
-        a group that was inserted before is with the trainer, or it is lost.
+        A server that is started again has the groups of its last checkpoint, and soon those that
+        explorers insert again. If the table is still empty, a group that was inserted before is
+        with the trainer, or it is lost: its explorer has died, too.
 
         Returns:
           The lease ids of the lost groups.
