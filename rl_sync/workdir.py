@@ -91,6 +91,11 @@ class Workdir:
         return self.replay / "backend.json"
 
     @property
+    def replay_checkpoints(self) -> Path:
+        """Checkpoints of the run's replay server, from which it is started again."""
+        return self.replay / "checkpoints"
+
+    @property
     def logs(self) -> Path:
         """Output of the processes."""
         return self._at("logs")

@@ -81,9 +81,22 @@ class Claim(Call[list[int]]):
     lease_ids: list[int]
 
 
+@record
+class Buffered(NamedTuple):
+    """The master's knowledge of the buffer.
+
+    Attributes:
+      step: last step that was counted.
+      lease_ids: leases whose groups explorers have inserted, and no step has used up.
+    """
+
+    step: int
+    lease_ids: list[int]
+
+
 @dataclasses.dataclass(frozen=True)
-class AskBuffered(Call[list[int]]):
-    """Asks for the lease ids of the groups that should be in the buffer, or in the trainer."""
+class AskBuffered(Call[Buffered]):
+    """Asks for the leases whose groups must be in the buffer, or with the trainer."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rl_sync.records.flow import Flow
 from rl_sync.records.json_lines import JsonLinesReader, read_object
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.metrics import MetricLines
+from rl_sync.records.outages import Restart
 from rl_sync.records.rollout_index import RolloutIndex
 from rl_sync.records.rollout_records import parts
 from rl_sync.records.run_outcome import RunOutcome, read_outcome
@@ -49,6 +50,7 @@ class RunRecords:
     Attributes:
       metrics, spans, flow, usage, rollouts: the records that were read so far.
       restarts: the number of restarts of each role.
+      restart_times: roles that were started again, in order.
       until: last trainer step whose metrics and accuracy count; None for the last of the run.
     """
 
@@ -62,6 +64,7 @@ class RunRecords:
         self.usage = MachineUse(root, root)
         self.rollouts = RolloutIndex(root, root)
         self.restarts: collections.Counter[str] = collections.Counter()
+        self.restart_times: list[Restart] = []
         self.until: int | None = None
         self._restart_lines = JsonLinesReader(self.workdir.restarts, root)
         self._config: tuple[int, dict[str, Any]] = (0, {})
@@ -91,7 +94,12 @@ class RunRecords:
         news = self._restart_lines.read()
         if news.is_anew:
             self.restarts.clear()
-        self.restarts.update(str(line.record.get("role")) for line in news.lines)
+            self.restart_times.clear()
+        for line in news.lines:
+            role, at_secs = str(line.record.get("role")), line.record.get("time")
+            self.restarts[role] += 1
+            if isinstance(at_secs, int | float):
+                self.restart_times.append(Restart(role, at_secs))
         return news.size
 
     @property
@@ -279,7 +287,7 @@ class RunRecords:
         spans = self.spans.joined
         if spans is not self._summed[0]:
             try:
-                self._summed = (spans, summarize(spans))
+                self._summed = (spans, summarize(spans, self.restart_times))
             except ValueError:
                 self._summed = (spans, None)
         return self._summed[1]

@@ -51,13 +51,19 @@ class ReplayClient:
       address: `host:port`. No connection is made before the first request.
       columns: names of the columns of items that another client wrote without names; by default
         column_0, column_1, ….
+      may_restart: whether the server may be started again with an earlier checkpoint. If not, lost
+        items are an error.
     """
 
-    def __init__(self, address: str, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, address: str, columns: Sequence[str] | None = None, *, may_restart: bool = False
+    ) -> None:
         self.address = address
+        self.may_restart = may_restart
         self._names = columns
         self._lock = threading.Lock()
         self._streams: dict[str, InsertStream] = {}
+        self._broken_streams = 0  # Those that others have taken the places of.
         self._there: dict[str, int] = {}
         self._looking = threading.Lock()
         self._counts: dict[str, tuple[int, int]] = {}
@@ -70,6 +76,7 @@ class ReplayClient:
         pb = reverb_pb2
         self._server_info = self._unary("ServerInfo", pb.ServerInfoResponse)
         self._reset = self._unary("Reset", pb.ResetResponse)
+        self._checkpoint = self._unary("Checkpoint", pb.CheckpointResponse)
         # The server reads a stream of requests. We send a stream of only one request, which saves a
         # thread for each call.
         self._sample_stream = self._channel.unary_stream(
@@ -179,8 +186,9 @@ class ReplayClient:
                 response = self._ask(
                     self._server_info, reverb_pb2.ServerInfoRequest(), "describe itself"
                 )
-                for info in response.table_info:
-                    self._require_growth(wire.read_info(info), drawn.get(info.name, 0))
+                if not self.may_restart:
+                    for info in response.table_info:
+                        self._require_growth(wire.read_info(info), drawn.get(info.name, 0))
             self._there = {info.name: wire.drawable(info) for info in response.table_info}
             self._looked_secs = time.monotonic()
             if table not in self._there:
@@ -219,6 +227,20 @@ class ReplayClient:
             self._there, self._counts, self._drawn = {}, {}, {}
             self._ask(self._reset, reverb_pb2.ResetRequest(table=table), f"reset table {table!r}")
 
+    @property
+    def breaks(self) -> int:
+        """Number of times that the server has ended while this client inserted, or might have."""
+        with self._lock:
+            open_ones = self._streams.values()
+            return self._broken_streams + sum(one.error is not None for one in open_ones)
+
+    def checkpoint(self, timeout_secs: float = RPC_TIMEOUT_SECS) -> str:
+        """Lets the server write a checkpoint of all tables; returns its path there."""
+        request = reverb_pb2.CheckpointRequest()
+        return self._ask(
+            self._checkpoint, request, "write a checkpoint", timeout_secs
+        ).checkpoint_path
+
     def close(self) -> None:
         """Ends streams and threads. Items that still wait for room stay at the server."""
         with self._lock:
@@ -250,6 +272,7 @@ class ReplayClient:
         with self._lock:
             stream = self._streams.get(table)
             if stream is None or (stream.error is not None and not stream.outstanding()):
+                self._broken_streams += stream is not None
                 stream = self._streams[table] = InsertStream(self._open_stream)
             return stream
 
@@ -270,6 +293,7 @@ class ReplayClient:
             with self._lock:
                 if self._streams.get(table) is stream:
                     del self._streams[table]
+                    self._broken_streams += 1
             self._fail(error, f"confirm {unsure} item(s) of table {table!r}")
         left = sum(ticket.unconfirmed for ticket in tickets)
         raise ReplayTimeoutError(

@@ -9,15 +9,17 @@ it also ends with its standard input.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
 
+from rl_sync.replay import checkpoint, reverb_server, tables, wire
 from rl_sync.replay import reverb_pb2 as pb
-from rl_sync.replay import reverb_server, tables, wire
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
 from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored
 from rl_sync.replay.tables import TableSpec
@@ -33,13 +35,22 @@ class ReplayService:
 
     Each item is kept as the messages in which it arrived.
 
+    Args:
+      specs: its tables.
+      checkpoints: directory of the checkpoint, with whose items the tables begin if there is one;
+        None for no checkpoints.
+
     Raises:
-      ValueError: two tables have the same name.
+      ValueError: two tables have the same name, or the checkpoint is damaged.
     """
 
-    def __init__(self, specs: Sequence[TableSpec]) -> None:
+    def __init__(self, specs: Sequence[TableSpec], checkpoints: Path | None = None) -> None:
         tables.check_names(specs)
         self._tables = {spec.name: EmbeddedTable(spec) for spec in specs}
+        self._checkpoint = None if checkpoints is None else checkpoints / checkpoint.NAME
+        self._checkpointing = threading.Lock()
+        if self._checkpoint is not None and self._checkpoint.exists():
+            checkpoint.load(self._checkpoint, self._tables)
 
     def insert_stream(
         self, requests: Iterable[pb.InsertStreamRequest], context: grpc.ServicerContext
@@ -87,6 +98,21 @@ class ReplayService:
         for table in self._tables.values():
             wire.write_info(response.table_info.add(), table.spec, table.info())
         return response
+
+    def checkpoint(
+        self, request: pb.CheckpointRequest, context: grpc.ServicerContext
+    ) -> pb.CheckpointResponse:
+        """Writes all items to the checkpoint, which replaces the one before."""
+        del request
+        path = self._checkpoint
+        if path is None:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "No directory of checkpoints")
+        try:
+            with self._checkpointing:
+                checkpoint.save(path, self._tables)
+        except OSError as error:
+            _abort(context, grpc.StatusCode.INTERNAL, f"{path} cannot be written: {error}")
+        return pb.CheckpointResponse(checkpoint_path=str(path))
 
     def reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.ResetResponse:
         """Empties a table."""
@@ -151,22 +177,25 @@ def _responses(drawn: list[DrawnItem], table: str) -> Iterator[pb.SampleStreamRe
         yield response
 
 
-def start(specs: Sequence[TableSpec], port: int, host: str) -> tuple[grpc.Server, int]:
+def start(
+    specs: Sequence[TableSpec], port: int, host: str, checkpoints: Path | None = None
+) -> tuple[grpc.Server, int]:
     """Starts serving, in threads of this process.
 
     Args:
       specs: its tables.
       port: 0 for any free one.
       host: the address to listen on.
+      checkpoints: see `ReplayService`.
 
     Returns:
       The server, and its port; `stop` ends the server.
 
     Raises:
       PortTakenError: another process listens there.
-      ValueError: two tables have the same name.
+      ValueError: see `ReplayService`.
     """
-    service = ReplayService(specs)
+    service = ReplayService(specs, checkpoints)
 
     def serialize(response: Any) -> bytes:
         return response.SerializeToString()
@@ -181,6 +210,7 @@ def start(specs: Sequence[TableSpec], port: int, host: str) -> tuple[grpc.Server
         "InsertStream": method(stream, service.insert_stream, pb.InsertStreamRequest),
         "SampleStream": method(stream, service.sample_stream, pb.SampleStreamRequest),
         "ServerInfo": method(unary, service.server_info, pb.ServerInfoRequest),
+        "Checkpoint": method(unary, service.checkpoint, pb.CheckpointRequest),
         "Reset": method(unary, service.reset, pb.ResetRequest),
     }
     # An open stream occupies a thread; beyond the limit clients get an error.
@@ -201,7 +231,8 @@ def start(specs: Sequence[TableSpec], port: int, host: str) -> tuple[grpc.Server
 
 def main() -> int:
     def serve(args: Any, wait: Callable[[int], None]) -> None:
-        server, port = start(tables.from_json(args.tables), args.port, args.host)
+        checkpoints = Path(args.checkpoints) if args.checkpoints else None
+        server, port = start(tables.from_json(args.tables), args.port, args.host, checkpoints)
         wait(port)
         server.stop(grace=None).wait()
 

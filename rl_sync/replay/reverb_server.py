@@ -64,6 +64,9 @@ def run(serve: Serve, description: str) -> int:
         "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0: all"
     )
     parser.add_argument("--tables", required=True, help="JSON list of tables")
+    parser.add_argument(
+        "--checkpoints", help="directory of checkpoints; the server begins with the newest one"
+    )
     args = parser.parse_args()
 
     stop, serving = threading.Event(), threading.Event()
@@ -132,7 +135,10 @@ def serve_reverb(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
 
     free_port(args.port, args.host)  # checked again, since the import took seconds
     tables = [make_table(reverb, spec) for spec in specs]
-    server = reverb.Server(tables, args.port)
+    checkpointer = None
+    if args.checkpoints:
+        checkpointer = reverb.checkpointers.DefaultCheckpointer(args.checkpoints)
+    server = reverb.Server(tables, args.port, checkpointer)
     answer_at(args.host, args.port)
     wait(args.port)
     server.stop()

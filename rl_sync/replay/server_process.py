@@ -169,6 +169,7 @@ def start_server(
     *,
     host: str = "127.0.0.1",
     log_path: str | os.PathLike[str],
+    checkpoints: str | os.PathLike[str] | None = None,
     start_timeout_secs: float | None = None,
 ) -> ServerProcess:
     """Starts a replay server.
@@ -180,6 +181,7 @@ def start_server(
       port: the port; 0 for any free port.
       host: the address of this machine to listen on.
       log_path: the file for its output.
+      checkpoints: directory of its checkpoints, with the newest of which it begins; None for none.
       start_timeout_secs: maximum wait until it serves. None returns immediately; the caller must
         then call `ServerProcess.wait_ready`.
 
@@ -190,6 +192,9 @@ def start_server(
     table_specs.check_names(tables)
     command = [*_interpreter(backend), "--port", str(port), "--host", host]
     command += ["--tables", table_specs.to_json(tables)]
+    if checkpoints is not None:
+        pathlib.Path(checkpoints).mkdir(parents=True, exist_ok=True)
+        command += ["--checkpoints", os.fspath(checkpoints)]
     # The server's environment must not find packages of ours.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")

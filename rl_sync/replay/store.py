@@ -94,6 +94,19 @@ class EmbeddedTable:
                 self._advance()
         return drawn
 
+    def items(self) -> list[Stored]:
+        """Returns copies of the items in the table, the oldest first."""
+        with self._changed:
+            return [dataclasses.replace(item) for item in self._items.values()]
+
+    def restore(self, item: Stored) -> None:
+        """Adds an item of a checkpoint, which has been inserted and sampled before."""
+        with self._changed:
+            self._inserts += 1
+            self._samples += item.times_sampled
+            item.inserted = True
+            self._add(item)
+
     def reset(self) -> None:
         """Empties the table; waiting inserts then enter."""
         with self._changed:

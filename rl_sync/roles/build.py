@@ -77,7 +77,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         ahead = ahead_of(settings, TRAINER)
         ahead.begin(lambda: _before_training(settings, task, trainer))
         evaluator = _evaluator(session, trainer, task, layout, ahead)
-        replay = ReplayClient(addresses.replay)
+        replay = _replay_client(settings, addresses)
 
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
 
@@ -136,6 +136,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 parameters=parameters,
                 directory=workdir.snapshots,
                 log=log,
+                save_buffer=replay.checkpoint if replay.may_restart else None,
                 processes=resources.processes,
             ),
             processes=resources.processes,
@@ -232,7 +233,7 @@ def run_explorer(
     layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
     with Session(settings, explorer_name(number), addresses.master, team) as session:
         _await_master(session)
-        replay = ReplayClient(addresses.replay)
+        replay = _replay_client(settings, addresses)
         parameters = parameters_of(settings, task, layout)
         ahead = ahead_of(settings, explorer_name(number))
         engine = rollout_engine(settings, task, layout, ahead.settle)
@@ -338,6 +339,12 @@ def _await_master(session: Session) -> None:
                 time.sleep(_POLL_SECS)
 
     session.agree("the master", wait)
+
+
+def _replay_client(settings: RunSettings, addresses: Addresses) -> ReplayClient:
+    """Makes a client; the launcher restarts a server that it has started, but not the user's."""
+    may_restart = settings.explorers > 0 and settings.replay.address is None
+    return ReplayClient(addresses.replay, may_restart=may_restart)
 
 
 def _await_replay(session: Session, replay: ReplayClient) -> None:

@@ -38,6 +38,7 @@ from rl_sync.launcher.processes.restart_policy import (
     RestartExplorer,
     RestartMaster,
     RestartPrograms,
+    RestartReplay,
     RestartTrainer,
     RunFacts,
     decide,
@@ -198,6 +199,8 @@ class LocalRun:
             match restart:
                 case RestartMaster():
                     self._processes.restart_master()
+                case RestartReplay():
+                    self._processes.restart_replay()
                 case RestartExplorer(number, _):
                     self._call_master(Happened(ExplorerDied(number)))
                     self._processes.start_programs(programs)
@@ -207,8 +210,6 @@ class LocalRun:
                 case RestartPrograms():
                     self._forget_all(told)
                     self._processes.start_programs(programs)
-                case _:
-                    return False
         except PeerLostError:
             return False
         return True
@@ -223,7 +224,7 @@ class LocalRun:
         for number in range(1, self._settings.explorers + 1):
             self._call_master(Happened(ExplorerDied(number)))
         if self._settings.regenerates_buffered:
-            buffered = self._call_master(AskBuffered())
+            buffered = self._call_master(AskBuffered()).lease_ids
             self._call_master(Happened(GroupsRefused(tuple(buffered), FORMED_ANEW)))
 
     def _call_master(self, call: Call[R]) -> R:

@@ -151,9 +151,11 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
             shutil.copy2(path, _earlier(workdir))
     else:
         _set_aside(workdir)
-    # Published weights and buffered groups are left over from processes that have ended.
-    for folder in (workdir.weights, workdir.replay):
-        shutil.rmtree(folder, ignore_errors=True)
+    # Published weights are left over from processes that have ended, and so are buffered groups
+    # unless the master that knows them goes on.
+    shutil.rmtree(workdir.weights, ignore_errors=True)
+    if trained is None:
+        shutil.rmtree(workdir.replay, ignore_errors=True)
     if settings.sync.directory is not None:
         _clear_weights(settings.weights_directory(workdir))
     if resumption is not None:

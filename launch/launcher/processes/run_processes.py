@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -122,6 +123,15 @@ class RunProcesses:
         """Starts the master again, at its address and from its journal."""
         self._start_role(MASTER, MASTER, [*self._addresses, "--recover"])
 
+    def restart_replay(self) -> None:
+        """Starts the replay server again, at its address and with its newest checkpoint.
+
+        Raises:
+          RunFailedError: it cannot be started.
+        """
+        assert self.server is not None, "the replay server is the user's"
+        self._serve_replay(self.server.backend, self.server.port)
+
     def start_programs(self, programs: Sequence[str]) -> None:
         """Starts all processes of programs, with new ports: old ones may still be in use."""
         free = self._ports.take(2 * len(programs))
@@ -154,6 +164,8 @@ class RunProcesses:
     def _start_replay(self, free: int) -> str:
         """Starts the replay server and returns its address, before it is ready."""
         settings = self._settings.replay
+        if not self._continues:  # The leases of an earlier master are over.
+            shutil.rmtree(self._workdir.replay_checkpoints, ignore_errors=True)
         port = _port(settings.port, "replay.port", free, self._host)
         try:
             self._serve_replay("reverb" if self._is_auto else cast(Backend, settings.backend), port)
@@ -176,6 +188,7 @@ class RunProcesses:
                 port,
                 host=self._host,
                 log_path=log,
+                checkpoints=self._workdir.replay_checkpoints,
             )
         except ReplayServerError as error:
             raise RunFailedError(str(error)) from error

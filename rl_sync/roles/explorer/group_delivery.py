@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
@@ -15,7 +17,11 @@ from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.priorities import priority_of
-from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.replay.replay_interface import (
+    ReplayError,
+    ReplayTimeoutError,
+    ReplayUnavailableError,
+)
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import judged, last_replies, written
@@ -23,6 +29,7 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
 _POLL_SECS = 1.0
+_PAUSE_SECS = 0.2
 _ROLLOUTS_AHEAD = 4
 """Maximum number of rollouts that are being scored while the explorer generates more."""
 
@@ -40,6 +47,9 @@ class GroupDelivery:
         rollouts are then scored at once, and inserted in the order of the rollouts. If the
         explorer's rollouts end in parts, each group is scored by itself, and inserted once it is
         scored.
+
+    If the replay server may be started again, a thread inserts the last groups again when that has
+    happened: the server's checkpoint is older than they are.
     """
 
     def __init__(
@@ -65,6 +75,12 @@ class GroupDelivery:
             self._thread = threading.Thread(target=self._work, name="delivery", daemon=True)
             self._thread.start()
         self._beside = beside
+        # No more groups than these can wait in the buffer.
+        self._last = collections.deque[Group](maxlen=session.settings.groups_ahead)
+        self._keeper: threading.Thread | None = None
+        if replay.may_restart and session.leads:
+            self._keeper = threading.Thread(target=self._insert_lost, name="lost", daemon=True)
+            self._keeper.start()
 
     def deliver(self, groups: list[Group]) -> None:
         """Delivers groups, or queues them for the threads once these have room.
@@ -89,6 +105,8 @@ class GroupDelivery:
         self._judging.shutdown(wait=False, cancel_futures=True)
         if self._thread is not None:
             self._thread.join(timeout=2 * _POLL_SECS)
+        if self._keeper is not None:
+            self._keeper.join(timeout=2 * _POLL_SECS)
 
     def _hand_over(self, parts: list[list[Group]]) -> None:
         for groups in parts:
@@ -165,11 +183,44 @@ class GroupDelivery:
         leases = [group.lease_id for group in groups]
         with self._session.spans.span(SpanKind.INSERT, leases=leases):
             deadline = self._session.deadline("room in the replay buffer", "the trainer")
+            while not self._is_put(groups, deadline):
+                deadline()
+                time.sleep(_PAUSE_SECS)
+            self._last.extend(groups)
+            self._session.call(Happened(GroupsBuffered(tuple(leases))))
+
+    def _insert_lost(self) -> None:
+        """Inserts the last groups again whenever the replay server was started again."""
+        known = 0
+        while not self._over.wait(_PAUSE_SECS):
+            breaks = self._replay.breaks
+            if breaks == known:
+                continue
+            groups = [*self._last]
+            try:
+                if groups:
+                    self._put(groups)
+            except ReplayTimeoutError:
+                pass  # They are inserted once there is room.
+            except ReplayError:
+                continue  # The server is not back yet.
+            known = breaks
+
+    def _is_put(self, groups: list[Group], deadline: Callable[[], None]) -> bool:
+        """Inserts groups; returns False if the server has ended, and may be started again.
+
+        Some of the groups may be inserted twice. The trainer takes them once.
+        """
+        try:
             try:
                 self._put(groups)
             except ReplayTimeoutError:
                 self._flush(deadline)
-            self._session.call(Happened(GroupsBuffered(tuple(leases))))
+        except ReplayUnavailableError:
+            if not self._replay.may_restart:
+                raise
+            return False
+        return True
 
     def _put(self, groups: list[Group]) -> None:
         settings = self._session.settings.replay

@@ -14,9 +14,9 @@ from rl_sync.types import Seen, Use
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
 EXPLORER_DIED = "its explorer died"
+LOST_IN_BUFFER = "lost with the replay server"
 LEFT_OUT = "left out of the batch"
 FORMED_ANEW = "the cluster was formed anew"
-LOST = "lost from the replay buffer"
 RUN_ENDED = "the run ended"
 
 

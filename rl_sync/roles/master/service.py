@@ -202,8 +202,8 @@ class MasterServer:
             master_calls.AskLease.answered_by(self._lease),
             self._pending.handler(),
             master_calls.Claim.answered_by(self._claim),
-            master_calls.Happened.answered_by(self._happened),
             master_calls.AskBuffered.answered_by(self._buffered),
+            master_calls.Happened.answered_by(self._happened),
             master_calls.Resumed.answered_by(self._resumed),
             master_calls.AskProgress.answered_by(self._run_progress),
             master_calls.TrainerReady.answered_by(self._begin),
@@ -500,10 +500,12 @@ class MasterServer:
             self._apply(GroupsBuffered(tuple(call.lease_ids)))
             return [lease_id for lease_id in call.lease_ids if lease_id not in self._state.live]
 
-    def _buffered(self, call: master_calls.AskBuffered) -> list[int]:
+    def _buffered(self, call: master_calls.AskBuffered) -> master_calls.Buffered:
         del call
         with self._changed:
-            return [lease.lease_id for lease in self._state.live.values() if lease.buffered]
+            live = self._state.live.values()
+            leases = [lease.lease_id for lease in live if lease.buffered]
+            return master_calls.Buffered(self._state.trained_steps, leases)
 
     def _happened(self, call: master_calls.Happened) -> None:
         if isinstance(call.event, ExplorerDied):

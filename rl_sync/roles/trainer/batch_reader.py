@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -16,8 +17,8 @@ from rl_sync.cluster.master_calls import AskBuffered, Claim, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
-from rl_sync.replay.replay_interface import ReplayTimeoutError
-from rl_sync.roles.master.events import LOST, TOO_STALE, GroupsRefused
+from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
+from rl_sync.roles.master.events import LOST_IN_BUFFER, TOO_STALE, GroupsRefused
 from rl_sync.roles.trainer.experience_pipeline import Pipeline
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Consumed, Group
@@ -25,6 +26,8 @@ from rl_sync.types import Consumed, Group
 FROM_THE_FUTURE = "from the future"
 _POLL_SECS = 0.05
 _DRAINED_AT_ONCE = 64
+_PAUSE_SECS = 0.2
+_AUDIT_SECS = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +68,8 @@ class BatchReader:
       idle: called in each turn of the wait for experiences.
       pipeline: the user's functions; None for none.
       on_taken: called with the step that waits, and groups that were just taken from the buffer.
+      audit_secs: time without any group after which the reader looks for groups that the replay
+        server has lost.
     """
 
     def __init__(
@@ -76,8 +81,10 @@ class BatchReader:
         idle: Callable[[], None],
         pipeline: Pipeline | None = None,
         on_taken: Callable[[int, list[Group]], None] = lambda step, groups: None,
+        audit_secs: float = _AUDIT_SECS,
     ):
         self._pipeline, self._on_taken = pipeline, on_taken
+        self._audit_secs, self._next_audit_secs = audit_secs, 0.0
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
@@ -85,11 +92,13 @@ class BatchReader:
         self._aside: list[Group] = []
         self._trained = collections.Counter[int]()  # Number of uses of kept leases.
         # Leases of the last batch that have ended; the master learns it once the step is computed.
-        self._over: set[int] = set()
+        self._over: frozenset[int] = frozenset()
+        self._last_step, self._last_batch = 0, frozenset[int]()
 
     def next(self, step: int) -> Consumed:
         """See `GroupSource`."""
         deadline = self._session.deadline(f"the batch of trainer step {step}", "the explorers")
+        self._next_audit_secs = time.monotonic() + self._audit_secs
         wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
         with wait as attributes:
             attributes["dropped"] = dropped = self._session.agree(
@@ -133,11 +142,11 @@ class BatchReader:
           aside, uses: the values of these attributes when that process ended.
           over: leases that the steps before have consumed, whether or not they are reported yet.
         """
-        self._over = {*over}
+        self._over = frozenset(over)
         self._session.agree("going on", lambda: self._go_on(step, aside, uses))
 
     def _go_on(self, step: int, aside: Sequence[Group], uses: Mapping[int, int]) -> None:
-        buffered = self._session.call(AskBuffered())
+        buffered = self._session.call(AskBuffered()).lease_ids
         self._keep(aside)
         while self._take(step, _DRAINED_AT_ONCE):
             pass
@@ -146,7 +155,7 @@ class BatchReader:
         self._trained.update({i: count for i, count in uses.items() if i in there})
         if lost:
             _log.warning("%d groups are lost, and leased again.", len(lost))
-            self._session.call(Happened(GroupsRefused(lost, LOST)))
+            self._session.call(Happened(GroupsRefused(lost, LOST_IN_BUFFER)))
 
     def close(self, reason: str) -> None:
         """See `GroupSource`."""
@@ -163,8 +172,12 @@ class BatchReader:
         refused: list[int] = []
         if missing := self._groups_needed - len(self._fitting(step)):
             deadline()
-            self._take(step, missing)
+            if self._take(step, missing):
+                self._next_audit_secs = time.monotonic() + self._audit_secs
             refused = self._refuse_unfit(step)
+            if time.monotonic() >= self._next_audit_secs:
+                refused += self._audit()
+                self._next_audit_secs = time.monotonic() + self._audit_secs
         batch = self._fitting(step)
         if len(batch) < self._groups_needed:
             return None, refused
@@ -180,7 +193,8 @@ class BatchReader:
         left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
         self._trained.update(group.lease_id for group in groups)
         kept = [group.lease_id for group in groups if self._is_kept(step, group)]
-        self._over = {group.lease_id for group in batch} - set(kept)
+        self._last_step, self._last_batch = step, frozenset(group.lease_id for group in batch)
+        self._over = self._last_batch - set(kept)
         self._forget(self._over)
         taken = {id(group) for group in batch}  # Other draws of the same groups are kept.
         self._aside = [group for group in self._aside if id(group) not in taken]
@@ -203,11 +217,11 @@ class BatchReader:
 
     def _fitting(self, step: int) -> list[Group]:
         """Returns the groups at hand that the step may consume, in the batch's order."""
+        distinct = {group.lease_id: group for group in self._aside}
         if not self._exact:
-            distinct = {group.lease_id: group for group in self._aside}
             return [*distinct.values()][: self._groups_needed]
         ordinals = range((step - 1) * self._groups_needed, step * self._groups_needed)
-        fitting = [group for group in self._aside if group.ordinal in ordinals]
+        fitting = [group for group in distinct.values() if group.ordinal in ordinals]
         return sorted(fitting, key=lambda group: group.ordinal)
 
     def _refuse_unfit(self, step: int) -> list[int]:
@@ -227,11 +241,44 @@ class BatchReader:
         self._forget(lease_ids)
         return lease_ids
 
+    def _audit(self) -> list[int]:
+        """Gives up groups that the replay server has lost, so that they are generated again.
+
+        A server that is started again has the groups of its last checkpoint, and soon those that
+        explorers insert again. If the table is still empty, a group that was inserted before is
+        with the trainer, or it is lost: its explorer has died, too.
+
+        Returns:
+          The lease ids of the lost groups.
+        """
+        if not self._replay.may_restart:
+            return []
+        buffered = self._session.call(AskBuffered())
+        try:
+            if self._replay.info()[self._table].current_size:
+                return []
+        except ReplayUnavailableError:
+            return []
+        held = {group.lease_id for group in self._aside}
+        if buffered.step < self._last_step:
+            held |= self._last_batch
+        lost = [lease_id for lease_id in buffered.lease_ids if lease_id not in held]
+        if lost:
+            _log.warning("The replay server has lost %d groups: %s.", len(lost), lost)
+            self._session.call(Happened(GroupsRefused(tuple(lost), LOST_IN_BUFFER)))
+            self._forget(lost)
+        return lost
+
     def _take(self, step: int, count: int) -> bool:
         """Takes groups that arrived, for the batch of a step; returns whether there were any."""
         try:
             samples = self._replay.sample(self._table, count, timeout_secs=_POLL_SECS)
         except ReplayTimeoutError:
+            return False
+        except ReplayUnavailableError:
+            if not self._replay.may_restart:
+                raise
+            time.sleep(_PAUSE_SECS)
             return False
         groups = [Group.from_columns(sample.columns) for sample in samples]
         self._on_taken(step, groups)

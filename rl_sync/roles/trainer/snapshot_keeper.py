@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.records.spans import SpanKind
+from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.master.events import Position, SnapshotSaved
 from rl_sync.roles.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer, TrainState
@@ -32,6 +34,7 @@ from rl_sync.types import Params
 from rl_sync.weights.storage import MismatchError
 
 _all_finite = jax.jit(all_finite)
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -44,6 +47,7 @@ class SnapshotKeeper:
       parameters: the part of the parameters that snapshots hold.
       directory: folder of the snapshots.
       log: log of batches since the oldest snapshot; None if there is none.
+      save_buffer: writes a checkpoint of the replay buffer; None if there is none.
       processes: the trainer's processes, by their indices in their cluster.
     """
 
@@ -52,6 +56,7 @@ class SnapshotKeeper:
     parameters: Parameters
     directory: Path
     log: BatchLog | None
+    save_buffer: Callable[[], object] | None
     processes: Sequence[int]
 
     def latest(self) -> int | None:
@@ -90,6 +95,7 @@ class SnapshotKeeper:
                 agree=self.session.agree,
             )
         self.session.call(Happened(SnapshotSaved(step)))
+        self.session.agree("the buffer's checkpoint", self._save_buffer)
         if self.log is not None and self.session.leads:
             # The batch of a snapshot's own step tells which groups the trainer had left for later.
             self.log.forget(min([*needed, *snapshot_steps(self.directory)[-keep:]]) - 1)
@@ -150,6 +156,15 @@ class SnapshotKeeper:
         what = ", ".join(anew).replace("_", " ")
         self.session.call(EnterPhase("start", f"started anew, because it has changed: {what}"))
         return state, metadata
+
+    def _save_buffer(self) -> None:
+        """Writes a checkpoint of the buffer; without one, its groups would be generated again."""
+        if self.save_buffer is None:
+            return
+        try:
+            self.save_buffer()
+        except ReplayError as error:
+            _log.warning("There is no new checkpoint of the replay buffer: %s", error)
 
     def _best(self) -> list[int]:
         """Returns the steps of snapshots that are kept because of their evaluation."""

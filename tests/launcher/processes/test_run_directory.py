@@ -104,7 +104,7 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
     assert (resumption.sft_step, resumption.step) == (None, STEP)
     told = str(resumption).splitlines()
     assert told[:2] == [
-        f"Goes on from trainer step {STEP}.",
+        f"Goes on from trainer step {STEP}, from its snapshot.",
         "  with sync.mode: 'one_step_off_policy' there, 'asynchronous' here",
     ]
     assert "  with optimizer.learning_rate: 0.0003 there, 1e-05 here" in told

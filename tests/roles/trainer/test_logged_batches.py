@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from rl_sync.checkpoints.batch_log import BatchLog
-from rl_sync.cluster.master_calls import AskBuffered, Claim, Happened
+from rl_sync.cluster.master_calls import AskBuffered, Buffered, Claim, Happened
 from rl_sync.cluster.user_errors import RunEndedError
-from rl_sync.roles.master.events import LOST, GroupsRefused
+from rl_sync.roles.master.events import LOST_IN_BUFFER, GroupsRefused
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.roles.trainer.starting_point import StartingPoint
@@ -35,7 +35,7 @@ class Trainer:
 
     def answer(self, call):
         if isinstance(call, AskBuffered):
-            return self.buffered
+            return Buffered(0, self.buffered)
         if isinstance(call, Claim):
             return [lease for lease in call.lease_ids if lease in self.ended]
         if isinstance(call, Happened) and isinstance(call.event, GroupsRefused):
@@ -131,7 +131,7 @@ def test_groups_that_are_nowhere_are_leased_again(tmp_path):
     second = trainer.goes_on(counted=1)
     second.next(1)
     assert leases(second.next(2)) == [2, 3]
-    assert trainer.refused == {LOST: (104,)}
+    assert trainer.refused == {LOST_IN_BUFFER: (104,)}
 
 
 def test_uses_of_groups_are_counted_on(tmp_path):
