@@ -30,7 +30,7 @@ import numpy as np
 from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.credit import ADVANTAGES_NAME
-from rl_sync.records.rollout_parts import RolloutParts
+from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.roles import wiring
 from rl_sync.roles.build import trainer_of
 from rl_sync.roles.trainer.rollout_recorder import Budget, RolloutRecorder

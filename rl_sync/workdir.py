@@ -170,7 +170,7 @@ class Workdir:
 
     @property
     def rollouts(self) -> Path:
-        """Completions that were trained on; see `rl_sync.records.rollout_records`."""
+        """Completions that were trained on; see `rl_sync.records.rollouts.rollout_records`."""
         return self._at("rollouts")
 
     @property

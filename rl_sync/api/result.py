@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rl_sync.api.loaded_policy import Policy, load
 from rl_sync.display.timeline_figure import figure_of
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollout_records import Rollout, RolloutFilter, read_rollouts
+from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter, read_rollouts
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.roles.policy_export import export

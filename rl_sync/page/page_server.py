@@ -27,7 +27,7 @@ from rl_sync.page import text, views
 from rl_sync.page.guard import Guard, is_loopback
 from rl_sync.page.templating import environment
 from rl_sync.page.timeline_view import FOLLOWED_SECS, picture
-from rl_sync.records.rollout_records import ORDERS, RolloutFilter
+from rl_sync.records.rollouts.rollout_records import ORDERS, RolloutFilter
 from rl_sync.records.run_records import RunRecords, open_runs
 
 LOOPBACK = "127.0.0.1"

@@ -20,7 +20,7 @@ from rl_sync.page import text, views
 from rl_sync.page.templating import environment, style
 from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.metric_catalog import EVALUATION, RL
-from rl_sync.records.rollout_records import Rollout
+from rl_sync.records.rollouts.rollout_records import Rollout
 from rl_sync.records.run_outcome import read_versions
 from rl_sync.records.run_records import RunRecords
 

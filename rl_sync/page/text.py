@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rl_sync.records.rollout_records import Rollout
+from rl_sync.records.rollouts.rollout_records import Rollout
 from rl_sync.records.run_records import SILENT, RunRecords
 
 _KEPT = "\n\t"

@@ -19,8 +19,8 @@ from rl_sync.page.charts import Series, chart, smoothed
 from rl_sync.records.alarms import are_of_completions
 from rl_sync.records.json_lines import is_inside
 from rl_sync.records.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
-from rl_sync.records.rollout_index import TableRow
-from rl_sync.records.rollout_records import Rollout, RolloutFilter
+from rl_sync.records.rollouts.rollout_index import TableRow
+from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter
 from rl_sync.records.run_outcome import read_versions
 from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat

@@ -22,8 +22,8 @@ from rl_sync.records.json_lines import JsonLinesReader, read_object
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.metrics import MetricLines
 from rl_sync.records.outages import Restart
-from rl_sync.records.rollout_index import RolloutIndex
-from rl_sync.records.rollout_records import parts
+from rl_sync.records.rollouts.rollout_index import RolloutIndex
+from rl_sync.records.rollouts.rollout_records import parts
 from rl_sync.records.run_outcome import RunOutcome, read_outcome
 from rl_sync.records.run_totals import Pace
 from rl_sync.records.span_reader import SpanLines

@@ -84,7 +84,7 @@ class RunTotals:
 
     @property
     def spent(self) -> dict[str, dict[str, float]]:
-        """What each process of a role has spent so far, by the names of the totals."""
+        """Returns the seconds that each process of a role has spent so far, by names of totals."""
         with self._lock:
             return {name: {**of} for name, of in self._spent.items()}
 

@@ -95,6 +95,11 @@ class ServerProcess:
                 )
 
     @property
+    def is_ready(self) -> bool:
+        """True once the server has served."""
+        return self._ready.is_set()
+
+    @property
     def backend(self) -> Backend:
         """The kind of server."""
         return self._backend

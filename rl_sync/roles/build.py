@@ -16,7 +16,7 @@ from rl_sync.cluster.weight_calls import AskNewest
 from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
-from rl_sync.records.rollout_parts import RolloutParts
+from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError

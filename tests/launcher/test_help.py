@@ -17,7 +17,7 @@ from rl_sync.launcher.command import CONFIG
 from rl_sync.launcher.command_table import COMMANDS
 from rl_sync.models.huggingface.writing import STORED
 from rl_sync.page.reach import By
-from rl_sync.records.rollout_records import ORDERS
+from rl_sync.records.rollouts.rollout_records import ORDERS
 from tests.launcher.command import ROOT, launcher, said_here
 from tests.runs import tiny
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_sync.records.json_lines import JsonLinesWriter
-from rl_sync.records.rollout_records import part_name
+from rl_sync.records.rollouts.rollout_records import part_name
 from rl_sync.workdir import Workdir
 from tests.records.simulated_runs import START_SECS, simulate, write_spans
 

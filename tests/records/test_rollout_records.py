@@ -12,8 +12,8 @@ import regex
 from rl_sync.display.unprintable import escaped, has_unprintable
 from rl_sync.records import rollout_records
 from rl_sync.records.alarms import ALARMS
-from rl_sync.records.rollout_parts import RolloutParts
-from rl_sync.records.rollout_records import (
+from rl_sync.records.rollouts.rollout_parts import RolloutParts
+from rl_sync.records.rollouts.rollout_records import (
     Rollout,
     RolloutFilter,
     digest,

@@ -4,7 +4,7 @@ import pytest
 import regex
 
 from rl_sync.records.flow import Flow
-from rl_sync.records.rollout_records import RolloutFilter, part_name
+from rl_sync.records.rollouts.rollout_records import RolloutFilter, part_name
 from rl_sync.records.run_records import open_runs
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, ledger, metrics, rollout, write_run, write_step

@@ -11,7 +11,7 @@ import pytest
 
 from rl_sync.checkpoints.ledger import read_consumed
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollout_records import read_rollouts
+from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import EMBEDDED, RunRecord, launch

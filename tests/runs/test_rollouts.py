@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollout_records import groups_of, read_rollouts
+from rl_sync.records.rollouts.rollout_records import groups_of, read_rollouts
 from tests.runs.conftest import EMBEDDED
 from tests.runs.test_environments import FAULTY
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollout_records import read_rollouts
+from rl_sync.records.rollouts.rollout_records import read_rollouts
 from tests.runs.conftest import EMBEDDED
 
 MODES = ("synchronous", "one_step_off_policy", "asynchronous", "multi_explorer")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rl_sync.records.rollout_records import read_rollouts
+from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.records.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
 

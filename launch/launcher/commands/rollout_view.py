@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_sync.display.unprintable import escaped
-from rl_sync.records.rollout_records import POLICY, Rollout, digest
+from rl_sync.records.rollouts.rollout_records import POLICY, Rollout, digest
 
 _COLUMN = 36
 """The minimum width of a column of completions."""

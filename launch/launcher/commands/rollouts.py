@@ -15,7 +15,7 @@ from rich.console import Console
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import rollout_view as view
 from rl_sync.records import alarms
-from rl_sync.records.rollout_records import (
+from rl_sync.records.rollouts.rollout_records import (
     SEARCH_SECS,
     Rollout,
     RolloutFilter,

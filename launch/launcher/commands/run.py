@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import check_own
@@ -33,6 +33,7 @@ from rl_sync.launcher.processes import run_text, stopping
 from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.page_beside import PageBeside
 from rl_sync.launcher.processes.restart_policy import (
+    REPLAY,
     EndRun,
     Restart,
     RestartExplorer,
@@ -73,6 +74,13 @@ _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
 
 
+class _Absence(NamedTuple):
+    """Time since which a role is away, and the reason."""
+
+    since_secs: float
+    why: str
+
+
 class LocalRun:
     """A run, whose processes are children of this one.
 
@@ -92,6 +100,7 @@ class LocalRun:
         self._is_closed = False
         self._last: RunStatus | None = None
         self._restarts = collections.defaultdict[str, list[float]](list)
+        self._away: dict[str, _Absence] = {}
 
     def run(self) -> int:
         """Runs to the end.
@@ -112,6 +121,8 @@ class LocalRun:
             if self._is_closed:
                 stopping.await_backends(self._settings, self._supervisor, self._signals)
             self._supervisor.end_all()
+            for role in [*self._away]:
+                self._record_restart(role, None)
             self._processes.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -137,6 +148,7 @@ class LocalRun:
                     break
                 if self._signals:
                     break
+                self._note_returns()
                 if time.monotonic() - shown > _SHOW_SECS and (status := self._status()):
                     display.update(status)
                     shown = time.monotonic()
@@ -176,11 +188,15 @@ class LocalRun:
             self._fail(deaths)
             return
         for restart in decision:
+            if restart.role in self._away:
+                self._record_restart(restart.role, None)
             why = next(death for death in deaths if role_of(death.name) == restart.role)
             if not self._start_again(restart, f"{why}. It is started again."):
                 self._fail(deaths)
-            self._restarts[restart.role].append(time.monotonic())
-            self._record_restart(restart.role, str(why))
+            self._restarts[restart.role].append(facts.now_secs)
+            self._away[restart.role] = _Absence(facts.now_secs, str(why))
+            if isinstance(restart, RestartExplorer):
+                self._record_restart(restart.role, None)  # Others work meanwhile.
             count, most = facts.recent(restart.role) + 1, facts.restarts
             print(f"\n{why}. It is started again ({count} of {most} times an hour).", flush=True)
 
@@ -243,10 +259,28 @@ class LocalRun:
                     raise
                 time.sleep(_LOOK_SECS)
 
-    def _record_restart(self, role: str, why: str) -> None:
+    def _note_returns(self) -> None:
+        """Records the restarts of servers that serve again."""
+        for role, absence in [*self._away.items()]:
+            server = self._processes.server
+            if role == REPLAY:
+                is_back = server is not None and server.is_ready
+            else:
+                is_back = self._status() is not None
+            if is_back:
+                self._record_restart(role, time.monotonic() - absence.since_secs)
+
+    def _record_restart(self, role: str, lost_secs: float | None) -> None:
+        """Records that a role was started again.
+
+        Args:
+          lost_secs: time that it was away; None if that is not known.
+        """
+        absence = self._away.pop(role)
+        lost = {} if lost_secs is None else {"lost_secs": lost_secs}
         with contextlib.suppress(OSError):  # Nothing depends on this record.
             lines = JsonLinesWriter(self._workdir.restarts, vital=False)
-            lines.write({"time": time.time(), "role": role, "why": why})
+            lines.write({"time": time.time(), "role": role, "why": absence.why, **lost})
             lines.close()
 
     def _status(self) -> RunStatus | None:

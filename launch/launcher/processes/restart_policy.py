@@ -22,7 +22,7 @@ _BEFORE_RL, _END = ("start", "sft"), "end"
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What the launcher knows about a run when processes die.
+    """Knowledge of the launcher about a run when processes die.
 
     Attributes:
       is_elastic: whether programs may come and go while the others stay; otherwise the trainer and

@@ -35,7 +35,7 @@ class Answered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ServerMemory:
-    """What the server knows at the beginning of a file of the journal.
+    """Knowledge of the server at the beginning of a file of the journal.
 
     Attributes:
       began_secs: start of the run, in Unix seconds.

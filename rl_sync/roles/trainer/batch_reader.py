@@ -92,8 +92,8 @@ class BatchReader:
         self._aside: list[Group] = []
         self._trained = collections.Counter[int]()  # Number of uses of kept leases.
         # Leases of the last batch that have ended; the master learns it once the step is computed.
-        self._over: frozenset[int] = frozenset()
-        self._last_step, self._last_batch = 0, frozenset[int]()
+        self._over: set[int] = set()
+        self._last_step, self._last_batch = 0, set[int]()
 
     def next(self, step: int) -> Consumed:
         """See `GroupSource`."""
@@ -142,7 +142,7 @@ class BatchReader:
           aside, uses: the values of these attributes when that process ended.
           over: leases that the steps before have consumed, whether or not they are reported yet.
         """
-        self._over = frozenset(over)
+        self._over = {*over}
         self._session.agree("going on", lambda: self._go_on(step, aside, uses))
 
     def _go_on(self, step: int, aside: Sequence[Group], uses: Mapping[int, int]) -> None:
@@ -193,7 +193,7 @@ class BatchReader:
         left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]
         self._trained.update(group.lease_id for group in groups)
         kept = [group.lease_id for group in groups if self._is_kept(step, group)]
-        self._last_step, self._last_batch = step, frozenset(group.lease_id for group in batch)
+        self._last_step, self._last_batch = step, {group.lease_id for group in batch}
         self._over = self._last_batch - set(kept)
         self._forget(self._over)
         taken = {id(group) for group in batch}  # Other draws of the same groups are kept.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from rl_sync.records.rollout_parts import RolloutParts
+from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.roles.trainer.rollout_writer import Chosen, Figures, RolloutWriter
 from rl_sync.settings.observe_settings import ObserveSettings
 from rl_sync.types import NO_LEASE, Group

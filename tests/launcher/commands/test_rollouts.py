@@ -9,8 +9,8 @@ from rich.console import Console
 
 from rl_sync.launcher.commands import rollout_view, rollouts
 from rl_sync.records.metrics_writer import MetricsWriter
-from rl_sync.records.rollout_parts import RolloutParts
-from rl_sync.records.rollout_records import Rollout
+from rl_sync.records.rollouts.rollout_parts import RolloutParts
+from rl_sync.records.rollouts.rollout_records import Rollout
 from rl_sync.workdir import Workdir
 from tests.launcher.command import said_here
 

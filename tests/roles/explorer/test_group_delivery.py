@@ -13,6 +13,7 @@ from rl_sync.cluster.pending import Await, Pending
 from rl_sync.cluster.scoring_calls import ScoredCompletion, Scores
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.ending import Ending, Fault
+from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import last_replies
@@ -78,8 +79,8 @@ class Session(MemorySession):
 
 
 class Replay:
-    def __init__(self):
-        self.inserted = []
+    def __init__(self, may_restart=False):
+        self.inserted, self.may_restart, self.breaks = [], may_restart, 0
 
     def insert_many(self, table, items, **named):
         self.inserted.append((table, items, named))
@@ -93,9 +94,10 @@ def rewarded(group, rewards):
     return new
 
 
-def delivery(session, beside=False, in_parts=False):
+def delivery(session, beside=False, in_parts=False, may_restart=False):
     explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts)
-    return GroupDelivery(session, TASK, explorer, Replay(), table="groups", beside=beside)
+    replay = Replay(may_restart)
+    return GroupDelivery(session, TASK, explorer, replay, table="groups", beside=beside)
 
 
 @pytest.mark.parametrize("unwanted", [(), (7,)])
@@ -264,3 +266,44 @@ def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
     mask = np.array([[0, 1, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
     group = types.SimpleNamespace(tokens=np.arange(20).reshape(4, 5), completion_mask=mask)
     assert [*last_replies(group)] == [[4], [6, 7], [], [17, 18]]
+
+
+def test_the_last_groups_are_inserted_again_once_the_replay_server_was_started_again():
+    one = delivery(Session([1.0] * 8), may_restart=True)
+    room = one._session.settings.groups_ahead
+    for lease_id in range(room + 1):
+        one._last.append(Group(lease_id))
+    failures = [ReplayUnavailableError("not back yet")]
+    insert = one._replay.insert_many
+
+    def insert_many(*arguments, **named):
+        if failures:
+            raise failures.pop()
+        insert(*arguments, **named)
+
+    one._replay.insert_many = insert_many
+    one._replay.breaks = 1
+    deadline = time.monotonic() + 20
+    while not one._replay.inserted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert [items for _, items, _ in one._replay.inserted] == [
+        [{"n": lease_id} for lease_id in range(1, room + 1)]
+    ]
+    one.close()
+
+
+def test_an_insertion_waits_for_a_replay_server_that_may_be_started_again():
+    one = delivery(Session([1.0] * 2), may_restart=True)
+    failures = [ReplayUnavailableError("it has ended")]
+    insert = one._replay.insert_many
+
+    def insert_many(*arguments, **named):
+        if failures:
+            raise failures.pop()
+        insert(*arguments, **named)
+
+    one._replay.insert_many = insert_many
+    one.deliver([Group(3)])
+    assert [items for _, items, _ in one._replay.inserted] == [[{"n": 3}]]
+    one.close()

@@ -1,12 +1,15 @@
 """The trainer's reader, from a replay buffer that is a list."""
 
+import types
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from rl_sync.cluster.master_calls import AskBuffered, Buffered, Happened
 from rl_sync.cluster.team import Team
-from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
+from rl_sync.roles.master.events import LOST_IN_BUFFER, GroupsRefused
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group
@@ -40,14 +43,22 @@ class Several(Team):
 
 
 class Buffer:
+    may_restart = False
+
     def __init__(self, groups):
         self.groups = groups
 
     def sample(self, table, count, timeout_secs):
+        if self.groups and self.groups[0] is None:
+            del self.groups[0]
+            raise ReplayUnavailableError("it has ended")
         if not self.groups:
             raise ReplayTimeoutError("empty")
         taken, self.groups = self.groups[:count], self.groups[count:]
         return [Sample(group.to_columns()) for group in taken]
+
+    def info(self):
+        return {"groups": types.SimpleNamespace(current_size=len(self.groups))}
 
 
 def reader(mode, groups, *, needed, generated, keep="first", team=None):
@@ -122,3 +133,55 @@ def test_the_other_processes_hear_that_a_batch_is_whole_and_not_what_is_in_it():
     other._idle = lambda: idle.append(1)
     assert other.next(1) == ([], [], (), {})
     assert len(idle) == 1, "both processes are idle between the same turns"
+
+
+def test_a_group_that_is_drawn_twice_is_trained_on_once():
+    """Explorers insert groups again if the replay server was started again."""
+    one = reader("synchronous", [ARRIVED[3], ARRIVED[3], ARRIVED[1]], needed=2, generated=2)
+    assert [group.ordinal for group in one.next(1).groups] == [0, 1]
+
+
+def test_the_reader_waits_for_a_replay_server_that_may_be_started_again():
+    one = reader("asynchronous", [None, ARRIVED[0], ARRIVED[2]], needed=2, generated=2)
+    with pytest.raises(ReplayUnavailableError):
+        one.next(1)
+    one._replay.groups.insert(0, None)
+    one._replay.may_restart = True
+    assert len(one.next(1).groups) == 2
+
+
+def test_groups_that_the_replay_server_has_lost_are_given_up_and_others_are_not():
+    """The trainer waits for the second of its two groups; the server has lost a third one."""
+    one = reader("asynchronous", [ARRIVED[0]], needed=2, generated=2)
+    one._replay.may_restart, one._audit_secs = True, 0.0
+    held, lost = ARRIVED[0].lease_id, ARRIVED[1].lease_id
+    told = []
+
+    def answer(call):
+        if isinstance(call, AskBuffered):
+            return Buffered(0, [held, lost])
+        told.append(call)
+        return []
+
+    one._session.answer = answer
+    with pytest.raises(TimeoutError):
+        one.next(1)
+    refused = [call.event for call in told if isinstance(call, Happened)]
+    assert refused[0] == GroupsRefused((lost,), LOST_IN_BUFFER)
+
+
+def test_groups_of_a_step_that_is_not_reported_yet_are_not_lost():
+    one = reader("asynchronous", [ARRIVED[0], ARRIVED[1]], needed=2, generated=2)
+    one._replay.may_restart = True
+    one.next(1)
+    counted, calls = [0], []
+    leases = [ARRIVED[0].lease_id, ARRIVED[1].lease_id]
+
+    def answer(call):
+        calls.append(call)
+        return Buffered(counted[0], leases) if isinstance(call, AskBuffered) else []
+
+    one._session.answer = answer
+    assert one._audit() == []
+    counted[0] = 1
+    assert one._audit() == leases

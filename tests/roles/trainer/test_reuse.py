@@ -37,6 +37,8 @@ BATCH, GENERATED, EXPLORERS = 4, 5, 2
 class Buffer:
     """A table in this process, in place of a client of a server's."""
 
+    may_restart = False
+
     def __init__(self, spec):
         self.table, self.keys = EmbeddedTable(spec), itertools.count()
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import orjson
 
 from rl_sync.records.json_lines import FileLine, JsonLinesFolder, is_inside
-from rl_sync.records.rollout_records import Rollout, RolloutFilter, ordered
+from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter, ordered
 from rl_sync.workdir import Workdir
 
 SEARCH_SECS = 3.0

@@ -1,4 +1,4 @@
-"""Writes the records of rollouts; their reader is `rl_sync.records.rollout_records`."""
+"""Writes the records of rollouts; their reader is `rl_sync.records.rollouts.rollout_records`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_sync.records.json_lines import JsonLinesReader, JsonLinesWriter
-from rl_sync.records.rollout_records import part_name, parts
+from rl_sync.records.rollouts.rollout_records import part_name, parts
 from rl_sync.workdir import Workdir
 
 PART_BYTES = 8 << 20
