@@ -60,7 +60,7 @@ ALLOWED = {
     "actors": LOWEST | {"rollout", "environments", "tasks"},
     "settings": LOWEST - {"types"} | SIDE - {"display"} | {"rollout", "environments"},
     "cluster": {"types", "models", "weights", "records", "display", "settings", "actors"},
-    "checkpoints": {
+    "checkpoints": LOWEST - {"algorithms"} | {"weights", "records", "actors", "cluster"},
         "types",
         "schedule",
         "models",

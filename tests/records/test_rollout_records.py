@@ -10,8 +10,8 @@ import pytest
 import regex
 
 from rl_sync.display.unprintable import escaped, has_unprintable
-from rl_sync.records import rollout_records
 from rl_sync.records.alarms import ALARMS
+from rl_sync.records.rollouts import rollout_records
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import (
     Rollout,
