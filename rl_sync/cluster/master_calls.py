@@ -19,6 +19,7 @@ from rl_sync.roles.master.events import (
     BatchTrained,
     ExplorerDied,
     Finish,
+    GrantBatch,
     GrantEvaluation,
     GroupsBuffered,
     GroupsRefused,
@@ -32,7 +33,8 @@ from rl_sync.types import Lease, Prompt, Seen, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
-    *(Finish, GrantEvaluation, HoldBack, Position, SnapshotSaved, StopRequested, VersionPublished),
+    *(Finish, GrantBatch, GrantEvaluation, HoldBack, Position, SnapshotSaved),
+    *(StopRequested, VersionPublished),
     *(Seen, Use),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
@@ -84,6 +86,20 @@ class Claim(Call[list[int]]):
 @dataclasses.dataclass(frozen=True)
 class AskBuffered(Call[list[int]]):
     """Asks for the lease ids of the groups that should be in the buffer, or in the trainer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskBatch(Call[GrantBatch]):
+    """Asks which of the groups that the trainer took from the buffer it trains on in a step.
+
+    For runs whose groups have deadlines; see `rl_sync.roles.master.deadlines`.
+
+    Attributes:
+      step, at_hand: see `BatchRequested`.
+    """
+
+    step: int
+    at_hand: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
