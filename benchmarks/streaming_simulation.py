@@ -1,29 +1,25 @@
-"""Streaming with a small bound on staleness, simulated: which groups wait for whom.
+"""Streaming with a small bound on staleness, in virtual time: which groups wait for whom.
 
-    python benchmarks/streaming_simulation.py [--seeds=0:8] [--steps=60] [--slots=16]
+`benchmarks/streaming.py --simulated` prints the table of it. The master's `transition` decides;
+everything else is simulated. One explorer has slots for the groups of a batch, of 4 completions
+each, and each occupied slot gives a token in each decode step. The trainer takes no time, and
+publishes at once. A judgement takes a constant time.
 
-The master's `transition` decides; everything else is virtual. One explorer has 16 slots, groups
-have 4 completions of log-normal lengths (8 to 512 tokens, median 64, sigma 1), and a batch has as
-many groups as fill the slots. Each occupied slot gives a token in each decode step. A judgement
-takes no time, or as long as one or five leased rollouts on average; the trainer takes none, and
-publishes at once.
-
-Each figure is the time of the steps after the first tenth, as a multiple of the time in which full
-slots would generate the tokens that were trained on: median, least and greatest of the seeds.
-
+- *leases*: no streaming; a lease is a batch, and the next one begins when all of it is generated.
 - *oldest under way*: while a group is unfinished, others begin only as long as they can be trained
   before it becomes too stale; the trainer takes groups first in, first out.
 - *by deadline*: what `transition` does.
-- *abort*: as by deadline, but the trainer never waits for a group that is due and unfinished. Its
-  tokens are thrown away, and its prompt is leased again.
+- *abort*: as by deadline, but the trainer waits for no group that is due and unfinished. The
+  group's tokens are thrown away, and its prompt is leased again.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
+import functools
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,9 +42,8 @@ from rl_sync.schedule import resolve
 from rl_sync.simulation.event_queue import EventQueue
 
 GROUP_SIZE, LONGEST, SHORTEST, MEDIAN = 4, 512, 8, 64
-OLDEST, DEADLINE, ABORT = RULES = ("oldest under way", "by deadline", "abort")
-CASES = ((0, 2), (0, 4), (1, 2), (1, 4), (1, 8), (5, 4), (5, 8))
-"""Time of a judgement, in mean times of a leased rollout, and the bound on staleness."""
+LEASES, OLDEST, _, ABORT = RULES = ("leases", "oldest under way", "by deadline", "abort")
+JUDGEMENTS, BOUNDS = (0, 1, 5), (2, 4, 8)
 
 
 def length_of(seed: Sequence[int], row: int) -> int:
@@ -57,26 +52,30 @@ def length_of(seed: Sequence[int], row: int) -> int:
     return int(np.clip(round(drawn), SHORTEST, LONGEST))
 
 
-@dataclasses.dataclass
-class Row:
+class Row(NamedTuple):
     """A completion.
 
     Attributes:
       lease_id: lease of its group.
+      number: its number in the group.
       tokens: its length.
-      token: changes when the completion is thrown away.
     """
 
     lease_id: int
+    number: int
     tokens: int
 
 
 class Simulated:
     """A run in virtual time, whose unit is a decode step.
 
+    Args:
+      rule: one of `RULES`.
+      judging: time of a judgement, in decode steps.
+      steps: trainer steps, after which the run ends.
+
     Attributes:
       marks: time, and number of tokens trained on so far, after each trainer step.
-      stalest: greatest staleness of a group that was trained on.
     """
 
     def __init__(
@@ -92,19 +91,17 @@ class Simulated:
                 steps,
                 groups_per_step=self._batch,
                 explorers=1,
-                groups_per_lease=self._batch + 1,
+                groups_per_lease=self._batch + (rule != LEASES),
                 lease_secs=float("inf"),
-                carries_over=True,
+                carries_over=rule != LEASES,
             )
         )
         self._waiting: list[Row] = []
-        self._running = 0
+        self._running: set[Row] = set()
         self._left: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
         self._buffer: list[int] = []
         self.marks: list[tuple[float, int]] = []
-        self.stalest = 0
-        self.thrown = 0
 
     def run(self) -> None:
         """Runs to the last trainer step."""
@@ -122,9 +119,8 @@ class Simulated:
         """Trains as often as there is a batch, then fills free slots."""
         while not self._state.finished and (batch := self._next_batch()):
             step = self._state.trained_steps + 1
-            versions = [self._state.live[one].version for one in batch]
-            self.stalest = max(self.stalest, *(step - 1 - version for version in versions))
-            assert self.stalest <= self._schedule.max_staleness
+            live = self._state.live
+            assert all(self._schedule.accepts(step, live[one].version) for one in batch)
             self._tell(BatchTrained(step, batch))
             self._tell(VersionPublished(step))
             self._buffer = [one for one in self._buffer if one not in batch]
@@ -134,9 +130,10 @@ class Simulated:
         self._begin()
 
     def _next_batch(self) -> tuple[int, ...]:
+        """Returns the lease ids of the next batch; none if it has to be waited for."""
         if len(self._buffer) < self._batch:
             return ()
-        if self._rule == OLDEST:
+        if self._rule in (LEASES, OLDEST):
             return tuple(self._buffer[: self._batch])
         step = self._state.trained_steps + 1
         while True:
@@ -151,10 +148,12 @@ class Simulated:
             self._tell(GroupsRefused((oldest,), "aborted"))
             del self._left[oldest]
             self._waiting = [row for row in self._waiting if row.lease_id != oldest]
+            self._running = {row for row in self._running if row.lease_id != oldest}
 
     def _begin(self) -> None:
-        while not self._state.finished:
-            occupied = self._running + len(self._waiting)
+        """Takes leases for free slots, and starts completions."""
+        while not self._state.finished and not (self._rule == LEASES and self._left):
+            occupied = len(self._running) + len(self._waiting)
             room = max(0, (self._slots - occupied) // GROUP_SIZE + 1)
             if self._rule == OLDEST:
                 room = min(room, max(0, self._room_of_oldest()))
@@ -167,13 +166,14 @@ class Simulated:
                 lengths = [length_of(seed, row) for row in range(GROUP_SIZE)]
                 self._left[lease.lease_id] = GROUP_SIZE
                 self._lengths[lease.lease_id] = sum(lengths)
-                self._waiting += [Row(lease.lease_id, tokens) for tokens in lengths]
-        while self._waiting and self._running < self._slots:
+                self._waiting += [Row(lease.lease_id, *one) for one in enumerate(lengths)]
+        while self._waiting and len(self._running) < self._slots:
             row = self._waiting.pop(0)
-            self._running += 1
-            self._queue.after(row.tokens, lambda row=row: self._finish(row))
+            self._running.add(row)
+            self._queue.after(row.tokens, functools.partial(self._finish, row))
 
     def _room_of_oldest(self) -> int:
+        """Returns the number of groups that may begin beside the oldest one under way."""
         state = self._state
         assert state.newest is not None
         under_way = [one.version for one in state.live.values() if not one.buffered]
@@ -181,12 +181,13 @@ class Simulated:
         return (last - state.trained_steps) * self._batch - len(state.live)
 
     def _finish(self, row: Row) -> None:
-        self._running -= 1
-        if row.lease_id in self._left:
-            self._left[row.lease_id] -= 1
-            if not self._left[row.lease_id]:
-                del self._left[row.lease_id]
-                self._queue.after(self._judging, lambda: self._insert(row.lease_id))
+        if row not in self._running:
+            return  # Its group was aborted.
+        self._running.remove(row)
+        self._left[row.lease_id] -= 1
+        if not self._left[row.lease_id]:
+            del self._left[row.lease_id]
+            self._queue.after(self._judging, functools.partial(self._insert, row.lease_id))
         self._move_on()
 
     def _insert(self, lease_id: int) -> None:
@@ -195,49 +196,34 @@ class Simulated:
         self._move_on()
 
 
-def rollout_steps(seed: int, slots: int) -> float:
-    """Returns the mean number of decode steps of a leased rollout, which fills the slots once."""
-    batch = slots // GROUP_SIZE
-    return statistics.mean(
-        max(
-            length_of((seed, lease * batch + group), row)
-            for group in range(batch)
-            for row in range(GROUP_SIZE)
-        )
-        for lease in range(50)
-    )
+def batch_steps(seed: int) -> float:
+    """Returns the mean number of decode steps in which full slots generate a batch."""
+    rows = range(GROUP_SIZE)
+    return statistics.mean(length_of((seed, group), row) for group in range(200) for row in rows)
 
 
 def measure(
     rule: str, judging: float, max_staleness: int, seed: int, steps: int, slots: int
 ) -> float:
-    """Returns the time of a run, as a multiple of the time that full slots take."""
-    one = Simulated(rule, judging * rollout_steps(seed, slots), max_staleness, seed, steps, slots)
+    """Returns the time of a run, as a multiple of the time that full slots take.
+
+    Args:
+      judging: time of a judgement, in times in which full slots generate a batch.
+      steps: trainer steps; those after the first tenth are measured.
+    """
+    one = Simulated(rule, judging * batch_steps(seed), max_staleness, seed, steps, slots)
     one.run()
     (began, before), (ended, after) = one.marks[steps // 10], one.marks[-1]
     return (ended - began) * slots / (after - before)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="0:8")
-    parser.add_argument("--steps", type=int, default=60, help="trainer steps of each run")
-    parser.add_argument("--slots", type=int, default=16)
-    arguments = parser.parse_args()
-    first, _, last = arguments.seeds.partition(":")
-    print("| judgement, rollouts | S | " + " | ".join(RULES) + " |\n|" + "---|" * 5)
-    for judging, bound in CASES:
+def table(seeds: Sequence[int], steps: int, slots: int) -> Iterator[str]:
+    """Yields the lines of a table: the median of the seeds, and the least and the greatest."""
+    yield "| judgement, batches | `max_staleness` | " + " | ".join(RULES) + " |"
+    yield "|---|---|" + "---|" * len(RULES)
+    for judging, bound in itertools.product(JUDGEMENTS, BOUNDS):
         cells = []
         for rule in RULES:
-            found = [
-                measure(rule, judging, bound, seed, arguments.steps, arguments.slots)
-                for seed in range(int(first), int(last))
-            ]
-            cells.append(
-                f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
-            )
-        print(f"| {judging} | {bound} | " + " | ".join(cells) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            found = [measure(rule, judging, bound, seed, steps, slots) for seed in seeds]
+            cells.append(f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})")
+        yield f"| {judging} | {bound} | " + " | ".join(cells) + " |"

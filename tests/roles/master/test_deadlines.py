@@ -59,7 +59,7 @@ def test_one_long_group_takes_one_place_and_others_begin_beside_it():
     assert len(first) == 3 * 4, "groups of version 0 are trained by step 3"
     long, *others = first
     state = buffered(state, others)
-    for step in (1, 2):
+    for _ in range(2):
         state, batch = train(state, others)
         others = [one for one in others if one not in batch]
         state, more = begin(state)
