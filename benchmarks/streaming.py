@@ -187,6 +187,11 @@ class Standing:
     def alone(self) -> Iterator[None]:
         yield
 
+    @contextlib.contextmanager
+    def showing(self, figures: Callable[[], Any]) -> Iterator[None]:
+        del figures
+        yield
+
     def check(self) -> None:
         if self._state.stopping is not None:
             raise RunStoppedError("the end")

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl_sync.roles.master import deadlines, transition
+from rl_sync.roles.master import transition
+from rl_sync.roles.master.deadlines import deadline_of
 from rl_sync.roles.master.events import (
     BatchRequested,
     BatchTrained,
@@ -177,7 +178,7 @@ class Simulated:
         state = self._state
         assert state.newest is not None
         under_way = [one.version for one in state.live.values() if not one.buffered]
-        last = deadlines.deadline(state.settings, min([state.newest, *under_way]))
+        last = deadline_of(state.settings, min([state.newest, *under_way]))
         return (last - state.trained_steps) * self._batch - len(state.live)
 
     def _finish(self, row: Row) -> None:

@@ -25,14 +25,14 @@ from rl_sync.roles.master.events import BatchRequested, GrantBatch, LiveLease, M
 from rl_sync.roles.master.state import MasterState, Outcome
 
 
-def deadline(settings: MasterSettings, version: int) -> int:
+def deadline_of(settings: MasterSettings, version: int) -> int:
     """Returns the last step that may train on a group of a version."""
     return min(settings.steps, version + settings.schedule.max_staleness + 1)
 
 
-def room(state: MasterState, version: int) -> int:
+def room_by_deadline(state: MasterState, version: int) -> int:
     """Returns the number of groups that may begin with a version; below 0 if there are too many."""
-    begun = deadline(state.settings, version)
+    begun = deadline_of(state.settings, version)
     places = _places(state, _waiting(state), _taken_steps(state), [begun])
     return min(free for step, free in places if step >= begun)
 
@@ -85,7 +85,7 @@ def _leaves_enough_places(
     left = [lease for lease in _waiting(state) if lease.lease_id not in ours]
     here = {one.lease_id for one in at_hand}
     awaited = [
-        deadline(state.settings, lease.version) for lease in left if lease.lease_id not in here
+        deadline_of(state.settings, lease.version) for lease in left if lease.lease_id not in here
     ]
     first = min(awaited, default=state.settings.steps + 1)
     return all(free >= 0 for at, free in _places(state, left, step) if at >= first)
@@ -104,7 +104,7 @@ def _places(
       more: further steps to yield.
     """
     settings = state.settings
-    due = collections.Counter(deadline(settings, lease.version) for lease in leases)
+    due = collections.Counter(deadline_of(settings, lease.version) for lease in leases)
     groups = 0
     for step in sorted({*due, *more}):
         groups += due[step]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
-from rl_sync.roles.master import deadlines
+from rl_sync.roles.master.deadlines import deadline_of, room_by_deadline, take_batch
 from rl_sync.roles.master.events import (
     EXPLORER_DIED,
     FORMED_ANEW,
@@ -87,7 +87,7 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return _buffer(state, lease_ids)
         case BatchRequested(_, at_hand):
             state, records = _buffer(state, at_hand)
-            state, answer = deadlines.take_batch(state, event)
+            state, answer = take_batch(state, event)
             return state, (*records, *answer)
         case BatchTrained():
             return _train(state, event)
@@ -330,9 +330,9 @@ def _room(
     """
     settings = state.settings
     per_step, times = settings.groups_per_step, settings.times_sampled
-    last_step = deadlines.deadline(settings, version)
+    last_step = deadline_of(settings, version)
     if settings.carries_over:
-        room = deadlines.room(state, version)
+        room = room_by_deadline(state, version)
     else:
         room = (last_step * per_step - placed) // times
         if last_step > state.trained_steps:

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from rl_sync.cluster.master_calls import AskBatch
 from rl_sync.cluster.team import Team
 from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.roles.master.events import GrantBatch
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group
@@ -50,17 +52,18 @@ class Buffer:
         return [Sample(group.to_columns()) for group in taken]
 
 
-def reader(mode, groups, *, needed, generated, keep="first", team=None):
+def reader(mode, groups, *, needed, generated, keep="first", team=None, answer=None, **more):
     def deadline():
         raise TimeoutError("there are no more groups")
 
     session = MemorySession(
-        lambda call: [],
+        answer or (lambda call: []),
         trainer__groups_per_step=needed,
         algorithm__over_sampling=generated / needed,
         algorithm__filter_zero_variance=True,
         algorithm__keep=keep,
         optimizer__updates_per_batch=1,
+        **more,
     )
     assert session.settings.groups_generated == generated
     turns = iter(range(20))
@@ -122,3 +125,39 @@ def test_the_other_processes_hear_that_a_batch_is_whole_and_not_what_is_in_it():
     other._idle = lambda: idle.append(1)
     assert other.next(1) == ([], [], (), {})
     assert len(idle) == 1, "both processes are idle between the same turns"
+
+
+STREAMING = {"sync__mode": "asynchronous", "rollout__streaming": True}
+
+
+def answering(*answers):
+    """Returns a function that answers each request for a batch in turn, and the requests."""
+    asked, left = [], iter(answers)
+
+    def answer(call):
+        assert isinstance(call, AskBatch), "no other call is needed"
+        asked.append((call.step, call.at_hand))
+        return next(left)
+
+    return answer, asked
+
+
+def test_where_groups_have_deadlines_the_master_says_which_are_the_batch():
+    answer, asked = answering(
+        GrantBatch(()), GrantBatch((101, 103)), GrantBatch((104, 100), over=(102,))
+    )
+    many = reader("asynchronous", ARRIVED, needed=2, generated=2, answer=answer, **STREAMING)
+    assert [one.ordinal for one in many.next(1).groups] == [1, 3]
+    assert [one.ordinal for one in many.next(2).groups] == [4, 0]
+    # After the first answer the reader takes whatever is in the buffer: what is due may be last.
+    assert asked == [(1, [103, 100]), (1, [103, 100, 102, 101, 104]), (2, [100, 102, 104])]
+    with pytest.raises(TimeoutError):
+        many.next(3)
+    assert len(asked) == 3, "nothing is asked without groups for a batch"
+
+
+def test_a_reader_asks_again_while_it_waits_for_a_group_whose_lease_may_end():
+    answer, asked = answering(GrantBatch(()), GrantBatch(()), GrantBatch((103, 100)))
+    waiting = reader("asynchronous", ARRIVED[:2], needed=2, generated=2, answer=answer, **STREAMING)
+    assert len(waiting.next(1).groups) == 2
+    assert asked == [(1, [103, 100])] * 3
