@@ -1,5 +1,7 @@
 """Deadlines of groups: room for others beside a long group, and batches that leave it its place."""
 
+import json
+
 import pytest
 
 from rl_sync.roles.master import transition
@@ -16,6 +18,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master.journal import lasting, state_form, state_of
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import (
     SAME,
@@ -189,6 +192,21 @@ def test_the_next_step_takes_no_group_of_a_batch_whose_step_is_not_reported():
     # The trainer was started anew: it asks for the first step again, and has not used its batch.
     state, (answer,) = take(state, BatchRequested(1, tuple(first)))
     assert answer == GrantBatch(batch)
+
+
+def test_a_master_that_is_restarted_knows_the_batches_that_were_taken():
+    state = streaming(2)
+    state, first = begin(state, 9)
+    before = buffered(state, first)
+    request = BatchRequested(1, tuple(first))
+    after, commands = take(before, request)
+    assert lasting(before, after, request, commands) == request
+    assert {one.taken for one in after.live.values()} == {0, 1}
+    again = state_of(json.loads(json.dumps(state_form(after))), after.settings)
+    assert again.live == after.live
+    # A trainer that waits asks again and again: that is not written.
+    waits = BatchRequested(2, tuple(first[:6]))
+    assert lasting(after, take(after, waits)[0], waits, ()) is None
 
 
 def test_groups_at_hand_whose_leases_are_over_are_named_and_not_trained_on():

@@ -147,10 +147,13 @@ def test_where_groups_have_deadlines_the_master_says_which_are_the_batch():
         GrantBatch(()), GrantBatch((101, 103)), GrantBatch((104, 100), over=(102,))
     )
     many = reader("asynchronous", ARRIVED, needed=2, generated=2, answer=answer, **STREAMING)
+    taken = []
+    many._on_taken = lambda step, groups: taken.extend((step, one.ordinal) for one in groups)
     assert [one.ordinal for one in many.next(1).groups] == [1, 3]
     assert [one.ordinal for one in many.next(2).groups] == [4, 0]
     # After the first answer the reader takes whatever is in the buffer: what is due may be last.
     assert asked == [(1, [103, 100]), (1, [103, 100, 102, 101, 104]), (2, [100, 102, 104])]
+    assert taken == [(1, 3), (1, 0), (1, 2), (1, 1), (1, 4)], "all are logged before they are used"
     with pytest.raises(TimeoutError):
         many.next(3)
     assert len(asked) == 3, "nothing is asked without groups for a batch"
