@@ -2,6 +2,7 @@
 
     python benchmarks/streaming.py [--seeds=0,1,2] [--steps=16] [--slots=16]
         [--max_staleness=24]
+    python benchmarks/streaming.py --simulated [--seeds=0,1,2,3,4,5,6,7] [--steps=60] [--slots=16]
 
 One process drives the explorer's own loop, its delivery and the master's `transition`. Stand-ins
 take no time: a trainer that consumes a batch once it is there and publishes at once, and a buffer.
@@ -19,6 +20,9 @@ within a seed.
 - *CPU*: CPU seconds over those of the ideal: the same tokens by an engine whose queue never ends,
   measured just before. They hardly depend on other load, and count no waits.
 - *waited*: the share of the time in which the explorer waited.
+
+With `--simulated` the same completions are simulated, for small bounds on staleness and three rules
+of waiting; see `streaming_simulation`. Each figure is the time of a run over that of full slots.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from streaming_simulation import GROUP_SIZE, LONGEST, length_of, table
 
 from rl_sync.cluster import master_calls, scoring_calls
 from rl_sync.cluster.pending import Await, Pending
@@ -51,6 +56,7 @@ from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.events import (
+    BatchRequested,
     BatchTrained,
     GrantLeases,
     HoldBack,
@@ -74,16 +80,9 @@ from rl_sync.tasks.task import Task
 from rl_sync.types import Lease, Params
 from rl_sync.weights.ends_interface import Puller
 
-GROUP_SIZE, LONGEST, SHORTEST, MEDIAN = 4, 512, 8, 64
 FILLING_STEPS = 4
 REWARDS = (0.0, 1.0, 5.0)  # In mean times of a leased rollout.
 NAMES = ("occupancy", "steps", "CPU", "waited", "groups/s")
-
-
-def length_of(seed: Sequence[int], row: int) -> int:
-    """Returns the length of a completion, in tokens."""
-    drawn = np.random.default_rng([*seed, row]).lognormal(np.log(MEDIAN), 1.0)
-    return int(np.clip(round(drawn), SHORTEST, LONGEST))
 
 
 class TimedAdmission(Admission):
@@ -188,6 +187,11 @@ class Standing:
     def alone(self) -> Iterator[None]:
         yield
 
+    @contextlib.contextmanager
+    def showing(self, figures: Callable[[], Any]) -> Iterator[None]:
+        del figures
+        yield
+
     def check(self) -> None:
         if self._state.stopping is not None:
             raise RunStoppedError("the end")
@@ -247,8 +251,8 @@ class Standing:
         with self._changed:
             self._apply(event)
             self._buffer += event.lease_ids
-            while len(self._buffer) >= size and self._state.stopping is None:
-                batch, self._buffer = tuple(self._buffer[:size]), self._buffer[size:]
+            while self._state.stopping is None and (batch := self._batch(size)):
+                self._buffer = [one for one in self._buffer if one not in batch]
                 step = self._state.trained_steps + 1
                 self._apply(BatchTrained(step, batch))
                 self._apply(VersionPublished(step))
@@ -257,6 +261,13 @@ class Standing:
                 if step == self._steps:
                     self._apply(StopRequested("the end"))
             self._changed.notify_all()
+
+    def _batch(self, size: int) -> tuple[int, ...]:
+        if not self.settings.carries_over:
+            return tuple(self._buffer[:size]) if len(self._buffer) >= size else ()
+        request = BatchRequested(self._state.trained_steps + 1, tuple(self._buffer))
+        (answer,) = self._apply(request)
+        return answer.lease_ids
 
     # The puller.
 
@@ -385,23 +396,33 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=16, help="trainer steps of each run")
+    parser.add_argument("--simulated", action="store_true", help="simulate small bounds")
+    parser.add_argument("--seeds")
+    parser.add_argument("--steps", type=int, help="trainer steps of each run")
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--max_staleness", type=int, default=24)
     arguments = parser.parse_args()
-    bench, slots = Bench(arguments.slots, arguments.max_staleness), arguments.slots
-    groups = arguments.steps * slots // GROUP_SIZE // 2
+    simulated, slots = arguments.simulated, arguments.slots
+    steps = arguments.steps or (60 if simulated else 16)
+    seeds = [
+        *map(int, (arguments.seeds or ("0,1,2,3,4,5,6,7" if simulated else "0,1,2")).split(","))
+    ]
+    if simulated:
+        for line in table(seeds, steps, slots):
+            print(line, flush=True)
+        return
+    bench = Bench(slots, arguments.max_staleness)
+    groups = steps * slots // GROUP_SIZE // 2
     found: dict[tuple[str, float], list[tuple[float, ...]]] = {}
     bench.full(99, groups)
     for streaming in (False, True):
         bench.run(streaming, 0.0, 99, FILLING_STEPS + 4)  # Compiles.
-    for seed in map(int, arguments.seeds.split(",")):
+    for seed in seeds:
         rollout_secs = 0.0
         for reward in REWARDS:
             for name, streaming in (("leases", False), ("streaming", True)):
                 rate = bench.full(seed, groups)
-                one = bench.run(streaming, reward * rollout_secs, seed, arguments.steps)
+                one = bench.run(streaming, reward * rollout_secs, seed, steps)
                 if not streaming and not reward:
                     rollout_secs = one.rollout_secs
                 stats = one.stats

@@ -19,6 +19,7 @@ from rl_sync.roles.master.events import (
     BatchTrained,
     ExplorerDied,
     Finish,
+    GrantBatch,
     GrantEvaluation,
     GroupsBuffered,
     GroupsRefused,
@@ -32,7 +33,8 @@ from rl_sync.types import Lease, Prompt, Seen, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
-    *(Finish, GrantEvaluation, HoldBack, Position, SnapshotSaved, StopRequested, VersionPublished),
+    *(Finish, GrantBatch, GrantEvaluation, HoldBack, Position, SnapshotSaved),
+    *(StopRequested, VersionPublished),
     *(Seen, Use),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
@@ -97,6 +99,20 @@ class Buffered(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class AskBuffered(Call[Buffered]):
     """Asks for the leases whose groups must be in the buffer, or with the trainer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AskBatch(Call[GrantBatch]):
+    """Asks which of the groups that the trainer took from the buffer it trains on in a step.
+
+    For runs whose groups have deadlines; see `rl_sync.roles.master.deadlines`.
+
+    Attributes:
+      step, at_hand: see `BatchRequested`.
+    """
+
+    step: int
+    at_hand: list[int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,15 +184,18 @@ def _who_waits(settings: RunSettings) -> list[str]:
     if settings.rollout.budget_tokens:
         lines.append(
             f"- A rollout ends when {settings.rollout.budget_tokens} tokens were sampled."
-            " Unfinished groups continue in the next rollout, with its weights; explorers wait for"
-            " them before they become too stale."
+            " Unfinished groups continue in the next rollout, with its weights."
         )
     if settings.rollout.streaming:
         lines.append(
             f"- Explorers stream: each keeps its {_count(settings.slots, 'slot')} full, takes"
             " prompts and newer weights between two chunks of tokens, and has each group scored"
-            " when it is complete. While a group is unfinished, it begins only as many others as"
-            " can be trained before that group becomes too stale."
+            " when it is complete."
+        )
+    if settings.carries_over:
+        lines.append(
+            "- Each group has a deadline: the last step that may train on its version. Groups begin"
+            " only if all can meet theirs, and a step waits for groups that are due."
         )
     ahead = schedule.batches_ahead
     lines.append(

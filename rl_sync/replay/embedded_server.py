@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from rl_sync.replay import checkpoint, reverb_server, tables, wire
+from rl_sync.replay import buffer_checkpoint, reverb_server, tables, wire
 from rl_sync.replay import reverb_pb2 as pb
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
 from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored

@@ -405,7 +405,7 @@ def master_settings(settings: RunSettings, pool: PromptPool) -> MasterSettings:
         explorers=settings.explorers,
         groups_per_lease=settings.groups_at_once,
         lease_secs=settings.master.lease_secs,
-        carries_over=settings.rollout.streaming or settings.rollout.budget_tokens > 0,
+        carries_over=settings.carries_over,
         screening=settings.algorithm.screening,
         max_leases=settings.environment.max_leases,
         times_sampled=settings.replay.times_sampled,

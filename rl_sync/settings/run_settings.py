@@ -261,6 +261,11 @@ class RunSettings:
         return self.slots // self._rows_of_a_group + 1
 
     @property
+    def carries_over(self) -> bool:
+        """True if explorers may leave groups unfinished while they begin others."""
+        return self.rollout.streaming or self.rollout.budget_tokens > 0
+
+    @property
     def groups_ahead(self) -> int:
         """The maximum number of groups being generated or in flight, but not yet trained on."""
         return self.schedule.batches_ahead * self.groups_generated

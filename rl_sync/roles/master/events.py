@@ -99,6 +99,7 @@ class LiveLease(NamedTuple):
       version: minimum version of the tokens of its group.
       replacement, failures, choice: see `Assignment`.
       trained: number of steps that have trained on its group; above 0 only if more may follow.
+      taken: step whose batch has its group, where groups have deadlines; 0 for none.
       success: success of its group, once it is scored; see `Use`.
       is_admitted: whether its group was admitted to the buffer, or was waiting for that.
     """
@@ -113,6 +114,7 @@ class LiveLease(NamedTuple):
     replacement: int = 0
     failures: int = 0
     trained: int = 0
+    taken: int = 0
     choice: ChosenPrompt = ChosenPrompt(0)
     success: float | None = None
     is_admitted: bool = False
@@ -249,6 +251,18 @@ class GroupsBuffered(NamedTuple):
     lease_ids: tuple[int, ...]
 
 
+class BatchRequested(NamedTuple):
+    """The trainer asks for the batch of a step, where groups have deadlines.
+
+    Attributes:
+      at_hand: lease ids of the groups that it took from the buffer and did not use, in the order in
+        which it took them.
+    """
+
+    step: int
+    at_hand: tuple[int, ...]
+
+
 class BatchTrained(NamedTuple):
     """The trainer has finished a step.
 
@@ -330,6 +344,7 @@ Event = (
     | GroupsJudged
     | GroupsScored
     | GroupsBuffered
+    | BatchRequested
     | BatchTrained
     | GroupsRefused
     | VersionPublished
@@ -395,6 +410,19 @@ class Admit(NamedTuple):
     lease_ids: tuple[int, ...]
 
 
+class GrantBatch(NamedTuple):
+    """Answers `BatchRequested`: train on these groups.
+
+    Attributes:
+      lease_ids: lease ids of the batch, the oldest versions first; none if the trainer has to wait
+        for further groups.
+      over: lease ids of groups at hand whose leases have ended, or that an earlier step took.
+    """
+
+    lease_ids: tuple[int, ...]
+    over: tuple[int, ...] = ()
+
+
 class Record(NamedTuple):
     """A line of the ledger: an event, and the leases that it affects.
 
@@ -409,4 +437,4 @@ class Record(NamedTuple):
     episode: FailedEpisode | None = None
 
 
-Command = GrantLeases | GrantEvaluation | HoldBack | Finish | Admit | Record
+Command = GrantLeases | GrantEvaluation | HoldBack | Finish | Admit | GrantBatch | Record

@@ -40,10 +40,12 @@ from rl_sync.roles.master import prompt_choice, transition, unsolved
 from rl_sync.roles.master.evaluations import EvaluationResult, Evaluations
 from rl_sync.roles.master.events import (
     LEFT_OUT,
+    BatchRequested,
     Event,
     ExplorerDied,
     ExplorerSeen,
     Finish,
+    GrantBatch,
     GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
@@ -202,6 +204,7 @@ class MasterServer:
             master_calls.AskLease.answered_by(self._lease),
             self._pending.handler(),
             master_calls.Claim.answered_by(self._claim),
+            master_calls.AskBatch.answered_by(self._batch),
             master_calls.AskBuffered.answered_by(self._buffered),
             master_calls.Happened.answered_by(self._happened),
             master_calls.Resumed.answered_by(self._resumed),
@@ -345,7 +348,7 @@ class MasterServer:
             self._keep(commands)
             # Requests and heartbeats make nothing new possible. If they were announced, explorers
             # that wait for leases would keep waking each other up.
-            if not isinstance(event, LeaseRequested | ExplorerSeen) and (
+            if not isinstance(event, LeaseRequested | BatchRequested | ExplorerSeen) and (
                 commands or not isinstance(event, Ticked)
             ):
                 self._changed.notify_all()
@@ -506,6 +509,10 @@ class MasterServer:
             live = self._state.live.values()
             leases = [lease.lease_id for lease in live if lease.buffered]
             return master_calls.Buffered(self._state.trained_steps, leases)
+
+    def _batch(self, call: master_calls.AskBatch) -> GrantBatch:
+        (answer,) = self._apply(BatchRequested(call.step, tuple(call.at_hand)))
+        return answer
 
     def _happened(self, call: master_calls.Happened) -> None:
         if isinstance(call.event, ExplorerDied):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 
+from rl_sync.roles.master.deadlines import deadline_of, room_by_deadline, take_batch
 from rl_sync.roles.master.events import (
     EXPLORER_DIED,
     FORMED_ANEW,
@@ -22,6 +23,7 @@ from rl_sync.roles.master.events import (
     LEFT_OUT,
     RUN_ENDED,
     Assignment,
+    BatchRequested,
     BatchTrained,
     Command,
     DueEvaluation,
@@ -83,6 +85,10 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return _score(state, successes), ()
         case GroupsBuffered(lease_ids):
             return _buffer(state, lease_ids)
+        case BatchRequested(_, at_hand):
+            state, records = _buffer(state, at_hand)
+            state, answer = take_batch(state, event)
+            return state, (*records, *answer)
         case BatchTrained():
             return _train(state, event)
         case GroupsRefused(lease_ids, reason):
@@ -281,7 +287,8 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
 
     The n-th group among all trained and live ones will be trained by step n // B + 1, if no group
     that is leased later overtakes it. A group that several steps may train on takes one place for
-    each of them; but a batch has B different groups.
+    each of them; but a batch has B different groups. Where explorers finish groups in any order,
+    each group has a deadline instead; see `rl_sync.roles.master.deadlines`.
 
     An explorer with unfinished groups is never held back, since other explorers may be held back
     until these groups are finished.
@@ -323,28 +330,15 @@ def _room(
     """
     settings = state.settings
     per_step, times = settings.groups_per_step, settings.times_sampled
-    last_step = min(
-        settings.steps, _oldest_under_way(state, version) + settings.schedule.max_staleness + 1
-    )
-    room = (last_step * per_step - placed) // times
-    if last_step > state.trained_steps:
-        room = max(room, per_step - len(state.live))
+    last_step = deadline_of(settings, version)
+    if settings.carries_over:
+        room = room_by_deadline(state, version)
+    else:
+        room = (last_step * per_step - placed) // times
+        if last_step > state.trained_steps:
+            room = max(room, per_step - len(state.live))
     left = settings.groups_per_lease - request.unfinished
     return last_step, min(left if request.room is None else request.room, room)
-
-
-def _oldest_under_way(state: MasterState, newest: int) -> int:
-    """Returns the version that limits how far ahead of the trainer groups may begin.
-
-    Other groups overtake a group that is carried over. So only as many other groups begin as can be
-    trained before the carried-over group becomes too stale. The trainer then waits for this group,
-    until its lease expires, instead of refusing it. So long completions are trained on like short
-    ones.
-    """
-    if not state.settings.carries_over:
-        return newest
-    under_way = (lease.version for lease in state.live.values() if not lease.buffered)
-    return min([newest, *under_way])
 
 
 def _grant(

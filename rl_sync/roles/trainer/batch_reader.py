@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from rl_sync.algorithms.screening import choose
-from rl_sync.cluster.master_calls import AskBuffered, Claim, Happened
+from rl_sync.cluster.master_calls import AskBatch, AskBuffered, Claim, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
@@ -56,6 +56,9 @@ class BatchReader:
     arrive. Under latest pulls it is the first groups that are fresh enough; others are refused. If
     more groups are generated than a step trains on, it selects some once all are there.
 
+    Where explorers finish groups in any order, the master says which of the groups at hand are the
+    batch, or that groups that are due have to be waited for.
+
     The buffer may return a group several times. A batch contains it once; further draws of it wait
     for a later step, and are ignored once the group is over: trained on as often as allowed, left
     out, or too stale for the next step.
@@ -89,6 +92,7 @@ class BatchReader:
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
         self._times = session.settings.replay.times_sampled
+        self._by_deadline = session.settings.carries_over
         self._aside: list[Group] = []
         self._trained = collections.Counter[int]()  # Number of uses of kept leases.
         # Leases of the last batch that have ended; the master learns it once the step is computed.
@@ -107,8 +111,10 @@ class BatchReader:
 
             batch: list[Group] = []  # Filled in the process that reads.
 
+            take = self._turn_by_deadline if self._by_deadline else self._turn
+
             def turn() -> tuple[bool, list[int]]:
-                taken, refused = self._turn(step, deadline)
+                taken, refused = take(step, deadline)
                 batch.extend(taken or [])
                 return taken is not None, refused
 
@@ -172,16 +178,38 @@ class BatchReader:
         refused: list[int] = []
         if missing := self._groups_needed - len(self._fitting(step)):
             deadline()
-            if self._take(step, missing):
-                self._next_audit_secs = time.monotonic() + self._audit_secs
-            refused = self._refuse_unfit(step)
-            if time.monotonic() >= self._next_audit_secs:
-                refused += self._audit()
-                self._next_audit_secs = time.monotonic() + self._audit_secs
+            came = self._take(step, missing)
+            refused = self._refuse_unfit(step) + self._audit_if_due(came)
         batch = self._fitting(step)
         if len(batch) < self._groups_needed:
             return None, refused
         return batch, refused
+
+    def _turn_by_deadline(
+        self, step: int, deadline: Callable[[], None]
+    ) -> tuple[list[Group] | None, list[int]]:
+        """Takes groups that have arrived, and asks the master which of them are the batch.
+
+        While groups that are due are waited for, it takes all that arrive: the buffer may be full
+        of others.
+
+        Returns:
+          See `_turn`.
+        """
+        deadline()
+        drawn = self._draw(step, self._groups_needed - len(self._aside))
+        self._aside += drawn
+        refused = self._refuse_unfit(step) + self._audit_if_due(bool(drawn))
+        if len(self._aside) < self._groups_needed and not drawn:
+            return None, refused
+        at_hand = {group.lease_id: group for group in self._aside}
+        answer = self._session.call(AskBatch(step, [*at_hand]))
+        self._forget(answer.over)
+        if answer.lease_ids:
+            return [at_hand[lease_id] for lease_id in answer.lease_ids], refused
+        if len(self._aside) >= self._groups_needed and (due := self._draw(step, 1)):
+            self._aside += due + self._draw(step, self._groups_needed, timeout_secs=0.0)
+        return None, refused
 
     def _consume(self, step: int, batch: list[Group]) -> Consumed:
         """Selects from a whole batch, and removes it from the groups at hand."""
@@ -241,6 +269,16 @@ class BatchReader:
         self._forget(lease_ids)
         return lease_ids
 
+    def _audit_if_due(self, came: bool) -> list[int]:
+        """Audits the buffer if no group has come for a while; returns the lost groups' leases."""
+        lost: list[int] = []
+        if not came and time.monotonic() < self._next_audit_secs:
+            return lost
+        if not came:
+            lost = self._audit()
+        self._next_audit_secs = time.monotonic() + self._audit_secs
+        return lost
+
     def _audit(self) -> list[int]:
         """Gives up groups that the replay server has lost, so that they are generated again.
 
@@ -271,22 +309,32 @@ class BatchReader:
 
     def _take(self, step: int, count: int) -> bool:
         """Takes groups that arrived, for the batch of a step; returns whether there were any."""
+        groups = self._draw(step, count)
+        self._keep(groups)
+        return bool(groups)
+
+    def _keep(self, groups: Sequence[Group]) -> None:
+        """Keeps groups whose leases have not ended."""
+        if not groups:
+            return
+        claimed = self._session.call(Claim([group.lease_id for group in groups]))
+        over = self._over.union(claimed)
+        self._aside += [group for group in groups if group.lease_id not in over]
+
+    def _draw(self, step: int, count: int, timeout_secs: float | None = None) -> list[Group]:
+        """Takes up to so many groups from the buffer; none if none arrives in time."""
+        if count <= 0:
+            return []
+        wait = _POLL_SECS if timeout_secs is None else timeout_secs
         try:
-            samples = self._replay.sample(self._table, count, timeout_secs=_POLL_SECS)
+            samples = self._replay.sample(self._table, count, timeout_secs=wait)
         except ReplayTimeoutError:
-            return False
+            return []
         except ReplayUnavailableError:
             if not self._replay.may_restart:
                 raise
             time.sleep(_PAUSE_SECS)
-            return False
+            return []
         groups = [Group.from_columns(sample.columns) for sample in samples]
         self._on_taken(step, groups)
-        self._keep(groups)
-        return True
-
-    def _keep(self, groups: Sequence[Group]) -> None:
-        """Keeps groups whose leases have not ended."""
-        claimed = self._session.call(Claim([group.lease_id for group in groups]))
-        over = self._over.union(claimed)
-        self._aside += [group for group in groups if group.lease_id not in over]
+        return groups

@@ -3,6 +3,7 @@
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.events import (
+    BatchRequested,
     FailedEpisode,
     GroupsJudged,
     LeaseRequested,
@@ -72,6 +73,13 @@ def lease(state, explorer=1, now=0.0, unfinished=0, room=None, version=None):
     request = LeaseRequested(explorer, now, unfinished, room, version)
     state, (answer, *_) = transition.transition(state, request)
     return state, answer
+
+
+def batch_of(state, at_hand):
+    """Asks for the next step's batch; returns the state, and the batch's lease ids."""
+    request = BatchRequested(state.trained_steps + 1, tuple(at_hand))
+    state, (*_, answer) = transition.transition(state, request)
+    return state, answer.lease_ids
 
 
 def ids(grant):

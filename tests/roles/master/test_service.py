@@ -11,6 +11,7 @@ import pytest
 from rl_sync.checkpoints.ledger import read_ledger
 from rl_sync.cluster import master_calls, pending, scoring_calls, weight_calls
 from rl_sync.cluster.master_calls import (
+    AskBatch,
     AskKeptSnapshots,
     AskLease,
     AskStatus,
@@ -45,6 +46,7 @@ from rl_sync.roles.master.evaluations import EvaluationResult
 from rl_sync.roles.master.events import (
     BatchTrained,
     Finish,
+    GrantBatch,
     GroupsBuffered,
     GroupsRefused,
     HoldBack,
@@ -155,6 +157,14 @@ def test_groups_whose_lease_is_over_are_named_when_the_trainer_takes_them(master
     assert master(Claim([0, 1, 100_000])) == [100_000]
     master(Happened(GroupsRefused((1,), "too stale")))
     assert master(Claim([0, 1])) == [1]
+
+
+def test_the_trainer_is_told_which_groups_at_hand_are_its_batch(program, master):
+    fill(master)
+    size = program._settings.groups_generated
+    assert master(AskBatch(1, [*range(size - 1), 100_000])) == GrantBatch((), over=(100_000,))
+    answer = decode(encode(master(AskBatch(1, [*range(size)]))))
+    assert answer == GrantBatch(tuple(range(size)))
 
 
 def test_a_stop_reaches_every_role_with_its_next_sign_of_life(master, tmp_path):

@@ -135,26 +135,6 @@ def test_an_explorer_that_has_something_unfinished_is_never_held_back(trained):
     assert lease(state, unfinished=1)[1] == GrantLeases(1, 0, False, ())
 
 
-def test_a_group_that_is_carried_over_is_waited_for_before_it_gets_too_stale():
-    """With bound 1 a group of version 0 is usable until step 2, so two batches come before it."""
-    state = started(settings_of(resolve("asynchronous", max_staleness=1), carries_over=True))
-    state, first = lease(state)
-    long = first.leases[0]
-    state, _ = take(state, GroupsBuffered(ids(first)[1:]))
-    state, second = lease(state, unfinished=1)
-    state, _ = take(state, GroupsBuffered(ids(second)))
-    state, third = lease(state, unfinished=1)
-    assert [len(grant.leases) for grant in (first, second, third)] == [4, 3, 1]
-    state, _ = take(state, GroupsBuffered(ids(third)))
-    batch = (*ids(first)[1:], *ids(second)[:1])
-    state, _ = take(state, BatchTrained(1, batch), VersionPublished(1))
-    assert lease(state, unfinished=1)[1] == GrantLeases(2, 1, False, ())
-    assert isinstance(lease(state, explorer=2)[1], HoldBack)
-    state, _ = take(state, GroupsBuffered((long.lease_id,)))
-    state, fourth = lease(state)
-    assert len(fourth.leases) == 4
-
-
 def test_what_is_unfinished_when_the_run_ends_is_dropped():
     state = started(settings_of(resolve("asynchronous"), carries_over=True))
     state, grant = lease(state)

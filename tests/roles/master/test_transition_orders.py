@@ -25,6 +25,7 @@ from tests.roles.master.mastering import (
     SAME,
     SPREAD,
     accounted,
+    batch_of,
     failed,
     ids,
     judged,
@@ -141,8 +142,7 @@ def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
 
     Half of the groups teach nothing and are replaced.
 
-    The trainer takes groups first in, first out. Each of them is fresh enough, unless its lease is
-    over.
+    Each group that the trainer takes is fresh enough.
     """
     draw = random.Random(seed)
     schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")
@@ -185,8 +185,9 @@ def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
                     held[explorer] = mine = {i: left for i, left in mine.items() if left}
                 carried += len(mine)
         buffer = [lease_id for lease_id in buffer if lease_id in state.live]
-        if len(buffer) >= 4 and draw.random() < 0.7:
-            step, batch = state.trained_steps + 1, tuple(buffer[:4])
+        state, batch = batch_of(state, buffer) if draw.random() < 0.7 else (state, ())
+        if batch:
+            step = state.trained_steps + 1
             assert all(schedule.accepts(step, oldest[lease_id]) for lease_id in batch)
             state, _ = take(state, BatchTrained(step, batch))
             if schedule.publishes_after(step):
@@ -215,8 +216,7 @@ def test_streamed_groups_come_in_time_and_nobody_waits_for_ever(
 ):
     """Explorers take a group for each free slot; judgements come in any order, some of them late.
 
-    The trainer takes groups first in, first out. Each of them is fresh enough, unless its lease is
-    over.
+    Each group that the trainer takes is fresh enough.
     """
     draw = random.Random(seed)
     schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")
@@ -254,8 +254,9 @@ def test_streamed_groups_come_in_time_and_nobody_waits_for_ever(
                 buffer.append(lease_id)
                 state, _ = take(state, GroupsBuffered((lease_id,)))
         buffer = [lease_id for lease_id in buffer if lease_id in state.live]
-        if len(buffer) >= 4 and draw.random() < 0.7:
-            step, batch, buffer = state.trained_steps + 1, tuple(buffer[:4]), buffer[4:]
+        state, batch = batch_of(state, buffer) if draw.random() < 0.7 else (state, ())
+        if batch:
+            step = state.trained_steps + 1
             assert all(schedule.accepts(step, oldest[lease_id]) for lease_id in batch)
             state, _ = take(state, BatchTrained(step, batch))
             if schedule.publishes_after(step):

@@ -18,7 +18,7 @@ from rl_sync.roles.master.events import (
     VersionPublished,
 )
 from rl_sync.schedule import resolve
-from tests.roles.master.mastering import accounted, ids, lease, settings_of, started, take
+from tests.roles.master.mastering import accounted, batch_of, ids, lease, settings_of, started, take
 
 
 def after_steps(state, steps):
@@ -75,8 +75,10 @@ def test_an_explorer_with_unfinished_groups_goes_on_with_what_it_has_if_nothing_
     assert (len(first.leases), len(second.leases)) == (4, 4)
     state, _ = take(state, GroupsBuffered(ids(first)), BatchTrained(1, ids(first)))
     state, _ = take(state, VersionPublished(1))
+    state, third = lease(state, explorer=3)
+    assert (third.version, len(third.leases)) == (1, 4)
     state, _ = take(state, GroupsBuffered(ids(second)[:2]))
-    # Groups of version 0 are under way: neither version leaves room for more than step 2 needs.
+    # Step 2 needs the groups of version 0, and step 3 those of version 1.
     answer = lease(state, unfinished=2, version=0)[1]
     assert (answer.version, answer.leases) == (0, ())
 
@@ -133,10 +135,7 @@ class Explorer:
 def test_groups_of_explorers_with_older_weights_come_in_time(
     explorers, interval, slack, slots, delay, seed
 ):
-    """No lease can become too stale, however long weights travel, and nobody waits for ever.
-
-    The trainer takes groups first in, first out.
-    """
+    """No lease can become too stale, however long weights travel, and nobody waits for ever."""
     draw = random.Random(seed)
     schedule = resolve("custom", interval, 0, interval - 1 + slack, "latest")
     state = started(settings_of(schedule, 8, 4, explorers, slots, carries_over=True))
@@ -174,8 +173,10 @@ def test_groups_of_explorers_with_older_weights_come_in_time(
                 del explorer.groups[lease_id]
             buffer += whole
             state, _ = take(state, GroupsBuffered(tuple(whole)))
-        if len(buffer) >= 4 and draw.random() < 0.7:
-            step, batch, buffer = state.trained_steps + 1, tuple(buffer[:4]), buffer[4:]
+        state, batch = batch_of(state, buffer) if draw.random() < 0.7 else (state, ())
+        if batch:
+            step = state.trained_steps + 1
+            buffer = [lease_id for lease_id in buffer if lease_id not in batch]
             assert all(schedule.accepts(step, begun_with[lease_id]) for lease_id in batch)
             state, _ = take(state, BatchTrained(step, batch))
             if schedule.publishes_after(step):

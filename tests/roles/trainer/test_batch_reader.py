@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rl_sync.cluster.master_calls import AskBuffered, Buffered, Happened
+from rl_sync.cluster.master_calls import AskBatch, AskBuffered, Buffered, Happened
 from rl_sync.cluster.team import Team
 from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
-from rl_sync.roles.master.events import LOST_IN_BUFFER, GroupsRefused
+from rl_sync.roles.master.events import LOST_IN_BUFFER, GrantBatch, GroupsRefused
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group
@@ -61,17 +61,18 @@ class Buffer:
         return {"groups": types.SimpleNamespace(current_size=len(self.groups))}
 
 
-def reader(mode, groups, *, needed, generated, keep="first", team=None):
+def reader(mode, groups, *, needed, generated, keep="first", team=None, answer=None, **more):
     def deadline():
         raise TimeoutError("there are no more groups")
 
     session = MemorySession(
-        lambda call: [],
+        answer or (lambda call: []),
         trainer__groups_per_step=needed,
         algorithm__over_sampling=generated / needed,
         algorithm__filter_zero_variance=True,
         algorithm__keep=keep,
         optimizer__updates_per_batch=1,
+        **more,
     )
     assert session.settings.groups_generated == generated
     turns = iter(range(20))
@@ -185,3 +186,42 @@ def test_groups_of_a_step_that_is_not_reported_yet_are_not_lost():
     assert one._audit() == []
     counted[0] = 1
     assert one._audit() == leases
+
+
+STREAMING = {"sync__mode": "asynchronous", "rollout__streaming": True}
+
+
+def answering(*answers):
+    """Returns a function that answers each request for a batch in turn, and the requests."""
+    asked, left = [], iter(answers)
+
+    def answer(call):
+        assert isinstance(call, AskBatch), "no other call is needed"
+        asked.append((call.step, call.at_hand))
+        return next(left)
+
+    return answer, asked
+
+
+def test_where_groups_have_deadlines_the_master_says_which_are_the_batch():
+    answer, asked = answering(
+        GrantBatch(()), GrantBatch((101, 103)), GrantBatch((104, 100), over=(102,))
+    )
+    many = reader("asynchronous", ARRIVED, needed=2, generated=2, answer=answer, **STREAMING)
+    taken = []
+    many._on_taken = lambda step, groups: taken.extend((step, one.ordinal) for one in groups)
+    assert [one.ordinal for one in many.next(1).groups] == [1, 3]
+    assert [one.ordinal for one in many.next(2).groups] == [4, 0]
+    # After the first answer the reader takes whatever is in the buffer: what is due may be last.
+    assert asked == [(1, [103, 100]), (1, [103, 100, 102, 101, 104]), (2, [100, 102, 104])]
+    assert taken == [(1, 3), (1, 0), (1, 2), (1, 1), (1, 4)], "all are logged before they are used"
+    with pytest.raises(TimeoutError):
+        many.next(3)
+    assert len(asked) == 3, "nothing is asked without groups for a batch"
+
+
+def test_a_reader_asks_again_while_it_waits_for_a_group_whose_lease_may_end():
+    answer, asked = answering(GrantBatch(()), GrantBatch(()), GrantBatch((103, 100)))
+    waiting = reader("asynchronous", ARRIVED[:2], needed=2, generated=2, answer=answer, **STREAMING)
+    assert len(waiting.next(1).groups) == 2
+    assert asked == [(1, [103, 100])] * 3

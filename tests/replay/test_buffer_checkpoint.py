@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_sync.cluster.ports import free_ports
-from rl_sync.replay import checkpoint
+from rl_sync.replay import buffer_checkpoint
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
 from rl_sync.replay.server_process import ReplayServerError, start_server
