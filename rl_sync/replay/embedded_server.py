@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from rl_sync.replay import checkpoint, reverb_server, tables, wire
+from rl_sync.replay import reverb_server, stored_items, tables, wire
 from rl_sync.replay import reverb_pb2 as pb
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
 from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored
@@ -47,10 +47,10 @@ class ReplayService:
     def __init__(self, specs: Sequence[TableSpec], checkpoints: Path | None = None) -> None:
         tables.check_names(specs)
         self._tables = {spec.name: EmbeddedTable(spec) for spec in specs}
-        self._checkpoint = None if checkpoints is None else checkpoints / checkpoint.NAME
+        self._checkpoint = None if checkpoints is None else checkpoints / stored_items.NAME
         self._checkpointing = threading.Lock()
         if self._checkpoint is not None and self._checkpoint.exists():
-            checkpoint.load(self._checkpoint, self._tables)
+            stored_items.load(self._checkpoint, self._tables)
 
     def insert_stream(
         self, requests: Iterable[pb.InsertStreamRequest], context: grpc.ServicerContext
@@ -109,7 +109,7 @@ class ReplayService:
             _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "No directory of checkpoints")
         try:
             with self._checkpointing:
-                checkpoint.save(path, self._tables)
+                stored_items.save(path, self._tables)
         except OSError as error:
             _abort(context, grpc.StatusCode.INTERNAL, f"{path} cannot be written: {error}")
         return pb.CheckpointResponse(checkpoint_path=str(path))

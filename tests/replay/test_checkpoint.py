@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_sync.cluster.ports import free_ports
-from rl_sync.replay import checkpoint
+from rl_sync.replay import stored_items
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
 from rl_sync.replay.server_process import ReplayServerError, start_server
@@ -124,7 +124,7 @@ def embedded(tmp_path):
 def test_a_damaged_checkpoint_is_named(embedded, tmp_path):
     with embedded() as server, ReplayClient(server.address) as client:
         fill(client, "queue", 1)
-        path = tmp_path / checkpoint.NAME
+        path = tmp_path / stored_items.NAME
         assert client.checkpoint() == str(path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ReplayServerError, match=f"{path} is not whole"):
