@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from rl_sync.replay import reverb_server, stored_items, tables, wire
 from rl_sync.replay import reverb_pb2 as pb
+from rl_sync.replay import reverb_server, stored_items, tables, wire
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
 from rl_sync.replay.store import DrawnItem, EmbeddedTable, Stored
 from rl_sync.replay.tables import TableSpec
