@@ -23,6 +23,7 @@ def test_files_have_the_names_that_users_and_earlier_runs_know():
         "batches": workdir.batches,
         "published.jsonl": workdir.published,
         "consumed.jsonl": workdir.consumed,
+        "replay/checkpoints": workdir.replay_checkpoints,
         "rollouts": workdir.rollouts,
         "restarts.jsonl": workdir.restarts,
         "timeline.png": workdir.timeline[0],
