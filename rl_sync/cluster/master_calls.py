@@ -6,7 +6,7 @@ Calls about scores are in `scoring_calls`, calls about weights in `weight_calls`
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from rl_sync.cluster.heartbeats import Silence
 from rl_sync.cluster.rpc import Call
@@ -23,6 +23,7 @@ from rl_sync.roles.master.events import (
     GroupsBuffered,
     GroupsRefused,
     HoldBack,
+    LeaseGrant,
     Position,
     SnapshotSaved,
     StopRequested,
@@ -32,7 +33,8 @@ from rl_sync.types import Lease, Prompt, Seen, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
-    *(Finish, GrantEvaluation, HoldBack, Position, SnapshotSaved, StopRequested, VersionPublished),
+    *(Finish, GrantEvaluation, HoldBack, LeaseGrant, Position, SnapshotSaved),
+    *(StopRequested, VersionPublished),
     *(Seen, Use),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
@@ -41,16 +43,6 @@ for _class in (
 
 
 # Calls about groups.
-
-
-@record
-class LeaseGrant(NamedTuple):
-    """The work of an explorer's next rollout; see `rl_sync.roles.master.events.GrantLeases`."""
-
-    step: int
-    version: int
-    exactly: bool
-    leases: list[Lease]
 
 
 @dataclasses.dataclass(frozen=True)

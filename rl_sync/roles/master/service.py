@@ -50,6 +50,7 @@ from rl_sync.roles.master.events import (
     GroupsJudged,
     GroupsScored,
     HoldBack,
+    LeaseGrant,
     LeaseRequested,
     LiveLease,
     Position,
@@ -427,7 +428,7 @@ class MasterServer:
 
     def _lease(
         self, call: master_calls.AskLease
-    ) -> master_calls.LeaseGrant | GrantEvaluation | HoldBack | Finish:
+    ) -> LeaseGrant | GrantEvaluation | HoldBack | Finish:
         deadline = time.monotonic() + call.poll_secs
         with self._changed:
             while True:
@@ -450,7 +451,7 @@ class MasterServer:
                     return answer._replace(trainer_step=trainer.step if trainer else None)
                 self._changed.wait(left)
 
-    def _granted(self, grant: GrantLeases) -> master_calls.LeaseGrant:
+    def _granted(self, grant: GrantLeases) -> LeaseGrant:
         """Returns a grant with the prompts of its leases."""
         leases = Records[Lease]()
         for lease in grant.leases:
@@ -460,7 +461,7 @@ class MasterServer:
             # The rest of a row, which may be large, is in the explorer's own task.
             asked = prompt._replace(row=None)
             leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
-        return master_calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
+        return LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
     def _judge(self, call: scoring_calls.RequestScores) -> scoring_calls.Scores:
         """Scores completions, and decides which groups to insert."""
