@@ -31,6 +31,7 @@ ACTORS = {
     "roles/master/state.py",
     "roles/master/transition.py",
     "roles/trainer/actor.py",
+    "roles/trainer/control.py",
     "roles/trainer/reward_trainer.py",
 }
 """The pure halves of the roles, which know nothing of the drivers beside them."""
