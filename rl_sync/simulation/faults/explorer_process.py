@@ -6,6 +6,7 @@ import functools
 import random
 from typing import NamedTuple
 
+from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.explorer import control
 from rl_sync.roles.explorer.control import ExplorerControl, transition
 from rl_sync.roles.master.events import ExplorerSeen, GroupsBuffered, LeaseGrant
@@ -60,6 +61,8 @@ class SimulatedExplorer(SimulatedProcess):
         self._is_delivering = False
         self._deadline: float | None = None
         self._swaps_left = 0
+        self._since = self._now
+        self._sync_kind = sync_kind(run.transfer)
         self._beat()
         self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(control.Ready()))
 
@@ -109,7 +112,24 @@ class SimulatedExplorer(SimulatedProcess):
             case control.AwaitVersion(version, poll_secs):
                 self.world.invariants.waits(self.name, f"version {version}", poll_secs)
                 self._await(version, self._now + poll_secs, poll_secs)
+            case control.BeginWait(reason):
+                self._since, self._reason = self._now, reason
+            case control.EndWait():
+                wait = {"reason": self._reason, "for_whom": control.TRAINER}
+                self.world.span(self.name, SpanKind.WAIT, self._since, **wait)
+            case control.BeginRollout(step):
+                self._since, self._step, self._leases = self._now, step, list[int]()
+            case control.EndRollout():
+                self.world.span(
+                    self.name,
+                    SpanKind.ROLLOUT,
+                    self._since,
+                    step=self._step,
+                    version=self._control.version,
+                    leases=self._leases,
+                )
             case control.Pull():
+                self._since = self._now
                 self._pull(command)
             case control.RollOut():
                 self._roll_out(command)
@@ -186,7 +206,9 @@ class SimulatedExplorer(SimulatedProcess):
             self._late(command)
             return
         self._weights, self._held = weights, offer.target
-        self._report(control.Pulled(offer.target.version))
+        version = offer.target.version
+        self.world.span(self.name, self._sync_kind, self._since, version=version, step=command.step)
+        self._report(control.Pulled(version))
 
     def _late(self, command: control.Pull) -> None:
         since = self._now if command.since_secs is None else command.since_secs
@@ -214,6 +236,7 @@ class SimulatedExplorer(SimulatedProcess):
             for lease in command.leases
         ]
         self.world.invariants.generates(self.name, len(self._in_flight))
+        self._leases += [lease.lease_id for lease in command.leases]
         self._swaps_left = 2 if command.may_swap else 0
         self._roll_on()
 
@@ -252,11 +275,12 @@ class SimulatedExplorer(SimulatedProcess):
         """Inserts one group after the other, and reports each, beside the generation."""
         if self._is_delivering or not self._deliveries:
             return
-        self._is_delivering = True
+        self._is_delivering, began = True, self._now
         group = self._deliveries.pop(0)
 
         def inserted(_: object) -> None:
             self.command("report the group")
+            self.world.span(self.name, SpanKind.INSERT, began, leases=[group.lease_id])
             event = GroupsBuffered((group.lease_id,))
             self.call(MASTER, event, reported, "delivery")
 

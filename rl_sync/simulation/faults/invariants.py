@@ -238,4 +238,4 @@ class Invariants:
 def described(event: Any) -> str:
     """Returns a short text about a command or an event."""
     text = str(event)
-    return text if len(text) <= 160 else text[:157] + "..."
+    return text if len(text) <= 400 else text[:157] + "..."

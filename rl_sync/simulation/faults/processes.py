@@ -143,9 +143,9 @@ class SimulatedProcess:
         self._pending[channel] = _Pending(request, target, then, until)
         self._send(self._pending[channel])
 
-    def receive(self, request: Request) -> None:
-        """Takes a call that has arrived."""
-        if self.is_alive:
+    def receive(self, request: Request, life: int) -> None:
+        """Takes a call that has arrived, if it was sent to this life of the process."""
+        if self.is_alive and self.life == life:
             self.after(0.0, functools.partial(self.handle, request, self._answerer(request)))
 
     def _answerer(self, request: Request) -> Answerer:
@@ -161,7 +161,7 @@ class SimulatedProcess:
     def take_answer(self, request: Request, result: Any) -> None:
         """Takes an answer, unless it was taken before or nobody waits for it."""
         pending = self._pending.get(request.channel)
-        if not self.is_alive or pending is None or pending.request != request:
+        if not self.is_alive or pending is None or pending.request is not request:
             return
         del self._pending[request.channel]
         self.after(0.0, functools.partial(pending.then, result))
@@ -172,7 +172,9 @@ class SimulatedProcess:
             return
         if self.world.queue.now_secs > pending.until_secs:
             self.give_up(f"has waited too long for {pending.target}")
-        self.world.network.send(self.name, target.name, functools.partial(target.receive, request))
+        # A connection does not outlive the process at its other end.
+        arrive = functools.partial(target.receive, request, target.life)
+        self.world.network.send(self.name, target.name, arrive)
         self.after(RETRY_SECS + request.poll_secs, functools.partial(self._send, pending))
 
     def _guarded(self, action: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import functools
 import random
 from typing import Any, NamedTuple
 
+from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.master.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
 from rl_sync.roles.trainer import control
 from rl_sync.roles.trainer.control import TrainerControl, TrainerPlan, transition
@@ -124,9 +125,10 @@ class SimulatedTrainer(SimulatedProcess):
                 self._batch = self.world.disk.read(_log_name(step))[0]
                 self._train(step, is_again=True)
             case control.TakeBatch(step):
-                until = self.world.queue.now_secs + WAIT_SECS
+                self._since = self.world.queue.now_secs
+                until = self._since + WAIT_SECS
                 self.world.invariants.waits(self.name, f"batch {step}", WAIT_SECS)
-                self._compared_secs = self.world.queue.now_secs
+                self._compared_secs = self._since
                 self._turn(step, until)
             case control.LogBatch(step):
                 self.world.disk.write(self.name, _log_name(step), [self._batch])
@@ -226,6 +228,7 @@ class SimulatedTrainer(SimulatedProcess):
 
     def _consume(self, step: int, groups: list[SimulatedGroup]) -> None:
         run = self.world.run
+        self.world.span(self.name, SpanKind.WAIT, self._since, reason="experiences", step=step)
         self._uses.update(group.lease_id for group in groups)
         kept = tuple(
             group.lease_id
@@ -249,11 +252,21 @@ class SimulatedTrainer(SimulatedProcess):
     # Steps.
 
     def _train(self, step: int, is_again: bool) -> None:
-        batch = self._batch
+        batch, began = self._batch, self.world.queue.now_secs
         assert batch is not None
 
         def end() -> None:
             self.world.invariants.stepped(step, batch, is_again)
+            self.world.span(
+                self.name,
+                SpanKind.TRAIN,
+                began,
+                step=step,
+                leases=[group.lease_id for group in batch.groups],
+                versions=sorted({group.oldest_version for group in batch.groups}),
+                tokens=sum(group.tokens for group in batch.groups),
+                dropped=[],
+            )
             self._weights = trained(self._weights, batch.groups)
             self._versions[step] = self._weights
             self._report(control.StepTrained())
@@ -279,11 +292,13 @@ class SimulatedTrainer(SimulatedProcess):
             self.world.disk.rename(f"partial-{name}", name)
             for old in self.world.disk.names("weights-")[: -self.world.run.schedule.versions_kept]:
                 self.world.disk.delete(old)
-        self.call(
-            MASTER,
-            VersionPublished(version),
-            lambda _: self._report(control.VersionAnnounced()),
-        )
+        began, kind = self.world.queue.now_secs, sync_kind(self.world.run.transfer)
+
+        def announced(_: object) -> None:
+            self.world.span(self.name, kind, began, version=version, step=version)
+            self._report(control.VersionAnnounced())
+
+        self.call(MASTER, VersionPublished(version), announced)
 
     # Snapshots.
 
@@ -296,7 +311,10 @@ class SimulatedTrainer(SimulatedProcess):
         snapshot = Snapshot(self._weights, {one: self._versions[one] for one in versions})
         disk.write(self.name, f"partial-{name}", [snapshot])
 
+        began = self.world.queue.now_secs
+
         def finish() -> None:
+            self.world.span(self.name, SpanKind.SNAPSHOT, began, step=step)
             self.flush(f"partial-{name}")
             self.command("rename the snapshot")
             disk.rename(f"partial-{name}", name)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.disk import SimulatedDisk
 from rl_sync.simulation.faults.drawn_run import FAULTY_SECS, MASTER, REPLAY, TRAINER, DrawnRun
@@ -59,7 +60,7 @@ class SimulatedOutcome(NamedTuple):
       handled: number of events.
       secs: virtual time.
       crashes: number of processes that died.
-      noted: list of events, if it was asked for.
+      noted, spans: lists of events and of activities, if they were asked for.
       weights: last weights of the trainer.
     """
 
@@ -68,6 +69,7 @@ class SimulatedOutcome(NamedTuple):
     secs: float
     crashes: int
     noted: list[Noted]
+    spans: list[Span]
     weights: int
 
 
@@ -108,6 +110,7 @@ class World:
         self.disk = SimulatedDisk()
         self.invariants = Invariants(run)
         self.noted: list[Noted] = []
+        self.spans: list[Span] = []
         self.master = parts.master(self, MASTER)
         self.replay = parts.replay(self, REPLAY)
         self.trainer = parts.trainer(self, TRAINER)
@@ -179,6 +182,11 @@ class World:
         if self._notes:
             self.noted.append(Noted(self.queue.now_secs, process, described(what)))
 
+    def span(self, process: str, kind: SpanKind, start_secs: float, **attributes: Any) -> None:
+        """Adds an activity that ends now to the timeline."""
+        if self._notes:
+            self.spans.append(Span(process, kind, start_secs, self.queue.now_secs, attributes))
+
     def buffered(self) -> frozenset[int]:
         """Returns the lease ids of the groups in the buffer."""
         return self.replay.buffered if self.replay.is_alive else frozenset()
@@ -234,5 +242,5 @@ def simulate(run: DrawnRun, parts: Parts = CORRECT, notes: bool = False) -> Simu
     queue = world.queue
     weights = world.weights if world.trainer.life else 0
     return SimulatedOutcome(
-        failed, queue.handled, queue.now_secs, world.deaths, world.noted, weights
+        failed, queue.handled, queue.now_secs, world.deaths, world.noted, world.spans, weights
     )
