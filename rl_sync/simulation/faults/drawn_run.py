@@ -18,8 +18,13 @@ KINDS = (
     "delay",
     "duplicate",
     "loss",
+    "damage",
 )
-"""Kinds of faults. With `power`, a crash also costs writes that were not flushed."""
+"""Kinds of faults.
+
+With `power`, a crash also costs writes that were not flushed. With `damage`, weights arrive with
+wrong bytes now and then.
+"""
 
 _OF_ROLES = ("crash", "stall", "partition", "full disk")
 _COMMANDS = {MASTER: 300, REPLAY: 150}

@@ -197,7 +197,8 @@ class SimulatedExplorer(SimulatedProcess):
         if offer is None:
             self._late(command)
             return
-        self.accept(command, offer, applied(self._weights, offer))
+        damaged = self.world.network.damages()
+        self.accept(command, offer, None if damaged else applied(self._weights, offer))
 
     def accept(self, command: control.Pull, offer: Offer, weights: int | None) -> None:
         """Takes weights if their digest is the right one, or asks for a full copy."""

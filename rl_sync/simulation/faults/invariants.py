@@ -99,7 +99,7 @@ class Invariants:
         self._published: dict[int, str] = {}
         self._holders: dict[int, tuple[int, str, int]] = {}
         self._batches: dict[int, TrainedBatch] = {}
-        self._newest = -1
+        self._newest, self._reported = -1, 0
         self._saving: frozenset[int] = frozenset()
         self._saved: frozenset[int] = frozenset()
 
@@ -146,8 +146,9 @@ class Invariants:
         run, schedule = self._run, self._run.schedule
         groups = batch.groups
         before = self._batches.get(step)
-        if is_again and before is not None and before != batch:
-            raise BrokenRuleError(f"step {step} trained on {before}, and again on {batch}")
+        if before is not None and before != batch and (is_again or step <= self._reported):
+            what = "was logged" if is_again else "was reported"
+            raise BrokenRuleError(f"step {step} {what} with {before}, and now trains on {batch}")
         self._batches[step] = batch
         if len(groups) != run.groups_per_step:
             raise BrokenRuleError(f"step {step} has {len(groups)} groups")
@@ -191,7 +192,7 @@ class Invariants:
         newest = -1 if state.newest is None else state.newest
         if newest < self._newest:
             raise BrokenRuleError(f"version {newest} became the newest after {self._newest}")
-        self._newest = newest
+        self._newest, self._reported = newest, max(self._reported, state.trained_steps)
         if sorted(tokens) != [*range(1, state.trained_steps + 1)]:
             raise BrokenRuleError(
                 f"{state.trained_steps} steps are trained, and tokens are known of {sorted(tokens)}"

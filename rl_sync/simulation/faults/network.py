@@ -9,7 +9,7 @@ from rl_sync.simulation.event_queue import EventQueue
 
 _LEAST_SECS, _MOST_SECS = 0.001, 0.01
 _SLOW_SECS = 3.0
-_SHARE_SLOW, _SHARE_DOUBLED, _SHARE_LOST = 0.2, 0.15, 0.1
+_SHARE_SLOW, _SHARE_DOUBLED, _SHARE_LOST, _SHARE_DAMAGED = 0.2, 0.15, 0.1, 0.3
 
 
 class SimulatedNetwork:
@@ -18,7 +18,8 @@ class SimulatedNetwork:
     Args:
       queue: the queue of events.
       chance: source of delays and faults.
-      kinds: fault kinds of the run; those of the network are `delay`, `duplicate` and `loss`.
+      kinds: fault kinds of the run; those of the network are `delay`, `duplicate`, `loss` and
+        `damage`.
 
     Attributes:
       is_healed: whether nothing is delayed, doubled or lost any more.
@@ -50,6 +51,11 @@ class SimulatedNetwork:
     def isolate(self, process: str, secs: float) -> None:
         """Lets nothing through from and to a process for a time."""
         self._cut[process] = self._queue.now_secs + secs
+
+    def damages(self) -> bool:
+        """Says whether weights arrive with wrong bytes."""
+        damages = "damage" in self._kinds and not self.is_healed
+        return damages and self._chance.random() < _SHARE_DAMAGED
 
     def heal(self) -> None:
         """Ends all faults."""

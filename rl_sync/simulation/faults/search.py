@@ -85,11 +85,6 @@ def search(seeds: Sequence[int], processes: int = 1, parts: Parts = CORRECT) -> 
         yield from pool.imap_unordered(one, seeds, _CHUNK)
 
 
-def first_failing(seeds: Sequence[int], parts: Parts) -> Finding | None:
-    """Returns the first seed that breaks a rule; None if there is none."""
-    return next((found for found in search(seeds, parts=parts) if found.failed), None)
-
-
 def shrink(seed: int, parts: Parts = CORRECT) -> Alteration:
     """Leaves out kinds of faults, single faults and steps, as long as the run still fails."""
     run = draw(seed)

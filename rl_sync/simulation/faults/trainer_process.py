@@ -11,6 +11,7 @@ from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.master.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
 from rl_sync.roles.trainer import control
 from rl_sync.roles.trainer.control import TrainerControl, TrainerPlan, transition
+from rl_sync.schedule import SyncSchedule
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY
 from rl_sync.simulation.faults.invariants import (
     SimulatedGroup,
@@ -73,7 +74,7 @@ class SimulatedTrainer(SimulatedProcess):
         self._control = TrainerControl(plan)
         self._weights = first_weights(run)
         self._versions: dict[int, int] = {}
-        self._store = WeightsStore(f"life {self.life}", run.schedule.versions_kept)
+        self._store = self.store(f"life {self.life}", run.schedule.versions_kept)
         self._aside: list[SimulatedGroup] = []
         self._uses = collections.Counter[int]()
         self._batch: TrainedBatch | None = None
@@ -96,6 +97,15 @@ class SimulatedTrainer(SimulatedProcess):
     def offer(self, version: int, exactly: bool, held: HeldVersion | None) -> Offer | None:
         """Returns what a receiver has to fetch; None if there is no such version."""
         return self._store.offer(version, exactly, held)
+
+    @property
+    def schedule(self) -> SyncSchedule:
+        """The schedule that groups have to fit."""
+        return self.world.run.schedule
+
+    def store(self, chain: str, keep: int) -> WeightsStore:
+        """Makes the store of published weights."""
+        return WeightsStore(chain, keep)
 
     @property
     def weights(self) -> int:
@@ -177,7 +187,7 @@ class SimulatedTrainer(SimulatedProcess):
 
     def _turn(self, step: int, until: float) -> None:
         """Refuses groups that are too stale, and samples those that are missing."""
-        run, schedule = self.world.run, self.world.run.schedule
+        run, schedule = self.world.run, self.schedule
         if self.world.queue.now_secs > until:
             self.give_up("has waited too long for a batch")
         again = functools.partial(self._turn, step, until)
@@ -234,7 +244,7 @@ class SimulatedTrainer(SimulatedProcess):
             group.lease_id
             for group in groups
             if self._uses[group.lease_id] < run.times_sampled
-            and run.schedule.accepts(step + 1, group.oldest_version)
+            and self.schedule.accepts(step + 1, group.oldest_version)
         )
         over = {group.lease_id for group in groups} - {*kept}
         taken = {id(group) for group in groups}  # Other draws of the same groups are kept.

@@ -30,12 +30,15 @@ class WeightsStore:
     Args:
       chain: id of the publisher; see `ArtifactKey`.
       keep: number of versions that receivers may ask for.
+
+    Attributes:
+      deltas: difference that makes each version.
     """
 
     def __init__(self, chain: str, keep: int) -> None:
         self._chain, self._keep = chain, keep
         self._weights: dict[int, int] = {}
-        self._deltas: dict[int, Artifact] = {}
+        self.deltas: dict[int, Artifact] = {}
         self._payloads: dict[int, int] = {}
 
     def add(self, version: int, weights: int) -> None:
@@ -44,7 +47,7 @@ class WeightsStore:
         if base is not None:
             before = self._weights[base]
             key = ArtifactKey(self._chain, version, base, 0)
-            self._deltas[version] = Artifact(
+            self.deltas[version] = Artifact(
                 key, digest_of(weights), digest_of(before), {}, 1, _FULL_BYTES
             )
             self._payloads[version] = weights ^ before
@@ -55,7 +58,7 @@ class WeightsStore:
         """Drops old versions, and differences to versions that are dropped."""
         for version in sorted(self._weights)[: -self._keep]:
             del self._weights[version]
-            self._deltas.pop(version, None)
+            self.deltas.pop(version, None)
             self._payloads.pop(version, None)
 
     def offer(self, version: int, exactly: bool, held: HeldVersion | None) -> Offer | None:
@@ -75,7 +78,7 @@ class WeightsStore:
 
     def route(self, held: HeldVersion | None, target: HeldVersion) -> list[Artifact] | None:
         """Returns the differences that lead to a version; None for a full copy."""
-        return chain_from(held, self._deltas, target, _FULL_BYTES)
+        return chain_from(held, self.deltas, target, _FULL_BYTES)
 
 
 def applied(weights: int | None, offer: Offer) -> int | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
-from rl_sync.roles.explorer import control
-from rl_sync.roles.master.events import GroupsRefused, LeaseRequested
-from rl_sync.schedule import SyncSchedule
+from rl_sync.roles.master.events import GroupsRefused
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.master_process import SimulatedMaster
 from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
@@ -28,6 +27,51 @@ class ForgetsCalls(SimulatedMaster):
         return False
 
 
+class StaleJournal(SimulatedMaster):
+    """A restarted master reads the journal before the newest one."""
+
+    def chosen_journal(self):
+        return min(self.journals(), default=None)
+
+
+class RenamesJournalUnflushed(SimulatedMaster):
+    """The journal gets its name before its content is durable."""
+
+    def flush(self, name):
+        pass
+
+
+class PinnedCursor(SimulatedMaster):
+    """A dropped group keeps its place, for which no other group is generated."""
+
+    def _apply(self, event, *arguments, **named):
+        if isinstance(event, GroupsRefused):
+            return None
+        return super()._apply(event, *arguments, **named)
+
+
+def one_more(schedule):
+    """A schedule with a bound that is off by one."""
+    return dataclasses.replace(schedule, max_staleness=schedule.max_staleness + 1)
+
+
+class LeasesTooFarAhead(SimulatedMaster):
+    """Leases one step further ahead than the bound allows."""
+
+    def __init__(self, world, name):
+        super().__init__(world, name)
+        schedule = one_more(self._settings.schedule)
+        self._settings = dataclasses.replace(self._settings, schedule=schedule)
+
+
+class AcceptsTooStale(SimulatedTrainer):
+    """Trains on groups that are one step older than the bound allows."""
+
+    @property
+    def schedule(self):
+        return one_more(super().schedule)
+
+
 class SnapshotWithoutBuffer(SimulatedTrainer):
     """The buffer is not a part of the snapshot."""
 
@@ -35,20 +79,89 @@ class SnapshotWithoutBuffer(SimulatedTrainer):
         self.after(0.01, then)
 
 
-class BoundOffByOne(SimulatedMaster):
-    """The master leases one step further ahead than the trainer accepts."""
+class RenamesSnapshotUnflushed(SimulatedTrainer):
+    """The snapshot gets its name before its content is durable."""
 
-    def __init__(self, world, name):
-        super().__init__(world, name)
-        schedule: SyncSchedule = self._settings.schedule
-        self._settings = dataclasses.replace(
-            self._settings,
-            schedule=dataclasses.replace(schedule, max_staleness=schedule.max_staleness + 1),
-        )
+    def flush(self, name):
+        pass
 
 
-class TrainerTakesStale(SimulatedTrainer):
-    """The trainer accepts groups that are one step older than the bound."""
+class LostWakeUp(SimulatedTrainer):
+    """Waits for groups that are gone, and never looks whether they are."""
 
-    def __init__(self, world, name):
-        super().__init__(world, name)
+    def compare(self, again, held):
+        again()
+
+
+class CountsFailedUpdate(SimulatedExplorer):
+    """Weights that did not arrive whole count as received."""
+
+    def accept(self, command, offer, weights):
+        super().accept(command, offer, self._weights if weights is None else weights)
+
+
+class IgnoresBases(WeightsStore):
+    """Sends all differences after a version, whatever they are taken to."""
+
+    def route(self, held, target):
+        if held is None or held.version > target.version:
+            return None
+        return [
+            self.deltas[at] for at in sorted(self.deltas) if held.version < at <= target.version
+        ]
+
+
+class SendsDeltasOnPrunedBase(SimulatedTrainer):
+    """Offers differences although the version that they begin with is gone."""
+
+    def store(self, chain, keep):
+        return IgnoresBases(chain, keep)
+
+
+class DoesNotVerify(SimulatedExplorer):
+    """Applies differences, and does not compare the digest of the result."""
+
+    def _receive(self, command, offer):
+        if offer is None:
+            self._late(command)
+            return
+        weights = self._weights if offer.full is None else offer.full
+        for payload in offer.deltas:
+            weights ^= payload
+        self.accept(command, offer, weights)
+
+
+class Mutant(NamedTuple):
+    """A mistake.
+
+    Attributes:
+      parts: classes of the processes, some of them broken.
+      rule: words of the rule that it breaks.
+    """
+
+    parts: Parts
+    rule: str
+
+
+STANDSTILL = "nothing goes on"
+MUTANTS = {
+    "a lease granted twice": Mutant(Parts(master=AnswersBeforeFlush), "granted twice"),
+    "a request answered twice": Mutant(Parts(master=ForgetsCalls), STANDSTILL),
+    "a snapshot without the buffer": Mutant(
+        Parts(trainer=SnapshotWithoutBuffer), "of the newest snapshot are lost"
+    ),
+    "the bound off by one": Mutant(
+        Parts(master=LeasesTooFarAhead, trainer=AcceptsTooStale), "over the bound"
+    ),
+    "a lost wake-up": Mutant(Parts(trainer=LostWakeUp), STANDSTILL),
+    "a snapshot renamed before a flush": Mutant(
+        Parts(trainer=RenamesSnapshotUnflushed), "was reported"
+    ),
+    "a journal renamed before a flush": Mutant(Parts(master=RenamesJournalUnflushed), "after step"),
+    "an update counted that failed": Mutant(Parts(explorer=CountsFailedUpdate), "decodes with"),
+    "a delta on a pruned base": Mutant(
+        Parts(trainer=SendsDeltasOnPrunedBase, explorer=DoesNotVerify), "decodes with"
+    ),
+    "a dropped id that pins the cursor": Mutant(Parts(master=PinnedCursor), STANDSTILL),
+    "a stale journal replayed": Mutant(Parts(master=StaleJournal), "after step"),
+}

@@ -1,0 +1,15 @@
+"""The search finds mistakes that real systems have made."""
+
+import pytest
+
+from rl_sync.simulation.faults.search import search
+from tests.simulation.faults.mutants import MUTANTS
+
+SEEDS = range(1000)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found_within_a_thousand_seeds(name):
+    mutant = MUTANTS[name]
+    found = search(SEEDS, parts=mutant.parts)
+    assert any(one.failed and mutant.rule in one.failed for one in found)
