@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -135,6 +136,7 @@ class MasterServer:
         self._began_secs = memory.began_secs
         self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
+        self._deaths = collections.Counter[int]()  # Of each explorer.
         self.closed = threading.Event()
         with self._changed:  # The trial of the reward, in a thread, may fail at once.
             self._judging = wiring.judging(
@@ -431,7 +433,10 @@ class MasterServer:
     ) -> LeaseGrant | GrantEvaluation | HoldBack | Finish:
         deadline = time.monotonic() + call.poll_secs
         with self._changed:
+            deaths = self._deaths[call.explorer]
             while True:
+                if self._deaths[call.explorer] != deaths:
+                    return HoldBack("the end of a dead explorer")  # Nobody hears the answer.
                 request = LeaseRequested(
                     call.explorer,
                     time.monotonic(),
@@ -512,6 +517,8 @@ class MasterServer:
         if isinstance(call.event, ExplorerDied):
             self._attendance.lost(explorer_name(call.event.explorer))
             self._weights.explorer_died(explorer_name(call.event.explorer))
+            with self._changed:
+                self._deaths[call.event.explorer] += 1
         self._apply(call.event)
         if isinstance(call.event, SnapshotSaved) or self._journal.is_long:
             self._begin_file()

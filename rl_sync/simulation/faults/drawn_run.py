@@ -11,6 +11,7 @@ from rl_sync.schedule import SyncSchedule, resolve
 MASTER, TRAINER, REPLAY = "master", "trainer", "replay"
 KINDS = (
     "crash",
+    "outage",
     "power",
     "stall",
     "partition",
@@ -22,11 +23,12 @@ KINDS = (
 )
 """Kinds of faults.
 
-With `power`, a crash also costs writes that were not flushed. With `damage`, weights arrive with
-wrong bytes now and then.
+In an `outage` all processes die at once. With `power`, a death also costs writes that were not
+flushed. With `damage`, weights arrive with wrong bytes now and then.
 """
 
-_OF_ROLES = ("crash", "stall", "partition", "full disk")
+_LISTED = ("crash", "outage", "stall", "partition", "full disk")
+_OF_ALL = {"outage": "all", "full disk": "the disk"}
 _COMMANDS = {MASTER: 300, REPLAY: 150}
 _COMMANDS_OF_OTHERS = 100
 """Crashes come at one of this many first commands of a process."""
@@ -36,11 +38,11 @@ FAULTY_SECS = 40.0
 
 
 class Fault(NamedTuple):
-    """A fault of one process.
+    """A fault at a certain time, or command of a process.
 
     Attributes:
       kind: one of `KINDS`.
-      process: name of the process; empty for the disk.
+      process: name of the process; `all`, or `the disk`.
       at: number of the command at which it crashes; for other kinds the time, in seconds.
       secs: time that it lasts.
     """
@@ -53,7 +55,7 @@ class Fault(NamedTuple):
     def __str__(self) -> str:
         when = f"at command {self.at:.0f}" if self.kind == "crash" else f"at {self.at:.1f} s"
         lasts = f" for {self.secs:.1f} s" if self.secs else ""
-        return f"{self.kind} of {self.process or 'the disk'} {when}{lasts}"
+        return f"{self.kind} of {self.process} {when}{lasts}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ class DrawnRun:
       transfer: `server` or `checkpoint`: weights in the trainer's memory, or in files.
       save_every_steps, keep, evaluate_every_steps: see `TrainerPlan`.
       kinds: kinds of faults that happen.
-      faults: the faults of processes, in any order.
+      faults: faults at certain times or commands, in any order.
     """
 
     seed: int
@@ -147,14 +149,14 @@ def draw(seed: int) -> DrawnRun:
 def _faults(run: DrawnRun, kinds: list[str], chance: random.Random) -> tuple[Fault, ...]:
     found = []
     for kind in kinds:
-        if kind not in _OF_ROLES:
+        if kind not in _LISTED:
             continue
         for _ in range(chance.randint(1, 6 if kind == "crash" else 2)):
-            process = "" if kind == "full disk" else chance.choice(run.processes)
+            process = _OF_ALL.get(kind) or chance.choice(run.processes)
             if kind == "crash":
                 most = _COMMANDS.get(process, _COMMANDS_OF_OTHERS)
                 found.append(Fault(kind, process, chance.randint(1, most)))
             else:
                 at, secs = chance.uniform(0.0, FAULTY_SECS - 10), chance.uniform(0.5, 10.0)
-                found.append(Fault(kind, process, at, secs))
+                found.append(Fault(kind, process, at, 0.0 if kind == "outage" else secs))
     return tuple(found)

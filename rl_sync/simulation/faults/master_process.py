@@ -299,11 +299,18 @@ class SimulatedMaster(SimulatedProcess):
             case ExplorerSeen(explorer):
                 return self._see(explorer)
             case ExplorerLost(explorer, life):
-                self._lives[f"explorer{explorer}"] = life + 1
+                self.forget(f"explorer{explorer}", life)
                 return self._apply(ExplorerDied(explorer), thread, number)
             case VersionPublished() | GroupsBuffered() | GroupsRefused():
                 return self._apply(message, thread, number)
         raise AssertionError(f"the master does not know {message}")
+
+    def forget(self, process: str, life: int) -> None:
+        """Forgets requests of a dead process that wait for an answer."""
+        self._lives[process] = life + 1
+        for thread in [*self._waiting]:
+            if thread[0] == process and thread[1] <= life:
+                del self._waiting[thread]
 
     def _reply(self, thread: Thread, request: Request, answer: Answerer, result: Any) -> None:
         self._answers[thread] = request.number, result

@@ -121,6 +121,7 @@ class World:
         every = (self._launcher, self.master, self.replay, self.trainer, *explorers)
         self.processes: Mapping[str, SimulatedProcess] = {one.name: one for one in every}
         self._crashes = collections.defaultdict[str, set[int]](set)
+        self._left = {TRAINER, *(one.name for one in explorers)}
         self._deaths = 0
         for fault in run.faults:
             if fault.kind == "crash":
@@ -138,7 +139,7 @@ class World:
             if fault.kind != "crash":
                 self.queue.at(fault.at, functools.partial(self._strike, *fault))
         self.queue.at(FAULTY_SECS, self._heal)
-        while not self._is_over():
+        while self._left:
             if not self.queue.step() or self.queue.now_secs > FAULTY_SECS + PROGRESS_SECS:
                 raise BrokenRuleError(f"nothing goes on any more: {self._described()}")
             if self.queue.handled > _MOST_EVENTS:
@@ -165,6 +166,8 @@ class World:
         self._deaths += 1
         process.die()
         process.is_done = False
+        if process is not self.master and process is not self.replay:
+            self._left.add(process.name)
         if "power" in self.run.kinds and self.queue.now_secs < FAULTY_SECS:
             self.disk.cut_power(process.name, self.chance)
         again = functools.partial(self._launcher.restart, process)
@@ -174,6 +177,7 @@ class World:
         """A process has nothing more to do; the trainer still answers."""
         self.note(process.name, "has nothing more to do")
         process.is_done = True
+        self._left.discard(process.name)
         if process is not self.trainer:
             process.is_alive = False
 
@@ -196,17 +200,14 @@ class World:
         newest = self.master.known.state.newest if self.master.is_alive else None
         return -1 if newest is None else newest
 
-    def _is_over(self) -> bool:
-        return all(
-            process.is_done
-            for name, process in self.processes.items()
-            if name == TRAINER or name.startswith("explorer")
-        )
-
     def _strike(self, kind: str, name: str, at: float, secs: float) -> None:
         del at
-        self.note(name or "disk", f"{kind.upper()} for {secs:.1f} s")
-        if kind == "partition":
+        self.note(name, f"{kind.upper()} for {secs:.1f} s")
+        if kind == "outage":
+            for process in self.processes.values():
+                if process.is_alive and process is not self._launcher:
+                    self.kill(process, "no power")
+        elif kind == "partition":
             self.network.isolate(name, secs)
         elif kind == "stall":
             process = self.processes[name]

@@ -27,6 +27,13 @@ class ForgetsCalls(SimulatedMaster):
         return False
 
 
+class AnswersTheDead(SimulatedMaster):
+    """A request that waits is granted what the death of its own explorer made free."""
+
+    def forget(self, process, life):
+        self._lives[process] = life + 1
+
+
 class StaleJournal(SimulatedMaster):
     """A restarted master reads the journal before the newest one."""
 
@@ -147,6 +154,7 @@ STANDSTILL = "nothing goes on"
 MUTANTS = {
     "a lease granted twice": Mutant(Parts(master=AnswersBeforeFlush), "granted twice"),
     "a request answered twice": Mutant(Parts(master=ForgetsCalls), STANDSTILL),
+    "a lease granted to the dead": Mutant(Parts(master=AnswersTheDead), STANDSTILL),
     "a snapshot without the buffer": Mutant(
         Parts(trainer=SnapshotWithoutBuffer), "of the newest snapshot are lost"
     ),

@@ -46,6 +46,7 @@ def test_seeds_draw_all_schedules_styles_and_faults():
     struck = {(fault.kind, fault.process) for run in runs for fault in run.faults}
     roles = {"master", "replay", "trainer", "explorer1", "explorer2", "explorer3"}
     assert {(kind, role) for kind in ("crash", "stall", "partition") for role in roles} < struck
+    assert {process for kind, process in struck if kind == "outage"} == {"all"}
     assert {run.style for run in runs} == {"whole", "carry", "stream"}
     assert {run.transfer for run in runs} == {"server", "checkpoint"}
     assert {run.times_sampled for run in runs} == {1, 2}
