@@ -1,4 +1,4 @@
-"""What a seed stands for: a schedule, the way of generating, and the faults of a run."""
+"""Runs drawn from seeds: the schedule, the way of generating, and the faults of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAULTY_SECS = 40.0
 """Time after which all faults have ended."""
 
 
-class Fault(NamedTuple):
+class DrawnFault(NamedTuple):
     """A fault at a certain time, or command of a process.
 
     Attributes:
@@ -88,7 +88,7 @@ class DrawnRun:
     keep: int
     evaluate_every_steps: int
     kinds: frozenset[str]
-    faults: tuple[Fault, ...]
+    faults: tuple[DrawnFault, ...]
 
     @property
     def is_exact(self) -> bool:
@@ -146,7 +146,7 @@ def draw(seed: int) -> DrawnRun:
     return dataclasses.replace(run, kinds=frozenset(kinds), faults=_faults(run, kinds, chance))
 
 
-def _faults(run: DrawnRun, kinds: list[str], chance: random.Random) -> tuple[Fault, ...]:
+def _faults(run: DrawnRun, kinds: list[str], chance: random.Random) -> tuple[DrawnFault, ...]:
     found = []
     for kind in kinds:
         if kind not in _LISTED:
@@ -155,8 +155,8 @@ def _faults(run: DrawnRun, kinds: list[str], chance: random.Random) -> tuple[Fau
             process = _OF_ALL.get(kind) or chance.choice(run.processes)
             if kind == "crash":
                 most = _COMMANDS.get(process, _COMMANDS_OF_OTHERS)
-                found.append(Fault(kind, process, chance.randint(1, most)))
+                found.append(DrawnFault(kind, process, chance.randint(1, most)))
             else:
                 at, secs = chance.uniform(0.0, FAULTY_SECS - 10), chance.uniform(0.5, 10.0)
-                found.append(Fault(kind, process, at, 0.0 if kind == "outage" else secs))
+                found.append(DrawnFault(kind, process, at, 0.0 if kind == "outage" else secs))
     return tuple(found)

@@ -13,7 +13,7 @@ from rl_sync.roles.master.events import ExplorerSeen, GroupsBuffered, LeaseGrant
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
 from rl_sync.simulation.faults.master_process import AskVersion
-from rl_sync.simulation.faults.processes import Answerer, Request, SimulatedProcess
+from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import InsertGroup
 from rl_sync.simulation.faults.trainer_process import FetchWeights
 from rl_sync.simulation.faults.weights_store import Offer, applied
@@ -66,7 +66,7 @@ class SimulatedExplorer(SimulatedProcess):
         self._beat()
         self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(control.Ready()))
 
-    def handle(self, request: Request, answer: Answerer) -> None:
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Nobody calls an explorer."""
         raise AssertionError(f"{self.name} does not know {request.message}")
 

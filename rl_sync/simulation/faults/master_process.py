@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rl_sync.roles.explorer.control import Ask
 from rl_sync.roles.master.events import (
@@ -28,11 +28,13 @@ from rl_sync.roles.master.events import (
 )
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import transition
-from rl_sync.simulation.faults.processes import Answerer, Request, SimulatedProcess
+from rl_sync.simulation.faults.processes import (
+    Answerer,
+    ArrivedCall,
+    SimulatedProcess,
+    Surroundings,
+)
 from rl_sync.types import Lease, Prompt
-
-if TYPE_CHECKING:
-    from rl_sync.simulation.faults.world import World
 
 LEASE_SECS = 8.0
 TICK_SECS = 2.0
@@ -89,7 +91,7 @@ class ExplorerLost(NamedTuple):
     life: int
 
 
-class Known(NamedTuple):
+class KnownSteps(NamedTuple):
     """Answers `GoOnAfter`.
 
     Attributes:
@@ -131,7 +133,7 @@ class Remembered(NamedTuple):
 class SimulatedMaster(SimulatedProcess):
     """Answers calls; whatever an answer depends on is flushed before."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Surroundings, name: str) -> None:
         super().__init__(world, name)
         run = world.run
         self._settings = MasterSettings(
@@ -152,7 +154,7 @@ class SimulatedMaster(SimulatedProcess):
         self._lives: dict[str, int] = {}
         self._answers: dict[Thread, tuple[int, Any]] = {}
         self._numbers_seen: dict[Thread, int] = {}
-        self._waiting: dict[Thread, Callable[[], bool]] = {}
+        self._waiting: dict[Thread, Callable[[], None]] = {}
         self._unsent: list[Callable[[], None]] = []
         self._is_dirty = self._wakes = False
         self.known = self._recovered()
@@ -252,7 +254,7 @@ class SimulatedMaster(SimulatedProcess):
 
     # Calls.
 
-    def handle(self, request: Request, answer: Answerer) -> None:
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """See `SimulatedProcess`."""
         if request.life < self._lives.get(request.client, 0):
             return  # Its process is dead.
@@ -266,7 +268,7 @@ class SimulatedMaster(SimulatedProcess):
         else:
             self._reply(thread, request, answer, self._result(thread, request))
 
-    def answered_before(self, thread: Thread, request: Request, answer: Answerer) -> bool:
+    def answered_before(self, thread: Thread, request: ArrivedCall, answer: Answerer) -> bool:
         """Gives a call that comes again the same answer; ignores one that was given up."""
         number = request.number
         if number < self._numbers_seen.get(thread, 0):
@@ -278,7 +280,7 @@ class SimulatedMaster(SimulatedProcess):
                 return True
         return False
 
-    def _result(self, thread: Thread, request: Request) -> Any:
+    def _result(self, thread: Thread, request: ArrivedCall) -> Any:
         message, number = request.message, request.number
         match message:
             case ClaimGroups(lease_ids):
@@ -291,7 +293,7 @@ class SimulatedMaster(SimulatedProcess):
                     self._apply(Started(Position(0, 0, (), 0)))
                 live = self.known.state.live.values()
                 uses = {one.lease_id: one.trained for one in live if one.trained}
-                return Known(self.known.state.trained_steps, uses)
+                return KnownSteps(self.known.state.trained_steps, uses)
             case HeldGroups(held):
                 return self._lose(held)
             case SnapshotTaken():
@@ -312,14 +314,14 @@ class SimulatedMaster(SimulatedProcess):
             if thread[0] == process and thread[1] <= life:
                 del self._waiting[thread]
 
-    def _reply(self, thread: Thread, request: Request, answer: Answerer, result: Any) -> None:
+    def _reply(self, thread: Thread, request: ArrivedCall, answer: Answerer, result: Any) -> None:
         self._answers[thread] = request.number, result
         if self._is_dirty and self.send_after_flush():
             self._unsent.append(functools.partial(answer, result))
         else:
             answer(result)
 
-    def _try(self, thread: Thread, request: Request, answer: Answerer, until: float) -> None:
+    def _try(self, thread: Thread, request: ArrivedCall, answer: Answerer, until: float) -> None:
         """Answers a call that may wait; it is tried again once something changes."""
         self._waiting.pop(thread, None)
         is_over = self._now >= until
@@ -336,7 +338,7 @@ class SimulatedMaster(SimulatedProcess):
         self._waiting[thread] = again
         self.after(until - self._now, expire)
 
-    def _tried(self, thread: Thread, request: Request) -> Any:
+    def _tried(self, thread: Thread, request: ArrivedCall) -> Any:
         message = request.message
         if isinstance(message, AskVersion):
             return self._newest() if self._newest() >= message.version else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
-from rl_sync.simulation.faults.disk import DiskFullError
-
-if TYPE_CHECKING:
-    from rl_sync.simulation.faults.world import World
+from rl_sync.records.spans import SpanKind
+from rl_sync.simulation.event_queue import EventQueue
+from rl_sync.simulation.faults.disk import DiskFullError, SimulatedDisk
+from rl_sync.simulation.faults.drawn_run import DrawnRun
+from rl_sync.simulation.faults.invariants import Invariants
+from rl_sync.simulation.faults.network import SimulatedNetwork
 
 RETRY_SECS = 1.0
 """Time after which a call without an answer is sent again."""
@@ -24,7 +26,7 @@ class ProcessDiedError(Exception):
     """The process has died in the middle of what it did."""
 
 
-class Request(NamedTuple):
+class ArrivedCall(NamedTuple):
     """A call as it arrives.
 
     Attributes:
@@ -44,10 +46,42 @@ class Request(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    request: Request
+    request: ArrivedCall
     target: str
     then: Answerer
     until_secs: float
+
+
+class Surroundings(Protocol):
+    """Everything around a process; see `rl_sync.simulation.faults.world.World`."""
+
+    run: DrawnRun
+    queue: EventQueue
+    network: SimulatedNetwork
+    disk: SimulatedDisk
+    invariants: Invariants
+    processes: Mapping[str, SimulatedProcess]
+
+    def crashes(self, process: str, commands: int) -> bool:
+        """Says whether a process crashes at a command."""
+
+    def kill(self, process: SimulatedProcess, why: str) -> None:
+        """Ends a process, which is started again after a while."""
+
+    def end(self, process: SimulatedProcess) -> None:
+        """Notes that a process has nothing more to do."""
+
+    def note(self, process: str, what: Any) -> None:
+        """Adds a line to the list of events."""
+
+    def span(self, process: str, kind: SpanKind, start_secs: float, **attributes: Any) -> None:
+        """Adds an activity that ends now to the timeline."""
+
+    def buffered(self) -> frozenset[int]:
+        """Returns the lease ids of the groups in the buffer."""
+
+    def announced(self) -> int:
+        """Returns the newest version that the master knows; -1 if there is none."""
 
 
 class SimulatedProcess:
@@ -65,7 +99,7 @@ class SimulatedProcess:
       commands: number of commands that it has executed in all its lives.
     """
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Surroundings, name: str) -> None:
         self.world, self.name = world, name
         self.is_alive = self.is_done = False
         self.life = self.commands = 0
@@ -83,7 +117,7 @@ class SimulatedProcess:
         """Does the first things of a life; what was in memory is gone."""
         raise NotImplementedError
 
-    def handle(self, request: Request, answer: Answerer) -> None:
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Handles a call of another process."""
         raise NotImplementedError
 
@@ -138,17 +172,17 @@ class SimulatedProcess:
         """Calls another process, and sends the call again until it is answered."""
         self.world.invariants.waits(self.name, f"an answer of {target}", poll_secs)
         self._numbers += 1
-        request = Request(self.name, self.life, channel, self._numbers, message, poll_secs)
+        request = ArrivedCall(self.name, self.life, channel, self._numbers, message, poll_secs)
         until = self.world.queue.now_secs + CALL_SECS
         self._pending[channel] = _Pending(request, target, then, until)
         self._send(self._pending[channel])
 
-    def receive(self, request: Request, life: int) -> None:
+    def receive(self, request: ArrivedCall, life: int) -> None:
         """Takes a call that has arrived, if it was sent to this life of the process."""
         if self.is_alive and self.life == life:
             self.after(0.0, functools.partial(self.handle, request, self._answerer(request)))
 
-    def _answerer(self, request: Request) -> Answerer:
+    def _answerer(self, request: ArrivedCall) -> Answerer:
         world = self.world
 
         def answer(result: Any) -> None:
@@ -158,7 +192,7 @@ class SimulatedProcess:
 
         return answer
 
-    def take_answer(self, request: Request, result: Any) -> None:
+    def take_answer(self, request: ArrivedCall, result: Any) -> None:
         """Takes an answer, unless it was taken before or nobody waits for it."""
         pending = self._pending.get(request.channel)
         if not self.is_alive or pending is None or pending.request is not request:

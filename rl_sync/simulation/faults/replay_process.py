@@ -7,7 +7,7 @@ import random
 from typing import NamedTuple
 
 from rl_sync.simulation.faults.invariants import SimulatedGroup
-from rl_sync.simulation.faults.processes import Answerer, Request, SimulatedProcess
+from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 
 _CHECKPOINT, _PARTIAL = "buffer", "partial-buffer"
 _POLL_SECS = 0.1
@@ -22,7 +22,7 @@ class InsertGroup(NamedTuple):
 class SampleGroups(NamedTuple):
     """Takes up to so many groups, and waits for the first; ends with a list."""
 
-    count: int
+    most: int
 
 
 class ListGroups(NamedTuple):
@@ -48,28 +48,28 @@ class SimulatedReplay(SimulatedProcess):
         """Lease ids of the groups in the table."""
         return frozenset(self._table)
 
-    def handle(self, request: Request, answer: Answerer) -> None:
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """See `SimulatedProcess`."""
         self.command(request.message)
         match request.message:
             case InsertGroup(group):
                 self._table[group.lease_id] = group, self.world.run.times_sampled
                 answer(None)
-            case SampleGroups(count):
-                self._sample(count, self.world.queue.now_secs + request.poll_secs, answer)
+            case SampleGroups(most):
+                self._sample(most, self.world.queue.now_secs + request.poll_secs, answer)
             case ListGroups():
                 answer(self.buffered)
             case SaveBuffer():
                 self._save()
                 answer(None)
 
-    def _sample(self, count: int, until: float, answer: Answerer) -> None:
+    def _sample(self, most: int, until: float, answer: Answerer) -> None:
         """Samples: in the order of insertion, or at random if groups are sampled several times."""
         if not self._table and self.world.queue.now_secs < until:
-            self.after(_POLL_SECS, functools.partial(self._sample, count, until, answer))
+            self.after(_POLL_SECS, functools.partial(self._sample, most, until, answer))
             return
         found = []
-        for _ in range(count):
+        for _ in range(most):
             if not self._table:
                 break
             ids = [*self._table]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rl_sync.simulation.faults.drawn_run import DrawnRun, Fault, draw
+from rl_sync.simulation.faults.drawn_run import DrawnFault, DrawnRun, draw
 from rl_sync.simulation.faults.world import CORRECT, Parts, simulate
 
 _CHUNK = 25
@@ -42,7 +42,7 @@ class Alteration(NamedTuple):
         """Returns the altered run."""
         kinds = run.kinds if self.kinds is None else frozenset(self.kinds)
         numbers = range(len(run.faults)) if self.faults is None else self.faults
-        faults: tuple[Fault, ...] = tuple(run.faults[number] for number in numbers)
+        faults: tuple[DrawnFault, ...] = tuple(run.faults[number] for number in numbers)
         return dataclasses.replace(
             run,
             kinds=kinds,

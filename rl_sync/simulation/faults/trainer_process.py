@@ -23,11 +23,11 @@ from rl_sync.simulation.faults.master_process import (
     ClaimGroups,
     GoOnAfter,
     HeldGroups,
-    Known,
+    KnownSteps,
     SnapshotTaken,
     StepDone,
 )
-from rl_sync.simulation.faults.processes import Answerer, Request, SimulatedProcess
+from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import ListGroups, SampleGroups, SaveBuffer
 from rl_sync.simulation.faults.weights_store import Offer, WeightsStore
 from rl_sync.weights.deltas.artifact import HeldVersion
@@ -87,7 +87,7 @@ class SimulatedTrainer(SimulatedProcess):
             logged += 1
         self._report(control.Begun(snapshots, logged))
 
-    def handle(self, request: Request, answer: Answerer) -> None:
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Answers explorers that fetch weights."""
         self.command(request.message)
         match request.message:
@@ -176,7 +176,7 @@ class SimulatedTrainer(SimulatedProcess):
         own = {group.lease_id for batch in batches for group in batch.groups}
         self.call(MASTER, GoOnAfter(held | own), functools.partial(self._know, start, batches))
 
-    def _know(self, start: int, batches: list[TrainedBatch], known: Known) -> None:
+    def _know(self, start: int, batches: list[TrainedBatch], known: KnownSteps) -> None:
         self._uses = collections.Counter(known.uses)
         for step, batch in enumerate(batches, start + 1):
             if step > known.reported:

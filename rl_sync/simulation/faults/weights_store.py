@@ -11,7 +11,7 @@ _FULL_BYTES = 4
 
 
 class Offer(NamedTuple):
-    """What a receiver has to fetch.
+    """Weights for a receiver to fetch.
 
     Attributes:
       target: the version with its digest.

@@ -17,7 +17,7 @@ from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.invariants import BrokenRuleError, Invariants, described
 from rl_sync.simulation.faults.master_process import ExplorerLost, SimulatedMaster
 from rl_sync.simulation.faults.network import SimulatedNetwork
-from rl_sync.simulation.faults.processes import Answerer, Request, SimulatedProcess
+from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import SimulatedReplay
 from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
 
@@ -79,7 +79,7 @@ class _Launcher(SimulatedProcess):
     def begin(self) -> None:
         """Has nothing to do at first."""
 
-    def handle(self, request: Request, answer: Answerer) -> None:
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Nobody calls the launcher."""
         raise AssertionError(f"the launcher does not know {request.message}")
 
