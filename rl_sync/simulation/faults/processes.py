@@ -183,11 +183,16 @@ class SimulatedProcess:
             self.after(0.0, functools.partial(self.handle, request, self._answerer(request)))
 
     def _answerer(self, request: ArrivedCall) -> Answerer:
-        world = self.world
+        world, life = self.world, self.life
 
         def answer(result: Any) -> None:
             client = world.processes[request.client]
-            arrive = functools.partial(client.take_answer, request, result)
+
+            def arrive() -> None:
+                # A connection does not outlive the process at its other end.
+                if self.is_alive and self.life == life:
+                    client.take_answer(request, result)
+
             world.network.send(self.name, request.client, arrive)
 
         return answer
@@ -206,7 +211,6 @@ class SimulatedProcess:
             return
         if self.world.queue.now_secs > pending.until_secs:
             self.give_up(f"has waited too long for {pending.target}")
-        # A connection does not outlive the process at its other end.
         arrive = functools.partial(target.receive, request, target.life)
         self.world.network.send(self.name, target.name, arrive)
         self.after(RETRY_SECS + request.poll_secs, functools.partial(self._send, pending))
