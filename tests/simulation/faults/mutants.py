@@ -144,17 +144,23 @@ class Mutant(NamedTuple):
     Attributes:
       parts: classes of the processes, some of them broken.
       rule: words of the rule that it breaks.
+      needs: kinds of faults without which it does no harm.
     """
 
     parts: Parts
     rule: str
+    needs: frozenset[str] = frozenset()
 
 
 STANDSTILL = "nothing goes on"
 MUTANTS = {
-    "a lease granted twice": Mutant(Parts(master=AnswersBeforeFlush), "granted twice"),
+    "a lease granted twice": Mutant(
+        Parts(master=AnswersBeforeFlush), "granted twice", frozenset({"power"})
+    ),
     "a request answered twice": Mutant(Parts(master=ForgetsCalls), STANDSTILL),
-    "a lease granted to the dead": Mutant(Parts(master=AnswersTheDead), STANDSTILL),
+    "a lease granted to the dead": Mutant(
+        Parts(master=AnswersTheDead), STANDSTILL, frozenset({"crash"})
+    ),
     "a snapshot without the buffer": Mutant(
         Parts(trainer=SnapshotWithoutBuffer), "of the newest snapshot are lost"
     ),
@@ -163,10 +169,12 @@ MUTANTS = {
     ),
     "a lost wake-up": Mutant(Parts(trainer=LostWakeUp), STANDSTILL),
     "a snapshot renamed before a flush": Mutant(
-        Parts(trainer=RenamesSnapshotUnflushed), "was reported"
+        Parts(trainer=RenamesSnapshotUnflushed), "was reported", frozenset({"power"})
     ),
     "a journal renamed before a flush": Mutant(Parts(master=RenamesJournalUnflushed), "after step"),
-    "an update counted that failed": Mutant(Parts(explorer=CountsFailedUpdate), "decodes with"),
+    "an update counted that failed": Mutant(
+        Parts(explorer=CountsFailedUpdate), "decodes with", frozenset({"damage"})
+    ),
     "a delta on a pruned base": Mutant(
         Parts(trainer=SendsDeltasOnPrunedBase, explorer=DoesNotVerify), "decodes with"
     ),

@@ -55,7 +55,7 @@ def test_seeds_draw_all_schedules_styles_and_faults():
 
 def test_processes_die_at_commands_of_all_kinds():
     died = collections.Counter()
-    for seed in range(120):
+    for seed in (seed for seed in range(120) if "crash" in draw(seed).kinds):
         before = {}
         for noted in simulate(draw(seed), notes=True).noted:
             if noted.what == "DIES: crashes":
