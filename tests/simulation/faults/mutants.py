@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
+from rl_sync.roles.explorer.control import Ask
 from rl_sync.roles.master.events import GroupsRefused
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.master_process import SimulatedMaster
@@ -100,6 +102,17 @@ class LostWakeUp(SimulatedTrainer):
         again()
 
 
+class WaitsForEver(SimulatedExplorer):
+    """A request waits until it is answered, however long that takes."""
+
+    def transition(self, state, event):
+        state, commands = super().transition(state, event)
+        return state, tuple(
+            dataclasses.replace(one, poll_secs=math.inf) if isinstance(one, Ask) else one
+            for one in commands
+        )
+
+
 class CountsFailedUpdate(SimulatedExplorer):
     """Weights that did not arrive whole count as received."""
 
@@ -168,6 +181,7 @@ MUTANTS = {
         Parts(master=LeasesTooFarAhead, trainer=AcceptsTooStale), "over the bound"
     ),
     "a lost wake-up": Mutant(Parts(trainer=LostWakeUp), STANDSTILL),
+    "a wait without a limit": Mutant(Parts(explorer=WaitsForEver), "without a deadline"),
     "a snapshot renamed before a flush": Mutant(
         Parts(trainer=RenamesSnapshotUnflushed), "was reported", frozenset({"power"})
     ),
