@@ -6,7 +6,7 @@ Calls about scores are in `scoring_calls`, calls about weights in `weight_calls`
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_sync.cluster.heartbeats import Silence
 from rl_sync.cluster.rpc import Call

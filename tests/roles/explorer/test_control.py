@@ -148,7 +148,7 @@ def test_a_late_pull_is_repeated_until_its_deadline_and_keeps_its_start():
 def test_a_pull_that_fails_is_repeated_if_the_trainer_is_started_again():
     elastic = ExplorerControl(groups=2, is_elastic=True)
     fetching = (Ready(), answered(grant(3, 7)), NewestKnown(3))
-    state, commands = take(elastic, *fetching, PullFailed(8.5, "the trainer is gone"))
+    _, commands = take(elastic, *fetching, PullFailed(8.5, "the trainer is gone"))
     assert commands == (
         TellFailure("the trainer is gone"),
         CheckDeadline(),
