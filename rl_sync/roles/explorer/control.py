@@ -90,7 +90,7 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """Asks the master for work; ends with `Answered`.
+    """Asks the master for work; ends with `WorkAnswered`.
 
     Attributes:
       unfinished, room, version, poll_secs: see `rl_sync.cluster.master_calls.AskLease`.
@@ -240,7 +240,7 @@ class Looked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answered:
+class WorkAnswered:
     """The master has answered."""
 
     answer: Answer
@@ -307,7 +307,7 @@ class SwapPossible:
 ExplorerEvent = (
     Ready
     | Looked
-    | Answered
+    | WorkAnswered
     | NewestKnown
     | Pulled
     | PullLate
@@ -391,15 +391,15 @@ def transition(state: ExplorerControl, event: ExplorerEvent) -> Step:
             return _look_around(state, event)
         case Stage.SWAPPING, Looked():
             return _consider(state, event)
-        case Stage.ASKING, Answered(HoldBack() as answer, _):
+        case Stage.ASKING, WorkAnswered(HoldBack() as answer, _):
             return _hold(state, answer, (BeginWait(answer.reason),))
-        case Stage.HELD_BACK, Answered(HoldBack() as answer, _):
+        case Stage.HELD_BACK, WorkAnswered(HoldBack() as answer, _):
             return _hold_on(state, answer)
-        case Stage.HELD_BACK, Answered(answer, _):
+        case Stage.HELD_BACK, WorkAnswered(answer, _):
             return _after((EndWait(),), _work_on(state, answer))
-        case Stage.ASKING, Answered(answer, _):
+        case Stage.ASKING, WorkAnswered(answer, _):
             return _work_on(state, answer)
-        case Stage.ROLLING, Answered():
+        case Stage.ROLLING, WorkAnswered():
             return _take_more(state, event)
         case _, NewestKnown(version):
             return _fetch(state, version)
@@ -566,7 +566,7 @@ def _look_around(state: ExplorerControl, facts: Looked) -> Step:
     return state, (_request(state, facts),)
 
 
-def _take_more(state: ExplorerControl, event: Answered) -> Step:
+def _take_more(state: ExplorerControl, event: WorkAnswered) -> Step:
     """Begins more leases of the current weights; any other answer ends the rollout."""
     answer = event.answer
     if isinstance(answer, LeaseGrant) and not answer.leases:

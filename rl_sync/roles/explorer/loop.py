@@ -130,7 +130,7 @@ class ExplorerLoop:
                 answer, now = self.session.agree(
                     "grant", lambda: (self.session.call(call), time.monotonic())
                 )
-                return control.Answered(answer, now)
+                return control.WorkAnswered(answer, now)
             case control.AwaitVersion(version, poll_secs):
                 found = self.session.agree("newest", lambda: self.puller.newest(version, poll_secs))
                 return control.NewestKnown(found)

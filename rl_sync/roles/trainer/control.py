@@ -79,7 +79,7 @@ class PublishVersion:
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """Saves the state after a step, durably; ends with `SnapshotSaved`.
+    """Saves the state after a step, durably; ends with `SnapshotKept`.
 
     Attributes:
       step: the step.
@@ -188,7 +188,7 @@ class VersionAnnounced:
 
 
 @dataclasses.dataclass(frozen=True)
-class SnapshotSaved:
+class SnapshotKept:
     """The snapshot of the last step is whole and durable."""
 
 
@@ -211,7 +211,7 @@ TrainerEvent = (
     | StepTrained
     | StepReported
     | VersionAnnounced
-    | SnapshotSaved
+    | SnapshotKept
     | EvaluationHandedIn
     | StopAsked
 )
@@ -320,7 +320,7 @@ def transition(state: TrainerControl, event: TrainerEvent) -> TrainerOutcome:
             return _next(dataclasses.replace(state, to_do=_following(state)))
         case StepReported():
             return _next(dataclasses.replace(state, reported=state.step))
-        case SnapshotSaved():
+        case SnapshotKept():
             return _saved(state)
         case VersionAnnounced() | EvaluationHandedIn():
             return _next(state)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_sync.simulation.faults.drawn_run import draw
-from rl_sync.simulation.faults.search import Alteration, Finding, Progress, search, shrink
+from rl_sync.simulation.faults.search import Alteration, Finding, SearchProgress, search, shrink
 from rl_sync.simulation.faults.world import SimulatedOutcome, simulate
 
 _COMMAND = "python -m rl_sync.simulation.faults"
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if len(seeds) == 1:
         return _show(seeds[0], _alteration(given), given.timeline)
-    progress, failing = Progress(len(seeds)), None
+    progress, failing = SearchProgress(len(seeds)), None
     for found in search(seeds, given.processes):
         if (line := progress.add(found)) is not None:
             print(line, flush=True)

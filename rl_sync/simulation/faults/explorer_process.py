@@ -220,7 +220,7 @@ class SimulatedExplorer(SimulatedProcess):
     def _take_answer(self, answer: control.Answer) -> None:
         if isinstance(answer, LeaseGrant):
             self.world.invariants.granted(self.name, self.life, answer.leases)
-        self._report(control.Answered(answer, self._now))
+        self._report(control.WorkAnswered(answer, self._now))
 
     def _room(self) -> int | None:
         run = self.world.run

@@ -107,7 +107,7 @@ Thread = tuple[str, int, str]
 """A thread of a life of a process."""
 
 
-class Entry(NamedTuple):
+class JournalLine(NamedTuple):
     """A line of the journal: an event, and the call that it came with."""
 
     event: Event
@@ -197,7 +197,7 @@ class SimulatedMaster(SimulatedProcess):
             known, _ = self._folded(known, entry)
         return known
 
-    def _folded(self, known: Remembered, entry: Entry) -> tuple[Remembered, Any]:
+    def _folded(self, known: Remembered, entry: JournalLine) -> tuple[Remembered, Any]:
         """Applies one line of the journal; returns what is known then, and the answer."""
         state, commands = transition(known.state, entry.event)
         answers = [one for one in commands if not isinstance(one, Record)]
@@ -227,7 +227,7 @@ class SimulatedMaster(SimulatedProcess):
         self, event: Event, thread: Thread | None = None, number: int = 0, tokens: int = 0
     ) -> Any:
         """Applies an event, and writes it to the journal if it changes anything."""
-        entry, before = Entry(event, thread, number, tokens), self.known.state
+        entry, before = JournalLine(event, thread, number, tokens), self.known.state
         self.known, answer = self._folded(self.known, entry)
         if self.known.state is not before:
             self.world.invariants.mastered(self.known.state, self.known.tokens)

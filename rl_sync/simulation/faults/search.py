@@ -114,7 +114,7 @@ def _smaller(one: Alteration) -> Iterator[Alteration]:
         yield one._replace(steps=steps - 1)
 
 
-class Progress:
+class SearchProgress:
     """Counts results, and says from time to time how far the search is.
 
     Args:

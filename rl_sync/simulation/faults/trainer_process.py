@@ -329,7 +329,7 @@ class SimulatedTrainer(SimulatedProcess):
             self.command("rename the snapshot")
             disk.rename(f"partial-{name}", name)
             self.world.invariants.snapshot_ends()
-            self.call(MASTER, SnapshotTaken(step), lambda _: self._report(control.SnapshotSaved()))
+            self.call(MASTER, SnapshotTaken(step), lambda _: self._report(control.SnapshotKept()))
 
         self.after(self._takes(0.1, 0.5), finish)
 

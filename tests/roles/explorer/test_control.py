@@ -4,7 +4,6 @@ import pytest
 
 from rl_sync.roles.explorer import control
 from rl_sync.roles.explorer.control import (
-    Answered,
     Ask,
     AwaitVersion,
     BeginRollout,
@@ -34,6 +33,7 @@ from rl_sync.roles.explorer.control import (
     StartDeadline,
     SwapPossible,
     TellFailure,
+    WorkAnswered,
     suits,
     transition,
 )
@@ -63,7 +63,7 @@ def take(state, *events):
 
 
 def answered(answer, now=0.0):
-    return Answered(answer, now)
+    return WorkAnswered(answer, now)
 
 
 def rolling(state, *lease_ids):

@@ -19,7 +19,7 @@ from rl_sync.roles.trainer.control import (
     Restored,
     Resume,
     SaveSnapshot,
-    SnapshotSaved,
+    SnapshotKept,
     StepReported,
     StepTrained,
     StopAsked,
@@ -43,7 +43,7 @@ ENDS = {
     TrainStep: StepTrained(),
     ReportStep: StepReported(),
     PublishVersion: VersionAnnounced(),
-    SaveSnapshot: SnapshotSaved(),
+    SaveSnapshot: SnapshotKept(),
     EvaluateStep: EvaluationHandedIn(),
 }
 
