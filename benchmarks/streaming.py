@@ -60,6 +60,7 @@ from rl_sync.roles.master.events import (
     BatchTrained,
     GrantLeases,
     HoldBack,
+    LeaseGrant,
     LeaseRequested,
     Position,
     Record,
@@ -233,9 +234,7 @@ class Standing:
                         )
                         for one in answer.leases
                     ]
-                    return master_calls.LeaseGrant(
-                        answer.step, answer.version, answer.exactly, leases
-                    )
+                    return LeaseGrant(answer.step, answer.version, answer.exactly, leases)
                 if not isinstance(answer, HoldBack) or now >= deadline:
                     return answer
                 self._changed.wait(deadline - now)

@@ -23,6 +23,7 @@ LEAVES = {
 }
 ACTORS = {
     "roles/explorer/actor.py",
+    "roles/explorer/control.py",
     "roles/explorer/group_rows.py",
     "roles/master/deadlines.py",
     "roles/master/events.py",
@@ -31,6 +32,7 @@ ACTORS = {
     "roles/master/state.py",
     "roles/master/transition.py",
     "roles/trainer/actor.py",
+    "roles/trainer/control.py",
     "roles/trainer/reward_trainer.py",
 }
 """The pure halves of the roles, which know nothing of the drivers beside them."""
@@ -159,7 +161,7 @@ def test_parts_that_serve_without_a_model_do_not_import_jax(part):
 def test_no_folder_is_large_and_no_name_is_used_twice():
     """A file or a class is worth a search: its name finds one thing.
 
-    The folders of roles are built alike, so each may have an `actor` and a `loop`.
+    The folders of roles are built alike, so each may have an `actor`, a `control` and a `loop`.
     """
     files = [
         path
@@ -169,7 +171,7 @@ def test_no_folder_is_large_and_no_name_is_used_twice():
     ]
     folders = collections.Counter(path.parent for path in files)
     assert not {str(folder): count for folder, count in folders.items() if count > 20}
-    alike = {"actor", "loop"}
+    alike = {"actor", "control", "loop"}
     stems = collections.Counter(path.stem for path in files if path.stem not in alike)
     assert not {name: count for name, count in stems.items() if count > 1}
     classes = collections.Counter(

@@ -24,6 +24,7 @@ from rl_sync.roles.master.events import (
     GroupsBuffered,
     GroupsRefused,
     HoldBack,
+    LeaseGrant,
     Position,
     SnapshotSaved,
     StopRequested,
@@ -33,7 +34,7 @@ from rl_sync.types import Lease, Prompt, Seen, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
-    *(Finish, GrantBatch, GrantEvaluation, HoldBack, Position, SnapshotSaved),
+    *(Finish, GrantBatch, GrantEvaluation, HoldBack, LeaseGrant, Position, SnapshotSaved),
     *(StopRequested, VersionPublished),
     *(Seen, Use),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt),
@@ -43,16 +44,6 @@ for _class in (
 
 
 # Calls about groups.
-
-
-@record
-class LeaseGrant(NamedTuple):
-    """The work of an explorer's next rollout; see `rl_sync.roles.master.events.GrantLeases`."""
-
-    step: int
-    version: int
-    exactly: bool
-    leases: list[Lease]
 
 
 @dataclasses.dataclass(frozen=True)

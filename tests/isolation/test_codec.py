@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rl_sync.checkpoints.snapshots import SnapshotError
-from rl_sync.cluster.master_calls import LeaseGrant
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.user_errors import RunEndedError
@@ -28,6 +27,7 @@ from rl_sync.records.json_lines import RecordsError
 from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import ScoringRequest
+from rl_sync.roles.master.events import LeaseGrant
 from rl_sync.roles.trainer.batch_shares import ProcessShare
 from rl_sync.scoring.reward_server_calls import SubmitCompletions
 from rl_sync.types import Lease, Packing, Prompt, Rows, SharedPrompts, TrainBatch

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
 from rl_sync.schedule import SyncSchedule
 from rl_sync.tasks.curriculum import ChosenPrompt, CurriculumSettings, PromptPool
-from rl_sync.types import Seen, Use
+from rl_sync.types import Lease, Seen, Use
 
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
@@ -371,6 +371,15 @@ class GrantLeases(NamedTuple):
     version: int
     exactly: bool
     leases: tuple[LiveLease, ...]
+
+
+class LeaseGrant(NamedTuple):
+    """Grant of leases with their prompts, as the explorer gets it; see `GrantLeases`."""
+
+    step: int
+    version: int
+    exactly: bool
+    leases: list[Lease]
 
 
 class GrantEvaluation(NamedTuple):

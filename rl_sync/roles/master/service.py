@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -52,6 +53,7 @@ from rl_sync.roles.master.events import (
     GroupsJudged,
     GroupsScored,
     HoldBack,
+    LeaseGrant,
     LeaseRequested,
     LiveLease,
     Position,
@@ -136,6 +138,7 @@ class MasterServer:
         self._began_secs = memory.began_secs
         self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
+        self._deaths = collections.Counter[int]()  # Of each explorer.
         self.closed = threading.Event()
         with self._changed:  # The trial of the reward, in a thread, may fail at once.
             self._judging = wiring.judging(
@@ -430,10 +433,13 @@ class MasterServer:
 
     def _lease(
         self, call: master_calls.AskLease
-    ) -> master_calls.LeaseGrant | GrantEvaluation | HoldBack | Finish:
+    ) -> LeaseGrant | GrantEvaluation | HoldBack | Finish:
         deadline = time.monotonic() + call.poll_secs
         with self._changed:
+            deaths = self._deaths[call.explorer]
             while True:
+                if self._deaths[call.explorer] != deaths:
+                    return HoldBack("the end of a dead explorer")  # Nobody hears the answer.
                 request = LeaseRequested(
                     call.explorer,
                     time.monotonic(),
@@ -453,7 +459,7 @@ class MasterServer:
                     return answer._replace(trainer_step=trainer.step if trainer else None)
                 self._changed.wait(left)
 
-    def _granted(self, grant: GrantLeases) -> master_calls.LeaseGrant:
+    def _granted(self, grant: GrantLeases) -> LeaseGrant:
         """Returns a grant with the prompts of its leases."""
         leases = Records[Lease]()
         for lease in grant.leases:
@@ -463,7 +469,7 @@ class MasterServer:
             # The rest of a row, which may be large, is in the explorer's own task.
             asked = prompt._replace(row=None)
             leases.append(Lease(lease.lease_id, lease.ordinal, attempt, asked))
-        return master_calls.LeaseGrant(grant.step, grant.version, grant.exactly, leases)
+        return LeaseGrant(grant.step, grant.version, grant.exactly, leases)
 
     def _judge(self, call: scoring_calls.RequestScores) -> scoring_calls.Scores:
         """Scores completions, and decides which groups to insert."""
@@ -518,6 +524,8 @@ class MasterServer:
         if isinstance(call.event, ExplorerDied):
             self._attendance.lost(explorer_name(call.event.explorer))
             self._weights.explorer_died(explorer_name(call.event.explorer))
+            with self._changed:
+                self._deaths[call.event.explorer] += 1
         self._apply(call.event)
         if isinstance(call.event, SnapshotSaved) or self._journal.is_long:
             self._begin_file()

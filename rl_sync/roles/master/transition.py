@@ -207,9 +207,12 @@ def _start(state: MasterState, position: Position) -> Outcome:
 def _publish(state: MasterState, version: int) -> MasterState:
     """Records the newest version, and whether it has to be evaluated.
 
-    An evaluation that no explorer has begun yet is replaced by the newer one.
+    A trainer that is started again publishes older versions again, which changes nothing. An
+    evaluation that no explorer has begun yet is replaced by the newer one.
     """
     every, before = state.settings.evaluate_every_steps, state.newest
+    if before is not None and version <= before:
+        return state
     state = dataclasses.replace(state, newest=version)
     if not every or before is None or version >= state.settings.steps:
         return state
@@ -266,18 +269,24 @@ def _new_lease(state: MasterState, request: LeaseRequested) -> Outcome:
 
 
 def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
-    """Grants the explorer's share of the first explorer step that has work left for it."""
-    settings = state.settings
+    """Grants the explorer's share of the first explorer step that has work left for it.
+
+    Work is granted once its version is published. An explorer that held work of a later version,
+    and waited for it, could not generate an earlier group again that was lost, which the trainer
+    needs before it can publish that version.
+    """
+    settings, newest = state.settings, state.newest
+    assert newest is not None
     taken = {lease.ordinal for lease in state.live.values()}
     again = {one.ordinal: one for one in state.again}
     for step in range(state.trained_steps + 1, settings.steps + 1):
         share = settings.share(request.explorer, step)
         free = [ordinal for ordinal in share if ordinal not in taken]
-        if free and not may_choose(state, step):
+        version = settings.schedule.exact_version(step)
+        if free and (version > newest or not may_choose(state, step)):
             return state, (HoldBack("synchronization"),)
         if free:
             todo = [again.get(ordinal, Assignment(ordinal)) for ordinal in free]
-            version = settings.schedule.exact_version(step)
             return _grant(state, request, step, version, True, todo[: settings.groups_per_lease])
     return state, (HoldBack("the end of training"),)
 

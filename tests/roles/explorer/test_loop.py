@@ -2,13 +2,12 @@
 
 import pytest
 
-from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation, LeaseGrant
+from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.explorer import loop as explorer
-from rl_sync.roles.explorer.actor import ExplorerState
 from rl_sync.roles.explorer.loop import ExplorerLoop
-from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack
+from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.types import Lease, Prompt
@@ -89,6 +88,7 @@ class Explorer:
     """
 
     streams = in_parts = False
+    groups = 1
 
     def __init__(self, rollout=None, version=-1):
         self.engine, self.rollout = Engine(version), rollout
@@ -120,26 +120,59 @@ def loop(weights, monkeypatch):
     return loop
 
 
-def test_newer_weights_are_taken_and_others_are_not(loop, weights):
-    assert loop._newer(ExplorerState(3, "params 3")) is None
-    weights.version = 5
-    loop.clock.now += 1
-    assert loop._newer(ExplorerState(3, "params 3")) == ExplorerState(5, "params 5")
+@pytest.fixture
+def swapping(loop):
+    """A loop whose explorer reports after each of ten chunks that it could use newer weights.
+
+    Its `versions` are those that the chunks went on with.
+    """
+    loop.session.settings = settings_with(sync__mode="asynchronous", rollout__swap="in_flight")
+    loop.session.answer = in_turn(_granting(3, 7), Finish("the run ended"))
+    loop.versions = []
+
+    def rollout(state, leases, newer):
+        for _ in range(10):
+            found = newer(state)
+            state = found or state
+            loop.versions.append(state.version)
+        assert state.params == f"params {state.version}"
+        return state, ["group 7"]
+
+    loop.explorer, loop.clock.ticks = Explorer(rollout), 0.001
+    return loop
 
 
-def test_between_two_looks_some_time_passes(loop, weights):
-    state = ExplorerState(3, "params 3")
-    for _ in range(10):
-        loop._newer(state)
-    assert weights.looks == 1
-    loop.clock.now += 1
-    loop._newer(state)
-    assert weights.looks == 2
+def test_newer_weights_are_taken_while_completions_are_in_flight(swapping, weights):
+    pull = weights.pull
+
+    def pull_and_publish(**wanted):
+        received = pull(**wanted)
+        weights.version = 5
+        return received
+
+    weights.pull, swapping.clock.ticks = pull_and_publish, True
+    swapping.run()
+    assert swapping.versions == [5] * 10
+    assert swapping.delivery.delivered == [["group 7"]]
 
 
-def test_weights_that_were_withdrawn_are_gone_without(loop, weights):
-    weights.version, weights.withdrawn = 4, True
-    assert loop._newer(ExplorerState(3, "params 3")) is None
+def test_between_two_looks_for_newer_weights_some_time_passes(swapping, weights):
+    swapping.run()
+    assert swapping.versions == [3] * 10
+    assert weights.looks == 2, "once for the grant, and once in ten chunks at the same time"
+
+
+def test_weights_that_were_withdrawn_are_gone_without(swapping, weights):
+    pull, weights.version = weights.pull, 3
+
+    def pull_and_withdraw(**wanted):
+        received = pull(**wanted)
+        weights.version, weights.withdrawn = 4, True
+        return received
+
+    weights.pull = pull_and_withdraw
+    swapping.run()
+    assert swapping.versions == [3] * 10
 
 
 def in_turn(*answers):
@@ -176,7 +209,7 @@ def test_an_explorer_says_what_it_has_unfinished_and_inserts_what_is_whole(loop,
 class Streaming:
     """An explorer of two groups at once; those of even numbers take one chunk, others three."""
 
-    streams, groups = True, 2
+    streams, in_parts, groups = True, True, 2
 
     def __init__(self):
         self.engine, self.left, self.rollouts = Engine(), {}, []
@@ -267,26 +300,25 @@ def test_a_streaming_explorer_is_held_back_only_once_nothing_is_in_flight(stream
     assert len(streaming.session.spans.of(SpanKind.WAIT)) == 1
 
 
-def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_its_own():
-    latest = LeaseGrant(1, 3, False, [])
-    exact = latest._replace(exactly=True)
-    assert [explorer._suits(latest, version) for version in (2, 3, 4)] == [False, True, True]
-    assert [explorer._suits(exact, version) for version in (2, 3, 4)] == [False, True, False]
-
-
 def test_weights_that_nothing_can_be_generated_with_are_named_by_their_version(loop):
     def rollout(*_):
         raise NonFiniteLogitsError("The model's logits are NaN")
 
     loop.explorer = Explorer(rollout, version=4)
-    grant = LeaseGrant(1, 4, True, [])
+    loop.session.answer = in_turn(_granting(3, 7))
     with pytest.raises(RunEndedError, match="weights of version 4: The model's logits are NaN"):
-        loop._generate(grant, ExplorerState(4, "params"))
+        loop.run()
+    (span,) = loop.session.spans.of(SpanKind.ROLLOUT)
+    assert span["error"] == "RunEndedError"
 
 
 def test_a_version_is_waited_for_and_not_asked_for_again_and_again(loop, weights):
-    loop._await(7, deadline=lambda: None)
+    loop.session.answer = in_turn(_granting(7, 1), Finish("the run ended"))
+    loop.explorer, loop.clock.ticks = Explorer(lambda state, *_: (state, [])), True
+    loop.run()
     assert (weights.version, weights.looks) == (7, 2)
+    (wait,) = loop.session.spans.of(SpanKind.WAIT)
+    assert wait == {"version": 7, "reason": "synchronization", "for_whom": "the trainer"}
 
 
 def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights):
@@ -298,21 +330,3 @@ def test_an_evaluation_is_of_the_weights_in_use_and_handed_in_once(loop, weights
     (handed_in,) = [call for call in calls if isinstance(call, HandInEvaluation)]
     assert handed_in == HandInEvaluation("after step 5", 5, ["request"])
     assert calls[-1].call == AwaitEvaluations(), "the explorer leaves before it is measured"
-
-
-def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on(loop):
-    answers = [HoldBack("the first weights", step) for step in (None, 1, 1, 2, 2, 2)]
-    answers.append(Finish("the run is over"))
-    renewed = []
-
-    class Patience:
-        def __call__(self):
-            pass
-
-        def renew(self):
-            renewed.append(len(answers))
-
-    loop.session.answer = lambda call: answers.pop(0)
-    loop.session.deadline = lambda *_: Patience()
-    assert loop._lease(None) == Finish("the run is over")
-    assert renewed == [5, 3]  # At the answers whose step is a new one.

@@ -23,7 +23,6 @@ from rl_sync.cluster.master_calls import (
     HandInEvaluation,
     Happened,
     Heartbeat,
-    LeaseGrant,
     Report,
     Resumed,
     Trained,
@@ -45,11 +44,13 @@ from rl_sync.records.run_outcome import read_outcome, read_versions
 from rl_sync.roles.master.evaluations import EvaluationResult
 from rl_sync.roles.master.events import (
     BatchTrained,
+    ExplorerDied,
     Finish,
     GrantBatch,
     GroupsBuffered,
     GroupsRefused,
     HoldBack,
+    LeaseGrant,
     Position,
     StopRequested,
     VersionPublished,
@@ -110,6 +111,20 @@ def test_who_is_held_back_sees_that_the_trainer_goes_on(master):
     for step in (3, 4):
         master(heartbeat(role="trainer", activity="sft", step=step))
         assert master(AskLease(1)) == HoldBack("the first weights", trainer_step=step)
+
+
+def test_a_request_that_waits_does_not_get_the_leases_that_its_explorers_death_makes_free(master):
+    master(Happened(VersionPublished(0)))
+    while isinstance(master(AskLease(2)), LeaseGrant):
+        pass
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(master(AskLease(2, poll_secs=20.0))))
+    waiting.start()
+    time.sleep(0.3)  # It waits at the master.
+    master(Happened(ExplorerDied(2)))
+    waiting.join(timeout=10)
+    assert [type(answer) for answer in answers] == [HoldBack]
+    assert isinstance(master(AskLease(2)), LeaseGrant), "its next life gets no leases"
 
 
 def test_explorers_that_wait_do_not_keep_the_master_busy(master):

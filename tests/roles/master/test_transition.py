@@ -43,13 +43,29 @@ def test_exact_leases_name_the_step_and_the_version_of_the_formula():
     schedule = resolve("custom", interval=2, offset=1)
     state = started(settings_of(schedule))
     for step in range(1, 7):
+        version = schedule.exact_version(step)
+        state, _ = take(state, VersionPublished(version))
         state, grant = lease(state)
-        assert (grant.step, grant.version, grant.exactly) == (
-            step,
-            schedule.exact_version(step),
-            True,
-        )
+        assert (grant.step, grant.version, grant.exactly) == (step, version, True)
         assert [one.ordinal for one in grant.leases] == list(range(4 * step - 4, 4 * step))
+
+
+def test_an_explorer_does_not_hold_work_of_a_version_that_a_lost_group_is_needed_for():
+    """It would wait for the version, and the trainer for the group."""
+    state = started(settings_of(resolve("synchronous")))
+    state, first = lease(state)
+    state, _ = take(state, GroupsBuffered(ids(first)))
+    state, answer = lease(state)
+    assert answer == HoldBack("synchronization")
+    state, _ = take(state, GroupsRefused(ids(first)[2:3], "lost with the buffer"))
+    state, again = lease(state)
+    assert (again.step, again.version, [one.ordinal for one in again.leases]) == (1, 0, [2])
+
+
+def test_a_version_that_is_published_again_changes_nothing():
+    state = started(settings_of(resolve("asynchronous")))
+    state, _ = take(state, VersionPublished(1), VersionPublished(2))
+    assert take(state, VersionPublished(1)) == (state, [])
 
 
 def test_explorers_in_lockstep_share_a_step_without_overlap():
@@ -201,6 +217,7 @@ def test_a_run_that_goes_on_counts_from_its_step_and_leases_what_was_not_trained
     exact = transition.MasterState(settings_of(resolve("one_step_off_policy")))
     exact, _ = take(exact, Started(Position(3, 12, (), 12)), VersionPublished(3))
     for step, version in [(4, 3), (5, 3), (6, 4)]:
+        exact, _ = take(exact, VersionPublished(version))
         exact, grant = lease(exact)
         assert (grant.step, grant.version) == (step, version)
 

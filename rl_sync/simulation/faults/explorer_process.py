@@ -1,0 +1,295 @@
+"""An explorer in the simulation: executes the commands of the explorer's control."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import NamedTuple
+
+from rl_sync.records.spans import SpanKind, sync_kind
+from rl_sync.roles.explorer import control
+from rl_sync.roles.explorer.control import ExplorerControl, transition
+from rl_sync.roles.master.events import ExplorerSeen, GroupsBuffered, LeaseGrant
+from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
+from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
+from rl_sync.simulation.faults.master_process import AskVersion
+from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
+from rl_sync.simulation.faults.replay_process import InsertGroup
+from rl_sync.simulation.faults.trainer_process import FetchWeights
+from rl_sync.simulation.faults.weights_store import Offer, applied
+from rl_sync.types import Lease
+from rl_sync.weights.deltas.artifact import HeldVersion
+
+HEARTBEAT_SECS = 2.0
+WAIT_SECS = 300.0
+_RECEIVE_SECS = 1.0
+
+
+class _InFlight(NamedTuple):
+    """A group that is being generated.
+
+    Attributes:
+      oldest_version, weights: version and weights at its begin.
+      parts: number of parts of a rollout until it is whole.
+    """
+
+    lease: Lease
+    oldest_version: int
+    weights: int
+    parts: int
+
+
+class SimulatedExplorer(SimulatedProcess):
+    """Generates groups."""
+
+    def begin(self) -> None:
+        """Begins without weights and groups."""
+        run = self.world.run
+        self._number = int(self.name.removeprefix("explorer"))
+        self._chance = random.Random(f"{run.seed} {self.name} {self.life}")
+        self._control = ExplorerControl(
+            groups=run.groups,
+            in_parts=run.style == "stream",
+            streams=run.style == "stream",
+            swaps=run.swaps,
+        )
+        self._weights: int | None = None
+        self._held: HeldVersion | None = None
+        self._in_flight: list[_InFlight] = []
+        self._whole: list[SimulatedGroup] = []
+        self._deliveries: list[SimulatedGroup] = []
+        self._is_delivering = False
+        self._deadline: float | None = None
+        self._swaps_left = 0
+        self._since = self._now
+        self._sync_kind = sync_kind(run.transfer)
+        self._beat()
+        self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(control.Ready()))
+
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
+        """Nobody calls an explorer."""
+        raise AssertionError(f"{self.name} does not know {request.message}")
+
+    def transition(self, state: ExplorerControl, event: control.ExplorerEvent) -> control.Step:
+        """Decides what to do after an event."""
+        return transition(state, event)
+
+    @property
+    def _now(self) -> float:
+        return self.world.queue.now_secs
+
+    def _beat(self) -> None:
+        self.call(MASTER, ExplorerSeen(self._number, 0.0), lambda _: None, "heartbeat")
+        self.after(HEARTBEAT_SECS, self._beat)
+
+    def _report(self, event: control.ExplorerEvent) -> None:
+        self._control, commands = self.transition(self._control, event)
+        self._execute(commands)
+
+    def _execute(self, commands: tuple[control.ExplorerCommand, ...]) -> None:
+        """Executes commands in order; a pause delays the rest."""
+        for at, command in enumerate(commands):
+            self.command(command)
+            if isinstance(command, control.Pause):
+                self.after(command.secs, functools.partial(self._execute, commands[at + 1 :]))
+                return
+            self._do(command)
+
+    def _do(self, command: control.ExplorerCommand) -> None:
+        match command:
+            case control.StartDeadline() | control.RenewDeadline():
+                self._deadline = self._now + WAIT_SECS
+            case control.CheckDeadline():
+                if self._deadline is None or self._now > self._deadline:
+                    self.give_up("has waited too long")
+            case control.Look(newest_after_secs):
+                asks = newest_after_secs is not None and self._now >= newest_after_secs
+                newest = self._newest_at_hand() if asks else None
+                self.after(0.0, lambda: self._report(control.Looked(self._now, None, newest)))
+            case control.Ask():
+                self.world.invariants.waits(self.name, "work", command.poll_secs)
+                self.call(MASTER, command, self._take_answer, poll_secs=command.poll_secs)
+            case control.AwaitVersion(version, poll_secs):
+                self.world.invariants.waits(self.name, f"version {version}", poll_secs)
+                self._await(version, self._now + poll_secs, poll_secs)
+            case control.BeginWait(reason):
+                self._since, self._reason = self._now, reason
+            case control.EndWait():
+                wait = {"reason": self._reason, "for_whom": control.TRAINER}
+                self.world.span(self.name, SpanKind.WAIT, self._since, **wait)
+            case control.BeginRollout(step):
+                self._since, self._step, self._leases = self._now, step, list[int]()
+            case control.EndRollout():
+                self.world.span(
+                    self.name,
+                    SpanKind.ROLLOUT,
+                    self._since,
+                    step=self._step,
+                    version=self._control.version,
+                    leases=self._leases,
+                )
+            case control.Pull():
+                self._since = self._now
+                self._pull(command)
+            case control.RollOut():
+                self._roll_out(command)
+            case control.GoOn():
+                self._roll_on()
+            case control.Deliver():
+                self._deliveries += self._whole
+                self._deliver()
+            case control.Evaluate():
+                self._in_flight = [one._replace(parts=1) for one in self._in_flight]
+                done = control.EvaluationEnded(len(self._in_flight), self._room())
+                self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(done))
+            case control.LeaveRun():
+                self.world.end(self)
+
+    # Weights.
+
+    def _newest_at_hand(self) -> int:
+        """Returns the newest version that can be pulled now."""
+        if self.world.run.transfer == "checkpoint":
+            names = [n for n in self.world.disk.names("weights-") if self.world.disk.read(n)]
+            return max((int(name.split("-")[1]) for name in names), default=-1)
+        return self.world.announced()
+
+    def _await(self, version: int, until: float, poll_secs: float) -> None:
+        if self.world.run.transfer == "server":
+            self.call(
+                MASTER,
+                AskVersion(version),
+                lambda newest: self._report(control.NewestKnown(newest)),
+                poll_secs=poll_secs,
+            )
+            return
+        newest = self._newest_at_hand()
+        if newest >= version or self._now >= until:
+            self.after(0.0, lambda: self._report(control.NewestKnown(newest)))
+        else:
+            self.after(0.2, functools.partial(self._await, version, until, poll_secs))
+
+    def _pull(self, command: control.Pull) -> None:
+        if self.world.run.transfer == "checkpoint":
+            self.after(self._chance.uniform(0.05, 0.5), functools.partial(self._read, command))
+            return
+        message = FetchWeights(command.version, command.exactly, self._held)
+        self.call(TRAINER, message, functools.partial(self._receive, command))
+
+    def _read(self, command: control.Pull) -> None:
+        """Reads a version that is whole from the disk."""
+        disk = self.world.disk
+        found = {int(n.split("-")[1]): disk.read(n) for n in disk.names("weights-")}
+        fitting = [
+            version
+            for version, records in found.items()
+            if records
+            and (version == command.version or (version > command.version and not command.exactly))
+        ]
+        if not fitting:
+            self._late(command)
+            return
+        weights = found[max(fitting)][0]
+        target = HeldVersion("files", max(fitting), digest_of(weights))
+        self._receive(command, Offer(target, (), weights))
+
+    def _receive(self, command: control.Pull, offer: Offer | None) -> None:
+        if offer is None:
+            self._late(command)
+            return
+        damaged = self.world.network.damages()
+        self.accept(command, offer, None if damaged else applied(self._weights, offer))
+
+    def accept(self, command: control.Pull, offer: Offer, weights: int | None) -> None:
+        """Takes weights if their digest is the right one, or asks for a full copy."""
+        if weights is None:
+            self._held = None
+            self._late(command)
+            return
+        self._weights, self._held = weights, offer.target
+        version = offer.target.version
+        self.world.span(self.name, self._sync_kind, self._since, version=version, step=command.step)
+        self._report(control.Pulled(version))
+
+    def _late(self, command: control.Pull) -> None:
+        since = self._now if command.since_secs is None else command.since_secs
+        self.after(_RECEIVE_SECS, lambda: self._report(control.PullLate(since)))
+
+    # Groups.
+
+    def _take_answer(self, answer: control.Answer) -> None:
+        if isinstance(answer, LeaseGrant):
+            self.world.invariants.granted(self.name, self.life, answer.leases)
+        self._report(control.WorkAnswered(answer, self._now))
+
+    def _room(self) -> int | None:
+        run = self.world.run
+        return run.groups - len(self._in_flight) if run.style == "stream" else None
+
+    def _roll_out(self, command: control.RollOut) -> None:
+        version, weights = self._control.version, self._weights
+        self.world.invariants.decodes(self.name, version, weights)
+        assert version is not None
+        assert weights is not None
+        whole_only = self.world.run.style == "whole"
+        self._in_flight += [
+            _InFlight(lease, version, weights, 1 if whole_only else self._chance.randint(1, 3))
+            for lease in command.leases
+        ]
+        self.world.invariants.generates(self.name, len(self._in_flight))
+        self._leases += [lease.lease_id for lease in command.leases]
+        self._swaps_left = 2 if command.may_swap else 0
+        self._roll_on()
+
+    def _roll_on(self) -> None:
+        """Generates a chunk; between two chunks newer weights may be taken."""
+        self.world.invariants.decodes(self.name, self._control.version, self._weights)
+        secs = self._chance.uniform(0.1, 0.8)
+        if self._swaps_left:
+            self._swaps_left -= 1
+            self.after(secs, lambda: self._report(control.SwapPossible()))
+        else:
+            self.after(secs, self._end_part)
+
+    def _end_part(self) -> None:
+        self._in_flight = [one._replace(parts=one.parts - 1) for one in self._in_flight]
+        self._collect()
+        self._report(control.RolledOut(len(self._whole), len(self._in_flight), self._room()))
+
+    def _collect(self) -> None:
+        """Makes groups of those that have no parts left."""
+        run = self.world.run
+        self._whole = [
+            SimulatedGroup(
+                one.lease.lease_id,
+                one.lease.ordinal,
+                self._number,
+                one.oldest_version,
+                content_of(run, one.lease.ordinal, one.lease.attempt, one.weights),
+            )
+            for one in self._in_flight
+            if one.parts <= 0
+        ]
+        self._in_flight = [one for one in self._in_flight if one.parts > 0]
+
+    def _deliver(self) -> None:
+        """Inserts one group after the other, and reports each, beside the generation."""
+        if self._is_delivering or not self._deliveries:
+            return
+        self._is_delivering, began = True, self._now
+        group = self._deliveries.pop(0)
+
+        def inserted(_: object) -> None:
+            self.command("report the group")
+            self.world.span(self.name, SpanKind.INSERT, began, leases=[group.lease_id])
+            event = GroupsBuffered((group.lease_id,))
+            self.call(MASTER, event, reported, "delivery")
+
+        def reported(_: object) -> None:
+            self._is_delivering = False
+            self._deliver()
+
+        def insert() -> None:
+            self.call(REPLAY, InsertGroup(group), inserted, "delivery")
+
+        self.after(self._chance.uniform(0.0, 0.5), insert)

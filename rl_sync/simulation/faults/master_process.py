@@ -1,0 +1,396 @@
+"""The master in the simulation: the real transition behind a journal on the disk."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rl_sync.roles.explorer.control import Ask
+from rl_sync.roles.master.events import (
+    LEASE_EXPIRED,
+    BatchTrained,
+    Event,
+    ExplorerDied,
+    ExplorerSeen,
+    GrantLeases,
+    GroupsBuffered,
+    GroupsRefused,
+    HoldBack,
+    LeaseGrant,
+    LeaseRequested,
+    MasterSettings,
+    Position,
+    Record,
+    Started,
+    Ticked,
+    VersionPublished,
+)
+from rl_sync.roles.master.state import MasterState
+from rl_sync.roles.master.transition import transition
+from rl_sync.simulation.faults.processes import (
+    Answerer,
+    ArrivedCall,
+    SimulatedProcess,
+    Surroundings,
+)
+from rl_sync.types import Lease, Prompt
+
+LEASE_SECS = 8.0
+TICK_SECS = 2.0
+FLUSH_SECS = 0.05
+LOST = "lost with a buffer"
+_PROMPT = Prompt(0, "", "")
+
+
+class AskVersion(NamedTuple):
+    """Asks for the newest version, and waits for one."""
+
+    version: int
+
+
+class ClaimGroups(NamedTuple):
+    """The trainer has taken groups from the buffer; see `Claim`."""
+
+    lease_ids: tuple[int, ...]
+
+
+class StepDone(NamedTuple):
+    """The trainer reports a step, and the tokens that it has trained on."""
+
+    event: BatchTrained
+    tokens: int
+
+
+class GoOnAfter(NamedTuple):
+    """A trainer that was started asks where the master is.
+
+    Attributes:
+      held: lease ids of the groups that are in the buffer or with the trainer.
+    """
+
+    held: frozenset[int]
+
+
+class HeldGroups(NamedTuple):
+    """The trainer waits for a batch, and says which groups are in the buffer or with itself."""
+
+    held: frozenset[int]
+
+
+class SnapshotTaken(NamedTuple):
+    """The trainer has a new snapshot: the journal begins anew."""
+
+    step: int
+
+
+class ExplorerLost(NamedTuple):
+    """The launcher has seen an explorer die, in one of its lives."""
+
+    explorer: int
+    life: int
+
+
+class KnownSteps(NamedTuple):
+    """Answers `GoOnAfter`.
+
+    Attributes:
+      reported: last step that was reported.
+      uses: number of steps that have trained on each live lease.
+    """
+
+    reported: int
+    uses: dict[int, int]
+
+
+Thread = tuple[str, int, str]
+"""A thread of a life of a process."""
+
+
+class JournalLine(NamedTuple):
+    """A line of the journal: an event, and the call that it came with."""
+
+    event: Event
+    thread: Thread | None
+    number: int
+    tokens: int
+
+
+class Remembered(NamedTuple):
+    """Everything that the master knows and cannot ask for again.
+
+    Attributes:
+      state: the state.
+      calls: the newest call of each thread of each process, and its answer.
+      tokens: tokens of each reported step.
+    """
+
+    state: MasterState
+    calls: dict[Thread, tuple[int, Any]]
+    tokens: dict[int, int]
+
+
+class SimulatedMaster(SimulatedProcess):
+    """Answers calls; whatever an answer depends on is flushed before."""
+
+    def __init__(self, world: Surroundings, name: str) -> None:
+        super().__init__(world, name)
+        run = world.run
+        self._settings = MasterSettings(
+            schedule=run.schedule,
+            steps=run.steps,
+            groups_per_step=run.groups_per_step,
+            explorers=run.explorers,
+            groups_per_lease=run.groups,
+            lease_secs=LEASE_SECS,
+            carries_over=run.style != "whole",
+            times_sampled=run.times_sampled,
+            evaluate_every_steps=run.evaluate_every_steps,
+            seed=run.seed,
+        )
+
+    def begin(self) -> None:
+        """Folds the transition over the journal."""
+        self._lives: dict[str, int] = {}
+        self._answers: dict[Thread, tuple[int, Any]] = {}
+        self._numbers_seen: dict[Thread, int] = {}
+        self._waiting: dict[Thread, Callable[[], None]] = {}
+        self._unsent: list[Callable[[], None]] = []
+        self._is_dirty = self._wakes = False
+        self.known = self._recovered()
+        self.world.invariants.master_restarted(self.known.state)
+        self._save()
+        for explorer in range(1, self.world.run.explorers + 1):  # The clock is another one.
+            self._see(explorer)
+        self.after(TICK_SECS, self._tick)
+
+    @property
+    def _now(self) -> float:
+        return self.world.queue.now_secs
+
+    # The journal.
+
+    def journals(self) -> list[str]:
+        """Returns the names of the journals, oldest first."""
+        return self.world.disk.names("journal-")
+
+    def chosen_journal(self) -> str | None:
+        """Returns the name of the journal to read; None for a new run."""
+        return max(self.journals(), default=None)
+
+    def flush(self, name: str) -> None:
+        """Makes a file durable before it gets its name."""
+        self.world.disk.flush(name)
+
+    def send_after_flush(self) -> bool:
+        """Says whether answers wait until what they depend on is durable."""
+        return True
+
+    def _recovered(self) -> Remembered:
+        name = self.chosen_journal()
+        lines = self.world.disk.read(name) if name else []
+        if not lines:
+            return Remembered(MasterState(self._settings), {}, {})
+        first, *entries = lines
+        known = Remembered(first.state, dict(first.calls), dict(first.tokens))
+        for entry in entries:
+            known, _ = self._folded(known, entry)
+        return known
+
+    def _folded(self, known: Remembered, entry: JournalLine) -> tuple[Remembered, Any]:
+        """Applies one line of the journal; returns what is known then, and the answer."""
+        state, commands = transition(known.state, entry.event)
+        answers = [one for one in commands if not isinstance(one, Record)]
+        answer = _answer_to(entry.event, state, answers[0] if answers else None)
+        if state is known.state:
+            return known, answer
+        if isinstance(entry.event, BatchTrained):
+            known.tokens[entry.event.step] = entry.tokens
+        if entry.thread is not None:
+            known.calls[entry.thread] = entry.number, answer
+        return known._replace(state=state), answer
+
+    def _save(self) -> None:
+        """Begins a journal with the whole state, and deletes the one before the last."""
+        disk, names, known = self.world.disk, self.journals(), self.known
+        number = 1 + max((int(name.split("-")[1]) for name in names), default=0)
+        name, partial = f"journal-{number:04d}", "partial-journal"
+        disk.write(self.name, partial, [Remembered(known.state, {**known.calls}, {**known.tokens})])
+        self.flush(partial)
+        self.command("rename the journal")
+        disk.rename(partial, name)
+        self._journal, self._is_dirty = name, False
+        for old in self.journals()[:-2]:
+            disk.delete(old)
+
+    def _apply(
+        self, event: Event, thread: Thread | None = None, number: int = 0, tokens: int = 0
+    ) -> Any:
+        """Applies an event, and writes it to the journal if it changes anything."""
+        entry, before = JournalLine(event, thread, number, tokens), self.known.state
+        self.known, answer = self._folded(self.known, entry)
+        if self.known.state is not before:
+            self.world.invariants.mastered(self.known.state, self.known.tokens)
+            self.world.disk.append(self.name, self._journal, entry)
+            self._write_soon()
+            if not isinstance(event, LeaseRequested) and self._waiting and not self._wakes:
+                self._wakes = True
+                self.after(0.0, self._wake)
+        return answer
+
+    def _write_soon(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.after(FLUSH_SECS, self._flush)
+
+    def _flush(self) -> None:
+        self.command("flush the journal")
+        self.world.disk.flush(self._journal)
+        self._is_dirty = False
+        self.command("send the answers")
+        unsent, self._unsent = self._unsent, []
+        for send in unsent:
+            send()
+
+    # Calls.
+
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
+        """See `SimulatedProcess`."""
+        if request.life < self._lives.get(request.client, 0):
+            return  # Its process is dead.
+        self._lives[request.client] = request.life
+        thread = (request.client, request.life, request.channel)
+        if self.answered_before(thread, request, answer):
+            return
+        self.command(request.message)
+        if isinstance(request.message, Ask | AskVersion):
+            self._try(thread, request, answer, self._now + request.poll_secs)
+        else:
+            self._reply(thread, request, answer, self._result(thread, request))
+
+    def answered_before(self, thread: Thread, request: ArrivedCall, answer: Answerer) -> bool:
+        """Gives a call that comes again the same answer; ignores one that was given up."""
+        number = request.number
+        if number < self._numbers_seen.get(thread, 0):
+            return True
+        self._numbers_seen[thread] = number
+        for known in (self._answers, self.known.calls):
+            if thread in known and known[thread][0] == number:
+                self._reply(thread, request, answer, known[thread][1])
+                return True
+        return False
+
+    def _result(self, thread: Thread, request: ArrivedCall) -> Any:
+        message, number = request.message, request.number
+        match message:
+            case ClaimGroups(lease_ids):
+                return self._apply(GroupsBuffered(lease_ids), thread, number)
+            case StepDone(event, tokens):
+                return self._apply(event, thread, number, tokens)
+            case GoOnAfter(held):
+                self._lose(held)
+                if self.known.state.newest is None:
+                    self._apply(Started(Position(0, 0, (), 0)))
+                live = self.known.state.live.values()
+                uses = {one.lease_id: one.trained for one in live if one.trained}
+                return KnownSteps(self.known.state.trained_steps, uses)
+            case HeldGroups(held):
+                return self._lose(held)
+            case SnapshotTaken():
+                return self._save()
+            case ExplorerSeen(explorer):
+                return self._see(explorer)
+            case ExplorerLost(explorer, life):
+                self.forget(f"explorer{explorer}", life)
+                return self._apply(ExplorerDied(explorer), thread, number)
+            case VersionPublished() | GroupsBuffered() | GroupsRefused():
+                return self._apply(message, thread, number)
+        raise AssertionError(f"the master does not know {message}")
+
+    def forget(self, process: str, life: int) -> None:
+        """Forgets requests of a dead process that wait for an answer."""
+        self._lives[process] = life + 1
+        for thread in [*self._waiting]:
+            if thread[0] == process and thread[1] <= life:
+                del self._waiting[thread]
+
+    def _reply(self, thread: Thread, request: ArrivedCall, answer: Answerer, result: Any) -> None:
+        self._answers[thread] = request.number, result
+        if self._is_dirty and self.send_after_flush():
+            self._unsent.append(functools.partial(answer, result))
+        else:
+            answer(result)
+
+    def _try(self, thread: Thread, request: ArrivedCall, answer: Answerer, until: float) -> None:
+        """Answers a call that may wait; it is tried again once something changes."""
+        self._waiting.pop(thread, None)
+        is_over = self._now >= until
+        result = self._tried(thread, request)
+        if is_over or not (isinstance(result, HoldBack) or result is None):
+            self._reply(thread, request, answer, self._newest() if result is None else result)
+            return
+        again = functools.partial(self._try, thread, request, answer, until)
+
+        def expire() -> None:
+            if self._waiting.get(thread) is again:
+                again()
+
+        self._waiting[thread] = again
+        self.after(until - self._now, expire)
+
+    def _tried(self, thread: Thread, request: ArrivedCall) -> Any:
+        message = request.message
+        if isinstance(message, AskVersion):
+            return self._newest() if self._newest() >= message.version else None
+        explorer = int(request.client.removeprefix("explorer"))
+        unfinished, room, version = message.unfinished, message.room, message.version
+        event = LeaseRequested(explorer, self._now, unfinished, room, version)
+        return self._apply(event, thread, request.number)
+
+    def _newest(self) -> int:
+        newest = self.known.state.newest
+        return -1 if newest is None else newest
+
+    def _wake(self) -> None:
+        self._wakes = False
+        for again in [*self._waiting.values()]:
+            again()
+
+    # Time, and groups that are gone.
+
+    def _see(self, explorer: int) -> None:
+        """Renews the leases of an explorer; a journal that is read renews all of them."""
+        state, _ = transition(self.known.state, ExplorerSeen(explorer, self._now))
+        self.known = self.known._replace(state=state)
+
+    def _tick(self) -> None:
+        """Drops late leases.
+
+        Heartbeats are not in the journal, so the late leases are: otherwise more of them would be
+        late when the journal is read.
+        """
+        _, commands = transition(self.known.state, Ticked(self._now))
+        late = [lease for one in commands if isinstance(one, Record) for lease in one.leases]
+        if late:
+            self._apply(GroupsRefused(tuple(one.lease_id for one in late), LEASE_EXPIRED))
+        self.after(TICK_SECS, self._tick)
+
+    def _lose(self, held: frozenset[int]) -> None:
+        """Leases groups again that are neither in the buffer nor with the trainer any more."""
+        live = self.known.state.live.values()
+        lost = tuple(one.lease_id for one in live if one.buffered and one.lease_id not in held)
+        if lost:
+            self._apply(GroupsRefused(lost, LOST))
+
+
+def _answer_to(event: Event, state: MasterState, command: Any) -> Any:
+    """Returns the answer to the call that an event came with."""
+    if isinstance(event, GroupsBuffered):
+        return [one for one in event.lease_ids if one not in state.live]
+    if not isinstance(command, GrantLeases):
+        return command
+    leases = [
+        Lease(one.lease_id, one.ordinal, 0 if command.exactly else one.attempt, _PROMPT)
+        for one in command.leases
+    ]
+    return LeaseGrant(command.step, command.version, command.exactly, leases)

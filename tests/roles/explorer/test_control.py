@@ -1,0 +1,261 @@
+"""Decisions of the explorer's control, event by event."""
+
+import pytest
+
+from rl_sync.roles.explorer import control
+from rl_sync.roles.explorer.control import (
+    Ask,
+    AwaitVersion,
+    BeginRollout,
+    BeginWait,
+    CheckDeadline,
+    CheckDelivery,
+    Deliver,
+    EndRollout,
+    EndWait,
+    Evaluate,
+    EvaluationEnded,
+    ExplorerControl,
+    GoOn,
+    LeaveRun,
+    Look,
+    Looked,
+    NewestKnown,
+    Pause,
+    Pull,
+    Pulled,
+    PullFailed,
+    PullLate,
+    Ready,
+    RenewDeadline,
+    RolledOut,
+    RollOut,
+    StartDeadline,
+    SwapPossible,
+    TellFailure,
+    WorkAnswered,
+    suits,
+    transition,
+)
+from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
+from rl_sync.types import Lease, Prompt
+
+WHOLE = ExplorerControl(groups=2)
+PARTS = ExplorerControl(groups=2, in_parts=True)
+SWAPPING = ExplorerControl(groups=2, swaps=True)
+STREAMING = ExplorerControl(groups=2, in_parts=True, streams=True, swaps=True)
+
+
+def lease(lease_id):
+    return Lease(lease_id, lease_id, 0, Prompt(0, "1+1=", "2"))
+
+
+def grant(version, *lease_ids, exactly=False):
+    return LeaseGrant(1, version, exactly, [lease(one) for one in lease_ids])
+
+
+def take(state, *events):
+    """Applies events in turn; returns the last state and its commands."""
+    commands = ()
+    for event in events:
+        state, commands = transition(state, event)
+    return state, commands
+
+
+def answered(answer, now=0.0):
+    return WorkAnswered(answer, now)
+
+
+def rolling(state, *lease_ids):
+    """A control in its first rollout, with weights of version 3."""
+    told = answered(grant(3, *lease_ids or (7,)))
+    return take(state, Ready(), told, NewestKnown(3), Pulled(3))[0]
+
+
+def test_the_first_request_says_nothing_of_weights():
+    _, commands = take(WHOLE, Ready())
+    assert commands[1:] == (CheckDelivery(), Ask())
+    assert isinstance(commands[0], StartDeadline)
+
+
+def test_the_first_grant_is_pulled_for_and_rolled_out():
+    state, commands = take(WHOLE, Ready(), answered(grant(3, 7, exactly=True)))
+    assert commands == (StartDeadline("the weights of version 3", "the trainer"), AwaitVersion(3))
+    state, commands = take(state, NewestKnown(3))
+    assert commands == (Pull(3, True, 1),)
+    state, commands = take(state, Pulled(3))
+    assert commands == (BeginRollout(1), RollOut((lease(7),), may_swap=False))
+
+
+def test_whole_groups_are_delivered_before_more_work_is_asked_for():
+    state, commands = take(rolling(WHOLE), RolledOut(1, 1))
+    assert commands[:2] == (EndRollout(), Deliver())
+    assert commands[-1] == Look(), "the version at hand is a part of the request"
+    _, commands = take(state, Looked(5.0, at_hand=2))
+    assert commands == (CheckDelivery(), Ask(unfinished=1, version=3))
+
+
+def test_nothing_is_delivered_if_nothing_is_whole():
+    assert Deliver() not in take(rolling(WHOLE), RolledOut(0, 1))[1]
+
+
+@pytest.mark.parametrize(("at_hand", "version"), [(None, None), (2, 3), (5, 5)])
+def test_a_request_names_the_newest_weights_that_are_here(at_hand, version):
+    _, commands = take(rolling(WHOLE), RolledOut(1, 0), Looked(5.0, at_hand))
+    assert commands[-1].version == version
+
+
+def test_a_held_back_explorer_waits_at_the_master_until_it_has_work():
+    state, commands = take(WHOLE, Ready(), answered(HoldBack("synchronization", 4)))
+    again = (CheckDeadline(), CheckDelivery(), Ask(poll_secs=control.POLL_SECS))
+    assert commands == (BeginWait("synchronization"), *again)
+    state, commands = take(state, answered(HoldBack("synchronization", 4)))
+    assert commands == again
+    _, commands = take(state, answered(Finish("the run ended")))
+    assert commands == (EndWait(), LeaveRun())
+
+
+def test_a_wait_for_another_reason_is_another_wait():
+    state, _ = take(WHOLE, Ready(), answered(HoldBack("the first weights", 4)))
+    _, commands = take(state, answered(HoldBack("synchronization", 4)))
+    assert commands[:3] == (EndWait(), BeginWait("synchronization"), CheckDeadline())
+
+
+def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on():
+    state, renewed = take(WHOLE, Ready())[0], []
+    for step in (None, 1, 1, 2, 2, 2):
+        state, commands = take(state, answered(HoldBack("the first weights", step)))
+        renewed.append(RenewDeadline() in commands)
+    assert renewed == [False, True, False, True, False, False]
+
+
+def test_a_version_that_is_not_there_is_waited_for():
+    state, commands = take(WHOLE, Ready(), answered(grant(3, 7)), NewestKnown(-1))
+    poll = AwaitVersion(3, control.POLL_SECS)
+    assert commands == (BeginWait("synchronization", 3), poll)
+    state, commands = take(state, NewestKnown(2))
+    assert commands == (CheckDeadline(), Pause(control.PAUSE_SECS), poll)
+    _, commands = take(state, NewestKnown(4))
+    assert commands == (EndWait(), Pull(3, False, 1))
+
+
+def test_a_late_pull_is_repeated_until_its_deadline_and_keeps_its_start():
+    state, _ = take(WHOLE, Ready(), answered(grant(3, 7)), NewestKnown(3))
+    _, commands = take(state, PullLate(since_secs=8.5))
+    assert commands == (CheckDeadline(), Pull(3, False, 1, since_secs=8.5))
+
+
+def test_a_pull_that_fails_is_repeated_if_the_trainer_is_started_again():
+    elastic = ExplorerControl(groups=2, is_elastic=True)
+    fetching = (Ready(), answered(grant(3, 7)), NewestKnown(3))
+    _, commands = take(elastic, *fetching, PullFailed(8.5, "the trainer is gone"))
+    assert commands == (
+        TellFailure("the trainer is gone"),
+        CheckDeadline(),
+        Pause(control.POLL_SECS),
+        Pull(3, False, 1, since_secs=8.5),
+    )
+    _, commands = take(WHOLE, *fetching, PullFailed(8.5, "the trainer is gone"))
+    assert commands == (control.GiveUp(),)
+
+
+def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_its_own():
+    assert [suits(grant(3), version) for version in (None, 2, 3, 4)] == [False, False, True, True]
+    exact = grant(3, exactly=True)
+    assert [suits(exact, version) for version in (None, 2, 3, 4)] == [False, False, True, False]
+
+
+def test_an_evaluation_is_of_the_weights_in_use_and_is_awaited_at_the_end():
+    state, commands = take(
+        rolling(WHOLE), RolledOut(1, 1), Looked(1.0), answered(GrantEvaluation(3, 3))
+    )
+    assert commands == (Evaluate(),)
+    state, _ = take(state, EvaluationEnded(0))
+    _, commands = take(state, Looked(2.0))
+    assert commands[-1].unfinished == 0, "the evaluation has finished the groups in flight"
+    _, commands = take(state, answered(Finish("the run ended")))
+    assert commands == (control.AwaitMeasured(), LeaveRun())
+
+
+def test_a_rollout_in_parts_goes_on_until_nothing_is_in_flight():
+    state, commands = take(rolling(PARTS, 7, 8), RolledOut(1, 1))
+    assert commands == (Deliver(), CheckDelivery(), RollOut((), may_swap=False))
+    _, commands = take(state, RolledOut(1, 0))
+    assert commands[:2] == (EndRollout(), Deliver())
+
+
+def test_newer_weights_are_taken_in_flight_but_not_looked_for_all_the_time():
+    state, commands = take(rolling(SWAPPING), SwapPossible())
+    assert commands == (Look(0.0),)
+    state, commands = take(state, Looked(5.0, newest=5))
+    assert commands == (Pull(4, False, None),)
+    state, commands = take(state, Pulled(5))
+    assert commands == (GoOn(),)
+    state, commands = take(state, SwapPossible())
+    assert commands == (Look(5.0 + control.IN_FLIGHT_POLL_SECS),)
+    state, commands = take(state, Looked(5.05, newest=None))
+    assert commands == (GoOn(),)
+    assert state.version == 5
+    assert take(state, RolledOut(1, 0))[1][:2] == (EndRollout(), Deliver())
+
+
+def test_weights_that_were_withdrawn_are_gone_without():
+    state, commands = take(
+        rolling(SWAPPING), SwapPossible(), Looked(5.0, newest=5), PullLate(since_secs=5.0)
+    )
+    assert (state.version, commands) == (3, (GoOn(),))
+
+
+def between_parts(unfinished, room, now=1.0, newest=None):
+    state, commands = take(rolling(STREAMING), RolledOut(0, unfinished, room))
+    assert commands == (CheckDelivery(), Look(0.0))
+    return take(state, Looked(now, newest=newest))
+
+
+def test_a_streaming_explorer_asks_between_parts_if_it_has_room():
+    state, commands = between_parts(unfinished=1, room=1)
+    assert commands == (Ask(1, 1),)
+    _, commands = take(state, answered(grant(3, 8)))
+    assert commands == (RollOut((lease(8),), may_swap=False),)
+
+
+def test_a_streaming_explorer_without_room_asks_only_for_newer_weights():
+    assert between_parts(unfinished=2, room=0)[1] == (RollOut((), may_swap=False),)
+    assert between_parts(unfinished=2, room=0, newest=3)[1] == (RollOut((), may_swap=False),)
+    assert between_parts(unfinished=2, room=0, newest=4)[1] == (Ask(2, 0),)
+
+
+def test_a_streaming_explorer_without_groups_in_flight_always_asks():
+    assert between_parts(unfinished=0, room=0)[1] == (Ask(0, 0),)
+
+
+def test_a_streaming_explorer_that_got_no_leases_does_not_ask_at_once_again():
+    state, _ = between_parts(unfinished=1, room=1)
+    state, commands = take(state, answered(grant(3), now=1.0))
+    assert commands == (RollOut((), may_swap=False),)
+    state, _ = take(state, RolledOut(0, 1, 1))
+    assert take(state, Looked(1.01))[1] == (RollOut((), may_swap=False),)
+    assert take(state, Looked(1.03))[1] == (Ask(1, 1),)
+
+
+def test_a_grant_of_newer_weights_ends_a_streaming_rollout_and_is_taken_up():
+    state, _ = between_parts(unfinished=1, room=1, newest=4)
+    state, commands = take(state, answered(grant(4, 9)))
+    assert commands[0] == EndRollout()
+    assert commands[-1] == AwaitVersion(4)
+    _, commands = take(state, NewestKnown(4), Pulled(4))
+    assert commands == (BeginRollout(1), RollOut((lease(9),), may_swap=False))
+
+
+def test_a_streaming_explorer_that_is_held_back_ends_its_rollout_and_asks_anew():
+    state, _ = between_parts(unfinished=0, room=2)
+    state, commands = take(state, answered(HoldBack("synchronization")))
+    assert [type(one) for one in commands] == [EndRollout, StartDeadline, Look]
+    assert state.kept is None
+
+
+def test_a_streaming_rollout_ends_after_as_many_groups_as_fill_the_slots():
+    state, _ = between_parts(unfinished=1, room=1)
+    state, _ = take(state, answered(grant(3, 8)), RolledOut(1, 1, 1), Looked(1.2))
+    _, commands = take(state, answered(grant(3, 9)), RolledOut(1, 1, 1))
+    assert commands[:2] == (EndRollout(), Deliver())

@@ -1,0 +1,197 @@
+"""Broken processes, each with one mistake that real systems have made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from rl_sync.roles.explorer.control import Ask
+from rl_sync.roles.master.events import GroupsRefused
+from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
+from rl_sync.simulation.faults.master_process import SimulatedMaster
+from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
+from rl_sync.simulation.faults.weights_store import WeightsStore
+from rl_sync.simulation.faults.world import Parts
+
+
+class AnswersBeforeFlush(SimulatedMaster):
+    """A grant leaves before it is durable, so that a restarted master grants the lease again."""
+
+    def send_after_flush(self):
+        return False
+
+
+class ForgetsCalls(SimulatedMaster):
+    """A request that comes again is a new one: its explorer gets other leases."""
+
+    def answered_before(self, thread, request, answer):
+        return False
+
+
+class AnswersTheDead(SimulatedMaster):
+    """A request that waits is granted what the death of its own explorer made free."""
+
+    def forget(self, process, life):
+        self._lives[process] = life + 1
+
+
+class StaleJournal(SimulatedMaster):
+    """A restarted master reads the journal before the newest one."""
+
+    def chosen_journal(self):
+        return min(self.journals(), default=None)
+
+
+class RenamesJournalUnflushed(SimulatedMaster):
+    """The journal gets its name before its content is durable."""
+
+    def flush(self, name):
+        pass
+
+
+class PinnedCursor(SimulatedMaster):
+    """A dropped group keeps its place, for which no other group is generated."""
+
+    def _apply(self, event, *arguments, **named):
+        if isinstance(event, GroupsRefused):
+            return None
+        return super()._apply(event, *arguments, **named)
+
+
+def one_more(schedule):
+    """A schedule with a bound that is off by one."""
+    return dataclasses.replace(schedule, max_staleness=schedule.max_staleness + 1)
+
+
+class LeasesTooFarAhead(SimulatedMaster):
+    """Leases one step further ahead than the bound allows."""
+
+    def __init__(self, world, name):
+        super().__init__(world, name)
+        schedule = one_more(self._settings.schedule)
+        self._settings = dataclasses.replace(self._settings, schedule=schedule)
+
+
+class AcceptsTooStale(SimulatedTrainer):
+    """Trains on groups that are one step older than the bound allows."""
+
+    @property
+    def schedule(self):
+        return one_more(super().schedule)
+
+
+class SnapshotWithoutBuffer(SimulatedTrainer):
+    """The buffer is not a part of the snapshot."""
+
+    def save_buffer(self, then):
+        self.after(0.01, then)
+
+
+class RenamesSnapshotUnflushed(SimulatedTrainer):
+    """The snapshot gets its name before its content is durable."""
+
+    def flush(self, name):
+        pass
+
+
+class LostWakeUp(SimulatedTrainer):
+    """Waits for groups that are gone, and never looks whether they are."""
+
+    def compare(self, again, held):
+        again()
+
+
+class WaitsForEver(SimulatedExplorer):
+    """A request waits until it is answered, however long that takes."""
+
+    def transition(self, state, event):
+        state, commands = super().transition(state, event)
+        return state, tuple(
+            dataclasses.replace(one, poll_secs=math.inf) if isinstance(one, Ask) else one
+            for one in commands
+        )
+
+
+class CountsFailedUpdate(SimulatedExplorer):
+    """Weights that did not arrive whole count as received."""
+
+    def accept(self, command, offer, weights):
+        super().accept(command, offer, self._weights if weights is None else weights)
+
+
+class IgnoresBases(WeightsStore):
+    """Sends all differences after a version, whatever they are taken to."""
+
+    def route(self, held, target):
+        if held is None or held.version > target.version:
+            return None
+        return [
+            self.deltas[at] for at in sorted(self.deltas) if held.version < at <= target.version
+        ]
+
+
+class SendsDeltasOnPrunedBase(SimulatedTrainer):
+    """Offers differences although the version that they begin with is gone."""
+
+    def store(self, chain, keep):
+        return IgnoresBases(chain, keep)
+
+
+class DoesNotVerify(SimulatedExplorer):
+    """Applies differences, and does not compare the digest of the result."""
+
+    def _receive(self, command, offer):
+        if offer is None:
+            self._late(command)
+            return
+        weights = self._weights if offer.full is None else offer.full
+        for payload in offer.deltas:
+            weights ^= payload
+        self.accept(command, offer, weights)
+
+
+class Mutant(NamedTuple):
+    """A mistake.
+
+    Attributes:
+      parts: classes of the processes, some of them broken.
+      rule: words of the rule that it breaks.
+      needs: kinds of faults without which it does no harm.
+    """
+
+    parts: Parts
+    rule: str
+    needs: frozenset[str] = frozenset()
+
+
+STANDSTILL = "nothing goes on"
+MUTANTS = {
+    "a lease granted twice": Mutant(
+        Parts(master=AnswersBeforeFlush), "granted twice", frozenset({"power"})
+    ),
+    "a request answered twice": Mutant(Parts(master=ForgetsCalls), STANDSTILL),
+    "a lease granted to the dead": Mutant(
+        Parts(master=AnswersTheDead), STANDSTILL, frozenset({"crash"})
+    ),
+    "a snapshot without the buffer": Mutant(
+        Parts(trainer=SnapshotWithoutBuffer), "of the newest snapshot are lost"
+    ),
+    "the bound off by one": Mutant(
+        Parts(master=LeasesTooFarAhead, trainer=AcceptsTooStale), "over the bound"
+    ),
+    "a lost wake-up": Mutant(Parts(trainer=LostWakeUp), STANDSTILL),
+    "a wait without a limit": Mutant(Parts(explorer=WaitsForEver), "without a deadline"),
+    "a snapshot renamed before a flush": Mutant(
+        Parts(trainer=RenamesSnapshotUnflushed), "was reported", frozenset({"power"})
+    ),
+    "a journal renamed before a flush": Mutant(Parts(master=RenamesJournalUnflushed), "after step"),
+    "an update counted that failed": Mutant(
+        Parts(explorer=CountsFailedUpdate), "decodes with", frozenset({"damage"})
+    ),
+    "a delta on a pruned base": Mutant(
+        Parts(trainer=SendsDeltasOnPrunedBase, explorer=DoesNotVerify), "decodes with"
+    ),
+    "a dropped id that pins the cursor": Mutant(Parts(master=PinnedCursor), STANDSTILL),
+    "a stale journal replayed": Mutant(Parts(master=StaleJournal), "after step"),
+}
