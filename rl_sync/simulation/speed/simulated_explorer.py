@@ -44,6 +44,8 @@ class _RolloutUnderWay:
     leases: list[int]
     whole: int = 0
     tokens: int = 0
+    steps: int = 0
+    prefill_secs: float = 0.0
 
 
 class SimulatedExplorer:
@@ -172,8 +174,11 @@ class SimulatedExplorer:
         steps = plan.chunk_tokens if plan.in_parts else math.inf
         tokens = plan.budget_tokens if plan.budget_tokens and not plan.in_parts else math.inf
         decoded = self._slots.advance(steps, tokens)
-        secs = decoding.prefill_secs * begun + decoding.secs(decoded.steps, decoded.row_steps)
+        prefill_secs = decoding.prefill_secs * begun
+        secs = prefill_secs + decoding.secs(decoded.steps, decoded.row_steps)
         rollout.tokens += decoded.row_steps
+        rollout.steps += decoded.steps
+        rollout.prefill_secs += prefill_secs
 
         def done() -> None:
             groups = [self._groups.pop(group) for group in decoded.whole]
@@ -225,4 +230,5 @@ class SimulatedExplorer:
             leases=rollout.leases,
             tokens=rollout.tokens,
             carried_over=len(self._groups),
+            engine={"steps": rollout.steps, "prefill_secs": rollout.prefill_secs},
         )

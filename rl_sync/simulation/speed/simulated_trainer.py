@@ -63,13 +63,9 @@ class SimulatedTrainer:
             return
         self._begun += 1
         step, batch, self._batch = self._begun, self._batch, None
-        start = max(site.now, self._whole_secs + site.draw(site.work.layout, "layout", step))
-
-        def ready() -> None:
-            site.record(TRAINER, SpanKind.WAIT, free, reason="experiences", step=step)
-            self._train(step, batch)
-
-        site.queue.at(start, ready)
+        site.record(TRAINER, SpanKind.WAIT, free, reason="experiences", step=step)
+        start = self._whole_secs + site.draw(site.work.layout, "layout", step)
+        site.queue.at(start, lambda: self._train(step, batch))
 
     def _read(self) -> None:
         """Takes the next batch from the buffer once it is whole, as `BatchReader` does."""
