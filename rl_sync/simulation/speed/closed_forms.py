@@ -16,7 +16,7 @@ from rl_sync.simulation.speed.simulated_slots import SimulatedSlots
 from rl_sync.simulation.speed.speed_plan import SpeedPlan
 from rl_sync.simulation.speed.workload import Workload
 
-_DRAWN_LEASES = 16
+_DRAWN_LEASES = 48
 
 
 class StepTimes(NamedTuple):

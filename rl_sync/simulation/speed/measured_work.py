@@ -226,7 +226,10 @@ def _lengths(
     if not groups:
         return ((max(1, round(mean)),) * size,)
     factor = mean / statistics.fmean(tokens for group in groups for tokens in group)
-    return tuple(tuple(max(1, round(factor * tokens)) for tokens in group) for group in groups)
+    longest = max(max(group) for group in groups)
+    return tuple(
+        tuple(min(longest, max(1, round(factor * tokens))) for tokens in group) for group in groups
+    )
 
 
 def _layouts(found: _Phase) -> list[float]:
