@@ -7,8 +7,8 @@
 For each seed, one short run in the mode `asynchronous` is measured, and all schedules are predicted
 from its records. Then each schedule is run for real, one run at a time. Every run adds a line to
 the results, and a run that has a line is not repeated, so the command can be stopped at any time.
-All runs transfer weights by checkpoint and take no evaluations or snapshots on the way. A first run,
-which does not count, compiles the programs for all shapes of batches.
+All runs transfer weights by checkpoint and take no evaluations or snapshots on the way. A first
+run, which does not count, compiles the programs for all shapes of batches.
 
 The table has, for each schedule, the median over the seeds of trainer steps an hour and of mean
 staleness, predicted and real, and the greatest error of a seed. *Regret* is what the schedule that

@@ -25,8 +25,6 @@ from rl_sync.simulation.speed.simulated_site import BufferedGroup, SimulatedSite
 from rl_sync.simulation.speed.simulated_slots import SimulatedSlots
 from rl_sync.simulation.speed.simulated_weights import SimulatedWeights
 
-_NO_ROOM_SECS = 0.02  # As in the explorer's loop.
-
 
 @dataclasses.dataclass(eq=False)
 class _RolloutUnderWay:
@@ -66,7 +64,6 @@ class SimulatedExplorer:
         self._rollouts = 0
         self._held: tuple[float, str] | None = None
         self._answer: Command | None = None
-        self._next_request_secs = 0.0
         self._delivery = SimulatedDelivery(site, number)
         self._is_over = False
         site.watch(self._look_again)
@@ -92,8 +89,6 @@ class SimulatedExplorer:
     def _room(self) -> int:
         """Returns the number of groups that may begin in a streaming rollout."""
         rows = len(self._site.work.lengths[0])
-        if self._slots.free <= 0 and self._slots.occupied < self._slots.slots:
-            return 0
         return max(0, (self._slots.slots - self._slots.occupied) // rows + 1)
 
     def _go_on(self) -> None:
@@ -202,16 +197,13 @@ class SimulatedExplorer:
         if not self._site.plan.streams:
             self._part(rollout, 0)
             return
-        plan, now = self._site.plan, self._site.now
+        plan = self._site.plan
         has_newer = plan.swaps and self._weights.newest(self._number) > self._version
-        may_ask = self._room() > 0 and now >= self._next_request_secs
-        if self._groups and not has_newer and not may_ask:
+        if self._groups and not has_newer and not self._room():
             self._part(rollout, 0)
             return
         answer = self._site.ask(self._request())
         if isinstance(answer, GrantLeases) and self._suits(answer):
-            if not answer.leases:
-                self._next_request_secs = now + _NO_ROOM_SECS
             rollout.leases += [lease.lease_id for lease in answer.leases]
             self._begin_groups(answer.leases)
             self._part(rollout, len(answer.leases))

@@ -42,18 +42,8 @@ class SimulatedSlots:
 
     @property
     def occupied(self) -> int:
-        """Number of slots that have a sequence."""
-        return len(self._ends)
-
-    @property
-    def free(self) -> int:
-        """Number of slots that no sequence has, or waits for."""
-        return max(0, self.slots - len(self._ends) - len(self._waiting))
-
-    @property
-    def groups(self) -> int:
-        """Number of groups that are not whole."""
-        return len(self._left)
+        """Number of slots that have a sequence, or that one waits for."""
+        return len(self._ends) + len(self._waiting)
 
     def add(self, group: int, lengths: Sequence[int]) -> None:
         """Adds the sequences of a group."""
@@ -72,8 +62,8 @@ class SimulatedSlots:
         while self._ends and tokens < most_tokens:
             live = len(self._ends)
             until = min(self._ends[0][0], began + most_steps)
-            until = min(until, self._now + math.ceil((most_tokens - tokens) / live)
-                        if most_tokens < math.inf else math.inf)  # fmt: skip
+            if most_tokens < math.inf:
+                until = min(until, self._now + math.ceil((most_tokens - tokens) / live))
             tokens += live * int(until - self._now)
             self._now = int(until)
             while self._ends and self._ends[0][0] <= self._now:

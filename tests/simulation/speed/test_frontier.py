@@ -128,7 +128,7 @@ def test_the_choice_is_the_fastest_within_the_bound():
 
 
 def test_of_equally_fast_schedules_the_cheapest_and_freshest_is_chosen():
-    found = predicted((100, 2, 2, 4), (99, 2, 2, 2), (99, 1, 2, 2), (97, 0, 0, 1))
+    found = predicted((100, 0.5, 2, 4), (99, 2, 2, 2), (99, 1, 2, 2), (97, 0, 0, 1))
     assert choose(found, 2) is found[2]
 
 
