@@ -56,6 +56,8 @@ def execute(arguments: Arguments) -> int:
     workdir = flags["workdir"]
     check_run(workdir, f"--workdir={workdir}")
     config = config_file.of_run(Path(workdir)).to_dict()
+    if config["explorer"]["count"] == 0:
+        raise ConfigError(f"The run in {workdir} has no explorers, so no schedule to choose.")
     asked = _TuneFlags.of(flags, config)
 
     import jax

@@ -253,13 +253,17 @@ def _layouts(found: _Phase) -> list[float]:
 
 def _transfer_times(found: _Phase, transfer: str) -> TransferTimes:
     syncs = found.of_kinds(*SYNC_KINDS)
-    pulls = [span.duration_secs for span in syncs if is_explorer(span.role)]
-    published = [span for span in syncs if span.role == TRAINER]
-    background = [span for span in published if span.attributes.get("background")]
-    if TRANSFERS[transfer].is_joint:
-        return TransferTimes(_samples(pulls), _samples(pulls))
-    offered = [span.duration_secs for span in background or published]
-    return TransferTimes(_samples(offered), _samples(pulls))
+    pulls = _travels([span for span in syncs if is_explorer(span.role)])
+    published = _travels([span for span in syncs if span.role == TRAINER])
+    return TransferTimes(pulls if TRANSFERS[transfer].is_joint else published, pulls)
+
+
+def _travels(syncs: Sequence[Span]) -> Samples:
+    """Returns the times of transfers: in the background if there are any, since then others only
+    hand over what is there.
+    """
+    background = [span for span in syncs if span.attributes.get("background")]
+    return _samples(span.duration_secs for span in background or syncs)
 
 
 def _replaced(workdir: str) -> float:

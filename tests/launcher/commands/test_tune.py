@@ -90,3 +90,12 @@ def test_a_directory_without_a_run_is_refused(tmp_path, capsys):
     found = said_here(capsys, "tune", f"--workdir={tmp_path}")
     assert found.status == 2
     assert str(tmp_path) in found.err
+
+
+def test_a_run_without_explorers_is_refused(workdir, tmp_path, capsys):
+    config = json.loads(Workdir(workdir).config.read_text())
+    config["explorer"]["count"] = 0
+    Workdir(tmp_path).config.write_text(json.dumps(config))
+    found = said_here(capsys, "tune", f"--workdir={tmp_path}")
+    assert found.status == 2
+    assert "has no explorers" in found.err
