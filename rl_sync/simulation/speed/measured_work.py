@@ -259,8 +259,9 @@ def _transfer_times(found: _Phase, transfer: str) -> TransferTimes:
 
 
 def _travels(syncs: Sequence[Span]) -> Samples:
-    """Returns the times of transfers: in the background if there are any, since then others only
-    hand over what is there.
+    """Returns the times of transfers, only of those in the background if there are any.
+
+    The others then hand over what is there already.
     """
     background = [span for span in syncs if span.attributes.get("background")]
     return _samples(span.duration_secs for span in background or syncs)

@@ -131,6 +131,23 @@ def test_a_streaming_rollout_ends_after_as_many_groups_as_fill_the_slots():
     assert {span.version for span in before} == {0}
 
 
+def test_a_step_takes_time_in_proportion_to_its_groups():
+    work = dataclasses.replace(work_with(train=1.0), groups_per_step=2 * GROUPS)
+    assert {span.duration_secs for span in trained(simulate(plan_with(), work))} == {0.5}
+
+
+def test_a_trainer_of_a_joint_cluster_serves_explorers_after_every_step():
+    sync = {"interval": 3, "max_staleness": 5}
+    plan = plan_with("asynchronous", sync=sync, transfer="collective", steps=60)
+    spans = simulate(plan, work_with(rollout=1.7, train=2.0, pull=0.1))
+    waits = [
+        span.duration_secs
+        for span in of_kind(spans, SpanKind.WAIT, role="explorer1")
+        if "version" in span.attributes
+    ]
+    assert 1.0 < max(waits) <= 2.1
+
+
 def test_explorers_that_replace_groups_generate_more():
     screening = Screening(True, -UNBOUNDED, UNBOUNDED, 10)
     plan = plan_with("synchronous", screening=screening, beside=False)
