@@ -35,7 +35,7 @@ from rl_sync.transfer import TRANSFERS
 from rl_sync.workdir import Workdir
 
 _LEAST_STEPS, _LEAST_ROLLOUTS = 4, 3
-_MOST_GROUPS = 4096
+_MOST_GROUPS, _MOST_FITTED = 4096, 500
 _BUSY_SHARE = 0.2
 
 
@@ -75,7 +75,8 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     shared = None
     if cores is not None:
         least = _used_cores(workdir, found, cores, settings.explorers)
-        shared = fit_shared_cores(least, found.trained, found.rollouts, found.spans)
+        trained, rollouts = found.trained[-_MOST_FITTED:], found.rollouts[-_MOST_FITTED:]
+        shared = fit_shared_cores(least, trained, rollouts, found.spans)
     occupation = Occupation(found.spans)
 
     def alone(some: Iterable[Span]) -> list[float]:
@@ -84,7 +85,7 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     groups = sum(len(span.leases) for span in found.rollouts) or 1
     engine = [span.attributes.get("engine", {}) for span in found.rollouts]
     prefills = [float(one.get("prefill_secs", 0.0)) for one in engine]
-    rollouts = [
+    work_of_rollouts = [
         MeasuredRollout(
             # Prefills are slowed down as the rest of the rollout.
             secs=secs * (1 - prefill / span.duration_secs),
@@ -101,7 +102,7 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     times = _transfer_times(found, settings.transfer)
     work = Workload(
         lengths=_lengths(workdir, found.rollouts, settings),
-        decoding=fit_decoding(rollouts, prefill),
+        decoding=fit_decoding(work_of_rollouts, prefill),
         train=Samples(tuple(alone(found.trained))),
         groups_per_step=settings.groups_generated,
         layout=_samples(_layouts(found)),
