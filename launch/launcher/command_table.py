@@ -149,6 +149,70 @@ _COMMANDS = [
         "docs/using.md",
     ),
     Command(
+        "tune",
+        _TRAIN,
+        "rl_sync.launcher.commands.tune",
+        "Predicts the speed and the staleness of schedules from a short run, and chooses one.",
+        "Reads how long everything took in a run, simulates it under other schedules, and prints"
+        " those that no other one beats in both trainer steps an hour and staleness. It writes"
+        " their picture, the predicted timeline of the chosen one, and a config file with its"
+        " settings. It can also predict other numbers of explorers, networks and devices. The run"
+        " may have any mode; twenty trainer steps are enough.",
+        [
+            _run("Work directory of the run whose times are used."),
+            _flag(
+                "within",
+                "STEPS",
+                "Maximum staleness that the chosen schedule may allow.",
+                "2",
+                type=_FROM_0,
+            ),
+            _flag(
+                "explorers", "NUMBERS", "Numbers of explorers: 1,3, or 1:64 to double.", "the run's"
+            ),
+            _flag("modes", "MODES", "Modes to try, separated by commas.", "all"),
+            _flag("intervals", "NUMBERS", "Trainer steps between publications.", "1,2,4"),
+            _flag("offsets", "NUMBERS", "Batches ahead, in the mode custom.", "2,4"),
+            _flag("bounds", "NUMBERS", "Maximum staleness, with latest pulls.", "1,2,4,8"),
+            _flag("groups", "NUMBERS", "Groups that a trainer step trains on.", "the run's"),
+            _flag("transfers", "TRANSFERS", "Weight transfers, separated by commas.", "the run's"),
+            _flag(
+                "network",
+                "BANDWIDTH,LATENCY",
+                "Link from the trainer, such as 1Gbit/s,20ms, in place of the measured times.",
+            ),
+            _flag(
+                "devices",
+                "FACTORS",
+                "Speed of other devices, such as trainer:2,explorer:4; apart: each role has its"
+                " own.",
+                "the run's",
+            ),
+            _flag(
+                "work",
+                "FILE",
+                "Times to use in place of the run's: work.json of an earlier output, edited.",
+                type=_FILE,
+            ),
+            _flag("steps", "N", "Trainer steps whose time is given.", "the run's", type=_FROM_1),
+            _flag("seeds", "N", "Simulated runs of each schedule.", "2", type=_FROM_1),
+            _flag(
+                "out",
+                "DIRECTORY",
+                "Directory of the files.",
+                "tune in the work directory",
+                type=_FOLDER,
+            ),
+        ],
+        {
+            "--workdir=runs/first": "The best schedules for the run's devices.",
+            "--workdir=runs/first --explorers=1:64 --devices=apart --network=1Gbit/s,20ms": (
+                "With up to 64 explorers on machines of their own, over a slow link."
+            ),
+        },
+        "docs/choosing.md",
+    ),
+    Command(
         "sweep",
         _TRAIN,
         "rl_sync.launcher.commands.sweep",

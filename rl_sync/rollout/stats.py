@@ -81,6 +81,10 @@ class Stats:
     def summary(self) -> dict[str, float]:
         """Returns the numbers to log."""
         return {
+            "steps": self.steps,
+            "row_steps": self.row_steps,
+            "decode_secs": self.decode_secs,
+            "prefill_secs": self.prefill_secs,
             "prefill_tokens_per_sec": self.prefill_tokens_per_sec,
             "decode_tokens_per_sec": self.decode_tokens_per_sec,
             "occupancy": self.occupancy,

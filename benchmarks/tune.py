@@ -1,0 +1,200 @@
+"""Predicted and real speed and staleness of twelve schedules, on seeds that nothing was tuned on.
+
+    python benchmarks/tune.py [--config=configs/long_tail.py] [--seeds=300,301,302] [--steps=30]
+        [--schedules=1,4,8] [--results=runs/tune-long_tail.jsonl]
+    python benchmarks/tune.py --report [...]
+
+For each seed, one short run in the mode `asynchronous` is measured, and all schedules are predicted
+from its records. Then each schedule is run for real, one run at a time. Every run adds a line to
+the results, and a run that has a line is not repeated, so the command can be stopped at any time.
+All runs transfer weights by checkpoint and take no evaluations or snapshots on the way. A first
+run, which does not count, compiles the programs for all shapes of batches.
+
+The table has, for each schedule, the median over the seeds of trainer steps an hour and of mean
+staleness, predicted and real, and the greatest error of a seed. *Regret* is what the schedule that
+is predicted to be the fastest loses against the fastest real one. Runs need a machine without other
+work: the predictions can only be as good as the measured times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_sync.launcher import config_file
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+from rl_sync.records.span_reader import read_spans
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.simulation.speed.measured_work import MeasuredWork, read_work
+from rl_sync.simulation.speed.prediction import figures_of, predict
+from rl_sync.simulation.speed.speed_plan import plan_of
+
+ROOT = Path(__file__).resolve().parents[1]
+SIMULATED_SEEDS = range(4)
+MEASURED = "measured"
+WITHIN, REGRET = 0.10, 0.05
+COMMON = {
+    "sync.transfer": "checkpoint",
+    "evaluation.every_steps": 0,
+    "checkpoint.every_steps": 0,
+    "launch.compile_ahead": 2,
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "synchronous": {"sync.mode": "synchronous"},
+    "synchronous, interval 2": {"sync.mode": "synchronous", "sync.interval": 2},
+    "synchronous, interval 4": {"sync.mode": "synchronous", "sync.interval": 4},
+    "one-step off-policy": {"sync.mode": "one_step_off_policy"},
+    "offset 2": {"sync.mode": "custom", "sync.interval": 1, "sync.offset": 2},
+    "offset 4": {"sync.mode": "custom", "sync.interval": 1, "sync.offset": 4},
+    "interval 2, offset 2": {"sync.mode": "custom", "sync.interval": 2, "sync.offset": 2},
+    "asynchronous, bound 1": {"sync.mode": "asynchronous", "sync.max_staleness": 1},
+    "asynchronous, bound 2": {"sync.mode": "asynchronous", "sync.max_staleness": 2},
+    "asynchronous, bound 4": {"sync.mode": "asynchronous", "sync.max_staleness": 4},
+    "asynchronous, interval 2": {
+        "sync.mode": "asynchronous", "sync.interval": 2, "sync.max_staleness": 3,
+    },
+    "two explorers, bound 2": {
+        "sync.mode": "multi_explorer", "explorer.count": 2, "sync.max_staleness": 2,
+    },
+}  # fmt: skip
+MEASURED_MODE = {"sync.mode": "asynchronous"}
+
+
+def run(config: str, seed: int, steps: int, changes: Mapping[str, Any], workdir: Path) -> None:
+    """Makes a run.
+
+    Raises:
+      SystemExit: it failed.
+    """
+    flags = {**COMMON, **changes, "seed": seed, "trainer.steps": steps, "workdir": workdir}
+    command = [sys.executable, "-m", "launcher", f"--config={config}"]
+    command += [f"--config.{name}={value}" for name, value in flags.items()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{changes}, seed {seed}, failed:\n{done.stdout}\n{done.stderr}")
+
+
+def settings_of(workdir: Path) -> RunSettings:
+    """Returns the settings of a run."""
+    return read_settings(config_file.of_run(workdir).to_dict())
+
+
+def predictions(workdir: Path, steps: int) -> dict[str, dict[str, float]]:
+    """Predicts all schedules from the records of a run."""
+    settings = settings_of(workdir)
+    found: MeasuredWork = read_work(str(workdir), settings, os.cpu_count())
+    made = {}
+    for name, changes in SCHEDULES.items():
+        config = config_file.of_run(workdir).to_dict()
+        config["sync"].update(dict.fromkeys(("interval", "offset", "max_staleness", "pull")))
+        config["explorer"].update({"count": None, "groups_per_lease": None})
+        for key, value in changes.items():
+            section, _, setting = key.partition(".")
+            config[section][setting] = value
+        plan = plan_of(read_settings(config), steps=steps, in_parts=found.in_parts)
+        made[name] = predict(plan, found.work, SIMULATED_SEEDS)._asdict()
+    return made
+
+
+def real(workdir: Path) -> dict[str, float]:
+    """Returns the figures of a real run."""
+    return figures_of(read_spans(workdir))._asdict()
+
+
+def report(lines: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[str]:
+    """Writes the table, and how many predictions and choices are good."""
+    predicted = {line["seed"]: line["figures"] for line in lines if line["name"] == MEASURED}
+    found = {(line["name"], line["seed"]): line["figures"] for line in lines}
+    rows = [
+        "| schedule | steps/h, predicted | real | error | staleness, predicted | real | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    good = count = 0
+    for name in SCHEDULES:
+        pairs = [
+            (predicted[seed][name], found[name, seed])
+            for seed in seeds
+            if seed in predicted and (name, seed) in found
+        ]
+        if not pairs:
+            continue
+        cells = [name]
+        for figure in ("steps_an_hour", "mean_staleness"):
+            guessed, measured = ([one[side][figure] for one in pairs] for side in (0, 1))
+            errors = [_error(a, b) for a, b in zip(guessed, measured, strict=True)]
+            good += sum(abs(error) <= WITHIN for error in errors)
+            count += len(errors)
+            middle = [statistics.median(values) for values in (guessed, measured)]
+            digits = ",.0f" if figure == "steps_an_hour" else ".2f"
+            worst = max(errors, key=abs)
+            cells += [f"{middle[0]:{digits}}", f"{middle[1]:{digits}}", f"{worst:+.0%}"]
+        rows.append("| " + " | ".join(cells) + " |")
+    rows.append(f"\n{good} of {count} figures are within {WITHIN:.0%}.")
+    for seed in seeds:
+        speeds = {
+            name: found[name, seed]["steps_an_hour"] for name in SCHEDULES if (name, seed) in found
+        }
+        if seed in predicted and speeds:
+            chosen = max(speeds, key=lambda name: predicted[seed][name]["steps_an_hour"])
+            best = max(speeds, key=lambda name: speeds[name])
+            regret = 1 - speeds[chosen] / speeds[best]
+            rows.append(
+                f"Seed {seed}: predicted to be the fastest: {chosen}; really the fastest: {best};"
+                f" regret {regret:.1%} (at most {REGRET:.0%} wanted)."
+            )
+    return rows
+
+
+def _error(guessed: float, measured: float) -> float:
+    """Returns the relative error; of a staleness of nearly 0, the difference."""
+    return (guessed - measured) / measured if measured > 0.1 else guessed - measured
+
+
+def main() -> None:
+    """Makes the runs that have no result yet, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="configs/long_tail.py")
+    parser.add_argument("--seeds", default="300,301,302")
+    parser.add_argument("--steps", type=int, default=30, help="trainer steps of each run")
+    parser.add_argument("--schedules", default="", help="numbers from 1; all by default")
+    parser.add_argument("--results", type=Path, help="default: runs/tune-<config>.jsonl")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
+    arguments = parser.parse_args()
+    seeds = [*map(int, arguments.seeds.split(","))]
+    results = arguments.results or ROOT / "runs" / f"tune-{Path(arguments.config).stem}.jsonl"
+    names = [*SCHEDULES]
+    chosen = [names[int(one) - 1] for one in arguments.schedules.split(",") if one] or names
+    results.parent.mkdir(parents=True, exist_ok=True)
+    writer = JsonLinesWriter(results)
+    done = {(line["name"], line["seed"]) for line in read_json_lines(results)}
+    todo = [
+        (name, seed)
+        for seed in seeds
+        for name in (MEASURED, *chosen)
+        if (name, seed) not in done and not arguments.report
+    ]
+    for i, (name, seed) in enumerate(todo):
+        changes = MEASURED_MODE if name == MEASURED else SCHEDULES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            if not i and not done:
+                run(arguments.config, seed, 4, changes, Path(folder, "compiles"))
+            workdir = Path(folder, "run")
+            run(arguments.config, seed, arguments.steps, changes, workdir)
+            made = predictions(workdir, arguments.steps) if name == MEASURED else real(workdir)
+        writer.write({"name": name, "seed": seed, "steps": arguments.steps, "figures": made})
+        print(f"# seed {seed}, {name}: {json.dumps(made)[:200]}", flush=True)
+    writer.close()
+    print("\n".join(report(read_json_lines(results), seeds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Predicts a run: its spans in virtual time, and the figures that they give.
+
+The same figures are read from the spans of a real run, so that both can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rl_sync.records.buffer_level import fill_level
+from rl_sync.records.spans import Span, SpanKind
+from rl_sync.records.summary import of_kind, staleness, summarize, union
+from rl_sync.role_names import TRAINER
+from rl_sync.simulation.speed.simulated_explorer import TimedExplorer
+from rl_sync.simulation.speed.simulated_site import SimulatedSite
+from rl_sync.simulation.speed.simulated_trainer import TimedTrainer
+from rl_sync.simulation.speed.simulated_weights import weights_of
+from rl_sync.simulation.speed.speed_plan import SpeedPlan
+from rl_sync.simulation.speed.workload import Workload
+
+_FILLING_SHARE = 4
+"""The pace counts after this part of a run's steps, which fills the buffer."""
+
+
+class StuckError(Exception):
+    """A simulated run cannot go on, though steps are left."""
+
+
+class SpeedFigures(NamedTuple):
+    """Figures of a run, or means over several.
+
+    Attributes:
+      steps_an_hour: trainer steps an hour, once the buffer is filled.
+      secs: seconds from the first rollout to the end of the last step.
+      mean_staleness, max_staleness: over trained groups, in trainer steps.
+      explorer_idle, trainer_idle: share of the time without work.
+      buffered: mean number of groups in the buffer.
+    """
+
+    steps_an_hour: float
+    secs: float
+    mean_staleness: float
+    max_staleness: float
+    explorer_idle: float
+    trainer_idle: float
+    buffered: float
+
+
+def simulate(plan: SpeedPlan, work: Workload, seed: int = 0) -> list[Span]:
+    """Simulates a run; returns the spans of its roles, as a real run records them.
+
+    Raises:
+      StuckError: all roles wait for each other.
+    """
+    site = SimulatedSite(plan, work, seed)
+    weights = weights_of(site)
+    trainer = TimedTrainer(site, weights)
+    explorers = [
+        TimedExplorer(site, weights, number) for number in range(1, plan.master.explorers + 1)
+    ]
+    for explorer in explorers:
+        explorer.begin()
+    trainer.begin()
+    while not trainer.is_over:
+        if not site.queue.step():
+            raise StuckError(
+                f"After {trainer.trained} of {plan.master.steps} steps nothing happens any more."
+            )
+    return sorted(site.spans, key=lambda span: (span.start_secs, span.end_secs))
+
+
+def figures_of(spans: Sequence[Span]) -> SpeedFigures:
+    """Returns the figures of a run from its spans.
+
+    Steps in whose time a role compiled are left out of the pace.
+
+    Raises:
+      ValueError: the run has fewer than two steps, or no rollout.
+    """
+    summary = summarize(spans)
+    levels = fill_level(spans)
+    ends = [*levels[1:], levels[-1]._replace(secs=max(span.end_secs for span in spans))]
+    filled = sum(
+        level.groups * (after.secs - level.secs) for level, after in zip(levels, ends, strict=True)
+    )
+    whole = ends[-1].secs - levels[0].secs
+    return SpeedFigures(
+        steps_an_hour=3600 / step_secs(spans),
+        secs=summary.wall_secs,
+        mean_staleness=statistics.fmean(staleness(spans)),
+        max_staleness=float(max(staleness(spans))),
+        explorer_idle=summary.explorer_idle_share,
+        trainer_idle=summary.role(TRAINER).idle_share,
+        buffered=filled / whole if whole else 0.0,
+    )
+
+
+def step_secs(spans: Sequence[Span]) -> float:
+    """Returns the mean seconds from one step's end to the next, once the buffer is filled.
+
+    Raises:
+      ValueError: there are fewer than two such steps.
+    """
+    ends = [span.end_secs for span in of_kind(spans, SpanKind.TRAIN, role=TRAINER)]
+    compiled = union(of_kind(spans, SpanKind.COMPILE))
+    first = len(ends) // _FILLING_SHARE
+    times = [
+        after - before
+        for before, after in zip(ends[first:-1], ends[first + 1 :], strict=True)
+        if not any(start < after and end > before for start, end in compiled)
+    ]
+    if not times:
+        raise ValueError(
+            f"The run recorded {len(ends)} trainer steps, and no two in a row without compilation:"
+            " let it run for more steps."
+        )
+    return statistics.fmean(times)
+
+
+def predict(plan: SpeedPlan, work: Workload, seeds: Sequence[int] = (0,)) -> SpeedFigures:
+    """Returns the mean figures of simulated runs with several seeds.
+
+    Raises:
+      StuckError: all roles wait for each other.
+    """
+    found = [figures_of(simulate(plan, work, seed)) for seed in seeds]
+    return SpeedFigures(*map(statistics.fmean, zip(*found, strict=True)))
+
+
+def with_steps(plan: SpeedPlan, steps: int) -> SpeedPlan:
+    """Returns the plan of a run of another number of steps."""
+    return dataclasses.replace(plan, master=dataclasses.replace(plan.master, steps=steps))

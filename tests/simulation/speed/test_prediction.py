@@ -1,0 +1,290 @@
+"""Simulated runs keep the schedule's rules, and take the time that their parts take."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_sync.algorithms.screening import UNBOUNDED, Screening
+from rl_sync.records.buffer_level import fill_level
+from rl_sync.records.spans import SYNC_KINDS, SpanKind
+from rl_sync.records.summary import of_kind, staleness, summarize
+from rl_sync.role_names import TRAINER
+from rl_sync.schedule import SyncSchedule
+from rl_sync.simulation.speed.prediction import (
+    figures_of,
+    predict,
+    simulate,
+    step_secs,
+    with_steps,
+)
+from rl_sync.simulation.speed.workload import Decoding, Samples, SharedCores
+from tests.simulation.speed.plans import GROUPS, plan_with, work_with
+
+UNEVEN = ((10, 400), (200, 300), (20, 1000), (50, 60))
+
+
+def trained(spans):
+    return of_kind(spans, SpanKind.TRAIN)
+
+
+def test_every_step_trains_on_a_batch_of_different_groups():
+    for mode in ("synchronous", "one_step_off_policy", "asynchronous"):
+        spans = simulate(plan_with(mode), work_with(lengths=UNEVEN))
+        batches = [span.leases for span in trained(spans)]
+        assert [len(batch) for batch in batches] == [GROUPS] * 24
+        assert len({*itertools.chain(*batches)}) == 24 * GROUPS
+        assert [span.step for span in trained(spans)] == [*range(1, 25)]
+
+
+def test_exact_schedules_give_the_staleness_of_their_formula():
+    for interval, offset in ((1, 0), (1, 1), (4, 0), (2, 3)):
+        plan = plan_with("custom", sync={"interval": interval, "offset": offset}, transfer="server")
+        schedule = plan.schedule
+        for span in trained(simulate(plan, work_with(lengths=UNEVEN))):
+            assert span.attributes["versions"] == [schedule.exact_version(span.step)]
+
+
+def test_an_explorer_that_is_faster_runs_up_to_the_bound():
+    plan = plan_with("asynchronous", sync={"max_staleness": 3})
+    ages = staleness(simulate(plan, work_with(rollout=0.1, train=1.0, pull=0.0)))
+    assert (max(ages), ages[-1]) == (3, 3)
+    fresh = staleness(simulate(plan, work_with(rollout=3.0, train=0.1, pull=0.0)))
+    assert {*fresh[2 * GROUPS :]} == {1}  # A rollout begins before the last batch is trained on.
+
+
+def test_explorers_of_several_leases_make_more_groups():
+    work = work_with(rollout=4.0, train=0.5, pull=0.0)
+    sync = {"max_staleness": 6}
+    one = predict(plan_with("asynchronous", sync=sync), work)
+    four = predict(plan_with("multi_explorer", explorers=4, sync=sync), work)
+    assert four.steps_an_hour == pytest.approx(one.steps_an_hour, rel=0.05)  # One group each.
+    sequential = dataclasses.replace(plan_with("asynchronous", sync=sync), slots=1)
+    assert predict(sequential, work).steps_an_hour == pytest.approx(one.steps_an_hour / 4, rel=0.1)
+
+
+def test_a_rollout_ends_with_its_longest_completion():
+    spans = simulate(plan_with(), work_with(lengths=((10, 500), (1000, 20))))
+    longest = max(span.duration_secs for span in of_kind(spans, SpanKind.ROLLOUT))
+    assert longest == pytest.approx(2.0)
+
+
+def test_rows_and_prefills_add_to_a_rollout():
+    decoding = Decoding(step_secs=0.001, row_secs=0.002, prefill_secs=0.5)
+    spans = simulate(plan_with(), work_with(lengths=((100, 50),), decoding=decoding))
+    rollout = of_kind(spans, SpanKind.ROLLOUT)[0]
+    expected = 100 * 0.001 + GROUPS * 150 * 0.002 + GROUPS * 0.5
+    assert rollout.duration_secs == pytest.approx(expected)
+    assert rollout.attributes["tokens"] == GROUPS * 150
+
+
+def test_shared_cores_slow_down_what_overlaps_and_nothing_else():
+    work = work_with(rollout=1.0, train=1.0, pull=0.0)
+    shared = dataclasses.replace(work, shared=SharedCores(2.0, trainer=2.0, explorer=2.0))
+    apart, together = (predict(plan_with("one_step_off_policy"), one) for one in (work, shared))
+    assert together.steps_an_hour == pytest.approx(apart.steps_an_hour / 2, rel=0.05)
+    apart, together = (predict(plan_with("synchronous"), one) for one in (work, shared))
+    assert together.steps_an_hour == pytest.approx(apart.steps_an_hour)
+
+
+def test_judging_delays_only_those_who_wait_for_it():
+    slow = work_with(rollout=2.0, train=1.0, pull=0.0, judge=Samples.of(6.0))
+    exact = predict(plan_with("synchronous"), slow)
+    assert 3600 / exact.steps_an_hour == pytest.approx(9.0)
+    free = predict(plan_with("asynchronous", sync={"max_staleness": 8}, steps=40), slow)
+    assert 3600 / free.steps_an_hour == pytest.approx(2.0, rel=0.05)
+
+
+def test_judges_have_room_for_some_rollouts_of_an_explorer():
+    slow = work_with(rollout=1.0, train=0.1, pull=0.0, judge=Samples.of(10.0))
+    plan = plan_with("asynchronous", sync={"max_staleness": 30}, steps=40)
+    spans = simulate(plan, slow)
+    assert 3600 / figures_of(spans).steps_an_hour == pytest.approx(2.5, rel=0.1)  # Four in 10 s.
+    waits = of_kind(spans, SpanKind.WAIT, role="explorer1")
+    assert any(span.attributes["reason"] == "judgements" for span in waits)
+
+
+def test_rollouts_are_inserted_in_order_and_single_groups_as_they_are_judged():
+    work = work_with(rollout=1.0, train=0.1, pull=0.0, judge=Samples.of(0.1, 3.0))
+    plan = plan_with("asynchronous", sync={"max_staleness": 12}, deliveries_ahead=16)
+    for one, in_order in ((plan, True), (dataclasses.replace(plan, in_parts=True), False)):
+        inserted = [span.leases for span in of_kind(simulate(one, work), SpanKind.INSERT)]
+        leases = [*itertools.chain(*inserted)]
+        assert (leases == sorted(leases)) == in_order
+        assert {*map(len, inserted)} == ({GROUPS} if in_order else {1})
+
+
+def test_a_streaming_rollout_ends_after_as_many_groups_as_fill_the_slots():
+    plan = plan_with(
+        "asynchronous", sync={"max_staleness": 30}, slots=8, streams=True, in_parts=True,
+        deliveries_ahead=100, groups_per_lease=5,
+    )  # fmt: skip
+    spans = simulate(plan, work_with(rollout=1.0, train=1000.0, lengths=((20, 30),)))
+    before = [
+        span
+        for span in of_kind(spans, SpanKind.ROLLOUT)
+        if span.end_secs < trained(spans)[0].end_secs
+    ]
+    assert len(before) > 10
+    assert {span.version for span in before} == {0}
+
+
+def test_a_step_takes_time_in_proportion_to_its_groups():
+    work = dataclasses.replace(work_with(train=1.0), groups_per_step=2 * GROUPS)
+    assert {span.duration_secs for span in trained(simulate(plan_with(), work))} == {0.5}
+
+
+def test_a_trainer_of_a_joint_cluster_serves_explorers_after_every_step():
+    sync = {"interval": 3, "max_staleness": 5}
+    plan = plan_with("asynchronous", sync=sync, transfer="collective", steps=60)
+    spans = simulate(plan, work_with(rollout=1.7, train=2.0, pull=0.1))
+    waits = [
+        span.duration_secs
+        for span in of_kind(spans, SpanKind.WAIT, role="explorer1")
+        if "version" in span.attributes
+    ]
+    assert 1.0 < max(waits) <= 2.1
+
+
+def test_explorers_that_replace_groups_generate_more():
+    screening = Screening(True, -UNBOUNDED, UNBOUNDED, 10)
+    plan = plan_with("synchronous", screening=screening, beside=False)
+    work = work_with(pull=0.0, train=0.0, replaced=0.5)
+    more = predict(plan, work).secs / predict(plan, dataclasses.replace(work, replaced=0.0)).secs
+    assert more > 1.5
+
+
+def test_versions_travel_in_the_background_and_late_ones_are_skipped():
+    work = work_with(rollout=0.1, train=0.1, pull=0.0, publish=1.0)
+    plan = plan_with("asynchronous", sync={"max_staleness": 40}, steps=40)
+    spans = simulate(plan, work)
+    published = [span.version for span in of_kind(spans, *SYNC_KINDS, role=TRAINER)]
+    assert published[-1] - published[-2] >= 5
+    assert max(staleness(spans)) >= 8
+
+
+def test_explorers_that_prefetch_do_not_wait_for_weights():
+    work = work_with(rollout=1.0, train=0.2, pull=0.9)
+    plan = plan_with("asynchronous", sync={"max_staleness": 4})
+    fetching, having = (
+        predict(plan, work),
+        predict(dataclasses.replace(plan, prefetches=True), work),
+    )
+    assert 3600 / fetching.steps_an_hour == pytest.approx(1.9, rel=0.05)
+    assert 3600 / having.steps_an_hour == pytest.approx(1.0, rel=0.05)
+
+
+def test_explorers_that_pull_at_once_share_the_link():
+    work = work_with(rollout=1.0, train=0.1, pull=0.5)
+    sync = {"interval": 1, "max_staleness": 8}
+    plan = plan_with("multi_explorer", explorers=4, sync=sync)
+    own = predict(plan, work).steps_an_hour
+    narrow = {name: one._replace(shares_link=True) for name, one in work.transfers.items()}
+    assert predict(plan, dataclasses.replace(work, transfers=narrow)).steps_an_hour < 0.9 * own
+
+
+def test_streaming_keeps_slots_full_where_leases_wait_for_the_longest():
+    work = work_with(
+        train=0.01, pull=0.0, lengths=((10, 10, 10, 200), (20, 20, 20, 20)),
+        decoding=Decoding(step_secs=0.01),
+    )  # fmt: skip
+    plan = plan_with("asynchronous", sync={"max_staleness": 12}, slots=16, steps=40)
+    streaming = plan_with(
+        "asynchronous", sync={"max_staleness": 12}, slots=16, steps=40,
+        streams=True, in_parts=True, deliveries_ahead=100, groups_per_lease=5,
+    )  # fmt: skip
+    leases, stream = predict(plan, work), predict(streaming, work)
+    assert stream.steps_an_hour > 1.5 * leases.steps_an_hour
+    assert stream.max_staleness <= 12
+
+
+def test_a_budget_ends_rollouts_and_carries_groups_over():
+    plan = plan_with("asynchronous", sync={"max_staleness": 8}, budget_tokens=800)
+    spans = simulate(plan, work_with(lengths=((10, 1000), (50, 60))))
+    carried = [span.attributes["carried_over"] for span in of_kind(spans, SpanKind.ROLLOUT)]
+    assert any(carried)
+    assert max(staleness(spans)) <= 8
+
+
+def test_explorers_evaluate_when_the_master_says_so():
+    plan = plan_with("asynchronous", explorers_evaluate_every=8)
+    spans = simulate(plan, work_with(evaluate=Samples.of(3.0)))
+    evaluated = [span.step for span in of_kind(spans, SpanKind.EVALUATION)]
+    assert evaluated == [8, 16]
+
+
+def test_the_trainer_evaluates_and_saves_between_steps():
+    plan = plan_with("synchronous", evaluate_every_steps=8, snapshot_every_steps=6)
+    work = work_with(evaluate=Samples.of(3.0), snapshot=Samples.of(1.0))
+    spans = simulate(plan, work)
+    assert [span.step for span in of_kind(spans, SpanKind.EVALUATION)] == [8, 16]
+    assert [span.step for span in of_kind(spans, SpanKind.SNAPSHOT)] == [6, 12, 18]
+    bare = simulate(plan_with("synchronous"), work)
+    longer = summarize(spans).wall_secs - summarize(bare).wall_secs
+    assert longer == pytest.approx(2 * (3.0 - 2.0))  # The rest is beside rollouts of two seconds.
+
+
+def test_the_same_seed_gives_the_same_run():
+    work = work_with(lengths=UNEVEN, train_samples=Samples.of(0.5, 1.5))
+    plan = plan_with("multi_explorer", explorers=2)
+    assert simulate(plan, work, 1) == simulate(plan, work, 1)
+    assert simulate(plan, work, 1) != simulate(plan, work, 2)
+
+
+def test_steps_with_compilation_do_not_count():
+    spans = simulate(plan_with("synchronous"), work_with())
+    span = trained(spans)[12]
+    late = [
+        dataclasses.replace(one, start_secs=one.start_secs + 50, end_secs=one.end_secs + 50)
+        if one.start_secs >= span.start_secs
+        else one
+        for one in spans
+    ]
+    compiled = dataclasses.replace(
+        span, kind=SpanKind.COMPILE, start_secs=span.start_secs, end_secs=span.start_secs + 50
+    )
+    assert step_secs([*late, compiled]) == pytest.approx(step_secs(spans))
+    with pytest.raises(ValueError, match="recorded 1 trainer steps"):
+        step_secs(simulate(with_steps(plan_with(), 1), work_with()))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    interval=st.integers(1, 3),
+    offset=st.integers(0, 3),
+    exact=st.booleans(),
+    more=st.integers(0, 3),
+    explorers=st.integers(1, 3),
+    transfer=st.sampled_from(["collective", "checkpoint"]),
+    streams=st.booleans(),
+    rollout=st.floats(0.1, 10),
+    train=st.floats(0.1, 10),
+    shared=st.booleans(),
+)
+def test_any_schedule_keeps_its_bound_and_ends(
+    interval, offset, exact, more, explorers, transfer, streams, rollout, train, shared
+):
+    if exact:
+        schedule = SyncSchedule(interval, offset, "exact", interval + offset - 1)
+    else:
+        schedule = SyncSchedule(interval, 0, "latest", interval - 1 + more)
+    streams = streams and not exact
+    about = {"streams": True, "in_parts": True, "slots": 8} if streams else {}
+    plan = plan_with(
+        "multi_explorer", explorers=explorers, transfer=transfer, steps=8,
+        deliveries_ahead=99, **about,
+    )  # fmt: skip
+    plan = dataclasses.replace(plan, master=dataclasses.replace(plan.master, schedule=schedule))
+    cores = SharedCores(2.0, 1.5, 1.0) if shared else None
+    work = work_with(rollout, train, 0.3, 0.2, lengths=UNEVEN, shared=cores)
+    spans = simulate(plan, work)
+    assert len(trained(spans)) == 8
+    ages = staleness(spans)
+    assert min(ages) >= 0
+    assert max(ages) <= schedule.staleness_bound
+    for role in {span.role for span in spans}:
+        busy = [s for s in spans if s.role == role and s.kind in (SpanKind.ROLLOUT, SpanKind.TRAIN)]
+        assert all(a.end_secs <= b.start_secs + 1e-9 for a, b in itertools.pairwise(busy))
+    assert all(level.groups >= 0 for level in fill_level(spans))
