@@ -179,6 +179,11 @@ class Workdir:
         return self._at("usage")
 
     @property
+    def chaos(self) -> Path:
+        """Disturbances that the command `chaos` has made."""
+        return self._at("chaos.jsonl")
+
+    @property
     def restarts(self) -> Path:
         """Every restart of a role; see `rl_sync.records.alarms`."""
         return self._at("restarts.jsonl")
@@ -213,6 +218,12 @@ class Workdir:
             self.published,
             self.resumed,
         )
-        others = (self.judgements, self.rollouts, self.restarts, self.backends, self.journal)
-        ends = (self.versions, self.outcome)
+        others = (
+            self.judgements,
+            self.rollouts,
+            self.restarts,
+            self.backends,
+            self.journal,
+            self.chaos,
+        )
         return self.config, *folders, *records, *others, *ends

@@ -213,6 +213,39 @@ _COMMANDS = [
         "docs/choosing.md",
     ),
     Command(
+        "chaos",
+        _TRAIN,
+        "rl_sync.launcher.commands.chaos",
+        "Trains while processes are killed at random, and audits the records.",
+        "Makes a run, and kills or stops a random process of it every now and then. At the end it"
+        " checks that every step and every group is accounted for, and prints the share of time"
+        " that led to steps that count. It shows whether your setup survives what a cluster does"
+        " to it.",
+        [
+            _config(),
+            _flag("seed", "SEED", "Seed of the draws.", "0", type=_FROM_0),
+            _flag("every", "SECONDS", "Mean time between two disturbances.", "30", type=float),
+            _flag(
+                "kinds",
+                "KINDS",
+                "Kinds of disturbance: kill; pause, for five seconds; or stop, for good. Separated"
+                " by commas.",
+                "kill",
+                shell_complete=_offer("kill", "kill,pause", "kill,pause,stop"),
+            ),
+            _flag("roles", "NAMES", "Processes that may be disturbed.", "all"),
+            _flag("compare", "", "Makes an undisturbed run after it, and compares the digests."),
+        ],
+        {
+            "--config=arithmetic --every=10": "Something dies every ten seconds.",
+            "--config=arithmetic --config.sync.mode=synchronous --compare": (
+                "The parameters must be the same as without the deaths."
+            ),
+        },
+        "docs/reliability.md",
+        statuses={1: "The run failed, or its records are not whole."},
+    ),
+    Command(
         "sweep",
         _TRAIN,
         "rl_sync.launcher.commands.sweep",

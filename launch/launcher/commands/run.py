@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,6 +101,10 @@ class LocalRun:
         self._last: RunStatus | None = None
         self._restarts = collections.defaultdict[str, list[float]](list)
         self._away: dict[str, _Absence] = {}
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process group of each process that runs, by its name."""
+        return self._supervisor.groups()
 
     def run(self) -> int:
         """Runs to the end.
@@ -425,8 +429,18 @@ def check_backends(settings: RunSettings) -> None:
         raise ConfigError(str(error)) from error
 
 
-def start(config: Mapping[str, Any]) -> int:
-    """Validates a resolved config and runs it on this machine; returns the exit status."""
+def start(
+    config: Mapping[str, Any],
+    beside: Callable[[LocalRun], contextlib.AbstractContextManager[None]] = (
+        lambda run: contextlib.nullcontext()
+    ),
+) -> int:
+    """Validates a resolved config and runs it on this machine; returns the exit status.
+
+    Args:
+      config: the config.
+      beside: a context in which the run is made.
+    """
     settings = work.settings_of(config)
     check_backends(settings)
     task = wiring.load_task(settings)  # Errors show here, not in the logs of five processes.
@@ -447,4 +461,6 @@ def start(config: Mapping[str, Any]) -> int:
         print(run_text.opening(settings, resumed))
         print(f"{task.describe()}\n")
         continues = resumed is not None and resumed.continues
-        return LocalRun(settings, continues).run()
+        local = LocalRun(settings, continues)
+        with beside(local):
+            return local.run()

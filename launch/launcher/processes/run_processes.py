@@ -45,6 +45,10 @@ class ReplayProcess:
     log: Path
     server: ServerProcess
 
+    @property
+    def group(self) -> int:
+        return self.server.popen.pid
+
     def poll(self) -> int | None:
         return self.server.poll()
 

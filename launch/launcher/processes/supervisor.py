@@ -27,6 +27,10 @@ class Process(Protocol):
     name: str
     log: Path
 
+    @property
+    def group(self) -> int:
+        """Id of its process group."""
+
     def poll(self) -> int | None:
         """Returns its exit status, negative for a signal; None while it runs."""
 
@@ -74,6 +78,11 @@ class RoleProcess:
                 },
             )
         return cls(name, log, popen)
+
+    @property
+    def group(self) -> int:
+        """See `Process`."""
+        return self._popen.pid
 
     def poll(self) -> int | None:
         """See `Process`."""
@@ -163,6 +172,11 @@ class Supervisor:
             if status != 0 or name in ("master", "replay"):
                 deaths.append(Death(name, status, process.log))
         return likeliest_first(deaths)
+
+    def groups(self) -> dict[str, int]:
+        """Returns the process group of each child that runs, by the child's name."""
+        running = [*self._processes.values()]
+        return {one.name: one.group for one in running if one.poll() is None}
 
     def end(self, names: Sequence[str]) -> None:
         """Kills children, and stops watching them."""
