@@ -34,6 +34,25 @@ class Answered(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class AccountsMemory:
+    """Content of the accounts of steps.
+
+    Attributes:
+      reward: mean reward of the last step; None if there is none.
+      not_selected: leases that were dropped for steps that are not trained yet.
+      tokens, told, spent: see `RunTotals`.
+      answered: answer to the trainer's last report.
+    """
+
+    reward: float | None = None
+    not_selected: tuple[LiveLease, ...] = ()
+    tokens: float = 0.0
+    told: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    spent: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    answered: Answered | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class ServerMemory:
     """Knowledge of the server at the beginning of a file of the journal.
 
@@ -43,13 +62,10 @@ class ServerMemory:
       phase: phase of the run.
       result: the run's result so far.
       first_lease: first lease id that no earlier attempt has used.
-      reward: mean reward of the last step; None if there is none.
-      not_selected: leases that were dropped for steps that are not trained yet.
-      tokens, told, spent: see `RunTotals`.
+      accounts: accounts of steps.
       verdicts: verdicts of groups that no step has trained on.
       handed: completions of evaluations that are being scored.
       measured: moments of the evaluations that are measured.
-      answered: answer to the trainer's last report.
       weights: what the registry of weights knows.
     """
 
@@ -58,13 +74,8 @@ class ServerMemory:
     phase: str = "start"
     result: RunResult = dataclasses.field(default_factory=RunResult)
     first_lease: int = 0
-    reward: float | None = None
-    not_selected: tuple[LiveLease, ...] = ()
-    tokens: float = 0.0
-    told: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    spent: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    accounts: AccountsMemory = dataclasses.field(default_factory=AccountsMemory)
     verdicts: Verdicts = dataclasses.field(default_factory=lambda: Verdicts({}))
     handed: tuple[HandInEvaluation, ...] = ()
     measured: tuple[str, ...] = ()
-    answered: Answered | None = None
     weights: RegistryMemory = dataclasses.field(default_factory=RegistryMemory)

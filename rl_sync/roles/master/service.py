@@ -10,12 +10,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rl_sync.algorithms.screening import FAULTS
 from rl_sync.checkpoints.ledger import Ledger, balance
 from rl_sync.cluster import master_calls, scoring_calls, weight_calls
 from rl_sync.cluster.heartbeats import Heartbeats
@@ -30,17 +29,15 @@ from rl_sync.isolation.codec import Records
 from rl_sync.isolation.record_json import of_json
 from rl_sync.records import accuracy, alarms
 from rl_sync.records.json_lines import RecordsError
-from rl_sync.records.metrics import measured, read_metrics
-from rl_sync.records.metrics_writer import MetricsWriter
+from rl_sync.records.metrics import measured
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
-from rl_sync.records.run_totals import Pace, RunTotals
+from rl_sync.records.run_totals import Pace
 from rl_sync.records.usage import UsageRecorder
 from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.roles import wiring
-from rl_sync.roles.master import prompt_choice, transition, unsolved
+from rl_sync.roles.master import transition, unsolved
 from rl_sync.roles.master.evaluations import EvaluationResult, Evaluations
 from rl_sync.roles.master.events import (
-    LEFT_OUT,
     BatchRequested,
     Event,
     ExplorerDied,
@@ -74,7 +71,8 @@ from rl_sync.roles.master.journal import (
     read_journal,
     state_of,
 )
-from rl_sync.roles.master.server_memory import Answered, CountedStep, ServerMemory
+from rl_sync.roles.master.server_memory import CountedStep, ServerMemory
+from rl_sync.roles.master.step_accounts import StepAccounts
 from rl_sync.roles.master.weight_registry import WeightRegistry
 from rl_sync.scoring.judging import Verdicts
 from rl_sync.settings.run_settings import RunSettings
@@ -85,8 +83,6 @@ _TICK_SECS = 0.5
 _PENDING_CALLS = 64  # Calls in progress at once, in threads that mostly wait.
 _SFT, _RL = "sft", "rl"
 T = TypeVar("T")
-_NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
-"""Reasons for dropping groups because of their rewards; these groups count in a step's metrics."""
 
 
 class MasterServer:
@@ -121,20 +117,12 @@ class MasterServer:
         self._ledger = Ledger(settings.workdir)
         with contextlib.suppress(OSError):  # The record is optional.
             record_start(settings.workdir)
-        observe = settings.observe
-        self._metrics = MetricsWriter(settings.workdir, observe.chosen_backends, observe.labels)
-        self._progress = RunTotals(settings.workdir)
-        self._watch = alarms.Watch(settings.alarm_limits)
         self._roles: dict[str, RoleStatus] = {}
         self._phase, self._message = memory.phase, ""
         self._result = memory.result
-        self._first_lease, self._reward = memory.first_lease, memory.reward
+        self._first_lease = memory.first_lease
         self._sft_step = 0
         self._paces = {phase: Pace() for phase in (_SFT, _RL)}
-        # Dropped for steps that are not trained yet.
-        self._not_selected = [*memory.not_selected]
-        self._answered = memory.answered
-        self._written = set[tuple[str, int]]()  # Metrics of an earlier master, by phase and step.
         self._began_secs = memory.began_secs
         self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
@@ -144,6 +132,7 @@ class MasterServer:
             self._judging = wiring.judging(
                 settings, self._task, self._fail, self._say, self._scored, self._note
             )
+            self._accounts = StepAccounts(settings, self._judging, memory.accounts)
             self._evaluations = self._made_evaluations()
             self._pending = self._made_pending()
             self._desk = self._made_desk()
@@ -254,15 +243,10 @@ class MasterServer:
                 phase=self._phase,
                 result=self._result,
                 first_lease=self._first_lease,
-                reward=self._reward,
-                not_selected=tuple(self._not_selected),
-                tokens=self._progress.tokens,
-                told=self._progress.told,
-                spent=self._progress.spent,
+                accounts=self._accounts.memory(),
                 verdicts=self._judging.kept,
                 handed=self._evaluations.handed,
                 measured=self._evaluations.measured,
-                answered=self._answered,
                 weights=self._weights.memory(),
             )
             try:
@@ -272,12 +256,7 @@ class MasterServer:
 
     def _recall(self, memory: ServerMemory, recorded: Recorded) -> None:
         """Takes over what an earlier master knew, from its journal."""
-        lines = read_metrics(self._settings.workdir)
-        self._written = {(line["phase"], line["step"]) for line in lines}
-        for line in lines:
-            self._watch.take(line)
-        self._progress.recall(memory.tokens, memory.told)
-        self._progress.recall_spent(memory.spent)
+        self._accounts.recall()
         self._judging.recall(memory.verdicts)
         for moment in memory.measured:
             self._evaluations.recall(moment)
@@ -287,7 +266,7 @@ class MasterServer:
         for entry in recorded.entries:
             if entry.kind == COUNTED_STEP:
                 step = of_json(CountedStep, entry.fields)
-                self._progress.recall_spent(step.spent)
+                self._accounts.recall_spent(step)
                 records += self._recall_step(step.call)
             elif (event := entry.event) is not None:
                 records += self._recall_event(event)
@@ -326,7 +305,7 @@ class MasterServer:
         if isinstance(event, ExplorerDied):
             self._weights.explorer_died(explorer_name(event.explorer))
         records = [command for command in commands if isinstance(command, Record)]
-        self._forget_scores(records)
+        self._accounts.forget_scores(records)
         return records
 
     def _recall_step(self, call: master_calls.Trained) -> list[Record]:
@@ -362,20 +341,7 @@ class MasterServer:
         records = [command for command in commands if isinstance(command, Record)]
         for record in records:
             self._write(functools.partial(self._ledger.write, record))
-        self._forget_scores(records)
-
-    def _forget_scores(self, records: Sequence[Record]) -> None:
-        """Forgets the scores of groups that were not dropped because of their rewards.
-
-        No step's metrics include them.
-        """
-        for record in records:
-            if record.event != "dropped":
-                continue
-            if record.reason in _NOT_SELECTED:
-                self._not_selected += record.leases
-            else:
-                self._judging.forget([lease.lease_id for lease in record.leases])
+        self._accounts.forget_scores(records)
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes to the ledger; if that fails, stops the run, whose ledger would have a gap."""
@@ -390,11 +356,7 @@ class MasterServer:
             self._first_lease = self._ledger.resume(call.step)
         except RecordsError as error:
             self._fail(str(error))
-        self._metrics.resume(call.step, call.sft_step)
-        self._written = set()
-        self._progress.resume()
-        for line in read_metrics(self._settings.workdir):
-            self._watch.take(line)
+        for line in self._accounts.resume(call):
             if line["phase"] == "evaluation":
                 self._merge(RunResult(evaluations={self._moment(line["step"]): measured(line)}))
         self._evaluations.resume(call.step)
@@ -532,65 +494,21 @@ class MasterServer:
 
     def _trained(self, call: master_calls.Trained) -> scoring_calls.Judgements:
         with self._changed:
-            self._progress.spend(TRAINER, TRAINER, call.spent)
             before, live = self._state, self._state.live
             leases = [live[one] for one in call.event.lease_ids if one in live]
-            self._apply(call.event, CountedStep(call, self._progress.spent))
+            self._apply(call.event, self._accounts.entry(call))
             if self._state is not before:
                 self._count(call, leases)
-            answered = self._answered
+            answered = self._accounts.answered
             if answered is not None and answered.step == call.event.step:
                 return answered.judgements
             return self._judging.of_leases(call.recorded)
 
     def _count(self, call: master_calls.Trained, leases: Sequence[LiveLease]) -> None:
-        """Measures a step that was just counted, and keeps the answer to its report.
-
-        Args:
-          leases: leases of the step's groups, as they were before it.
-        """
-        event, self._is_new_attempt = call.event, False
-        self._answered = Answered(event.step, self._judging.of_leases(call.recorded))
-        prompts = prompt_choice.metrics(self._state, leases)
-        others = self._take_not_selected(event.step)
-        generated = (*event.lease_ids, *others)
-        over = {*generated} - {*event.kept}
-        judged = self._judging.metrics(generated, over, self._settings.trainer.group_size)
-        metrics = {**call.metrics, **judged, **prompts, **self._progress.step(call.metrics)}
-        last = {"step": event.step, **call.metrics}
-        if (mean := judged.get("reward_mean")) is not None:
-            last["reward_mean"] = mean
-            self._reward = mean if math.isfinite(mean) else None
-            if self._settings.algorithm.selects_groups:
-                selected = call.metrics["reward_mean"]
-                last["selected_reward_mean"] = metrics["selected_reward_mean"] = selected
-        if self._measure(_RL, event.step, metrics):
-            self._watch.add(metrics)
-        self._paces[_RL].note(event.step, time.monotonic())
-        self._merge(RunResult(rl=last))
-
-    def _measure(self, phase: str, step: int, values: Mapping[str, Any]) -> bool:
-        """Writes metrics, unless an earlier master has; says whether it has written them."""
-        if (phase, step) in self._written:
-            return False
-        self._metrics.write(phase, step, values)
-        return True
-
-    def _take_not_selected(self, step: int) -> list[int]:
-        """Returns the lease ids of groups that were generated for a step and not selected.
-
-        Under latest pulls these are all groups that were not selected since the step before.
-        """
-        with self._changed:
-            settings = self._state.settings
-            exact = settings.schedule.pull == "exact"
-            of_step = [
-                lease
-                for lease in self._not_selected
-                if not exact or settings.step_of(lease.ordinal) == step
-            ]
-            self._not_selected = [one for one in self._not_selected if one not in of_step]
-        return [lease.lease_id for lease in of_step]
+        """Measures a step that was just counted; see `StepAccounts.count`."""
+        self._is_new_attempt = False
+        self._merge(RunResult(rl=self._accounts.count(call, self._state, leases)))
+        self._paces[_RL].note(call.event.step, time.monotonic())
 
     def _newest(self, call: weight_calls.AskNewest) -> int:
         """Returns the newest version; waits for the one asked for, unless the run is stopping."""
@@ -616,18 +534,18 @@ class MasterServer:
         self._attendance.heard(call.name, call.process, call.doing, time.monotonic())
         if call.name == role:
             status = call.status
-            if role == TRAINER and self._reward is not None:
+            if role == TRAINER and (reward := self._accounts.reward) is not None:
                 # The trainer knows only the rewards of groups that it trains on, not of all groups.
-                status = dataclasses.replace(status, reward=self._reward)
+                status = dataclasses.replace(status, reward=reward)
             self._roles[role] = status
             if is_explorer(role):
                 life = f"{call.name}:{call.process}"
-                self._progress.spend("explorer", life, call.spent)
+                self._accounts.spend("explorer", life, call.spent)
                 self._apply(ExplorerSeen(number_of(role), time.monotonic()))
         return self._state.stopping
 
     def _write_metrics(self, call: master_calls.WriteMetrics) -> None:
-        self._measure(call.phase, call.step, call.values)
+        self._accounts.write(call.phase, call.step, call.values)
 
     def _enter(self, call: master_calls.EnterPhase) -> None:
         self._phase, self._message = call.phase, call.message or self._message
@@ -646,8 +564,7 @@ class MasterServer:
 
     def _evaluated(self, measured: EvaluationResult) -> None:
         with self._changed:
-            if self._measure("evaluation", measured.step, measured.values):
-                self._watch.add_evaluation(measured.step, measured.values)
+            self._accounts.add_evaluation(measured.step, measured.values)
             self._show_evaluation(measured)
             self._note(measured)
 
@@ -663,7 +580,7 @@ class MasterServer:
         del call
         settings, now = self._settings, time.monotonic()
         with self._changed:
-            raised = tuple(alarms.raised(self._watch.evidence()))
+            raised = self._accounts.alarms()
             step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
             if self._phase == _SFT:
                 if (trainer := self._roles.get(TRAINER)) is not None:
@@ -712,7 +629,7 @@ class MasterServer:
                     record_end(self._settings.workdir, outcome)
                 self._evaluations.close()
                 self._pending.close()
-                self._metrics.close(outcome.failed is None and outcome.stopped is None)
+                self._accounts.close(outcome.failed is None and outcome.stopped is None)
                 self._judging.close()
                 self._journal.close()
                 self.closed.set()
@@ -725,8 +642,7 @@ class MasterServer:
 
     def finish(self) -> None:
         """Waits until the systems that receive metrics have the last ones."""
-        self._metrics.close(is_well=False)  # Has no effect once the ledger is closed.
-        self._metrics.wait(self._settings.observe.finish_secs)
+        self._accounts.finish()
 
     def _tick(self) -> None:
         usage = UsageRecorder(Workdir(self._settings.workdir).usage / f"{MASTER}.jsonl")

@@ -247,7 +247,7 @@ def test_a_journal_of_an_earlier_version_is_still_read(tmp_path):
     """It was recorded by a real run; fields are added and taken away here."""
     (source,) = RECORDED.glob("*.jsonl")
     first, *rest = (json.loads(line) for line in source.read_text().splitlines())
-    del first["state"]["batches"], first["memory"]["told"]
+    del first["state"]["batches"], first["memory"]["weights"]
     first["state"]["of_the_past"] = 1
     for line in rest:
         line["fields"]["of_the_past"] = [1, 2]

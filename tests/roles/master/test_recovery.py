@@ -176,7 +176,7 @@ def test_a_step_that_is_reported_again_counts_once_and_gets_the_same_scores(mast
 
 def test_metrics_of_a_step_are_written_if_the_master_died_before(master, monkeypatch):
     leases = buffered(master, 1)[:2]
-    monkeypatch.setattr(master.server._metrics, "write", lambda *_: None)
+    monkeypatch.setattr(master.server._accounts._metrics, "write", lambda *_: None)
     master(
         Trained(BatchTrained(1, leases), {"num_tokens": 7.0, "reward_mean": 0.5}, {"train": 2.0})
     )
