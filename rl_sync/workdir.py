@@ -201,9 +201,9 @@ class Workdir:
     @property
     def of_attempt(self) -> tuple[Path, ...]:
         """Files that one attempt at a run leaves, and that the next attempt moves aside."""
-        folders = (self.snapshots, self.batches, self.weights, self.replay, self.journal)
-        folders = (*folders, self.logs, self.spans, self.usage)
+        state = (self.snapshots, self.batches, self.weights, self.replay, self.journal)
+        folders = (self.logs, self.spans, self.usage)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.published)
         others = (self.judgements, self.rollouts, self.restarts, self.backends, self.chaos)
         ends = (self.resumed, self.versions, self.outcome)
-        return self.config, *folders, *records, *others, *ends
+        return self.config, *state, *folders, *records, *others, *ends

@@ -63,7 +63,8 @@ ALLOWED = {
     "actors": LOWEST | {"rollout", "environments", "tasks"},
     "settings": LOWEST - {"types"} | SIDE - {"display"} | {"rollout", "environments"},
     "cluster": {"types", "models", "weights", "records", "display", "settings", "actors"},
-    "checkpoints": LOWEST - {"algorithms"} | {"weights", "records", "actors", "cluster"},
+    "checkpoints": LOWEST - {"algorithms"}
+    | {"weights", "records", "settings", "actors", "cluster"},
     "transfers": {"types", "schedule", "models", "weights", "records", "actors", "cluster"},
     "scoring": {"types", "tasks", "rewards", "records", "display", "settings", "cluster"},
     "roles": LOWEST | SIDE | RUN | {"actors"},

@@ -1,0 +1,98 @@
+"""`chaos` kills processes at random, and says whether the records are whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rl_sync.launcher import command_line
+from rl_sync.launcher.commands import chaos
+from rl_sync.launcher.processes.disturbance import KILL, PAUSE, STOP, Disturbance
+from rl_sync.records.json_lines import read_json_lines
+from rl_sync.settings.records import ConfigError
+from rl_sync.workdir import Workdir
+from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly, session_directory
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def state_of(process):
+    return open(f"/proc/{process.pid}/stat").read().rpartition(")")[2].split()[0]
+
+
+def disturbed(tmp_path, sleeper, kind, until):
+    workdir = Workdir(tmp_path)
+    disturbance = Disturbance(
+        workdir, lambda: {"trainer": sleeper.pid}, seed=1, every_secs=0.2, kinds=(kind,)
+    )
+    with disturbance:
+        deadline = time.monotonic() + 20
+        while not until():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    (first, *_) = read_json_lines(workdir.chaos)
+    assert (first["kind"], first["process"]) == (kind, "trainer")
+
+
+def test_a_process_is_killed(tmp_path, sleeper):
+    disturbed(tmp_path, sleeper, KILL, lambda: sleeper.poll() is not None)
+    assert sleeper.returncode == -signal.SIGKILL
+
+
+def test_a_process_is_stopped_for_good(tmp_path, sleeper):
+    disturbed(tmp_path, sleeper, STOP, lambda: state_of(sleeper) == "T")
+    assert state_of(sleeper) == "T"
+
+
+def test_a_paused_process_goes_on(tmp_path, sleeper):
+    disturbed(tmp_path, sleeper, PAUSE, lambda: state_of(sleeper) == "T")
+    assert state_of(sleeper) == "S"
+
+
+def test_only_the_named_roles_are_disturbed(tmp_path):
+    disturbance = Disturbance(
+        Workdir(tmp_path), lambda: {"trainer": -1}, seed=1, every_secs=0.01, roles=("master",)
+    )
+    with disturbance:
+        time.sleep(0.2)
+    assert disturbance.made == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kinds=kill,explode"], "--kinds=explode is not one of kill, pause, stop"),
+        (["--config.sync.mode=asynchronous", "--compare"], "needs a mode with exact pulls"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message):
+    arguments = command_line.parse(["chaos", "--config=arithmetic", *words])
+    with pytest.raises(ConfigError, match=message):
+        chaos.execute(arguments)
+
+
+@pytest.mark.gate
+def test_a_disturbed_run_ends_well_with_the_digest_of_an_undisturbed_one(tmp_path):
+    command = [sys.executable, "-m", "launcher", "chaos", "--config=tests/runs/quick.py"]
+    command += [f"--config.workdir={tmp_path / 'run'}", "--config.replay.backend=embedded"]
+    command += ["--config.sync.mode=synchronous", "--config.sync.transfer=server"]
+    command += ["--config.trainer.steps=200", "--every=5", "--seed=2", "--compare"]
+    environment = {**os.environ, **quickly(session_directory(tmp_path))}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The undisturbed run has the same digest" in done.stdout
+    assert done.stdout.endswith("All records are whole.\n")
+    assert "of the time led to steps that count; lost:" in done.stdout
