@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import TRAINER
-from rl_sync.roles.master.events import TOO_STALE, BatchTrained, GroupsRefused
+from rl_sync.roles.master.events import (
+    TOO_STALE,
+    BatchRequested,
+    BatchTrained,
+    GrantBatch,
+    GroupsRefused,
+)
 from rl_sync.simulation.event_queue import Action
 from rl_sync.simulation.speed.simulated_site import BufferedGroup, SimulatedSite
 from rl_sync.simulation.speed.simulated_weights import SimulatedWeights
@@ -78,11 +84,21 @@ class TimedTrainer:
             found = [group for group in site.buffer if group.ordinal in wanted]
         else:
             self._refuse(step)
-            found = site.buffer[:size]
+            found = self._granted(step) if plan.master.carries_over else site.buffer[:size]
         if len(found) == size:
             taken = {group.lease_id for group in found}
             site.buffer = [group for group in site.buffer if group.lease_id not in taken]
             self._batch, self._whole_secs = found, site.now
+
+    def _granted(self, step: int) -> list[BufferedGroup]:
+        """Returns the batch that the master chooses where groups have deadlines, if it is there."""
+        site = self._site
+        if len(site.buffer) < site.plan.master.groups_per_step:
+            return []
+        grant = site.ask(BatchRequested(step, tuple(group.lease_id for group in site.buffer)))
+        assert isinstance(grant, GrantBatch)
+        by_lease = {group.lease_id: group for group in site.buffer}
+        return [by_lease[lease_id] for lease_id in grant.lease_ids]
 
     def _refuse(self, step: int) -> None:
         """Gives back groups that are too old for a step."""
