@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import cramjam
 
+from rl_sync.checkpoints.durability import flush_directory
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.types import Consumed, Group
 
@@ -151,7 +152,7 @@ class BatchLog:
             temporary.unlink(missing_ok=True)
             raise
         if is_vital:
-            _flush(self._directory)
+            flush_directory(self._directory)
 
     def _read(self, path: Path) -> Any:
         """Returns the content of a file; None if it is missing or damaged."""
@@ -163,12 +164,3 @@ class BatchLog:
         if zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
             return None
         return decode(bytes(cramjam.snappy.decompress_raw(packed)))
-
-
-def _flush(directory: Path) -> None:
-    """Makes renames in a directory outlive a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

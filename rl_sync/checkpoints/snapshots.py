@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.checkpoints.checksums import damage, seal
+from rl_sync.checkpoints.durability import flush, flush_directory
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.models.placement import put
 from rl_sync.weights.agreement import Agree, alone
@@ -103,12 +104,14 @@ def save_snapshot(
     def finish() -> None:
         (unfinished / _METADATA).write_text(text)
         seal(unfinished)
+        flush(unfinished)
         others = [
             other for other in snapshot_steps(directory) if other != step and other not in kept
         ]
         if snapshot_path(directory, step).exists():
             _hide(directory, step)
         unfinished.rename(snapshot_path(directory, step))
+        flush_directory(directory)
         for old in others[: max(0, len(others) - (keep - 1))]:
             _hide(directory, old)
         _sweep(directory)
@@ -126,6 +129,14 @@ def save_snapshot(
             f" ({type(error).__name__}: {cause}). The earlier ones stay: steps"
             f" {snapshot_steps(directory)}."
         ) from error
+
+
+def on_host(state: Any) -> Any:
+    """Returns a copy of a state in this process's memory, which `save_snapshot` saves alike.
+
+    The state may be donated to a computation afterwards. All of its arrays must be addressable.
+    """
+    return jax.tree.map(lambda leaf: np.array(_plain(leaf), copy=True), state)
 
 
 def load_snapshot(

@@ -113,20 +113,21 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             return LoggedBatches(session, log, reader, point)
 
         log = BatchLog(workdir.batches) if session.leads and settings.explorers else None
+        sft = SftPhase(
+            session=session,
+            trainer=trainer,
+            evaluator=evaluator,
+            task=task,
+            snapshots=workdir.sft_snapshots,
+            processes=resources.processes,
+            before_first=ahead.settle,
+        )
         TrainerLoop(
             session=session,
             trainer=trainer,
             batching=wiring.batching_of(settings, task),
             parameters=parameters,
-            sft=SftPhase(
-                session=session,
-                trainer=trainer,
-                evaluator=evaluator,
-                task=task,
-                snapshots=workdir.sft_snapshots,
-                processes=resources.processes,
-                before_first=ahead.settle,
-            ),
+            sft=sft,
             evaluator=evaluator,
             end=end,
             source=source,
@@ -138,6 +139,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 log=log,
                 save_buffer=replay.checkpoint if replay.may_restart else None,
                 processes=resources.processes,
+                on_saved=sft.forget,
             ),
             processes=resources.processes,
             demonstrations=demonstrations_of(settings, task),

@@ -19,6 +19,7 @@ from rl_sync.checkpoints.snapshots import (
     load_part,
     load_snapshot,
     newest_whole,
+    on_host,
     save_snapshot,
 )
 
@@ -220,3 +221,28 @@ def test_a_snapshot_of_another_model_is_not_taken_for_a_damaged_one(tmp_path):
     save_two(tmp_path)
     with pytest.raises(ValueError, match="written for another model"):
         load_snapshot(tmp_path, None, {**LIKE, "x": jnp.zeros(4)})
+
+
+def test_a_copy_on_the_host_is_saved_like_the_state_and_outlives_it(tmp_path):
+    state = {
+        "weights": jnp.arange(12, dtype=jnp.bfloat16).reshape(3, 4),
+        "key": jax.random.key(3),
+        "count": jnp.int32(7),
+        "none": jnp.zeros((0, 2)),
+    }
+    copied = on_host(state)
+    expected = jax.tree.map(lambda leaf: np.array(plain_of(leaf)), state)
+    donated = jax.jit(lambda x: x + 1, donate_argnums=0)
+    donated(state["weights"])
+    assert state["weights"].is_deleted()
+    save_snapshot(tmp_path, 3, copied, {"a": 1})
+    abstract = {**state, "weights": jax.ShapeDtypeStruct((3, 4), jnp.bfloat16)}
+    step, loaded, metadata = load_snapshot(tmp_path, None, abstract)
+    assert (step, metadata) == (3, {"a": 1})
+    for name, value in expected.items():
+        assert np.array(plain_of(loaded[name])).tobytes() == value.tobytes()
+
+
+def plain_of(leaf):
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf

@@ -218,14 +218,14 @@ class TrainerLoop:
             return
         stepping.settle()
         if saves:
-            self._save(state)
+            self.snapshots.save(state, self._schedule, waits=False)
         if evaluates:
             self._evaluate(state, moment)
 
     def _finish(self, state: TrainState) -> None:
         """Saves the state; after the last step it also evaluates."""
         self.session.call(EnterPhase("end"))
-        self._save(state)
+        self.snapshots.save(state, self._schedule, waits=True)
         if int(state.step) == self.session.settings.trainer.steps:
             self._evaluate(state, f"after {self._learning}")
             await_evaluations(self.session)
@@ -243,12 +243,8 @@ class TrainerLoop:
         try:
             self._evaluate(state, moment)
         except _OF_OTHERS:
-            self._save(state)
+            self.snapshots.save(state, self.session.settings.schedule, waits=True)
             raise
-
-    def _save(self, state: TrainState) -> None:
-        if self.snapshots.save(state, self._schedule):
-            self.sft.forget()
 
 
 def _is_due(step: int, every_steps: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rl_sync.checkpoints.snapshots import (
     latest_snapshot,
     load_snapshot,
     newest_whole,
+    on_host,
     read_metadata,
     save_snapshot,
     snapshot_steps,
@@ -48,6 +50,7 @@ class SnapshotKeeper:
       directory: folder of the snapshots.
       log: log of batches since the oldest snapshot; None if there is none.
       save_buffer: writes a checkpoint of the replay buffer; None if there is none.
+      on_saved: called once a snapshot is written.
       processes: the trainer's processes, by their indices in their cluster.
     """
 
@@ -58,36 +61,74 @@ class SnapshotKeeper:
     log: BatchLog | None
     save_buffer: Callable[[], object] | None
     processes: Sequence[int]
+    on_saved: Callable[[], None] = lambda: None
+    _writer: ThreadPoolExecutor = dataclasses.field(
+        default_factory=lambda: ThreadPoolExecutor(1, "snapshots")
+    )
+    _writing: Future[None] | None = None
 
     def latest(self) -> int | None:
         """Returns the step of the newest snapshot, None if there is none."""
         return self.session.agree("latest snapshot", lambda: latest_snapshot(self.directory))
 
-    def save(self, state: TrainState, schedule: SyncSchedule) -> bool:
-        """Saves a state; returns False if the newest snapshot is of its step already.
+    def save(self, state: TrainState, schedule: SyncSchedule, *, waits: bool) -> None:
+        """Saves a state, unless the newest snapshot is of its step already.
+
+        Without `waits` a trainer of one process only waits for a copy of the state in its memory,
+        which a thread writes. An error of the thread is raised by the next call.
 
         Raises:
           RunEndedError: the parameters are not finite.
-          SnapshotError: the state cannot be saved.
+          SnapshotError: the state cannot be saved, or the one before could not be.
         """
+        self._settle()
         step = int(state.step)
         if self.latest() == step:
-            return False
+            return
         if not bool(_all_finite(state.params)):
             raise RunEndedError(
                 f"The parameters after trainer step {step} are not finite, so they are not saved."
             )
-        keep = self.session.settings.checkpoint.keep
+        metadata = {
+            "position": self.session.call(AskPosition())._asdict(),
+            "base_digest": self.parameters.base_digest(state.params),
+        }
+        kept = state._replace(params=self.parameters.kept(state.params))
         needed = self._needed_after(step, schedule)
+        if waits or len(self.processes) > 1:
+            self._write(step, kept, metadata, needed)
+        else:
+            with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
+                copied = on_host(kept)
+            self._writing = self._writer.submit(self._write_alone, step, copied, metadata, needed)
+
+    def _settle(self) -> None:
+        """Waits until the last snapshot is written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            with self.session.spans.span(SpanKind.WAIT, reason="a snapshot", for_whom="the disk"):
+                writing.result()
+
+    def _write_alone(
+        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
+    ) -> None:
+        with self.session.alone():
+            self._write(step, state, metadata, needed)
+
+    def _write(
+        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
+    ) -> None:
+        """Writes a snapshot, and then deletes what it makes superfluous.
+
+        Args:
+          needed: snapshots that explorers may still need.
+        """
+        keep = self.session.settings.checkpoint.keep
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
-            metadata = {
-                "position": self.session.call(AskPosition())._asdict(),
-                "base_digest": self.parameters.base_digest(state.params),
-            }
             save_snapshot(
                 self.directory,
                 step,
-                state._replace(params=self.parameters.kept(state.params)),
+                state,
                 metadata,
                 keep=keep,
                 kept=[*self._best(), *needed],
@@ -99,7 +140,7 @@ class SnapshotKeeper:
         if self.log is not None and self.session.leads:
             # The batch of a snapshot's own step tells which groups the trainer had left for later.
             self.log.forget(min([*needed, *snapshot_steps(self.directory)[-keep:]]) - 1)
-        return True
+        self.on_saved()
 
     def load(self, step: int) -> TrainState:
         """Returns the state of a snapshot.
