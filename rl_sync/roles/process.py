@@ -33,6 +33,8 @@ def main() -> int:
     arguments = _arguments()
     log_to_stderr()
     faulthandler.enable()
+    # The launcher asks a process that hangs for its stacks, before it kills it.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     # The launcher decides when a role stops; a terminal's Ctrl-C is only for the launcher.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:

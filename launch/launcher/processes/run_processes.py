@@ -52,6 +52,9 @@ class ReplayProcess:
     def poll(self) -> int | None:
         return self.server.poll()
 
+    def dump(self) -> None:
+        """Does nothing: Reverb's server cannot."""
+
     def terminate(self) -> None:
         self.server.stop()
 

@@ -6,6 +6,7 @@ and the child ends itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -19,6 +20,7 @@ from rl_sync.cluster import malloc
 from rl_sync.isolation.process_limits import signal_group
 
 _LAST_LINES = 15
+_DUMP_SECS = 0.5
 
 
 class Process(Protocol):
@@ -33,6 +35,9 @@ class Process(Protocol):
 
     def poll(self) -> int | None:
         """Returns its exit status, negative for a signal; None while it runs."""
+
+    def dump(self) -> None:
+        """Lets it write the stacks of its threads to its log, if it can."""
 
     def terminate(self) -> None:
         """Asks it, and all processes that it started, to end."""
@@ -87,6 +92,12 @@ class RoleProcess:
     def poll(self) -> int | None:
         """See `Process`."""
         return self._popen.poll()
+
+    def dump(self) -> None:
+        """See `Process`."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._popen.pid, signal.SIGUSR1)
+        time.sleep(_DUMP_SECS)
 
     def terminate(self) -> None:
         """See `Process`."""
@@ -187,12 +198,15 @@ class Supervisor:
     def end_hung(self, name: str, why: str) -> Death | None:
         """Kills a hung child and returns its death, or None if it no longer runs.
 
+        Its log gets the stacks of its threads before.
+
         Args:
           why: see `Death.hung`.
         """
         process = self._processes.get(name)
         if process is None or process.poll() is not None:
             return None
+        process.dump()
         self.end([name])
         return Death(name, -signal.SIGKILL, process.log, why)
 

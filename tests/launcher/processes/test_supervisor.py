@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ class Ended:
 
     def poll(self):
         return self.status
+
+    def dump(self):
+        pass
 
     def terminate(self):
         self.status = -signal.SIGTERM
@@ -68,3 +72,25 @@ def test_a_death_quotes_the_end_of_the_log(tmp_path):
     assert str(death) == "trainer ended with exit status 3"
     assert "  | 19\n" in death.report([])
     assert "  | 4\n" not in death.report([]), "the whole log is quoted"
+
+
+HANGS = """
+import faulthandler, signal, threading, time
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+def stuck_here():
+    print("ready", flush=True)
+    time.sleep(60)
+stuck_here()
+"""
+
+
+def test_a_child_that_hangs_leaves_its_stacks_in_its_log(tmp_path):
+    supervisor, log = Supervisor(), tmp_path / "trainer.log"
+    supervisor.add(RoleProcess.start("trainer", [sys.executable, "-c", HANGS], log, {}))
+    deadline = time.monotonic() + 20
+    while "ready" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    death = supervisor.end_hung("trainer", "trainer hangs")
+    assert (death.status, str(death)) == (KILLED, "trainer hangs")
+    assert "in stuck_here" in log.read_text()
