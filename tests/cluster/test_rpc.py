@@ -102,6 +102,7 @@ def test_nobody_is_waited_for_where_nobody_listens(client):
     assert time.monotonic() - start < 20.0
 
 
+@pytest.mark.gate
 def test_who_called_too_early_often_is_answered_soon_after_the_server_is_up(serve, client):
     """The launcher calls like this, since it shows the run's status from the first moment."""
     deadline = time.monotonic() + 6.0

@@ -342,6 +342,7 @@ def test_other_paths_and_bodies_that_are_too_large_are_refused(policy):
     assert policy.send("chat/completions", iter([b"{}"]), headers=headers)[0] == 411
 
 
+@pytest.mark.gate
 def test_connections_beyond_the_most_wait_until_others_have_their_replies():
     with contextlib.closing(AgentEndpoint(Access(connections=2))) as endpoint:
         policy = Policy(endpoint)

@@ -52,7 +52,7 @@ FLAGS = [
     ("--config.seed=1", "--config.seed=1 changes a setting of a config", "Give a config"),
     (
         "CONFIG --workdir=x",
-        "for plan, timeline, rollouts, page, report, eval and export, not for run",
+        "for resume, plan, tune, timeline, rollouts, page, report, eval and export, not for run",
         "--config.workdir=x?",
     ),
     ("plan CONFIG --workdir=x", "x has 0 trainer steps on record", "at least 4"),
@@ -61,7 +61,7 @@ FLAGS = [
     ("CONFIG --steps=5", "did you mean --config.trainer.steps=5?"),
     ("CONFIG --out=x", "did you mean --config.workdir=x?"),
     ("CONFIG --to=x", "--to=x is for export and follow, not for run"),
-    ("CONFIG --seed=5", "Unknown flag: --seed=5; did you mean --config.seed=5?"),
+    ("CONFIG --seed=5", "--seed=5 is for chaos, not for run; did you mean --config.seed=5?"),
     ("CONFIG --lr=5", "did you mean --config.optimizer.learning_rate=5?"),
     ("CONFIG --sync.mode=async", "did you mean --config.sync.mode=async?"),
     ("CONFIG --confg.seed=5", "did you mean --config.seed=5?"),
@@ -69,7 +69,7 @@ FLAGS = [
     ("CONFIG -x", "Unknown flag: -x"),
     (
         "settings CONFIG",
-        "for run, plan, sweep, eval and reward, not for settings",
+        "for run, resume, plan, chaos, sweep, eval and reward, not for settings",
         "settings takes a PATTERN",
     ),
     ("settings zzz", "No setting has 'zzz'", "without a pattern all are listed"),
@@ -83,7 +83,7 @@ FLAGS = [
     ("timeline --workdir=tests", "tests holds no spans"),
     ("timeline --workdir=tests --steps=x", "--steps=x", "3:8"),
     ("timeline --workdir=tests --to=x", "--to=x is for export", "timeline takes --workdir, --out"),
-    ("timeline --workdir=tests CONFIG", "--config=configs/arithmetic.py is for run, plan"),
+    ("timeline --workdir=tests CONFIG", "--config=configs/arithmetic.py is for run, resume, plan"),
     (
         "compare one two --at=token",
         "--at=token must be one of steps",
@@ -100,7 +100,7 @@ FLAGS = [
     ("export --to=x", "export needs --workdir=DIRECTORY and --to=DIRECTORY"),
     (
         "export --workdir=tests --out=x",
-        "--out=x is for sweep, timeline",
+        "--out=x is for tune, sweep, timeline",
         "takes --workdir, --to, --dtype",
     ),
     ("export --workdir=tests --to=TMP/x", "tests is not the work directory", "config"),

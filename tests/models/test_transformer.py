@@ -97,7 +97,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
 
 
-@pytest.mark.samples("plain-einsum", "sliding-dot_product")
+@pytest.mark.samples("sliding-dot_product")
 @pytest.mark.parametrize("path", ["einsum", "dot_product"])
 @pytest.mark.parametrize("name", ["plain", "sliding"])
 def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):

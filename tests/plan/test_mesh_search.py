@@ -58,6 +58,7 @@ def test_a_target_that_does_not_exist_is_one_line(run):
         describe_found(*run, "v9:2x2")
 
 
+@pytest.mark.gate
 def test_the_least_time_shrinks_with_more_chips(run):
     settings, task = run
     many = dataclasses.replace(

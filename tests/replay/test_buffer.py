@@ -280,6 +280,7 @@ def test_an_unknown_table_is_named_with_those_that_there_are(replay, use):
         use(replay)
 
 
+@pytest.mark.gate
 def test_items_that_come_as_a_wait_for_them_ends_are_not_lost(replay):
     """A server that gives up on a sampler may already have taken items out for it."""
     batches, pause = 400, np.random.default_rng(0)

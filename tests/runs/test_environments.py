@@ -54,6 +54,7 @@ def test_an_environment_that_fails_costs_its_own_episodes(runs):
     assert processes_of(run.workdir) == {}
 
 
+@pytest.mark.gate
 def test_under_latest_pulls_the_prompt_of_a_failed_episode_is_leased_again(runs):
     run = runs.get(
         *FAULTY,

@@ -27,6 +27,7 @@ def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch
     assert processes_of(tmp_path / "run") == {}
 
 
+@pytest.mark.gate
 def test_where_reverb_cannot_be_had_the_embedded_buffer_takes_its_place(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
@@ -57,6 +58,7 @@ def by_hand(tmp_path):
         server.stop()
 
 
+@pytest.mark.gate
 def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
     server = by_hand(18)
     with ReplayClient(server.address) as replay:

@@ -81,6 +81,7 @@ def test_a_server_whose_workers_cannot_prepare_the_reward_does_not_serve(tmp_pat
     assert "a mesh of 64 devices does not fit 1 device." in server.stderr.splitlines()[-1]
 
 
+@pytest.mark.gate
 def test_a_run_goes_on_when_one_of_its_reward_servers_is_killed(serve, tmp_path):
     victim, first = serve()
     _, second = serve()

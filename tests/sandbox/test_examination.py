@@ -116,6 +116,7 @@ def test_a_test_that_stops_the_program_fails_alone(sandbox):
     assert "time limit of 3 s" in verdicts[3].why
 
 
+@pytest.mark.gate
 def test_the_deadline_ends_an_examination(sandbox):
     verdicts = outcomes(sandbox, "wait()", "assert wait() == 1", "wait()", secs=4.5)
     assert len(verdicts) < 3

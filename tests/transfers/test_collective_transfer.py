@@ -108,6 +108,7 @@ def test_three_explorers_get_each_version_to_the_bit(tmp_path):
     assert [explorer["latest"] for explorer in explorers] == [{"5": trainer["latest"]["5"]}] * 3
 
 
+@pytest.mark.gate
 def test_a_cluster_that_nobody_else_joins_says_so_and_ends():
     (port,) = free_ports("127.0.0.1", 1)
     program = f"""

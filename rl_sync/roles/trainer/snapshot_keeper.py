@@ -220,4 +220,6 @@ class SnapshotKeeper:
         if schedule.pull != "exact":
             return []
         oldest = schedule.exact_version(step + 1)
+        if oldest >= step:
+            return []
         return [one for one in snapshot_steps(self.directory) if one <= oldest][-1:]

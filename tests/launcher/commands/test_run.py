@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
+import time
 
 import pytest
 
@@ -83,6 +84,7 @@ def test_a_role_that_hangs_is_named_and_not_who_waits_for_it(ending, tmp_path):
     for name in ("master", "trainer", "explorer1"):
         command = [sys.executable, "-c", "import time; time.sleep(1000)"]
         run._supervisor.add(RoleProcess.start(name, command, tmp_path / f"{name}.log", {}))
+    run._restarts["trainer"] = [time.monotonic()] * run._settings.launch.restarts
     stopped = []
 
     def stop(call: Happened) -> None:

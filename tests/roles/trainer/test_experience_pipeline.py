@@ -207,6 +207,7 @@ def test_a_batch_has_its_groups_as_the_functions_leave_them(make):
 
     groups = [group(0, "1", "1"), group(1, "1", "2"), group(2, "1", "2")]
     settings = types.SimpleNamespace(
+        carries_over=False,
         groups_generated=3,
         replay=types.SimpleNamespace(times_sampled=1),
         trainer=types.SimpleNamespace(groups_per_step=1),
