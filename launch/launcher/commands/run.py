@@ -75,9 +75,16 @@ _ANSWER_SECS = 10.0
 
 
 class _Absence(NamedTuple):
-    """Time since which a role is away, and the reason."""
+    """Death of a role.
+
+    Attributes:
+      since_secs: time when it was noticed, by the monotonic clock.
+      at_secs: the same time in Unix seconds.
+      why: reason.
+    """
 
     since_secs: float
+    at_secs: float
     why: str
 
 
@@ -174,6 +181,7 @@ class LocalRun:
         Raises:
           RunFailedError: the run cannot go on.
         """
+        noticed_secs = time.time()
         self._status()  # The last known one may be older than the phase.
         facts = RunFacts(
             is_elastic=self._settings.is_elastic,
@@ -198,9 +206,9 @@ class LocalRun:
             if not self._start_again(restart, f"{why}. It is started again."):
                 self._fail(deaths)
             self._restarts[restart.role].append(facts.now_secs)
-            self._away[restart.role] = _Absence(facts.now_secs, str(why))
-            if isinstance(restart, RestartExplorer):
-                self._record_restart(restart.role, None)  # Others work meanwhile.
+            self._away[restart.role] = _Absence(facts.now_secs, noticed_secs, str(why))
+            if not isinstance(restart, RestartMaster | RestartReplay):
+                self._record_restart(restart.role, None)  # Its spans tell when it works again.
             count, most = facts.recent(restart.role) + 1, facts.restarts
             print(f"\n{why}. It is started again ({count} of {most} times an hour).", flush=True)
 
@@ -284,7 +292,7 @@ class LocalRun:
         lost = {} if lost_secs is None else {"lost_secs": lost_secs}
         with contextlib.suppress(OSError):  # Nothing depends on this record.
             lines = JsonLinesWriter(self._workdir.restarts, vital=False)
-            lines.write({"time": time.time(), "role": role, "why": absence.why, **lost})
+            lines.write({"time": absence.at_secs, "role": role, "why": absence.why, **lost})
             lines.close()
 
     def _status(self) -> RunStatus | None:

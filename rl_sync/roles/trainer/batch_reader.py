@@ -98,6 +98,7 @@ class BatchReader:
         # Leases of the last batch that have ended; the master learns it once the step is computed.
         self._over: set[int] = set()
         self._last_step, self._last_batch = 0, set[int]()
+        self._discarded: list[int] = []  # Leases of groups that came after these had ended.
 
     def next(self, step: int) -> Consumed:
         """See `GroupSource`."""
@@ -179,7 +180,7 @@ class BatchReader:
         if missing := self._groups_needed - len(self._fitting(step)):
             deadline()
             came = self._take(step, missing)
-            refused = self._refuse_unfit(step) + self._audit_if_due(came)
+            refused = self._take_discarded() + self._refuse_unfit(step) + self._audit_if_due(came)
         batch = self._fitting(step)
         if len(batch) < self._groups_needed:
             return None, refused
@@ -320,6 +321,12 @@ class BatchReader:
         claimed = self._session.call(Claim([group.lease_id for group in groups]))
         over = self._over.union(claimed)
         self._aside += [group for group in groups if group.lease_id not in over]
+        self._discarded += [group.lease_id for group in groups if group.lease_id in over]
+
+    def _take_discarded(self) -> list[int]:
+        """Returns the leases of groups that were discarded, once each."""
+        discarded, self._discarded = self._discarded, []
+        return [*dict.fromkeys(discarded)]
 
     def _draw(self, step: int, count: int, timeout_secs: float | None = None) -> list[Group]:
         """Takes up to so many groups from the buffer; none if none arrives in time."""
