@@ -63,12 +63,15 @@ def arrivals(spans: Iterable[Span]) -> dict[int, Arrival]:
     return found
 
 
-def _taken(spans: Iterable[Span], which: Callable[[float, float], float]) -> dict[int, float]:
+def _taken(spans: Sequence[Span], which: Callable[[float, float], float]) -> dict[int, float]:
     """Finds the first or the last time at which the trainer took each group, or refused it."""
     found: dict[int, float] = {}
     for train in of_kind(spans, SpanKind.TRAIN):
         for lease in (*train.leases, *train.attributes.get("dropped", ())):
             found[lease] = which(train.start_secs, found.get(lease, train.start_secs))
+    for wait in of_kind(spans, SpanKind.WAIT):
+        for lease in wait.attributes.get("dropped", ()):
+            found[lease] = which(wait.end_secs, found.get(lease, wait.end_secs))
     return found
 
 

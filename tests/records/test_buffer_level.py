@@ -30,6 +30,12 @@ def test_a_group_leaves_with_its_last_use_and_a_dropped_one_leaves_too():
     assert buffer_level.fill_level(spans) == [(1, 3), (2, 2), (4, 0)]
 
 
+def test_a_group_that_is_refused_in_a_wait_leaves_at_its_end():
+    wait = Span("trainer", SpanKind.WAIT, 2, 3, {"step": 1, "dropped": [1]})
+    spans = [_insert(1, [0, 1]), wait, _train(4, 1, [0])]
+    assert buffer_level.fill_level(spans) == [(1, 2), (3, 1), (4, 0)]
+
+
 def test_groups_that_are_taken_before_their_insert_returns_pass_through_the_buffer():
     """An insert from 1.5 to 2.0, of which a train step takes a group at 1.9."""
     spans = [_insert(2.0, [0, 1]), _train(1.9, 1, [0]), _train(3.5, 2, [1])]
