@@ -277,7 +277,7 @@ def test_nobody_waits_for_weights_to_be_taken(runs, name):
             if reason == "evaluations to be judged":
                 assert wait.start_secs >= trained, "an evaluation held the run up"
             elif role == "trainer":
-                assert reason in ("experiences", "the replay server")
+                assert reason in ("experiences", "the replay server", "a snapshot")
             else:
                 assert whom in ("the trainer", "replay", "the reward")
     kinds = SYNC_KINDS - {SpanKind.SYNC_COLLECTIVE}

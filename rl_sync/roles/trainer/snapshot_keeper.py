@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,12 @@ class SnapshotKeeper:
     def _settle(self) -> None:
         """Waits until the last snapshot is written."""
         writing, self._writing = self._writing, None
-        if writing is not None:
+        if writing is None:
+            return
+        if not writing.done():
             with self.session.spans.span(SpanKind.WAIT, reason="a snapshot", for_whom="the disk"):
-                writing.result()
+                wait([writing])
+        writing.result()
 
     def _write_alone(
         self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
