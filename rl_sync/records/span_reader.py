@@ -68,15 +68,18 @@ class SpanLines:
             for seam in sorted(seams, key=lambda seam: seam.began_secs):
                 spans, closed = seam.joined(spans, gap)
                 gap += closed
-            self._joined = sorted(spans, key=lambda span: (span.start_secs, span.end_secs))
+            spans.sort(key=lambda span: (span.start_secs, span.end_secs))
+            self._joined = _counted_once(spans)
         return self._joined
 
 
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     """Reads the spans of all roles, ordered by their start.
 
-    For a resumed run, spans that a crash made void are left out. The gap between the two parts of
-    the run is left out, too: later spans are moved to the end of the earlier ones.
+    A step that a trainer took in vain, since it died before it could report it, has the kind
+    `TRAIN_AGAIN`. For a resumed run, spans that a crash made void are left out. The gap between
+    the two parts of the run is left out, too: later spans are moved to the end of the earlier
+    ones.
 
     Raises:
       FileNotFoundError: the work directory has no spans.
@@ -95,6 +98,24 @@ def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
     if spans.wrong is not None:
         raise ValueError(spans.wrong)
     return spans.joined
+
+
+def _counted_once(spans: list[Span]) -> list[Span]:
+    """Returns spans in which each step is trained once: the last time.
+
+    A trainer that died before it could report a step has taken it in vain.
+    """
+    last: dict[tuple[str, int | None], int] = {
+        (span.role, span.step): index
+        for index, span in enumerate(spans)
+        if span.kind is SpanKind.TRAIN and span.step is not None
+    }
+    return [
+        dataclasses.replace(span, kind=SpanKind.TRAIN_AGAIN)
+        if span.kind is SpanKind.TRAIN and last.get((span.role, span.step), index) != index
+        else span
+        for index, span in enumerate(spans)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

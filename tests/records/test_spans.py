@@ -293,3 +293,17 @@ def test_older_records_call_sft_by_its_earlier_name():
     assert SpanKind("warm_up") is SpanKind.SFT
     with pytest.raises(ValueError, match="is not a valid SpanKind"):
         SpanKind("warm")
+
+
+def test_a_step_that_a_dead_trainer_took_in_vain_is_trained_once(tmp_path):
+    for start, step in [(1.0, 1), (2.0, 2), (8.0, 2), (9.0, 3)]:
+        recorder = SpanRecorder(Workdir(tmp_path).spans_of("trainer"), "trainer")
+        recorder.record(SpanKind.TRAIN, start, start + 0.5, step=step)
+        recorder.close()
+    found = [(span.kind, span.step) for span in read_spans(tmp_path)]
+    assert found == [
+        (SpanKind.TRAIN, 1),
+        (SpanKind.TRAIN_AGAIN, 2),
+        (SpanKind.TRAIN, 2),
+        (SpanKind.TRAIN, 3),
+    ]
