@@ -141,7 +141,8 @@ def _why_not(facts: RunFacts, role: str, was_killed: bool) -> str | None:
         return f"The run had not begun: {role} would die again."
     if _is_program(role) and facts.phase in _BEFORE_RL and not was_killed:
         return f"RL had not begun: {role} would die again."
-    if is_explorer(role) and facts.phase == _END:
+    # In one cluster the trainer may have given up already, because of this death.
+    if is_explorer(role) and facts.phase == _END and facts.is_elastic:
         return f"The run was about to end without {role}."
     if facts.recent(role) >= facts.restarts:
         return (

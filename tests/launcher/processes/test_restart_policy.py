@@ -89,6 +89,12 @@ def test_the_trainer_is_restarted_before_explorers():
 
 
 @pytest.mark.parametrize("dead", ["explorer2", "trainer", "trainer+explorers"])
+def test_a_cluster_is_formed_anew_though_its_trainer_has_given_up(dead):
+    decision = decide(facts(is_elastic=False, phase="end"), [dead], killed=[dead])
+    assert decision == (RestartPrograms(dead),)
+
+
+@pytest.mark.parametrize("dead", ["explorer2", "trainer", "trainer+explorers"])
 def test_programs_of_one_cluster_or_process_are_restarted_together(dead):
     decision = decide(facts(is_elastic=False), [dead, "master"])
     assert decision == (RestartMaster(), RestartPrograms(dead))
