@@ -110,7 +110,8 @@ def decide(
     the explorers.
 
     Args:
-      dead: names of the processes that have died; a role that lost a process is dead as a whole.
+      dead: names of the processes that have died, the likeliest cause first; a role that lost a
+        process is dead as a whole.
       ended: names of those that ended themselves for a reason that a restart does not change.
       killed: names of those that were killed from outside. Before RL others would die again.
 
@@ -119,12 +120,13 @@ def decide(
     """
     for name in sorted(ended):
         return EndRun(f"{name} ended for a reason that a restart does not change.")
-    roles = sorted({role_of(name) for name in dead}, key=role_order)
+    found = [role_of(name) for name in dead]
+    roles = sorted({*found}, key=role_order)
     struck = {role_of(name) for name in killed}
     for role in roles:
         if (why := _why_not(facts, role, role in struck)) is not None:
             return EndRun(why)
-    programs = [role for role in roles if _is_program(role)]
+    programs = [role for role in found if _is_program(role)]
     restarts = [_restart(role) for role in roles if facts.is_elastic or not _is_program(role)]
     if programs and not facts.is_elastic:
         restarts.append(RestartPrograms(programs[0]))

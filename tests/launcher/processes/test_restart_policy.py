@@ -98,3 +98,8 @@ def test_a_cluster_is_formed_anew_though_its_trainer_has_given_up(dead):
 def test_programs_of_one_cluster_or_process_are_restarted_together(dead):
     decision = decide(facts(is_elastic=False), [dead, "master"])
     assert decision == (RestartMaster(), RestartPrograms(dead))
+
+
+def test_the_likeliest_cause_counts_for_its_role():
+    decision = decide(facts(is_elastic=False), ["trainer/1", "explorer1"], killed=["trainer/1"])
+    assert decision == (RestartPrograms("trainer"),)
