@@ -103,7 +103,7 @@ def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
     ],
 )
 def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode, seed):
-    """Where it cannot go on as if nothing had happened, it goes on from its newest snapshot."""
+    """With another seed it cannot go on as it was: it begins at its newest snapshot."""
     flags = (f"--config.sync.mode={mode}", "--config.checkpoint.every_steps=4")
     process, workdir = started(*flags)
 

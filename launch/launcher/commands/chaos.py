@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl_sync.checkpoints.audit import audit
+from rl_sync.cluster.topology import members_of
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
 from rl_sync.launcher.processes.disturbance import KILL, KINDS, Disturbance
+from rl_sync.launcher.processes.restart_policy import REPLAY
 from rl_sync.launcher.processes.run_directory import settings_of
 from rl_sync.launcher.processes.run_processes import RunFailedError
 from rl_sync.records.run_records import RunRecords
+from rl_sync.role_names import MASTER
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 
 _FAILED = 1
-_EVERY_SECS, _MANY = 30.0, 1_000_000
+_EVERY_SECS, _LEAST_SECS, _MANY = 30.0, 0.1, 1_000_000
 
 
 def execute(arguments: Arguments) -> int:
@@ -42,20 +46,26 @@ def execute(arguments: Arguments) -> int:
             f"--compare needs a mode with exact pulls: under sync.mode={settings.sync.mode} two"
             " runs are not the same."
         )
+    roles = tuple(name for name in flags.get("roles", "").split(",") if name)
+    known = (*(member.name for member in members_of(settings)), MASTER, REPLAY)
+    if unknown := [name for name in roles if name not in known]:
+        raise ConfigError(
+            f"--roles={unknown[0]} is not a process of this run, which has {', '.join(known)}."
+        )
+    every_secs = flags.get("every", _EVERY_SECS)
+    if not _LEAST_SECS <= every_secs < math.inf:
+        raise ConfigError(f"--every={every_secs:g} must be at least {_LEAST_SECS:g} seconds.")
     config["workdir"] = settings.workdir
     config["launch"]["restarts"] = max(config["launch"]["restarts"], _MANY)
     made: list[Disturbance] = []
 
     @contextlib.contextmanager
     def beside(one: run.LocalRun) -> Iterator[None]:
-        roles = tuple(name for name in flags.get("roles", "").split(",") if name)
-        if unknown := [name for name in roles if name not in (*settings.roles, "replay", "master")]:
-            raise ConfigError(f"--roles={unknown[0]} is not a role of this run.")
         disturbance = Disturbance(
             Workdir(settings.workdir),
             one.processes,
             seed=flags.get("seed", 0),
-            every_secs=flags.get("every", _EVERY_SECS),
+            every_secs=every_secs,
             kinds=kinds,
             roles=roles,
         )

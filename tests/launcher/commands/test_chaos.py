@@ -74,6 +74,9 @@ def test_only_the_named_roles_are_disturbed(tmp_path):
     [
         (["--kinds=kill,explode"], "--kinds=explode is not one of kill, pause, stop"),
         (["--config.sync.mode=asynchronous", "--compare"], "needs a mode with exact pulls"),
+        (["--roles=master,explorer7"], "--roles=explorer7 is not a process of this run, which has"),
+        (["--every=0"], "--every=0 must be at least 0.1 seconds"),
+        (["--every=nan"], "--every=nan must be at least"),
     ],
 )
 def test_a_mistake_is_one_line(words, message):
