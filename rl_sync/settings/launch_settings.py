@@ -28,9 +28,8 @@ class LaunchSettings:
     )
     restarts: int = setting(
         3,
-        "Times in an hour that each role that died is started again: the master, the replay server,"
-        " and each explorer; 0 for never. With collective transfer, and in one process with the"
-        " trainer, the death of an explorer ends the run.",
+        "Times in an hour that each role that died is started again; 0 for never. With collective"
+        " transfer, and in one process, trainer and explorers are started again together.",
         least=0,
     )
     start_secs: float = setting(
