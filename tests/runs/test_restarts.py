@@ -86,6 +86,12 @@ def assert_each_step_once(run):
                 ("trainer", flags("synchronous", count=2, transfer="server"), "two explorers"),
                 ("explorer1", flags("one_step_off_policy"), "one step off-policy by collective"),
                 ("explorer2", flags("synchronous", count=2), "two explorers by collective"),
+                ("trainer", ("--config.algorithm.name=sft",), "without explorers"),
+                (
+                    "trainer",
+                    (*flags("one_step_off_policy"), "--config.algorithm.name=ppo"),
+                    "with a critic",
+                ),
                 ("trainer/1", (*flags("synchronous"), *TEAMS), "teams by collective"),
                 (
                     "trainer/1",
