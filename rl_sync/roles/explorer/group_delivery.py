@@ -148,7 +148,8 @@ class GroupDelivery:
 
     def _judge(self, groups: list[Group]) -> list[Group]:
         """Gets groups scored by the master; returns the admitted groups, with their rewards."""
-        with self._session.spans.span(SpanKind.SCORE):
+        leases = [group.lease_id for group in groups]
+        with self._session.spans.span(SpanKind.SCORE, leases=leases):
             items = [item for group in groups for item in self._written(group)]
             verdicts, admitted = judged(self._session, items)
             rewards = [np.nan if one.score is None else one.score for one in verdicts]
