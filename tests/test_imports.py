@@ -33,6 +33,7 @@ ACTORS = {
     "roles/master/transition.py",
     "roles/trainer/actor.py",
     "roles/trainer/control.py",
+    "roles/trainer/origins.py",
     "roles/trainer/reward_trainer.py",
 }
 """The pure halves of the roles, which know nothing of the drivers beside them."""

@@ -35,6 +35,7 @@ from rl_sync.roles.program_list import SFT, TRAINING, Listed, explorer_programs,
 from rl_sync.roles.replay_tables import TABLE, check_replay
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
+from rl_sync.roles.trainer.control import StartingPoint
 from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
@@ -45,7 +46,6 @@ from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
 from rl_sync.roles.trainer.rollout_writer import RolloutWriter
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
-from rl_sync.roles.trainer.starting_point import StartingPoint
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_engine import EpisodeEngine

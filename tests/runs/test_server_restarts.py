@@ -62,7 +62,8 @@ def test_a_run_whose_server_is_killed_again_and_again_ends_well(
     assert f"{victim} was killed by SIGKILL. It is started again (1 of 50 times" in output
     restarts = read_json_lines(Workdir(workdir).restarts)
     assert [line["role"] for line in restarts] == [victim] * len(killed)
-    assert 0 < restarts[-1]["lost_secs"] < 100
+    # A server that is killed again, or that the run no longer needs, before it serves has none.
+    assert all(0 < line.get("lost_secs", 1.0) < 100 for line in restarts)
     run = RunRecord(Workdir(workdir), output)
     assert_nothing_is_lost_or_doubled(run)
     assert_within_the_staleness_bound(run)

@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import filelock
 
 from rl_sync.checkpoints.batch_log import BatchLog
-from rl_sync.checkpoints.redo import leading_steps
 from rl_sync.checkpoints.snapshots import (
     SnapshotError,
     latest_snapshot,
     newest_whole,
+    snapshot_steps,
     stored_shapes,
 )
 from rl_sync.launcher.processes.setting_changes import Change, changes_between, describe
 from rl_sync.launcher.processes.snapshot_fit import check_fit
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.roles.master.journal import JournalError, counted_steps
+from rl_sync.roles.trainer.origins import leading_steps
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.settings.run_settings import RunSettings
@@ -184,7 +185,9 @@ def counted_step(
         return None
     schedule = dataclasses.replace(settings.schedule, start=counted.start)
     log = BatchLog(workdir.batches) if settings.explorers else None
-    leads = leading_steps(workdir.snapshots, log, schedule, counted.last)
+    snapshots = snapshot_steps(workdir.snapshots)
+    reaches = {step: log.reach(step) if log else counted.last for step in (0, *snapshots)}
+    leads = leading_steps(reaches, schedule, counted.last, settings.trainer.steps)
     if not leads or not _has_same_rates(settings, changes, counted.last):
         return None
     return counted.last

@@ -42,6 +42,9 @@ class GroupSource(Protocol):
           RunStoppedError: the run is being stopped.
         """
 
+    def log(self, step: int, batch: Consumed) -> None:
+        """Begins to write the batch that was just taken where it is found again after a crash."""
+
     def settle(self) -> None:
         """Waits until the batches so far would be found again after a crash."""
 

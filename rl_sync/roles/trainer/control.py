@@ -3,126 +3,188 @@
 `transition(state, event) -> (state, commands)`. The driver executes the commands in their order.
 The last one ends with an event, which the driver hands to the next transition.
 
-A trainer is a snapshot and a log of batches. It loads its newest snapshot, of step r, and trains
-the logged steps r + 1 to s again without asking anybody. Then it takes step s + 1. A step's batch
-is in the log before anybody learns of the step, so a step that was reported is never undone.
+A trainer is a snapshot and a log of batches. It loads a snapshot, of step r, and trains the logged
+steps r + 1 to s again without asking anybody. Then it takes step s + 1. A step's batch is in the
+log before anybody learns of the step, so a step that was reported is never undone.
+
+Steps overlap: while one is computed, its batch is written to the log, and the step before it is
+reported. The commands that wait for these (`AwaitLog`, `AwaitReports`) say what has to be over.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
+from rl_sync.roles.trainer.origins import leading_steps, oldest_version
 from rl_sync.schedule import SyncSchedule
 
 # Commands.
 
 
 @dataclasses.dataclass(frozen=True)
+class Initialize:
+    """Makes the initial policy, with its SFT; ends with `Restored`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreNewest:
+    """Loads the newest snapshot that is not damaged, for a run that begins.
+
+    It ends with `Restored`.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
 class Restore:
-    """Loads a snapshot, or the initial policy for step 0; ends with `Restored`."""
+    """Loads a snapshot, for a run that goes on; ends with `Restored` or `Damaged`."""
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Resume:
-    """Tells the master which step the trainer goes on after; ends with `PositionKnown`."""
+class AbandonRun:
+    """Ends the trainer: no snapshot leads to step `counted`, which the master counts."""
+
+    counted: int
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnounceBeginning:
+    """Tells the master that the run begins after a step; ends with `Announced`."""
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
-    """Trains a logged step again; ends with `StepTrained`."""
+class AnnounceGoingOn:
+    """Says that the run goes on after step `counted`, from a state; ends with `Announced`."""
 
+    counted: int
     step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenStreams:
+    """Opens what batches come from, and what versions go to; `point` says where."""
+
+    point: StartingPoint
 
 
 @dataclasses.dataclass(frozen=True)
 class TakeBatch:
-    """Waits for the batch of a step; ends with `BatchTaken`."""
+    """Waits for the batch of a step; ends with `BatchTaken`.
+
+    A batch that is logged is read from the log.
+    """
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class LogBatch:
-    """Writes the batch of a step to the log, durably; ends with `BatchLogged`."""
+    """Begins to write the batch of a step to the log."""
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """Trains on the batch of a step; ends with `StepTrained`."""
+    """Begins to train on the batch of a step; ends with `StepBegun`.
+
+    Once the step is computed, and its batch is in the log, it is reported to the master, unless
+    the master counts it. Reports keep the order of steps. At most two steps are under way.
+    """
 
     step: int
+    is_counted: bool
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportStep:
-    """Reports a step to the master as trained; ends with `StepReported`."""
+class AwaitLog:
+    """Waits until the batches so far are in the log, durably."""
 
-    step: int
+
+@dataclasses.dataclass(frozen=True)
+class AwaitReports:
+    """Waits until all steps so far are computed and reported."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishVersion:
-    """Publishes the weights after a step; ends with `VersionAnnounced`.
+    """Publishes the weights after a step.
 
-    While steps are trained again, these may be weights that the snapshot has. If the version was
-    published before, its digest must be the same as then; a difference stops the run.
+    If the version was published before, its digest must be the same as then; in exact modes a
+    difference ends the run.
     """
 
     version: int
 
 
 @dataclasses.dataclass(frozen=True)
-class SaveSnapshot:
-    """Saves the state after a step, durably; ends with `SnapshotKept`.
-
-    Attributes:
-      step: the step.
-      versions: published versions that explorers may still ask for, which the snapshot has too.
-    """
-
-    step: int
-    versions: tuple[int, ...]
+class ServeWeights:
+    """Serves explorers that wait for weights, where the transfer needs it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DropLog:
-    """Deletes logged batches that no kept snapshot needs: those up to a step."""
+class SaveSnapshot:
+    """Saves the state after a step, unless it is saved.
 
-    up_to_step: int
+    Attributes:
+      step: the step.
+      waits: whether the snapshot must be whole before the next command. Otherwise it may be
+        written while the run goes on.
+    """
+
+    step: int
+    waits: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateStep:
-    """Evaluates the policy after a step; ends with `EvaluationHandedIn`."""
+    """Evaluates the policy after a step."""
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
+class GiveGroupsBack:
+    """Gives up groups that were taken from the buffer and not trained on, for a reason."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class BeginEnd:
+    """Says that no further step follows, which others show."""
+
+
+@dataclasses.dataclass(frozen=True)
 class EndTraining:
-    """Reports the digest, and leaves; ends with nothing. `step` is the last finished step."""
+    """Reports the digest of the weights after the last step, and leaves; ends with nothing."""
 
     step: int
 
 
 TrainerCommand = (
-    Restore
-    | Resume
-    | Replay
+    Initialize
+    | RestoreNewest
+    | Restore
+    | AbandonRun
+    | AnnounceBeginning
+    | AnnounceGoingOn
+    | OpenStreams
     | TakeBatch
     | LogBatch
     | TrainStep
-    | ReportStep
+    | AwaitLog
+    | AwaitReports
     | PublishVersion
+    | ServeWeights
     | SaveSnapshot
-    | DropLog
     | EvaluateStep
+    | GiveGroupsBack
+    | BeginEnd
     | EndTraining
 )
 
@@ -131,35 +193,51 @@ TrainerCommand = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Begun:
-    """The trainer begins or is started again, and has looked at what it left behind.
+class KnownRun:
+    """A run as its master knows it.
 
     Attributes:
-      snapshots: steps of its whole snapshots, in order; none for a new run.
-      logged: last step of the log that follows the newest snapshot without a gap; the snapshot's
-        step if there is none.
+      start: step that the schedule counts from.
+      counted: last step that was reported.
+      evaluated: steps whose policies have been evaluated.
     """
 
+    start: int
+    counted: int
+    evaluated: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """The trainer begins or is started again, and has looked at what an earlier one left behind.
+
+    Attributes:
+      known: the run so far; None if no trainer has begun it.
+      snapshots: steps of its snapshots, in order.
+      reaches: for 0 and each of these steps, the last step that the log leads to. It matters only
+        in a run that was begun.
+    """
+
+    known: KnownRun | None = None
     snapshots: tuple[int, ...] = ()
-    logged: int = 0
+    reaches: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The state of a step is loaded; `versions` are the published versions that were saved too."""
+    """The state after a step is loaded, or made."""
 
-    versions: tuple[int, ...] = ()
+    step: int
 
 
 @dataclasses.dataclass(frozen=True)
-class PositionKnown:
-    """The master knows where the trainer goes on.
+class Damaged:
+    """The snapshot cannot be read."""
 
-    Attributes:
-      reported: last step that was reported to the master before.
-    """
 
-    reported: int = 0
+@dataclasses.dataclass(frozen=True)
+class Announced:
+    """The others know where the trainer starts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,53 +246,51 @@ class BatchTaken:
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchLogged:
-    """The batch of the next step is in the log."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepTrained:
-    """The next step is computed, for the first time or again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepReported:
-    """The master has counted the step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class VersionAnnounced:
-    """The version is published, and its digest is known to the master."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SnapshotKept:
-    """The snapshot of the last step is whole and durable."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationHandedIn:
-    """The evaluation of the last step is handed in."""
+class StepBegun:
+    """The next step is under way; the state before it is gone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StopAsked:
-    """The run is being stopped, or another role failed; no command is under way."""
+    """The run is being stopped for a reason, which a command met; it is not executed."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OthersFailed:
+    """A command met the failure of another role, or of the connection to it."""
 
 
 TrainerEvent = (
-    Begun
-    | Restored
-    | PositionKnown
-    | BatchTaken
-    | BatchLogged
-    | StepTrained
-    | StepReported
-    | VersionAnnounced
-    | SnapshotKept
-    | EvaluationHandedIn
-    | StopAsked
+    Begun | Restored | Damaged | Announced | BatchTaken | StepBegun | StopAsked | OthersFailed
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class StartingPoint:
+    """Relation of the state of a trainer that starts to the run so far.
+
+    Attributes:
+      start: step that the schedule counts from.
+      step: step of the state.
+      counted: last step that the master counts. Steps up to it are done again, from the log.
+      logged: last step whose batch is logged.
+      oldest_version: oldest version that explorers may still ask for.
+      goes_on: whether a trainer before this one began the run, and died.
+    """
+
+    start: int
+    step: int
+    counted: int
+    logged: int
+    oldest_version: int
+    goes_on: bool = False
+
+    @classmethod
+    def at(cls, step: int) -> StartingPoint:
+        """Returns the point of a run that begins or resumes at a step."""
+        return cls(start=step, step=step, counted=step, logged=step, oldest_version=step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,45 +298,19 @@ class TrainerPlan:
     """Settings that the trainer's decisions depend on.
 
     Attributes:
-      schedule: sync schedule.
+      schedule: sync schedule; where it counts from is known once the trainer begins.
       steps: number of trainer steps of the run.
       save_every_steps: trainer steps between two snapshots; 0 for one at the end only.
-      keep: number of newest snapshots that are kept.
-      evaluate_every_steps: trainer steps between two evaluations; 0 for those of the first and the
-        last policy only.
+      evaluate_every_steps: trainer steps between two evaluations by the trainer; 0 for those of the
+        first and the last policy only.
       saves_evaluated: whether a snapshot is saved before each evaluation, so that the best is kept.
     """
 
     schedule: SyncSchedule
     steps: int
     save_every_steps: int = 0
-    keep: int = 1
     evaluate_every_steps: int = 0
     saves_evaluated: bool = False
-
-    def publishes(self, step: int) -> bool:
-        """Says whether the weights after a step are published, and explorers will use them."""
-        schedule = self.schedule
-        first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
-        return schedule.publishes_after(step) and first_user <= self.steps
-
-    def saves(self, step: int) -> bool:
-        """Says whether a snapshot is due after a step."""
-        due = _is_due(step, self.save_every_steps)
-        return due or step == self.steps or (self.saves_evaluated and self.evaluates(step))
-
-    def evaluates(self, step: int) -> bool:
-        """Says whether the policy after a step is evaluated."""
-        return step in (0, self.steps) or _is_due(step, self.evaluate_every_steps)
-
-    def in_use(self, step: int) -> tuple[int, ...]:
-        """Returns the versions up to a step that groups of later steps may be generated with."""
-        schedule = self.schedule
-        if schedule.pull == "latest":
-            found = {step - (step - schedule.start) % schedule.interval}
-        else:
-            found = {schedule.exact_version(e) for e in range(step + 1, self.steps + 1)}
-        return tuple(sorted(version for version in found if version <= step))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,23 +319,24 @@ class TrainerControl:
 
     Attributes:
       plan: settings.
-      step: last step that is computed.
-      logged: last step whose batch is in the log.
-      reported: last step that the master has counted.
-      snapshots: steps of the snapshots that are kept.
-      to_do: what is left to do after the last step, before the next one.
-      is_new: whether the run has just begun.
-      is_stopping: whether the run is being stopped.
+      known: the run so far when the trainer was started; None if it begins.
+      snapshots, reaches: see `Begun`.
+      candidates: steps whose states may be loaded, and were not tried yet, the best first.
+      point: where the trainer starts; None until a state is restored.
+      step: step of the state.
+      is_announced: whether the others know where the trainer starts.
+      is_ending: whether the commands that end the training were given.
     """
 
     plan: TrainerPlan
-    step: int = 0
-    logged: int = 0
-    reported: int = 0
+    known: KnownRun | None = None
     snapshots: tuple[int, ...] = ()
-    to_do: tuple[TrainerCommand, ...] = ()
-    is_new: bool = False
-    is_stopping: bool = False
+    reaches: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    candidates: tuple[int, ...] = ()
+    point: StartingPoint | None = None
+    step: int = 0
+    is_announced: bool = False
+    is_ending: bool = False
 
 
 TrainerOutcome = tuple[TrainerControl, tuple[TrainerCommand, ...]]
@@ -295,90 +346,157 @@ def transition(state: TrainerControl, event: TrainerEvent) -> TrainerOutcome:
     """Handles one event.
 
     Returns:
-      The next state, and the commands, in order; the last one ends with the next event.
+      The next state, and the commands, in order; the last one ends with the next event. There may
+      be none if the run is stopped, or others fail, before the trainer has begun.
     """
     match event:
-        case Begun(snapshots, logged):
-            start = max(snapshots, default=0)
-            assert logged >= start, f"the log ends with step {logged}, before snapshot {start}"
-            return dataclasses.replace(
-                state, step=start, logged=logged, snapshots=snapshots, is_new=not snapshots
-            ), (Restore(start),)
-        case Restored(versions):
-            return dataclasses.replace(state, to_do=_first(state, versions)), (
-                Resume(state.logged),
+        case Begun(known, snapshots, reaches):
+            return _begin(
+                dataclasses.replace(state, known=known, snapshots=snapshots, reaches=reaches)
             )
-        case PositionKnown(reported):
-            return _next(dataclasses.replace(state, reported=reported))
+        case Damaged():
+            return _restore_next(state)
+        case Restored(step):
+            return _start(state, step)
+        case Announced():
+            return _open(dataclasses.replace(state, is_announced=True))
         case BatchTaken():
-            return state, (LogBatch(state.step + 1),)
-        case BatchLogged():
-            logged = state.step + 1
-            return dataclasses.replace(state, logged=logged), (TrainStep(logged),)
-        case StepTrained():
-            state = dataclasses.replace(state, step=state.step + 1)
-            return _next(dataclasses.replace(state, to_do=_following(state)))
-        case StepReported():
-            return _next(dataclasses.replace(state, reported=state.step))
-        case SnapshotKept():
-            return _saved(state)
-        case VersionAnnounced() | EvaluationHandedIn():
-            return _next(state)
-        case StopAsked():
-            return _stop(state)
+            return state, _train(state)
+        case StepBegun():
+            return _after_step(dataclasses.replace(state, step=state.step + 1))
+        case StopAsked(reason):
+            # SFT has saved its state.
+            return _end(state, GiveGroupsBack(reason)) if state.is_announced else (state, ())
+        case OthersFailed():
+            return _end(state) if state.is_announced else (state, _rescue(state))
 
 
-def _first(state: TrainerControl, versions: tuple[int, ...]) -> tuple[TrainerCommand, ...]:
-    """Returns what is to do before the first step that is trained or trained again."""
-    if state.is_new:
-        return EvaluateStep(0), PublishVersion(0)
-    return tuple(PublishVersion(version) for version in versions)
+def _begin(state: TrainerControl) -> TrainerOutcome:
+    known, schedule = state.known, state.plan.schedule
+    if known is None:
+        return state, (RestoreNewest() if state.snapshots else Initialize(),)
+    schedule = dataclasses.replace(schedule, start=known.start)
+    candidates = leading_steps(state.reaches, schedule, known.counted, state.plan.steps)
+    return _restore_next(dataclasses.replace(state, candidates=tuple(candidates)))
 
 
-def _following(state: TrainerControl) -> tuple[TrainerCommand, ...]:
-    """Returns what is to do after a step.
+def _restore_next(state: TrainerControl) -> TrainerOutcome:
+    """Loads the next candidate."""
+    assert state.known is not None
+    if not state.candidates:
+        return state, (AbandonRun(state.known.counted),)
+    first, *rest = state.candidates
+    is_saved = first in state.snapshots
+    return dataclasses.replace(state, candidates=tuple(rest)), (
+        Restore(first) if is_saved else Initialize(),
+    )
 
-    A step that is trained again is published again, because its weights may not have reached
-    anybody. It is reported only if the master has not counted it.
-    """
+
+def _start(state: TrainerControl, step: int) -> TrainerOutcome:
+    """Says where the trainer begins or goes on."""
+    known, schedule = state.known, state.plan.schedule
+    commands: list[TrainerCommand] = []
+    if known is None:
+        point = StartingPoint.at(step)
+        if not state.snapshots:
+            commands.append(EvaluateStep(0))
+        commands.append(AnnounceBeginning(step))
+    else:
+        schedule = dataclasses.replace(schedule, start=known.start)
+        point = StartingPoint(
+            start=known.start,
+            step=step,
+            counted=known.counted,
+            logged=state.reaches[step],
+            oldest_version=oldest_version(schedule, known.counted, state.plan.steps),
+            goes_on=True,
+        )
+        if step == 0 and 0 not in known.evaluated:
+            commands.append(EvaluateStep(0))
+        commands.append(AnnounceGoingOn(known.counted, step))
+    schedule = dataclasses.replace(schedule, start=point.start)
+    plan = dataclasses.replace(state.plan, schedule=schedule)
+    return dataclasses.replace(state, plan=plan, point=point, step=step), tuple(commands)
+
+
+def _open(state: TrainerControl) -> TrainerOutcome:
+    """Begins to train, or to train again."""
+    assert state.point is not None
+    commands: list[TrainerCommand] = [OpenStreams(state.point)]
+    if _is_published(state):
+        commands.append(PublishVersion(state.step))
+    return _next(state, commands)
+
+
+def _rescue(state: TrainerControl) -> tuple[TrainerCommand, ...]:
+    """Saves an initial policy whose evaluation fails, so that its SFT is not lost."""
+    is_new = state.point is not None and not state.snapshots
+    return (SaveSnapshot(0, waits=True),) if is_new and state.step == 0 else ()
+
+
+def _train(state: TrainerControl) -> tuple[TrainerCommand, ...]:
+    """Trains on the batch that was taken."""
+    assert state.point is not None
+    step = state.step + 1
+    training = TrainStep(step, is_counted=step <= state.point.counted)
+    return (training,) if step <= state.point.logged else (LogBatch(step), training)
+
+
+def _after_step(state: TrainerControl) -> TrainerOutcome:
+    """Publishes, saves and evaluates what is due, and goes on."""
+    assert state.point is not None
     plan, step = state.plan, state.step
-    to_do: list[TrainerCommand] = []
-    if step > state.reported:
-        to_do.append(ReportStep(step))
-    if plan.publishes(step):
-        to_do.append(PublishVersion(step))
-    if plan.saves(step) and step not in state.snapshots:
-        to_do.append(SaveSnapshot(step, plan.in_use(step)))
-    if plan.evaluates(step):
-        to_do.append(EvaluateStep(step))
-    return tuple(to_do)
+    commands: list[TrainerCommand] = []
+    if _is_published(state):
+        # Before anybody sees what the batch has made.
+        commands += [AwaitLog(), PublishVersion(step)]
+    commands.append(ServeWeights())
+    if state.point.counted <= step < plan.steps:
+        evaluated = frozenset() if state.known is None else state.known.evaluated
+        evaluates = _is_due(step, plan.evaluate_every_steps) and step not in evaluated
+        saves = _is_due(step, plan.save_every_steps) or (evaluates and plan.saves_evaluated)
+        if saves or evaluates:
+            commands.append(AwaitReports())
+        if saves:
+            commands.append(SaveSnapshot(step, waits=False))
+        if evaluates:
+            commands.append(EvaluateStep(step))
+    return _next(state, commands)
 
 
-def _next(state: TrainerControl) -> TrainerOutcome:
-    """Does what is left after the last step, and then goes on to the next one."""
-    if state.to_do:
-        command, *rest = state.to_do
-        return dataclasses.replace(state, to_do=tuple(rest)), (command,)
-    if state.step == state.plan.steps or state.is_stopping:
-        return state, (EndTraining(state.step),)
-    following = state.step + 1
-    return state, (Replay(following) if following <= state.logged else TakeBatch(following),)
+def _next(state: TrainerControl, before: Sequence[TrainerCommand]) -> TrainerOutcome:
+    """Goes on to the next step, or ends after the last one.
+
+    Args:
+      before: what is left to do before.
+    """
+    assert state.point is not None
+    if state.step < state.plan.steps:
+        following = state.step + 1
+        if state.point.counted < following - 1 == state.point.logged:
+            # The master must count what the log has, before it is asked which groups are left.
+            before = (*before, AwaitReports())
+        return state, (*before, TakeBatch(following))
+    state, commands = _end(state, GiveGroupsBack("the run ended"))
+    return state, (*before, *commands)
 
 
-def _saved(state: TrainerControl) -> TrainerOutcome:
-    """Keeps the newest snapshots, and the logged batches after the oldest of them."""
-    kept = tuple(sorted({*state.snapshots, state.step})[-state.plan.keep :])
-    state = dataclasses.replace(state, snapshots=kept)
-    state, commands = _next(state)
-    return state, (DropLog(kept[0]), *commands)
+def _end(state: TrainerControl, *first: TrainerCommand) -> TrainerOutcome:
+    """Saves the state, and evaluates it after the last step."""
+    commands = [AwaitReports(), *first, BeginEnd(), SaveSnapshot(state.step, waits=True)]
+    if state.step == state.plan.steps:
+        commands.append(EvaluateStep(state.step))
+    return dataclasses.replace(state, is_ending=True), (*commands, EndTraining(state.step))
 
 
-def _stop(state: TrainerControl) -> TrainerOutcome:
-    """Ends the run early: the last computed step is reported and saved, and nothing follows."""
-    rest = tuple(one for one in state.to_do if isinstance(one, ReportStep | SaveSnapshot))
-    if not any(isinstance(one, SaveSnapshot) for one in rest) and state.step not in state.snapshots:
-        rest += (SaveSnapshot(state.step, state.plan.in_use(state.step)),)
-    return _next(dataclasses.replace(state, to_do=rest, is_stopping=True))
+def _is_published(state: TrainerControl) -> bool:
+    """Says whether the weights of the state are published, and explorers will use them."""
+    assert state.point is not None
+    schedule, step = state.plan.schedule, state.step
+    if step < state.point.oldest_version:
+        return False
+    first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
+    return schedule.publishes_after(step) and first_user <= state.plan.steps
 
 
 def _is_due(step: int, every_steps: int) -> bool:

@@ -66,6 +66,9 @@ class DataReader:
         ]
         return Consumed(groups, [])
 
+    def log(self, step: int, batch: Consumed) -> None:
+        """Does nothing: batches can be drawn again."""
+
     def settle(self) -> None:
         """Does nothing: batches can be drawn again."""
 

@@ -10,7 +10,7 @@ from rl_sync.checkpoints.batch_log import BatchLog, LoggedBatch
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.roles.trainer.batch_reader import BatchReader
-from rl_sync.roles.trainer.starting_point import StartingPoint
+from rl_sync.roles.trainer.control import StartingPoint
 from rl_sync.types import Consumed, Group
 
 MakeReader = Callable[[Callable[[int, list[Group]], None]], BatchReader]
@@ -51,11 +51,13 @@ class LoggedBatches:
             return self._logged_batch(step) if self._session.leads else Consumed([], [])
         if self._reader is None:
             self._reader = self._start_reader(step)
-        batch = self._reader.next(step)
-        if self._log is not None:
+        return self._reader.next(step)
+
+    def log(self, step: int, batch: Consumed) -> None:
+        """See `GroupSource`."""
+        if self._log is not None and self._reader is not None:
             entry = LoggedBatch(batch, self._reader.aside, self._reader.uses)
             self._written = self._writer.submit(self._log.write, step, entry)
-        return batch
 
     def settle(self) -> None:
         """Waits until the batches so far are on disk; any thread may call it.

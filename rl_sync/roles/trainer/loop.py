@@ -1,7 +1,11 @@
-"""The trainer's loop: SFT, then read a batch, train, publish, step after step."""
+"""The trainer's loop: executes the commands of the trainer's control, and reports the events.
+
+SFT, then take a batch, train, publish, step after step; `control` decides when.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -12,23 +16,33 @@ from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.batching import MIXED, Batching
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.evaluator import Measure, await_evaluations
 from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.trainer import control
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.batch_reader import GroupSource
 from rl_sync.roles.trainer.batch_shares import BatchPlacer
 from rl_sync.roles.trainer.compiled_steps import CompiledSteps
+from rl_sync.roles.trainer.control import (
+    StartingPoint,
+    TrainerCommand,
+    TrainerControl,
+    TrainerEvent,
+    TrainerPlan,
+    transition,
+)
 from rl_sync.roles.trainer.published_digests import PublishedDigests
+from rl_sync.roles.trainer.restoring import StateRestorer
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
-from rl_sync.roles.trainer.starting_point import StartingPoint, TrainerStart
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf, StepsInFlight
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import TrainerEnd
-from rl_sync.types import TrainBatch
+from rl_sync.types import Consumed, TrainBatch
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsTransferError
 from rl_sync.workdir import Workdir
@@ -77,8 +91,17 @@ class TrainerLoop:
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
+    _control: TrainerControl = dataclasses.field(init=False)
+    _restorer: StateRestorer = dataclasses.field(init=False)
     _steps: CompiledSteps = dataclasses.field(init=False)
-    _schedule: SyncSchedule = dataclasses.field(init=False)
+    _state: TrainState = dataclasses.field(init=False)
+    _batch: Consumed = dataclasses.field(init=False)
+    _digests: PublishedDigests = dataclasses.field(init=False)
+    _stepping: StepsInFlight | None = None
+    _open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    _end: TrainerEnd | None = None
+    _source: GroupSource | None = None
+    _failure: Exception | None = None
 
     def run(self) -> None:
         """Trains to the last step, or until the run is stopped; saves a snapshot either way.
@@ -91,93 +114,37 @@ class TrainerLoop:
           RemoteError: the master rejected a call; a snapshot is saved before.
           RunEndedError: the trainer died before, and cannot go on in place.
         """
-        try:
-            state, point = self._start()
-        except RunStoppedError:
-            return  # Stopped in SFT, which has saved its state.
-        self._schedule = dataclasses.replace(self.session.settings.schedule, start=point.start)
-        leads, workdir = self.session.leads, Workdir(self.session.settings.workdir)
-        consumed = ConsumptionRecord(workdir if leads else None, point.counted)
-        digests = PublishedDigests(
-            workdir.published if leads else None,
-            since=None if point.goes_on else point.step,
-            exact=self._schedule.pull == "exact",
+        settings = self.session.settings
+        plan = TrainerPlan(
+            settings.schedule,
+            settings.trainer.steps,
+            save_every_steps=settings.checkpoint.every_steps,
+            evaluate_every_steps=(
+                0 if settings.evaluates_on_explorers else settings.evaluation.every_steps
+            ),
+            saves_evaluated=settings.checkpoint.best is not None,
         )
-        recorder = self.recorder(point.counted) if self.recorder and leads else None
-        stepping = StepsInFlight(
-            self.session,
-            self.batching,
-            self._steps,
-            place=BatchPlacer(self.session, self.trainer, self.processes).place,
-            consumed=consumed,
-            demonstrations=self.demonstrations,
-            recorder=recorder,
+        self._control = TrainerControl(plan)
+        self._restorer = StateRestorer(
+            self.session, self.snapshots, self.snapshots.log, self._moment
         )
-        ending, whole = "the run ended", True
-        broken: Exception | None = None
-        end: TrainerEnd | None = None
-        source: GroupSource | None = None
-        try:
-            self.session.check()
-            end = self.end(self._schedule)
-            source = self.source(point, self._schedule, end.serve)
-            if self._is_wanted(point.step, point):
-                self._publish(state, point.step, end, digests)
-            for step in range(point.step + 1, self.session.settings.trainer.steps + 1):
-                batch = source.next(step)
-                whole = False  # A step that fails has already donated the state.
-                again = step <= point.counted
-                state = stepping.take(state, step, *batch, logged=source.settle, again=again)
-                whole = True
-                if self._is_wanted(step, point):
-                    source.settle()  # Before anybody sees what the batch has made.
-                    if end.awaits(step):
-                        stepping.settle()
-                    self._publish(state, step, end, digests)
-                end.serve()
-                if step >= point.counted:
-                    self._look_after(state, step, stepping, point)
-        except RunStoppedError as error:
-            ending = str(error)
-        except _OF_OTHERS as error:
-            if not whole:
-                raise
-            _log.error("The trainer cannot continue, and saves its state: %s", error)
-            ending, broken = "the trainer could not go on", error
-        stepping.settle()
-        digests.close()
-        if recorder is not None:
-            recorder.close()
-        if source is not None and broken is None:
-            source.close(ending)
-        self._finish(state)
-        if broken is not None:
-            raise broken
-        if end is not None:
-            end.close()
-        consumed.close()
+        self._prepare()
+        event: TrainerEvent | None = self._restorer.look()
+        while event is not None:
+            event = self._perform(event)
+        if self._failure is not None:
+            raise self._failure
+        if self._end is not None:
+            self._end.close()
 
-    def _start(self) -> tuple[TrainState, StartingPoint]:
-        """Returns the state to train from, and how it relates to the run so far."""
+    def _prepare(self) -> None:
+        """Compiles the step, beside what follows."""
         abstract = self.trainer.abstract()
         self._steps = CompiledSteps(self.session, self.trainer, abstract, self.compile_threads or 1)
         for batch in self._expected():
             if self.demonstrations is not None:
                 batch = batch._replace(demonstrations=self.demonstrations(0))
             self._steps.prepare(batch)
-        initial = self.parameters.initial
-        found = TrainerStart(
-            self.session,
-            self.snapshots,
-            self.snapshots.log,
-            initial=lambda: self.trainer.begin(self.sft.run(lambda: self.trainer.start(initial()))),
-            evaluate=self._evaluate_or_save,
-            first_moment=f"before {self._learning}",
-        ).find()
-        self.session.call(EnterPhase("rl"))
-        self.session.facts.clear()  # These facts are about SFT.
-        settle()
-        return found
 
     def _expected(self) -> Iterable[TrainBatch]:
         """Returns the shapes of batches for which the step is compiled ahead."""
@@ -186,67 +153,150 @@ class TrainerLoop:
         # Mixed rows almost never form the largest batch.
         return [] if self.batching.kind in MIXED else [self.batching.largest()]
 
-    def _is_wanted(self, step: int, point: StartingPoint) -> bool:
-        """Says whether the weights after a step are published, and explorers will use them."""
-        schedule, steps = self._schedule, self.session.settings.trainer.steps
-        if step < point.oldest_version:
-            return False
-        first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
-        return schedule.publishes_after(step) and first_user <= steps
+    def _perform(self, event: TrainerEvent) -> TrainerEvent | None:
+        """Reports an event, and executes the commands that follow; returns the next event."""
+        self._control, commands = transition(self._control, event)
+        following: TrainerEvent | None = None
+        for command in commands:
+            try:
+                following = self._execute(command)
+            except RunStoppedError as error:
+                if self._control.is_ending:
+                    raise
+                return control.StopAsked(str(error))
+            except _OF_OTHERS as error:
+                # A step that fails has already donated the state.
+                if self._control.is_ending or isinstance(command, control.TrainStep):
+                    raise
+                if self._failure is not None:
+                    raise self._failure from error
+                _log.error("The trainer cannot continue, and saves its state: %s", error)
+                self._failure = error
+                return control.OthersFailed()
+        return following
 
-    def _publish(
-        self, state: TrainState, step: int, end: TrainerEnd, digests: PublishedDigests
-    ) -> None:
-        params = self.parameters.published(state.params)
-        if self.session.settings.sync.verify:
-            digests.note(step, params)
-        end.publish(step, params)
+    def _execute(self, command: TrainerCommand) -> TrainerEvent | None:
+        match command:
+            case control.Initialize():
+                initial = self.parameters.initial
+                state = self.sft.run(lambda: self.trainer.start(initial()))
+                return self._restored(self.trainer.begin(state))
+            case control.RestoreNewest():
+                return self._restored(self._restorer.newest())
+            case control.Restore(step):
+                saved = self._restorer.saved(step)
+                return control.Damaged() if saved is None else self._restored(saved)
+            case control.AbandonRun(counted):
+                raise RunEndedError(
+                    "The trainer cannot go on in place: no snapshot and log of batches lead to"
+                    f" step {counted}, which was trained before it died. The same command goes on"
+                    " from the newest snapshot."
+                )
+            case control.AnnounceBeginning(step):
+                self._restorer.announce_beginning(step)
+                return control.Announced()
+            case control.AnnounceGoingOn(counted, step):
+                self._restorer.announce_going_on(counted, step)
+                return control.Announced()
+            case control.OpenStreams(point):
+                self._open_streams(point)
+            case control.TakeBatch(step):
+                self._batch = self._groups.next(step)
+                return control.BatchTaken()
+            case control.LogBatch(step):
+                self._groups.log(step, self._batch)
+            case control.TrainStep(step, is_counted):
+                assert self._stepping is not None
+                logged = self._groups.settle
+                self._state = self._stepping.take(
+                    self._state, step, *self._batch, logged=logged, again=is_counted
+                )
+                return control.StepBegun()
+            case control.AwaitLog():
+                self._groups.settle()
+            case control.AwaitReports():
+                if self._stepping is not None:
+                    self._stepping.settle()
+            case control.PublishVersion(version):
+                self._publish(version)
+            case control.ServeWeights():
+                self._ends.serve()
+            case control.SaveSnapshot(_, waits):
+                self.snapshots.save(self._state, self._control.plan.schedule, waits=waits)
+            case control.EvaluateStep(step):
+                self.evaluator.hand_in(self._state.params, self._moment(step), step)
+            case control.GiveGroupsBack(reason):
+                if self._source is not None:
+                    self._source.close(reason)
+            case control.BeginEnd():
+                self._open.close()
+                self.session.call(EnterPhase("end"))
+            case control.EndTraining():
+                self._finish()
+        return None
 
-    def _look_after(
-        self, state: TrainState, step: int, stepping: StepsInFlight, point: StartingPoint
-    ) -> None:
-        """Evaluates and saves if the settings ask for it; `_finish` does it for the last step."""
-        settings, moment = self.session.settings, f"after step {step}"
-        evaluates = (
-            _is_due(step, settings.evaluation.every_steps)
-            and not settings.evaluates_on_explorers
-            and moment not in point.evaluated
+    def _restored(self, state: TrainState) -> TrainerEvent:
+        self._state = state
+        return control.Restored(int(state.step))
+
+    def _open_streams(self, point: StartingPoint) -> None:
+        self.session.call(EnterPhase("rl"))
+        self.session.facts.clear()  # These facts are about SFT.
+        settle()
+        schedule = self._control.plan.schedule
+        leads, workdir = self.session.leads, Workdir(self.session.settings.workdir)
+        consumed = ConsumptionRecord(workdir if leads else None, point.counted)
+        self._open.callback(consumed.close)
+        self._digests = PublishedDigests(
+            workdir.published if leads else None,
+            since=None if point.goes_on else point.step,
+            exact=schedule.pull == "exact",
         )
-        saves = _is_due(step, settings.checkpoint.every_steps)
-        saves = saves or (evaluates and settings.checkpoint.best is not None)
-        if step == settings.trainer.steps or not (evaluates or saves):
-            return
-        stepping.settle()
-        if saves:
-            self.snapshots.save(state, self._schedule, waits=False)
-        if evaluates:
-            self._evaluate(state, moment)
+        self._open.callback(self._digests.close)
+        recorder = self.recorder(point.counted) if self.recorder and leads else None
+        if recorder is not None:
+            self._open.callback(recorder.close)
+        self._stepping = StepsInFlight(
+            self.session,
+            self.batching,
+            self._steps,
+            place=BatchPlacer(self.session, self.trainer, self.processes).place,
+            consumed=consumed,
+            demonstrations=self.demonstrations,
+            recorder=recorder,
+        )
+        self.session.check()
+        self._end = self.end(schedule)
+        self._source = self.source(point, schedule, self._end.serve)
 
-    def _finish(self, state: TrainState) -> None:
-        """Saves the state; after the last step it also evaluates."""
-        self.session.call(EnterPhase("end"))
-        self.snapshots.save(state, self._schedule, waits=True)
-        if int(state.step) == self.session.settings.trainer.steps:
-            self._evaluate(state, f"after {self._learning}")
+    def _finish(self) -> None:
+        """Reports the digest; after the last step evaluations are waited for."""
+        if self._control.step == self.session.settings.trainer.steps:
             await_evaluations(self.session)
-        self.session.call(Report(RunResult(digest=digest(state.params))))
+        self.session.call(Report(RunResult(digest=digest(self._state.params))))
 
     @property
-    def _learning(self) -> str:
-        return self.session.settings.algorithm.learning
+    def _groups(self) -> GroupSource:
+        assert self._source is not None
+        return self._source
 
-    def _evaluate(self, state: TrainState, moment: str) -> None:
-        self.evaluator.hand_in(state.params, moment, int(state.step))
+    @property
+    def _ends(self) -> TrainerEnd:
+        assert self._end is not None
+        return self._end
 
-    def _evaluate_or_save(self, state: TrainState, moment: str) -> None:
-        """Evaluates the initial policy; if others fail meanwhile, its SFT is not lost."""
-        try:
-            self._evaluate(state, moment)
-        except _OF_OTHERS:
-            self.snapshots.save(state, self.session.settings.schedule, waits=True)
-            raise
+    def _publish(self, version: int) -> None:
+        if self._stepping is not None and self._ends.awaits(version):
+            self._stepping.settle()
+        params = self.parameters.published(self._state.params)
+        if self.session.settings.sync.verify:
+            self._digests.note(version, params)
+        self._ends.publish(version, params)
 
-
-def _is_due(step: int, every_steps: int) -> bool:
-    """Says whether a step is a multiple of `every_steps`; 0 for never."""
-    return every_steps > 0 and step % every_steps == 0
+    def _moment(self, step: int) -> str:
+        """Returns the name of the evaluation after a step."""
+        settings = self.session.settings
+        if step in (0, settings.trainer.steps):
+            when = "after" if step else "before"
+            return f"{when} {settings.algorithm.learning}"
+        return f"after step {step}"

@@ -31,6 +31,7 @@ from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.master.events import Position, SnapshotSaved
 from rl_sync.roles.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer, TrainState
+from rl_sync.roles.trainer.origins import first_logged, still_needed
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
 from rl_sync.weights.storage import MismatchError
@@ -71,6 +72,10 @@ class SnapshotKeeper:
         """Returns the step of the newest snapshot, None if there is none."""
         return self.session.agree("latest snapshot", lambda: latest_snapshot(self.directory))
 
+    def steps(self) -> list[int]:
+        """Returns the steps of the snapshots, in order."""
+        return self.session.agree("snapshots", lambda: snapshot_steps(self.directory))
+
     def save(self, state: TrainState, schedule: SyncSchedule, *, waits: bool) -> None:
         """Saves a state, unless the newest snapshot is of its step already.
 
@@ -94,7 +99,9 @@ class SnapshotKeeper:
             "base_digest": self.parameters.base_digest(state.params),
         }
         kept = state._replace(params=self.parameters.kept(state.params))
-        needed = self._needed_after(step, schedule)
+        needed = still_needed(
+            schedule, step, snapshot_steps(self.directory), self.session.settings.trainer.steps
+        )
         if waits or len(self.processes) > 1:
             self._write(step, kept, metadata, needed)
         else:
@@ -141,8 +148,7 @@ class SnapshotKeeper:
         self.session.call(Happened(SnapshotSaved(step)))
         self.session.agree("the buffer's checkpoint", self._save_buffer)
         if self.log is not None and self.session.leads:
-            # The batch of a snapshot's own step tells which groups the trainer had left for later.
-            self.log.forget(min([*needed, *snapshot_steps(self.directory)[-keep:]]) - 1)
+            self.log.forget(first_logged(snapshot_steps(self.directory), keep, needed) - 1)
         self.on_saved()
 
     def load(self, step: int) -> TrainState:
@@ -214,15 +220,3 @@ class SnapshotKeeper:
         """Returns the steps of snapshots that are kept because of their evaluation."""
         best = self.session.settings.checkpoint.best
         return [] if best is None else self.session.call(AskKeptSnapshots())
-
-    def _needed_after(self, step: int, schedule: SyncSchedule) -> list[int]:
-        """Returns the snapshot that leads to the versions which explorers use after a step.
-
-        Under exact pulls these are older than the step, if the explorers run ahead.
-        """
-        if schedule.pull != "exact":
-            return []
-        oldest = schedule.exact_version(step + 1)
-        if oldest >= step:
-            return []
-        return [one for one in snapshot_steps(self.directory) if one <= oldest][-1:]

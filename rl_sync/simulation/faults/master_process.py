@@ -62,14 +62,16 @@ class StepDone(NamedTuple):
     tokens: int
 
 
-class GoOnAfter(NamedTuple):
-    """A trainer that was started asks where the master is.
+class AskCounted(NamedTuple):
+    """A trainer that was started asks for the last counted step; None before the run has begun."""
 
-    Attributes:
-      held: lease ids of the groups that are in the buffer or with the trainer.
-    """
 
-    held: frozenset[int]
+class BeginRun(NamedTuple):
+    """The trainer begins the run."""
+
+
+class ListBuffered(NamedTuple):
+    """Asks for the leases whose groups are in the buffer, or with the trainer."""
 
 
 class HeldGroups(NamedTuple):
@@ -89,18 +91,6 @@ class ExplorerLost(NamedTuple):
 
     explorer: int
     life: int
-
-
-class KnownSteps(NamedTuple):
-    """Answers `GoOnAfter`.
-
-    Attributes:
-      reported: last step that was reported.
-      uses: number of steps that have trained on each live lease.
-    """
-
-    reported: int
-    uses: dict[int, int]
 
 
 Thread = tuple[str, int, str]
@@ -287,13 +277,14 @@ class SimulatedMaster(SimulatedProcess):
                 return self._apply(GroupsBuffered(lease_ids), thread, number)
             case StepDone(event, tokens):
                 return self._apply(event, thread, number, tokens)
-            case GoOnAfter(held):
-                self._lose(held)
-                if self.known.state.newest is None:
-                    self._apply(Started(Position(0, 0, (), 0)))
+            case AskCounted():
+                state = self.known.state
+                return state.trained_steps if state.begun else None
+            case BeginRun():
+                return self._apply(Started(Position(0, 0, (), 0)), thread, number)
+            case ListBuffered():
                 live = self.known.state.live.values()
-                uses = {one.lease_id: one.trained for one in live if one.trained}
-                return KnownSteps(self.known.state.trained_steps, uses)
+                return tuple(one.lease_id for one in live if one.buffered)
             case HeldGroups(held):
                 return self._lose(held)
             case SnapshotTaken():

@@ -1,29 +1,44 @@
-"""The trainer in the simulation: executes the commands of the trainer's control."""
+"""The trainer in the simulation: executes the commands of the trainer's control.
+
+As in a real trainer, a step is computed, its batch written to the log, the step before it reported
+and a snapshot written, all at the same time.
+"""
 
 from __future__ import annotations
 
 import collections
 import functools
 import random
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.master.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
 from rl_sync.roles.trainer import control
-from rl_sync.roles.trainer.control import TrainerControl, TrainerPlan, transition
+from rl_sync.roles.trainer.control import (
+    KnownRun,
+    StartingPoint,
+    TrainerControl,
+    TrainerPlan,
+    transition,
+)
+from rl_sync.roles.trainer.origins import first_logged, still_needed
 from rl_sync.schedule import SyncSchedule
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY
 from rl_sync.simulation.faults.invariants import (
+    BrokenRuleError,
     SimulatedGroup,
     TrainedBatch,
     first_weights,
     trained,
 )
 from rl_sync.simulation.faults.master_process import (
+    LOST,
+    AskCounted,
+    BeginRun,
     ClaimGroups,
-    GoOnAfter,
     HeldGroups,
-    KnownSteps,
+    ListBuffered,
     SnapshotTaken,
     StepDone,
 )
@@ -34,6 +49,7 @@ from rl_sync.weights.deltas.artifact import HeldVersion
 
 WAIT_SECS = 300.0
 _POLL_SECS = 0.5
+_DRAINED_AT_ONCE = 8
 _COMPARE_SECS = 3.0
 """Time without groups after which the trainer compares what is in the buffer with the ledger."""
 
@@ -46,16 +62,18 @@ class FetchWeights(NamedTuple):
     held: HeldVersion | None
 
 
-class Snapshot(NamedTuple):
-    """A snapshot on the disk.
+class LoggedStep(NamedTuple):
+    """A step in the log.
 
     Attributes:
-      weights: weights after its step.
-      versions: published versions that explorers may still ask for.
+      batch: groups that it consumes.
+      aside: groups that were taken for later steps.
+      uses: number of steps that have trained on each group that is used again.
     """
 
-    weights: int
-    versions: dict[int, int]
+    batch: TrainedBatch
+    aside: tuple[SimulatedGroup, ...]
+    uses: dict[int, int]
 
 
 class SimulatedTrainer(SimulatedProcess):
@@ -68,24 +86,21 @@ class SimulatedTrainer(SimulatedProcess):
             run.schedule,
             run.steps,
             save_every_steps=run.save_every_steps,
-            keep=run.keep,
+            evaluate_every_steps=run.evaluate_every_steps,
         )
         self._chance = random.Random(f"{run.seed} trainer {self.life}")
         self._control = TrainerControl(plan)
-        self._weights = first_weights(run)
-        self._versions: dict[int, int] = {}
+        self._versions = {0: first_weights(run)}
         self._store = self.store(f"life {self.life}", run.schedule.versions_kept)
         self._aside: list[SimulatedGroup] = []
         self._uses = collections.Counter[int]()
-        self._batch: TrainedBatch | None = None
-        disk = self.world.disk
-        snapshots = tuple(
-            int(name.split("-")[1]) for name in disk.names("snapshot-") if disk.read(name)
-        )
-        logged = max(snapshots, default=0)
-        while disk.read(_log_name(logged + 1)):
-            logged += 1
-        self._report(control.Begun(snapshots, logged))
+        self._batches: dict[int, TrainedBatch] = {}
+        self._over: set[int] = set()
+        self._computed = self._logged = self._reported = 0
+        self._is_saving = self._reads = False
+        self._to_do: list[control.TrainerCommand] = []
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self.call(MASTER, AskCounted(), self._look)
 
     def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Answers explorers that fetch weights."""
@@ -110,80 +125,198 @@ class SimulatedTrainer(SimulatedProcess):
     @property
     def weights(self) -> int:
         """Weights after the last step."""
-        return self._weights
+        return self._versions[max(self._versions)]
+
+    # Commands, one after the other, and what goes on beside them.
 
     def _report(self, event: control.TrainerEvent) -> None:
         self._control, commands = transition(self._control, event)
-        for command in commands:
-            self.command(command)
-            self._execute(command)
+        self._to_do = [*commands]
+        self._proceed()
 
-    def _done(self, event: control.TrainerEvent, secs: float = 0.0) -> None:
-        """Reports the end of a command after a time."""
-        self.after(secs, functools.partial(self._report, event))
+    def _proceed(self) -> None:
+        """Executes the next command."""
+        command = self._to_do.pop(0)
+        self.command(command)
+        self._execute(command)
+
+    def _once(self, is_so: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Does something once a condition holds."""
+        self._waiting.append((is_so, then))
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Does what has waited for what is true now."""
+        for entry in [*self._waiting]:
+            is_so, then = entry
+            if entry in self._waiting and is_so():
+                self._waiting.remove(entry)
+                then()
 
     def _takes(self, least: float, most: float) -> float:
         return self._chance.uniform(least, most)
 
     def _execute(self, command: control.TrainerCommand) -> None:
+        disk = self.world.disk
         match command:
+            case control.Initialize():
+                self._restored(0)
+            case control.RestoreNewest():
+                self._restored(max(self._snapshots()))
             case control.Restore(step):
-                self._restore(step)
-            case control.Resume(logged):
-                self.call(REPLAY, ListGroups(), functools.partial(self._go_on, logged))
-            case control.Replay(step):
-                self._batch = self.world.disk.read(_log_name(step))[0]
-                self._train(step, is_again=True)
+                self._restored(step)
+            case control.AbandonRun(counted):
+                raise BrokenRuleError(f"no snapshot and log lead to step {counted}")
+            case control.AnnounceBeginning():
+                for name in (*disk.names("log-"), *disk.names("taken-")):
+                    disk.delete(name)
+                self.call(MASTER, BeginRun(), lambda _: self._report(control.Announced()))
+            case control.AnnounceGoingOn():
+                self._report(control.Announced())
+            case control.OpenStreams(point):
+                self._computed = point.step
+                self._logged, self._reported = point.logged, max(point.counted, point.step)
+                self._proceed()
             case control.TakeBatch(step):
-                self._since = self.world.queue.now_secs
-                until = self._since + WAIT_SECS
-                self.world.invariants.waits(self.name, f"batch {step}", WAIT_SECS)
-                self._compared_secs = self._since
-                self._turn(step, until)
+                self._take_batch(step)
             case control.LogBatch(step):
-                self.world.disk.write(self.name, _log_name(step), [self._batch])
-                self.after(self._takes(0.01, 0.1), functools.partial(self._flush_log, step))
-            case control.TrainStep(step):
-                self._train(step, is_again=False)
-            case control.ReportStep(step):
-                self._report_step(step)
+                entry = LoggedStep(self._batches[step], tuple(self._aside), {**self._uses})
+                disk.write(self.name, _log_name(step), [entry])
+                # One thread writes all of them.
+                write = functools.partial(self._flush_log, step)
+                begin = functools.partial(self.after, self._takes(0.01, 0.1), write)
+                self._once(lambda: self._logged == step - 1, begin)
+                self._proceed()
+            case control.TrainStep(step, is_counted):
+                self._train(step, is_counted)
+            case control.AwaitLog():
+                newest = max(self._batches, default=0)
+                self._once(lambda: self._logged >= newest, self._proceed)
+            case control.AwaitReports():
+                newest = max(self._batches, default=0)
+                self._once(lambda: self._reported >= newest <= self._computed, self._proceed)
             case control.PublishVersion(version):
-                self._publish(version)
-            case control.SaveSnapshot(step, versions):
-                self.world.invariants.snapshot_begins(self.world.buffered())
-                self.save_buffer(functools.partial(self._save, step, versions))
-            case control.DropLog(step):
-                self._drop(step)
+                self._once(
+                    lambda: self._computed >= version, functools.partial(self._publish, version)
+                )
+            case control.SaveSnapshot(step, waits):
+                save = functools.partial(self._save, step, waits)
+                self._once(lambda: not self._is_saving, save)
             case control.EvaluateStep():
-                self._done(control.EvaluationHandedIn(), self._takes(0.1, 0.5))
+                self.after(self._takes(0.1, 0.5), self._proceed)
+            case control.GiveGroupsBack(reason):
+                left = tuple(dict.fromkeys(group.lease_id for group in self._aside))
+                self.call(MASTER, GroupsRefused(left, reason), lambda _: self._proceed())
+            case control.ServeWeights() | control.BeginEnd():
+                self._proceed()
             case control.EndTraining():
                 self.world.end(self)
 
     # Starting.
 
-    def _restore(self, step: int) -> None:
-        versions: tuple[int, ...] = ()
+    def _look(self, counted: int | None) -> None:
+        snapshots = tuple(self._snapshots())
+        known = None if counted is None else KnownRun(0, counted)
+        reaches = {step: self._reach(step) for step in (0, *snapshots)}
+        self._report(control.Begun(known, snapshots, reaches))
+
+    def _snapshots(self) -> list[int]:
+        return [int(name.split("-")[1]) for name in self.world.disk.names("snapshot-")]
+
+    def _reach(self, step: int) -> int:
+        while self.world.disk.read(_log_name(step + 1)):
+            step += 1
+        return step
+
+    def _restored(self, step: int) -> None:
+        event: control.TrainerEvent = control.Restored(step)
         if step:
-            snapshot: Snapshot = self.world.disk.read(_snapshot_name(step))[0]
-            self._weights, self._versions = snapshot.weights, dict(snapshot.versions)
-            versions = tuple(sorted(snapshot.versions))
-        self._done(control.Restored(versions), self._takes(0.5, 2.0))
-
-    def _go_on(self, logged: int, held: frozenset[int]) -> None:
-        """Tells the master what there is still, and learns what was reported."""
-        start = self._control.step
-        batches = [self.world.disk.read(_log_name(at))[0] for at in range(start + 1, logged + 1)]
-        own = {group.lease_id for batch in batches for group in batch.groups}
-        self.call(MASTER, GoOnAfter(held | own), functools.partial(self._know, start, batches))
-
-    def _know(self, start: int, batches: list[TrainedBatch], known: KnownSteps) -> None:
-        self._uses = collections.Counter(known.uses)
-        for step, batch in enumerate(batches, start + 1):
-            if step > known.reported:
-                self._uses.update(group.lease_id for group in batch.groups)
-        self._report(control.PositionKnown(known.reported))
+            saved = self.world.disk.read(_snapshot_name(step))
+            if saved:
+                self._versions = {step: saved[0]}
+            else:
+                event = control.Damaged()
+        self.after(self._takes(0.5, 2.0), functools.partial(self._report, event))
 
     # Batches.
+
+    def _take_batch(self, step: int) -> None:
+        point = self._point
+        if step <= point.logged:
+            self._batches[step] = self.world.disk.read(_log_name(step))[0].batch
+            self._report(control.BatchTaken())
+            return
+        self._since = self.world.queue.now_secs
+        until = self._since + WAIT_SECS
+        self.world.invariants.waits(self.name, f"batch {step}", WAIT_SECS)
+        self._compared_secs = self._since
+        turn = functools.partial(self._turn, step, until)
+        if self._reads or not point.goes_on:
+            self._reads = True
+            turn()
+        else:
+            self._reads = True
+            self._go_on(step, turn)
+
+    @property
+    def _point(self) -> StartingPoint:
+        assert self._control.point is not None
+        return self._control.point
+
+    def _go_on(self, step: int, turn: Callable[[], None]) -> None:
+        """Takes what an earlier life had taken, and all that is in the buffer.
+
+        Only then it is known which groups are lost.
+        """
+        disk, point = self.world.disk, self._point
+        for at in range(point.counted + 1, point.logged + 1):
+            batch = disk.read(_log_name(at))[0].batch
+            self._over |= {group.lease_id for group in batch.groups} - {*batch.kept}
+        last = disk.read(_log_name(step - 1))
+        aside = [*last[0].aside] if last else []
+        uses = last[0].uses if last else {}
+        aside += [group for groups in disk.read(_taken_name(step)) for group in groups]
+        listed = functools.partial(self._drain, step, uses, turn)
+        keep = functools.partial(self._claim, aside)
+
+        def ask(*_: object) -> None:
+            # Groups that are buffered after this answer are not taken for lost.
+            self.call(MASTER, ListBuffered(), lambda buffered: keep(lambda: listed(buffered)))
+
+        ask()
+
+    def _drain(
+        self, step: int, uses: dict[int, int], turn: Callable[[], None], buffered: Sequence[int]
+    ) -> None:
+        again = functools.partial(self._drain, step, uses, turn, buffered)
+
+        def take(groups: list[SimulatedGroup]) -> None:
+            if groups:
+                self._keep(step, groups, again)
+                return
+            there = {group.lease_id for group in self._aside} | self._over
+            self._uses.update({one: count for one, count in uses.items() if one in there})
+            lost = tuple(one for one in buffered if one not in there)
+            if lost:
+                self.call(MASTER, GroupsRefused(lost, LOST), lambda _: turn())
+            else:
+                turn()
+
+        self.call(REPLAY, SampleGroups(_DRAINED_AT_ONCE), take, poll_secs=_POLL_SECS)
+
+    def _keep(self, step: int, groups: list[SimulatedGroup], then: Callable[[], None]) -> None:
+        """Keeps groups that the buffer has no more."""
+        self.world.disk.append(self.name, _taken_name(step), groups)
+        self.command("claim the groups")
+        self._claim(groups, then)
+
+    def _claim(self, groups: list[SimulatedGroup], then: Callable[[], None]) -> None:
+        def add(over: list[int]) -> None:
+            ended = self._over.union(over)
+            self._aside += [group for group in groups if group.lease_id not in ended]
+            then()
+
+        self.call(MASTER, ClaimGroups(tuple(group.lease_id for group in groups)), add)
 
     def _turn(self, step: int, until: float) -> None:
         """Refuses groups that are too stale, and samples those that are missing."""
@@ -202,7 +335,7 @@ class SimulatedTrainer(SimulatedProcess):
             self._consume(step, fitting)
             return
         missing = run.groups_per_step - len(fitting)
-        taken = functools.partial(self._take, again)
+        taken = functools.partial(self._take, step, again)
         self.call(REPLAY, SampleGroups(missing), taken, poll_secs=_POLL_SECS)
 
     def _fitting(self, step: int) -> list[SimulatedGroup]:
@@ -216,11 +349,10 @@ class SimulatedTrainer(SimulatedProcess):
             (group for group in distinct if group.ordinal in ordinals), key=lambda one: one.ordinal
         )
 
-    def _take(self, again: Any, groups: list[SimulatedGroup]) -> None:
+    def _take(self, step: int, again: Callable[[], None], groups: list[SimulatedGroup]) -> None:
         now = self.world.queue.now_secs
         if groups:
-            lease_ids = tuple(group.lease_id for group in groups)
-            self.call(MASTER, ClaimGroups(lease_ids), functools.partial(self._add, again, groups))
+            self._keep(step, groups, again)
         elif now - self._compared_secs > _COMPARE_SECS:
             self._compared_secs = now
             self.call(REPLAY, ListGroups(), functools.partial(self.compare, again))
@@ -228,13 +360,14 @@ class SimulatedTrainer(SimulatedProcess):
             again()
 
     def compare(self, again: Any, held: frozenset[int]) -> None:
-        """Tells the master which groups there are, so that the others are leased again."""
-        own = {group.lease_id for group in self._aside}
-        self.call(MASTER, HeldGroups(held | own), lambda _: again())
+        """Tells the master which groups there are, so that the others are leased again.
 
-    def _add(self, again: Any, groups: list[SimulatedGroup], over: list[int]) -> None:
-        self._aside += [group for group in groups if group.lease_id not in over]
-        again()
+        The master may not have counted the last step yet, whose groups are not lost.
+        """
+        own = {group.lease_id for group in self._aside}
+        if self._reported < self._control.step:
+            own |= {group.lease_id for group in self._batches[self._control.step].groups}
+        self.call(MASTER, HeldGroups(held | own), lambda _: again())
 
     def _consume(self, step: int, groups: list[SimulatedGroup]) -> None:
         run = self.world.run
@@ -246,24 +379,43 @@ class SimulatedTrainer(SimulatedProcess):
             if self._uses[group.lease_id] < run.times_sampled
             and self.schedule.accepts(step + 1, group.oldest_version)
         )
-        over = {group.lease_id for group in groups} - {*kept}
-        taken = {id(group) for group in groups}  # Other draws of the same groups are kept.
-        self._aside = [
-            one for one in self._aside if id(one) not in taken and one.lease_id not in over
-        ]
-        self._batch = TrainedBatch(tuple(groups), kept)
-        self._done(control.BatchTaken())
+        self._over = {group.lease_id for group in groups} - {*kept}
+        for group in groups:
+            self._aside.remove(group)  # Other draws of the same groups are kept.
+        self._aside = [one for one in self._aside if one.lease_id not in self._over]
+        self._batches[step] = TrainedBatch(tuple(groups), kept)
+        self._report(control.BatchTaken())
 
     def _flush_log(self, step: int) -> None:
         self.command("flush the log")
-        self.world.disk.flush(_log_name(step))
-        self._report(control.BatchLogged())
+        disk = self.world.disk
+        disk.flush(_log_name(step))
+        for name in disk.names("taken-"):
+            if int(name.split("-")[1]) <= step:
+                disk.delete(name)
+        self._logged = step
+        self._look_again()
 
     # Steps.
 
-    def _train(self, step: int, is_again: bool) -> None:
-        batch, began = self._batch, self.world.queue.now_secs
-        assert batch is not None
+    def _train(self, step: int, is_counted: bool) -> None:
+        """Computes a step once the one before it is computed, and reports it.
+
+        The next command follows once the step before is reported.
+        """
+        compute = functools.partial(self._compute, step)
+        self._once(lambda: self._computed == step - 1, compute)
+        if not is_counted:
+            self._once(
+                lambda: self._computed >= step <= self._logged and self._reported == step - 1,
+                functools.partial(self._report_step, step),
+            )
+        begun = functools.partial(self._report, control.StepBegun())
+        self._once(lambda: self._reported >= step - 1, begun)
+
+    def _compute(self, step: int) -> None:
+        batch, began = self._batches[step], self.world.queue.now_secs
+        is_again = step <= self._point.logged
 
         def end() -> None:
             self.world.invariants.stepped(step, batch, is_again)
@@ -277,21 +429,26 @@ class SimulatedTrainer(SimulatedProcess):
                 tokens=sum(group.tokens for group in batch.groups),
                 dropped=[],
             )
-            self._weights = trained(self._weights, batch.groups)
-            self._versions[step] = self._weights
-            self._report(control.StepTrained())
+            self._versions[step] = trained(self._versions[step - 1], batch.groups)
+            self._computed = step
+            self._look_again()
 
         self.after(self._takes(0.2, 1.5), end)
 
     def _report_step(self, step: int) -> None:
-        batch = self._batch
-        assert batch is not None
+        batch = self._batches[step]
         event = BatchTrained(step, tuple(one.lease_id for one in batch.groups), (), batch.kept)
         tokens = sum(group.tokens for group in batch.groups)
-        self.call(MASTER, StepDone(event, tokens), lambda _: self._report(control.StepReported()))
+        self.command(f"report step {step}")
+
+        def reported(_: object) -> None:
+            self._reported = step
+            self._look_again()
+
+        self.call(MASTER, StepDone(event, tokens), reported, channel="reports")
 
     def _publish(self, version: int) -> None:
-        weights = self._versions.setdefault(version, self._weights)
+        weights = self._versions[version]
         self.world.invariants.published(version, weights)
         self._store.add(version, weights)
         if self.world.run.transfer == "checkpoint":
@@ -306,7 +463,7 @@ class SimulatedTrainer(SimulatedProcess):
 
         def announced(_: object) -> None:
             self.world.span(self.name, kind, began, version=version, step=version)
-            self._report(control.VersionAnnounced())
+            self._proceed()
 
         self.call(MASTER, VersionPublished(version), announced)
 
@@ -314,41 +471,60 @@ class SimulatedTrainer(SimulatedProcess):
 
     def save_buffer(self, then: Any) -> None:
         """Lets the replay buffer save its content."""
-        self.call(REPLAY, SaveBuffer(), lambda _: then())
+        self.call(REPLAY, SaveBuffer(), lambda _: then(), channel="snapshots")
 
-    def _save(self, step: int, versions: tuple[int, ...]) -> None:
-        name, disk = _snapshot_name(step), self.world.disk
-        snapshot = Snapshot(self._weights, {one: self._versions[one] for one in versions})
-        disk.write(self.name, f"partial-{name}", [snapshot])
+    def _save(self, step: int, waits: bool) -> None:
+        """Saves a snapshot; its commands are executed beside others, unless they wait for it."""
+        if step in self._snapshots():
+            self._proceed()
+            return
+        name, disk, run = _snapshot_name(step), self.world.disk, self.world.run
+        weights, began = self._versions[step], self.world.queue.now_secs
+        needed = still_needed(run.schedule, step, self._snapshots(), run.steps)
+        self._is_saving = True
 
-        began = self.world.queue.now_secs
-
-        def finish() -> None:
+        def write() -> None:
+            self.command("write the snapshot")
+            disk.write(self.name, f"partial-{name}", [weights])
             self.world.span(self.name, SpanKind.SNAPSHOT, began, step=step)
             self.flush(f"partial-{name}")
             self.command("rename the snapshot")
             disk.rename(f"partial-{name}", name)
-            self.world.invariants.snapshot_ends()
-            self.call(MASTER, SnapshotTaken(step), lambda _: self._report(control.SnapshotKept()))
+            for old in self._snapshots()[: -run.keep]:
+                if old not in needed:
+                    disk.delete(_snapshot_name(old))
+            self.call(MASTER, SnapshotTaken(step), saved, channel="snapshots")
 
-        self.after(self._takes(0.1, 0.5), finish)
+        def saved(_: object) -> None:
+            self.world.invariants.snapshot_begins(self.world.buffered())
+            self.save_buffer(buffer_saved)
+
+        def buffer_saved() -> None:
+            self.world.invariants.snapshot_ends()
+            first = first_logged(self._snapshots(), run.keep, needed)
+            for one in disk.names("log-"):
+                if int(one.split("-")[1]) < first:
+                    disk.delete(one)
+            self._is_saving = False
+            self._look_again()
+
+        self.after(self._takes(0.1, 0.5), write)
+        if waits:
+            self._once(lambda: not self._is_saving, self._proceed)
+        else:
+            self.after(self._takes(0.01, 0.1), self._proceed)
 
     def flush(self, name: str) -> None:
         """Makes a file durable before it gets its name."""
         self.world.disk.flush(name)
 
-    def _drop(self, step: int) -> None:
-        disk = self.world.disk
-        for name in disk.names("log-"):
-            if int(name.split("-")[1]) <= step:
-                disk.delete(name)
-        for name in disk.names("snapshot-"):
-            if int(name.split("-")[1]) < step:
-                disk.delete(name)
-
 
 def _log_name(step: int) -> str:
     return f"log-{step:04d}"
+
+
+def _taken_name(step: int) -> str:
+    return f"taken-{step:04d}"
 
 
 def _snapshot_name(step: int) -> str:

@@ -3,98 +3,163 @@
 import pytest
 
 from rl_sync.roles.trainer.control import (
-    BatchLogged,
+    AbandonRun,
+    AnnounceBeginning,
+    Announced,
+    AnnounceGoingOn,
+    AwaitLog,
+    AwaitReports,
     BatchTaken,
+    BeginEnd,
     Begun,
-    DropLog,
+    Damaged,
     EndTraining,
     EvaluateStep,
-    EvaluationHandedIn,
+    GiveGroupsBack,
+    Initialize,
+    KnownRun,
     LogBatch,
-    PositionKnown,
+    OpenStreams,
+    OthersFailed,
     PublishVersion,
-    Replay,
-    ReportStep,
     Restore,
     Restored,
-    Resume,
+    RestoreNewest,
     SaveSnapshot,
-    SnapshotKept,
-    StepReported,
-    StepTrained,
+    ServeWeights,
+    StartingPoint,
+    StepBegun,
     StopAsked,
     TakeBatch,
     TrainerControl,
     TrainerPlan,
     TrainStep,
-    VersionAnnounced,
     transition,
 )
 from rl_sync.schedule import SyncSchedule
 
 EXACT = SyncSchedule(interval=2, offset=0, pull="exact", max_staleness=1)
 LATEST = SyncSchedule(interval=2, offset=0, pull="latest", max_staleness=3)
-ENDS = {
-    Restore: Restored(),
-    Resume: PositionKnown(),
-    Replay: StepTrained(),
-    TakeBatch: BatchTaken(),
-    LogBatch: BatchLogged(),
-    TrainStep: StepTrained(),
-    ReportStep: StepReported(),
-    PublishVersion: VersionAnnounced(),
-    SaveSnapshot: SnapshotKept(),
-    EvaluateStep: EvaluationHandedIn(),
-}
+AHEAD = SyncSchedule(interval=2, offset=3, pull="exact", max_staleness=4)
 
 
-def executed(plan, begun=None, stop_before=None, **ends):
+def event_of(command, snapshots):
+    """Returns the event that a command ends with; None if it ends with none."""
+    match command:
+        case Initialize():
+            return Restored(0)
+        case RestoreNewest():
+            return Restored(max(snapshots))
+        case Restore(step):
+            return Restored(step)
+        case AnnounceBeginning() | AnnounceGoingOn():
+            return Announced()
+        case TakeBatch():
+            return BatchTaken()
+        case TrainStep():
+            return StepBegun()
+    return None
+
+
+def executed(plan, begun=None, instead=None):
     """Executes all commands from the beginning; returns them.
 
     Args:
-      stop_before: command in whose place the run is being stopped.
-      ends: events that commands end with, by the names of the commands.
+      instead: maps a command to the event that it ends with, in place of being executed.
     """
-    state, commands, done = TrainerControl(plan), (), []
-    event = begun or Begun()
-    while True:
+    instead = instead or {}
+    begun = begun or Begun()
+    state, done = TrainerControl(plan), []
+    event = begun
+    while event is not None:
         state, commands = transition(state, event)
-        if commands[-1] == stop_before:
-            state, commands = transition(state, StopAsked())
-        done += commands
-        last = commands[-1]
-        if isinstance(last, EndTraining):
-            return done
-        event = ends.get(type(last).__name__, ENDS[type(last)])
+        event = None
+        for command in commands:
+            assert event is None, f"{command} follows a command that ended with {event}"
+            if command in instead:
+                event = instead[command]
+                break
+            done.append(command)
+            event = event_of(command, begun.snapshots)
+    return done
+
+
+def chosen(commands, *kinds):
+    return [one for one in commands if isinstance(one, kinds)]
 
 
 def test_a_batch_is_logged_before_anybody_learns_of_its_step():
-    done = executed(TrainerPlan(EXACT, steps=2))
+    done = executed(TrainerPlan(EXACT, steps=3))
     assert done == [
-        Restore(0),
-        Resume(0),
-        EvaluateStep(0),
-        PublishVersion(0),
-        *(TakeBatch(1), LogBatch(1), TrainStep(1), ReportStep(1)),
-        *(TakeBatch(2), LogBatch(2), TrainStep(2), ReportStep(2)),
-        *(SaveSnapshot(2, ()), DropLog(2), EvaluateStep(2), EndTraining(2)),
+        *(Initialize(), EvaluateStep(0), AnnounceBeginning(0)),
+        *(OpenStreams(StartingPoint.at(0)), PublishVersion(0)),
+        *(TakeBatch(1), LogBatch(1), TrainStep(1, False), ServeWeights()),
+        *(TakeBatch(2), LogBatch(2), TrainStep(2, False)),
+        *(AwaitLog(), PublishVersion(2), ServeWeights()),
+        *(TakeBatch(3), LogBatch(3), TrainStep(3, False), ServeWeights()),
+        *(AwaitReports(), GiveGroupsBack("the run ended"), BeginEnd(), SaveSnapshot(3, True)),
+        *(EvaluateStep(3), EndTraining(3)),
     ]
 
 
-def test_logged_steps_are_trained_again_without_asking_and_not_reported_twice():
+def test_logged_steps_are_trained_again_and_those_that_count_are_not_reported():
     plan = TrainerPlan(EXACT, steps=6, save_every_steps=1)
-    done = executed(plan, Begun((1,), logged=4), Restore=Restored((0,)), Resume=PositionKnown(3))
-    assert done[:4] == [Restore(1), Resume(4), PublishVersion(0), Replay(2)]
-    until = done.index(TakeBatch(5))
-    assert [one for one in done[:until] if isinstance(one, Replay | TakeBatch | LogBatch)] == [
-        *(Replay(2), Replay(3), Replay(4))
-    ]
-    assert [one for one in done if isinstance(one, ReportStep)][:2] == [
-        ReportStep(4),
-        ReportStep(5),
-    ]
-    assert PublishVersion(2) in done
-    assert PublishVersion(4) in done
+    known = KnownRun(start=0, counted=3)
+    begun = Begun(known, snapshots=(1,), reaches={0: 0, 1: 4})
+    done = executed(plan, begun)
+    point = StartingPoint(0, 1, counted=3, logged=4, oldest_version=2, goes_on=True)
+    assert done[:3] == [Restore(1), AnnounceGoingOn(3, 1), OpenStreams(point)]
+    assert chosen(done, TrainStep) == [TrainStep(step, step <= 3) for step in (2, 3, 4, 5, 6)]
+    assert chosen(done, LogBatch) == [LogBatch(5), LogBatch(6)]
+    # Version 0 was used up by step 2; the others may not have reached anybody.
+    assert chosen(done, PublishVersion) == [PublishVersion(2), PublishVersion(4)]
+    assert [one.step for one in chosen(done, SaveSnapshot)] == [3, 4, 5, 6]
+
+
+def test_the_master_counts_all_that_is_logged_before_further_groups_are_taken():
+    """It takes a group that is not in the buffer for lost, though step 4 has consumed it."""
+    begun = Begun(KnownRun(start=0, counted=3), reaches={0: 4})
+    done = executed(TrainerPlan(LATEST, steps=6), begun)
+    assert done[done.index(TakeBatch(5)) - 1] == AwaitReports()
+    assert AwaitReports() not in done[: done.index(TakeBatch(4))]
+    counted = executed(TrainerPlan(LATEST, 6), Begun(KnownRun(start=0, counted=4), reaches={0: 4}))
+    assert AwaitReports() not in counted[: counted.index(TakeBatch(5))]
+
+
+def test_the_state_that_leads_to_all_versions_in_use_is_restored():
+    """The newest snapshot is too new, if explorers still ask for an older version."""
+    known = KnownRun(start=0, counted=7)
+    plan = TrainerPlan(AHEAD, steps=20)
+    reaches = {0: 0, 3: 7, 5: 7, 7: 7}
+    # Step 8 takes groups of version 4.
+    done = executed(plan, Begun(known, snapshots=(3, 5, 7), reaches=reaches))
+    assert done[0] == Restore(3)
+    assert chosen(done, PublishVersion)[:2] == [PublishVersion(4), PublishVersion(6)]
+
+
+@pytest.mark.parametrize("counted", [2, 3])
+def test_under_latest_pulls_the_newest_version_is_published_again(counted):
+    """An explorer that is started again would wait for the next one, which needs its groups."""
+    known = KnownRun(start=0, counted=counted)
+    done = executed(TrainerPlan(LATEST, steps=9), Begun(known, reaches={0: 3}))
+    assert chosen(done, PublishVersion)[0] == PublishVersion(2)
+
+
+def test_a_damaged_snapshot_gives_way_to_an_earlier_one():
+    known = KnownRun(start=0, counted=5)
+    begun = Begun(known, snapshots=(2, 4), reaches={0: 5, 2: 5, 4: 5})
+    plan = TrainerPlan(EXACT, steps=6)
+    first = {Restore(4): Damaged()}
+    assert executed(plan, begun, first)[0] == Restore(2)
+    both = first | {Restore(2): Damaged()}
+    assert executed(plan, begun, both)[0] == Initialize()
+    resumed = Begun(KnownRun(start=2, counted=5), (2, 4), {0: 5, 2: 5, 4: 5})
+    assert executed(plan, resumed, both) == [AbandonRun(5)]
+
+
+def test_without_a_log_that_leads_there_the_trainer_gives_up():
+    begun = Begun(KnownRun(start=0, counted=5), (2, 4), {0: 1, 2: 4, 4: 4})
+    assert executed(TrainerPlan(EXACT, steps=6), begun) == [AbandonRun(5)]
 
 
 @pytest.mark.parametrize(("schedule", "wanted"), [(EXACT, [0, 2, 4]), (LATEST, [0, 2, 4])])
@@ -103,40 +168,59 @@ def test_a_version_that_no_explorer_will_use_is_not_published(schedule, wanted):
     assert [one.version for one in done if isinstance(one, PublishVersion)] == wanted
 
 
-def test_a_snapshot_has_the_published_versions_that_are_still_in_use():
-    ahead = SyncSchedule(interval=2, offset=3, pull="exact", max_staleness=4)
-    plan = TrainerPlan(ahead, steps=20)
-    # Step 8 takes groups of version 4, and the groups of version 6 are already being generated.
-    assert [ahead.exact_version(e) for e in (8, 9, 10, 11, 12)] == [4, 4, 6, 6, 8]
-    assert plan.in_use(7) == (4, 6)
-    assert TrainerPlan(LATEST, steps=20).in_use(7) == (6,)
-    assert TrainerPlan(EXACT, steps=20).in_use(7) == (6,)
+def test_a_run_that_resumes_counts_its_schedule_from_the_snapshot():
+    done = executed(TrainerPlan(LATEST, steps=6), Begun(snapshots=(1, 3)))
+    assert done[:4] == [
+        RestoreNewest(),
+        AnnounceBeginning(3),
+        OpenStreams(StartingPoint.at(3)),
+        PublishVersion(3),
+    ]
+    assert chosen(done, PublishVersion) == [PublishVersion(3), PublishVersion(5)]
 
 
-def test_snapshots_are_kept_in_number_and_the_log_as_long_as_the_oldest_needs_it():
-    plan = TrainerPlan(LATEST, steps=6, save_every_steps=2, keep=2)
-    done = executed(plan)
-    assert [one for one in done if isinstance(one, DropLog)] == [DropLog(2), DropLog(2), DropLog(4)]
-
-
-def test_a_snapshot_that_is_there_is_not_saved_again():
-    plan = TrainerPlan(LATEST, steps=4, save_every_steps=2, keep=2)
-    done = executed(plan, Begun((2, 4), logged=4), Resume=PositionKnown(4))
-    assert done == [Restore(4), Resume(4), EndTraining(4)]
+def test_a_run_whose_last_step_is_saved_only_ends():
+    done = executed(TrainerPlan(LATEST, steps=4), Begun(snapshots=(4,)))
+    assert not chosen(done, TakeBatch, PublishVersion)
+    assert done[-2:] == [EvaluateStep(4), EndTraining(4)]
 
 
 def test_before_an_evaluation_a_snapshot_is_saved_if_the_best_is_kept():
-    plan = TrainerPlan(LATEST, steps=4, evaluate_every_steps=3, saves_evaluated=True)
-    done = executed(plan)
+    done = executed(TrainerPlan(LATEST, 4, evaluate_every_steps=3, saves_evaluated=True))
     at = done.index(EvaluateStep(3))
-    assert done[at - 2 : at] == [SaveSnapshot(3, (2,)), DropLog(3)]
-    assert SaveSnapshot(3, (2,)) not in executed(TrainerPlan(LATEST, 4, evaluate_every_steps=3))
+    assert done[at - 2 : at] == [AwaitReports(), SaveSnapshot(3, False)]
+    assert SaveSnapshot(3, False) not in executed(TrainerPlan(LATEST, 4, evaluate_every_steps=3))
 
 
-def test_a_stopped_run_reports_and_saves_its_last_step_and_takes_no_other():
-    plan = TrainerPlan(LATEST, steps=6)
-    done = executed(plan, stop_before=TakeBatch(4))
-    assert done[-3:] == [SaveSnapshot(3, (2,)), DropLog(3), EndTraining(3)]
-    saving = TrainerPlan(LATEST, steps=6, save_every_steps=4, evaluate_every_steps=4)
-    done = executed(saving, stop_before=PublishVersion(4))
-    assert done[-4:] == [ReportStep(4), SaveSnapshot(4, (4,)), DropLog(4), EndTraining(4)]
+def test_an_evaluation_that_was_made_is_not_made_again():
+    plan = TrainerPlan(LATEST, steps=4, evaluate_every_steps=1)
+    known = KnownRun(start=0, counted=2, evaluated=frozenset({0, 1, 2}))
+    done = executed(plan, Begun(known, reaches={0: 2}))
+    assert chosen(done, EvaluateStep) == [EvaluateStep(3), EvaluateStep(4)]
+
+
+def test_a_stopped_run_saves_its_last_step_and_takes_no_other():
+    done = executed(TrainerPlan(LATEST, 6), instead={TakeBatch(4): StopAsked("enough")})
+    assert done[-5:] == [
+        *(AwaitReports(), GiveGroupsBack("enough"), BeginEnd()),
+        *(SaveSnapshot(3, True), EndTraining(3)),
+    ]
+
+
+def test_a_run_that_is_stopped_before_it_has_begun_leaves_at_once():
+    assert executed(TrainerPlan(LATEST, 6), instead={Initialize(): StopAsked("enough")}) == []
+    stopped = executed(TrainerPlan(LATEST, 6), instead={EvaluateStep(0): StopAsked("enough")})
+    assert stopped == [Initialize()]
+
+
+def test_when_others_fail_the_state_is_saved_and_no_group_given_back():
+    done = executed(TrainerPlan(LATEST, 6), instead={PublishVersion(2): OthersFailed()})
+    assert done[-4:] == [AwaitReports(), BeginEnd(), SaveSnapshot(2, True), EndTraining(2)]
+
+
+def test_an_initial_policy_that_cannot_be_evaluated_is_not_lost():
+    done = executed(TrainerPlan(LATEST, 6), instead={EvaluateStep(0): OthersFailed()})
+    assert done == [Initialize(), SaveSnapshot(0, True)]
+    resumed = Begun(snapshots=(3,))
+    failed = executed(TrainerPlan(LATEST, 6), resumed, {AnnounceBeginning(3): OthersFailed()})
+    assert failed == [RestoreNewest()]

@@ -10,12 +10,22 @@ from rl_sync.cluster.master_calls import AskBuffered, Buffered, Claim, Happened
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.roles.master.events import LOST_IN_BUFFER, GroupsRefused
 from rl_sync.roles.trainer.batch_reader import BatchReader
+from rl_sync.roles.trainer.control import StartingPoint
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
-from rl_sync.roles.trainer.starting_point import StartingPoint
 from tests.cluster.memory_session import MemorySession
 from tests.roles.trainer.test_batch_reader import Buffer, group
 
 NEEDED = 2
+
+
+class LoggedAtOnce(LoggedBatches):
+    """Batches that are logged once they are taken, as the trainer's loop does it."""
+
+    def next(self, step):
+        batch = super().next(step)
+        if step > self._point.logged:
+            self.log(step, batch)
+        return batch
 
 
 class Trainer:
@@ -66,7 +76,7 @@ class Trainer:
             )
 
         log = BatchLog(self.directory)
-        return LoggedBatches(session, log, reader, point or StartingPoint.at(0))
+        return LoggedAtOnce(session, log, reader, point or StartingPoint.at(0))
 
     def goes_on(self, counted, step=0):
         """Starts the next trainer, from a snapshot of `step`."""

@@ -16,8 +16,8 @@ from rl_sync.cluster.team import Team
 from rl_sync.learning.batching import Placed
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
+from rl_sync.roles.master.events import Position
 from rl_sync.roles.trainer.loop import TrainerLoop
-from rl_sync.roles.trainer.starting_point import StartingPoint
 from rl_sync.schedule import resolve
 from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
 from rl_sync.transfers.ends import EndSite
@@ -61,17 +61,41 @@ class Compiled:
         return compiled
 
 
-class Loop(TrainerLoop):
-    """Without a start and a finish."""
+class Snapshots:
+    """Has a snapshot to begin with, and remembers the step of the state that is saved at the end.
 
-    start, finished = 0, None
+    Args:
+      step: step of the snapshot.
+    """
 
-    def _start(self):
-        self._steps = self.trainer
-        return State(self.start), StartingPoint.at(self.start)
+    log = None
 
-    def _finish(self, state):
+    def __init__(self, step=0):
+        self.step, self.finished = step, None
+
+    def steps(self):
+        return [self.step]
+
+    def load_newest(self):
+        return State(self.step), Position(self.step, 0, (), 0)
+
+    def save(self, state, schedule, *, waits):
+        assert waits
         self.finished = state.step
+
+
+class Loop(TrainerLoop):
+    """Compiles nothing."""
+
+    def _prepare(self):
+        self._steps = self.trainer
+
+    def _finish(self):
+        pass
+
+    @property
+    def finished(self):
+        return self.snapshots.finished
 
 
 class Offers:
@@ -121,10 +145,20 @@ class Reader:
         self._fails(step)
         return _groups(step), []
 
+    def log(self, step, batch):
+        pass
+
     def settle(self):
         pass
 
     def close(self, reason):
+        pass
+
+
+class NoEvaluator:
+    """Evaluates nothing."""
+
+    def hand_in(self, params, moment, step):
         pass
 
 
@@ -145,10 +179,10 @@ def loop_of(tmp_path, offers=Offers, **options):
         batching=Batching(),
         parameters=Parameters(),
         sft=None,
-        evaluator=None,
+        evaluator=NoEvaluator(),
         end=lambda schedule: end,
         source=lambda point, schedule, idle: Reader(),
-        snapshots=None,
+        snapshots=Snapshots(),
         processes=[0],
     )
 
@@ -213,7 +247,7 @@ def test_checkpoints_are_awaited_where_the_next_batch_is_made_with_them(
 def test_a_run_that_is_over_already_publishes_nothing(tmp_path):
     """The explorers of a run that is over have left, and would never come for its weights."""
     loop = loop_of(tmp_path, awaits=True)
-    loop.start = STEPS
+    loop.snapshots.step = STEPS
     loop.run()
     assert (loop.end(None).published, loop.finished) == ([], STEPS)
 

@@ -183,7 +183,7 @@ MUTANTS = {
     "a lost wake-up": Mutant(Parts(trainer=LostWakeUp), STANDSTILL),
     "a wait without a limit": Mutant(Parts(explorer=WaitsForEver), "without a deadline"),
     "a snapshot renamed before a flush": Mutant(
-        Parts(trainer=RenamesSnapshotUnflushed), "was reported", frozenset({"power"})
+        Parts(trainer=RenamesSnapshotUnflushed), "lead to step", frozenset({"power"})
     ),
     "a journal renamed before a flush": Mutant(Parts(master=RenamesJournalUnflushed), "after step"),
     "an update counted that failed": Mutant(
