@@ -31,6 +31,7 @@ import numpy as np
 from rl_sync.checkpoints.checksums import damage, seal
 from rl_sync.checkpoints.durability import flush, flush_directory
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.isolation.machine_limits import way_out
 from rl_sync.models.placement import put
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.storage import (
@@ -124,10 +125,12 @@ def save_snapshot(
     except Exception as error:  # Errors of the disk, or of Orbax, which has many.
         shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the space.
         cause = str(error).partition("\n")[0]
+        way = way_out(error) if isinstance(error, OSError) else None
+        remedy = f" {way.capitalize()}, and run it again." if way else ""
         raise SnapshotError(
             f"The snapshot of step {step} cannot be saved in {directory}"
             f" ({type(error).__name__}: {cause}). The earlier ones stay: steps"
-            f" {snapshot_steps(directory)}."
+            f" {snapshot_steps(directory)}.{remedy}"
         ) from error
 
 

@@ -92,7 +92,11 @@ def lost_time(
     restarts: Iterable[Restart], spans: Sequence[Span], start_secs: float, end_secs: float
 ) -> LostTime:
     """Returns the time that deaths cost a run in an interval, in Unix seconds like the spans."""
-    found = outages(restarts, spans, end_secs)
+    found = [
+        one._replace(start_secs=max(one.start_secs, start_secs))
+        for one in outages(restarts, spans, end_secs)
+        if one.end_secs > start_secs
+    ]
     return LostTime(tuple(found), effective_share(found, start_secs, end_secs))
 
 

@@ -56,6 +56,12 @@ def test_time_that_several_lose_counts_once(found, share):
     assert effective_share(found, 0.0, 100.0) == pytest.approx(share)
 
 
+def test_only_time_within_the_interval_is_lost():
+    deaths = [Restart("trainer", 20.0), Restart("explorer1", -5.0)]
+    (trainer,) = lost_time(deaths, SPANS, 25.0, 100.0).outages
+    assert (trainer.role, trainer.lost_secs) == ("trainer", 5.0)
+
+
 def test_outages_are_told_if_there_are_any():
     assert LostTime().describe() == []
     (line,) = LostTime((Outage("explorer1", 0.0, 5.0, 0.5),), 0.9375).describe()
