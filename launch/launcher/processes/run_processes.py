@@ -21,6 +21,7 @@ from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.isolation.machine_limits import limit_met
 from rl_sync.launcher.processes.gpu_assignment import VISIBLE, role_environment
 from rl_sync.launcher.processes.remote_command import remote_command
+from rl_sync.launcher.processes.stack_dump import dump_stacks
 from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
@@ -55,7 +56,8 @@ class ReplayProcess:
         return self.server.poll()
 
     def dump(self) -> None:
-        """Does nothing: Reverb's server cannot."""
+        """See `Process`; neither server answers a signal with its stacks."""
+        dump_stacks(self.group, self.log, answers=False)
 
     def terminate(self) -> None:
         self.server.stop()

@@ -6,7 +6,6 @@ and the child ends itself.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
@@ -19,10 +18,10 @@ from typing import Protocol
 from rl_sync.cluster import malloc
 from rl_sync.isolation.machine_limits import address_hint
 from rl_sync.isolation.process_limits import signal_group
+from rl_sync.launcher.processes.stack_dump import dump_stacks
 from rl_sync.roles.exit_status import ENDED, FAILED
 
 _LAST_LINES = 15
-_DUMP_SECS = 0.5
 _CRASH = "Fatal Python error: "
 _OUT_OF_MEMORY = (FAILED, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 """Exit statuses of processes that got no more memory, and of others."""
@@ -100,9 +99,7 @@ class RoleProcess:
 
     def dump(self) -> None:
         """See `Process`."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._popen.pid, signal.SIGUSR1)
-        time.sleep(_DUMP_SECS)
+        dump_stacks(self._popen.pid, self.log)
 
     def terminate(self) -> None:
         """See `Process`."""
