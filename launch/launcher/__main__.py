@@ -12,9 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rl_sync.isolation.machine_limits import address_hint, lacking_address_space
+
 FAILED = 1
 MISTAKE = 2
 INTERRUPTED = 130
+_LEAST_ADDRESS_BYTES = 512 << 20
 
 
 def main(words: Sequence[str]) -> int:
@@ -27,6 +30,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     sys.path.insert(0, os.getcwd())  # Config files may import each other.
 
+    if lacking := lacking_address_space(_LEAST_ADDRESS_BYTES, "The launcher"):
+        print(f"error: {lacking}", file=sys.stderr)
+        return MISTAKE
     # Each command's own modules load only after the command line was found valid.
     from absl import logging
     from click.exceptions import Exit
@@ -48,6 +54,11 @@ def main(words: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
+    except (ImportError, MemoryError) as error:  # Libraries fail to load without memory.
+        if not (hint := address_hint()):
+            raise
+        print(f"error: {str(error) or 'There is no more memory'}.{hint}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return INTERRUPTED

@@ -13,6 +13,7 @@ from rl_sync.api.loaded_policy import Policy, load
 from rl_sync.display.timeline_figure import figure_of
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter, read_rollouts
+from rl_sync.records.run_records import RunRecords
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
 from rl_sync.roles.policy_export import export
@@ -88,8 +89,10 @@ class Result:
         Raises:
           ConfigError: there is no trainer step yet.
         """
+        run = RunRecords(self.workdir)
+        run.read(rollouts=False)
         try:
-            return summarize(read_spans(self.workdir))
+            return run.summary or summarize(read_spans(self.workdir))  # The latter says why not.
         except (FileNotFoundError, ValueError) as error:
             raise ConfigError(str(error)) from error
 

@@ -31,6 +31,7 @@ import numpy as np
 from rl_sync.checkpoints.checksums import damage, seal
 from rl_sync.checkpoints.durability import flush, flush_directory
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.isolation.machine_limits import way_out
 from rl_sync.models.placement import put
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.storage import (
@@ -43,6 +44,9 @@ from rl_sync.weights.storage import (
 from rl_sync.workdir import snapshot_name
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
+SAVED_SECS = "saved_secs"
+"""Name of the time at which a snapshot was saved, in its metadata; in Unix seconds."""
+
 _TEMPORARY = ".unfinished-"
 _DELETED = ".deleted-"
 _DAMAGED = "damaged_"
@@ -69,6 +73,7 @@ def save_snapshot(
     *,
     keep: int = 3,
     kept: Collection[int] = (),
+    keep_every_secs: float | None = None,
     processes: Iterable[int] | None = None,
     agree: Agree = alone,
 ) -> None:
@@ -81,6 +86,8 @@ def save_snapshot(
       metadata: other values to save, as JSON.
       keep: number of newest snapshots to keep.
       kept: steps whose snapshots are kept as well.
+      keep_every_secs: length of the periods of which one snapshot each is kept for good; None for
+        none.
       processes, agree: the program's processes, by their indices in the cluster, and the `Agree`
         that they share.
 
@@ -105,9 +112,9 @@ def save_snapshot(
         (unfinished / _METADATA).write_text(text)
         seal(unfinished)
         flush(unfinished)
-        others = [
-            other for other in snapshot_steps(directory) if other != step and other not in kept
-        ]
+        aged = {} if keep_every_secs is None else _saved_secs(directory)
+        stay = {step, *kept, *one_a_period(aged, keep_every_secs or 0.0)}
+        others = [other for other in snapshot_steps(directory) if other not in stay]
         if snapshot_path(directory, step).exists():
             _hide(directory, step)
         unfinished.rename(snapshot_path(directory, step))
@@ -124,11 +131,43 @@ def save_snapshot(
     except Exception as error:  # Errors of the disk, or of Orbax, which has many.
         shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the space.
         cause = str(error).partition("\n")[0]
+        way = way_out(error) if isinstance(error, OSError) else None
+        remedy = f" {way.capitalize()}, and run it again." if way else ""
         raise SnapshotError(
             f"The snapshot of step {step} cannot be saved in {directory}"
             f" ({type(error).__name__}: {cause}). The earlier ones stay: steps"
-            f" {snapshot_steps(directory)}."
+            f" {snapshot_steps(directory)}.{remedy}"
         ) from error
+
+
+def one_a_period(saved_secs: Mapping[int, float], period_secs: float) -> list[int]:
+    """Chooses the snapshots that are kept for their age: the first, and later ones a period apart.
+
+    Those that are chosen once are chosen again after others are deleted, or newer ones are saved.
+
+    Args:
+      saved_secs: the time of each snapshot, by its step.
+      period_secs: shortest time between two of them.
+    """
+    chosen: list[int] = []
+    for step in sorted(saved_secs):
+        if not chosen or saved_secs[step] - saved_secs[chosen[-1]] >= period_secs:
+            chosen.append(step)
+    return chosen
+
+
+def _saved_secs(directory: Path) -> dict[int, float]:
+    """Returns the time at which each snapshot was saved, in Unix seconds.
+
+    Older snapshots have no time of their own; the time of their file may be that of a copy.
+    """
+    found = {}
+    for step in snapshot_steps(directory):
+        with contextlib.suppress(OSError, ValueError):  # A damaged one has no age.
+            metadata = read_metadata(directory, step)
+            file = snapshot_path(directory, step) / _METADATA
+            found[step] = float(metadata.get(SAVED_SECS) or file.stat().st_mtime)
+    return found
 
 
 def on_host(state: Any) -> Any:

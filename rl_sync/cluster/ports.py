@@ -51,8 +51,9 @@ class HeldPorts:
                 found.append(port)
         if len(found) < count:
             raise OSError(
-                f"Only {len(found)} of the ports {CANDIDATES[0]} to {CANDIDATES[-1]} of"
-                f" {self._host} are free, and {count} are needed."
+                f"A run needs {count} free ports of {CANDIDATES[0]} to {CANDIDATES[-1]} at"
+                f" {self._host}, and there are {len(found)}: end other servers, or set"
+                " launch.host to another address of this machine."
             )
         return found
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import grpc
 
 from rl_sync.isolation.codec import decode, encode, record
+from rl_sync.isolation.machine_limits import end_if_exhausted
 
 _METHOD = "/rl_sync.Role/Call"
 _SECRET = "rl-sync-secret"
@@ -133,6 +134,7 @@ class RpcServer:
             name = type(call).__name__
             return encode((True, self._answer(call)))
         except Exception as error:
+            end_if_exhausted(error)
             _log.exception("%s failed", name)
             return encode((False, f"{type(error).__name__}: {error}"))
 

@@ -44,7 +44,11 @@ def secret_in(path: Path) -> str:
 
 
 def forget(workdir: str | os.PathLike[str]) -> None:
-    """Removes the secret; the next run in the directory creates a new one."""
+    """Removes the secret; the next run in the directory creates a new one.
+
+    Raises:
+      OSError: it cannot be removed, for example from a read-only file system.
+    """
     with contextlib.suppress(FileNotFoundError):
         Workdir(workdir).secret.unlink()
 

@@ -113,10 +113,8 @@ def _tiles(run: RunRecords) -> Iterator[Tile]:
     if run.summary:
         rate = f"{run.summary.rollout_tokens_per_sec:,.0f}"
         yield Tile("tokens/s generated", rate, "from the first rollout to the last train step")
-    if run.summary and run.summary.outages:
-        lost = sum(one.lost_secs for one in run.summary.outages)
-        told = f"of the time led to steps that count; restarts lost {lost:,.0f} s"
-        yield Tile("effective", f"{run.summary.effective_share:.1%}", told)
+    if run.summary and (lost := run.summary.lost).outages:
+        yield Tile("effective", f"{lost.effective_share:.1%}", text.lost(lost))
     if run.secs is not None:
         yield Tile("seconds", f"{run.secs:,.0f}", "between the first and the last record")
     if run.outcome and run.outcome.digest:

@@ -20,6 +20,7 @@ def environment() -> jinja2.Environment:
         "visible": text.visible,
         "number": text.number,
         "ago": text.ago,
+        "lost": text.lost,
         "at": text.at,
         "duration": text.duration,
         "cut": _cut,

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from rl_sync.records.outages import LostTime
 from rl_sync.records.rollouts.rollout_records import Rollout
 from rl_sync.records.run_records import SILENT, RunRecords
 
@@ -133,6 +134,15 @@ def state(run: RunRecords) -> str:
     """Describes the state of a run, or how long it has been silent."""
     found = run.state
     return f"no record for {duration(run.silent_secs)}" if found == SILENT else found
+
+
+def lost(time_lost: LostTime) -> str:
+    """Describes the time that restarts cost a run."""
+    each = f", {time_lost.secs_per_failure:,.0f} s each" if len(time_lost.outages) > 1 else ""
+    return (
+        "of the time led to steps that count;"
+        f" {len(time_lost.outages)} restarts lost {time_lost.lost_secs:,.0f} s{each}"
+    ).replace(" 1 restarts", " 1 restart")
 
 
 def ago(secs: float) -> str:

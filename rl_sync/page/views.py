@@ -110,6 +110,7 @@ def _head(number: int, run: RunRecords) -> dict[str, Any]:
         "bound": run.staleness_bound,
         "tokens_per_sec": run.last("tokens_per_sec"),
         "buffered": run.flow.now.buffered,
+        "lost": run.lost,
         "alarms": now,
         "examples": _examples(run) if are_of_completions(one.alarm for one in now) else [],
         "passed": [one for one in periods if one not in now],

@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import orjson
 
+from rl_sync.isolation.machine_limits import way_out
+
 MOST_BYTES = 32 << 20
 """Maximum number of bytes of one reading, unless a single line is longer."""
 
@@ -29,6 +31,11 @@ _log = logging.getLogger(__name__)
 
 class RecordsError(OSError):
     """Raised if vital records cannot be written; the message has the file and the reason."""
+
+
+def remedy(error: OSError) -> str:
+    """Returns the remedy for records that cannot be written, as an imperative clause."""
+    return way_out(error) or "make the file writable"
 
 
 def plain(value: Any) -> Any:
@@ -136,7 +143,7 @@ class JsonLinesWriter:
         cause = f"{self.path} cannot be written: {error.strerror or error}"
         if self._vital:
             raise RecordsError(
-                f"{cause}. The run relies on these records: make room, and run it again."
+                f"{cause}. The run relies on these records: {remedy(error)}, and run it again."
             ) from error
         if not self._lost:
             _log.warning("%s. The run goes on, and leaves out what belongs there.", cause)

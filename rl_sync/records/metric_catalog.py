@@ -395,6 +395,28 @@ _TIMES = (
     ),
 )
 
+_RELIABILITY = (
+    Metric(
+        "run/effective_share",
+        "Share of the time from the first rollout to the step that led to steps that count (ETTR):"
+        " no death of a role held it up.",
+        normal="1",
+        alarm="below 0.9: restarts.jsonl says who died, and why",
+    ),
+    Metric(
+        "run/failures",
+        "Deaths so far after which a role was started again, and the run lost time.",
+        unit="deaths",
+        normal="0",
+    ),
+    Metric(
+        "run/secs_per_failure",
+        "Mean time from such a death until the role did its work again, with repeated steps; an"
+        " explorer's counts by its share of the explorers.",
+        unit="s",
+    ),
+)
+
 _CRITIC = (
     Metric("value_loss", "Loss of the critic.", verl="critic/vf_loss"),
     Metric("value_mean", "Mean value before a token.", verl="critic/values/mean"),
@@ -510,6 +532,7 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "Lengths": _LENGTHS,
         "Optimization": _OPTIMIZATION,
         "Times": _TIMES,
+        "Reliability": _RELIABILITY,
         "Weights": _WEIGHTS,
         "With a critic": _CRITIC,
         "With episodes of several turns": _EPISODES,

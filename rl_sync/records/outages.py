@@ -49,6 +49,57 @@ class Outage(NamedTuple):
         return (self.end_secs - self.start_secs) * self.share
 
 
+class LostTime(NamedTuple):
+    """The time that a run lost when roles died.
+
+    Attributes:
+      outages: the outages, in the order of the restarts.
+      effective_share: share of the time that led to steps that count (ETTR).
+    """
+
+    outages: tuple[Outage, ...] = ()
+    effective_share: float = 1.0
+
+    @property
+    def lost_secs(self) -> float:
+        """Sum over the outages; time that several lose counts several times."""
+        return sum(one.lost_secs for one in self.outages)
+
+    @property
+    def secs_per_failure(self) -> float | None:
+        """Mean over the outages; None without any."""
+        return self.lost_secs / len(self.outages) if self.outages else None
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the numbers as metrics of a trainer step; see the catalog of metrics."""
+        each = self.secs_per_failure
+        return {
+            "run/effective_share": self.effective_share,
+            "run/failures": float(len(self.outages)),
+            **({} if each is None else {"run/secs_per_failure": each}),
+        }
+
+    def describe(self) -> list[str]:
+        """Writes the outages as a line for a terminal; none if there are none."""
+        if not self.outages:
+            return []
+        each = ", ".join(f"{one.role} {one.lost_secs:.1f} s" for one in self.outages)
+        share = f"{self.effective_share:.1%}"
+        return [f"effective: {share} of the time led to steps that count; lost: {each}"]
+
+
+def lost_time(
+    restarts: Iterable[Restart], spans: Sequence[Span], start_secs: float, end_secs: float
+) -> LostTime:
+    """Returns the time that deaths cost a run in an interval, in Unix seconds like the spans."""
+    found = [
+        one._replace(start_secs=max(one.start_secs, start_secs))
+        for one in outages(restarts, spans, end_secs)
+        if one.end_secs > start_secs
+    ]
+    return LostTime(tuple(found), effective_share(found, start_secs, end_secs))
+
+
 def outages(restarts: Iterable[Restart], spans: Sequence[Span], end_secs: float) -> list[Outage]:
     """Returns the outages of a run, in the order of the restarts.
 
@@ -86,14 +137,6 @@ def effective_share(found: Sequence[Outage], start_secs: float, end_secs: float)
         shares = [one.share for one in found if one.start_secs <= left and right <= one.end_secs]
         lost += (right - left) * max(shares, default=0.0)
     return 1 - lost / (end_secs - start_secs)
-
-
-def describe(found: Sequence[Outage], effective: float) -> list[str]:
-    """Writes the outages as a line for a terminal; none if there are none."""
-    if not found:
-        return []
-    each = ", ".join(f"{one.role} {one.lost_secs:.1f} s" for one in found)
-    return [f"effective: {effective:.1%} of the time led to steps that count; lost: {each}"]
 
 
 def _does_work_of(span: Span, role: str) -> bool:

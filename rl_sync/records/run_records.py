@@ -5,7 +5,6 @@ Whole reads of single files, such as `read_metrics` and `read_spans`, use the sa
 
 from __future__ import annotations
 
-import collections
 import copy
 import os
 import threading
@@ -18,10 +17,11 @@ from rl_sync import schedule as schedules
 from rl_sync.records import alarms
 from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.flow import Flow
-from rl_sync.records.json_lines import JsonLinesReader, read_object
+from rl_sync.records.json_lines import read_object
+from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.metrics import MetricLines
-from rl_sync.records.outages import Restart
+from rl_sync.records.outages import LostTime
 from rl_sync.records.rollouts.rollout_index import RolloutIndex
 from rl_sync.records.rollouts.rollout_records import parts
 from rl_sync.records.run_outcome import RunOutcome, read_outcome
@@ -49,8 +49,7 @@ class RunRecords:
 
     Attributes:
       metrics, spans, flow, usage, rollouts: the records that were read so far.
-      restarts: the number of restarts of each role.
-      restart_times: roles that were started again, in order.
+      restart_lines: the restarts that were read so far.
       until: last trainer step whose metrics and accuracy count; None for the last of the run.
     """
 
@@ -63,10 +62,9 @@ class RunRecords:
         self.flow = Flow(root, root)
         self.usage = MachineUse(root, root)
         self.rollouts = RolloutIndex(root, root)
-        self.restarts: collections.Counter[str] = collections.Counter()
-        self.restart_times: list[Restart] = []
+        self.restart_lines = RestartLines(root, root)
+        self._lost = LostTimeWatch(self.restart_lines, self.spans)
         self.until: int | None = None
-        self._restart_lines = JsonLinesReader(self.workdir.restarts, root)
         self._config: tuple[int, dict[str, Any]] = (0, {})
         self._summed: tuple[list[Span], RunSummary | None] = ([], None)
         self._history: tuple[list[dict[str, Any]], int, list[alarms.Period]] = ([], 0, [])
@@ -81,26 +79,14 @@ class RunRecords:
           The number of bytes that were read.
         """
         with self._lock:
-            size = self._refresh_restarts()
-            size += sum(one.refresh() for one in (self.metrics, self.spans, self.flow, self.usage))
+            small = (self.restart_lines, self.metrics, self.spans, self.flow, self.usage)
+            size = sum(one.refresh() for one in small)
             return size + (self.rollouts.refresh() if rollouts else 0)
 
     def read(self, *, rollouts: bool = True) -> None:
         """Reads all present records; see `refresh`."""
         while self.refresh(rollouts=rollouts):
             pass
-
-    def _refresh_restarts(self) -> int:
-        news = self._restart_lines.read()
-        if news.is_anew:
-            self.restarts.clear()
-            self.restart_times.clear()
-        for line in news.lines:
-            role, at_secs = str(line.record.get("role")), line.record.get("time")
-            self.restarts[role] += 1
-            if isinstance(at_secs, int | float):
-                self.restart_times.append(Restart(role, at_secs))
-        return news.size
 
     @property
     def is_empty(self) -> bool:
@@ -203,7 +189,7 @@ class RunRecords:
         lines, limits = self.metrics.lines, self._limits
         if lines is not self._history[0] or len(lines) != self._history[1]:
             self._history = (lines, len(lines), alarms.history(lines, limits))
-        restarted = alarms.raised(alarms.Evidence(limits, restarts=self.restarts))
+        restarted = alarms.raised(alarms.Evidence(limits, restarts=self.restart_lines.counts))
         last = self.last_step
         return [*self._history[2], *(alarms.Period(one, last, last) for one in restarted)]
 
@@ -287,10 +273,15 @@ class RunRecords:
         spans = self.spans.joined
         if spans is not self._summed[0]:
             try:
-                self._summed = (spans, summarize(spans, self.restart_times))
+                self._summed = (spans, summarize(spans, self.restart_lines.placed(self.spans)))
             except ValueError:
                 self._summed = (spans, None)
         return self._summed[1]
+
+    @property
+    def lost(self) -> LostTime:
+        """The time that the run has lost since its first rollout, as roles died."""
+        return self._lost.now()
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Returns sizes and times of the files, which change when there is something new."""

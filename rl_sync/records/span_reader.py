@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from rl_sync.records.json_lines import FileLine, JsonLinesFolder, warn_of_broken
 from rl_sync.records.resumption import RESUMED_AT, SFT
@@ -29,6 +30,7 @@ class SpanLines:
         self._folder = JsonLinesFolder(Workdir(workdir).spans, root)
         self._seams: dict[str, list[_Seam]] = {}
         self._joined: list[Span] | None = None
+        self._moves: list[_Move] = []
         self.by_role: dict[str, list[Span]] = {}
         self.wrong: str | None = None
 
@@ -64,13 +66,29 @@ class SpanLines:
         if self._joined is None:
             spans = [span for of_role in self.by_role.values() for span in of_role]
             seams = [seam for of_role in self._seams.values() for seam in of_role]
-            gap = 0.0
+            gap, self._moves = 0.0, []
             for seam in sorted(seams, key=lambda seam: seam.began_secs):
-                spans, closed = seam.joined(spans, gap)
+                spans, end, closed = seam.joined(spans, gap)
+                self._moves.append(_Move(seam.middle_secs, end, gap + closed))
                 gap += closed
             spans.sort(key=lambda span: (span.start_secs, span.end_secs))
             self._joined = _counted_once(spans)
         return self._joined
+
+    def place(self, at_secs: float) -> float:
+        """Returns the time of `joined` at which a moment belongs.
+
+        A moment whose spans are left out belongs to the end of those before it.
+
+        Args:
+          at_secs: real time, in Unix seconds.
+        """
+        gap, _ = 0.0, self.joined
+        for move in self._moves:
+            if at_secs < move.from_secs:
+                return min(at_secs - gap, move.end_secs)
+            gap = move.by_secs
+        return at_secs - gap
 
 
 def read_spans(workdir: str | os.PathLike[str]) -> list[Span]:
@@ -118,6 +136,20 @@ def _counted_once(spans: list[Span]) -> list[Span]:
     ]
 
 
+class _Move(NamedTuple):
+    """A move of the spans after a seam.
+
+    Attributes:
+      from_secs: real time from which on spans are moved.
+      end_secs: end of the spans before it, as they are moved.
+      by_secs: seconds by which they are moved towards earlier times.
+    """
+
+    from_secs: float
+    end_secs: float
+    by_secs: float
+
+
 @dataclasses.dataclass(frozen=True)
 class _Seam:
     """A point at which a run was resumed.
@@ -133,18 +165,23 @@ class _Seam:
     ended_secs: float
     began_secs: float
 
-    def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float]:
+    @property
+    def middle_secs(self) -> float:
+        """Real time that separates the two parts: clocks of other roles are close to these."""
+        return (self.ended_secs + self.began_secs) / 2
+
+    def joined(self, spans: list[Span], gap: float) -> tuple[list[Span], float, float]:
         """Drops void spans before the seam, and moves the spans after it to close the gap.
 
         Args:
           gap: seconds by which the spans have already been moved.
 
         Returns:
-          The spans, and the further seconds by which those after the seam are moved.
+          The spans, the time at which both parts meet, and the further seconds by which those
+          after the seam are moved.
         """
         ended, began = self.ended_secs - gap, self.began_secs - gap
-        # Other roles' clocks, and the ends of their processes, are close to the trainer's.
-        middle = (ended + began) / 2
+        middle = self.middle_secs - gap
         before = [span for span in spans if span.start_secs < middle]
         lost = min((s.start_secs for s in before if self._is_void(s)), default=middle)
         kept = [span for span in before if span.start_secs < lost]
@@ -155,7 +192,7 @@ class _Seam:
             for s in spans
             if s.start_secs >= middle
         ]
-        return kept + after, closed
+        return kept + after, end, closed
 
     def _is_void(self, span: Span) -> bool:
         if span.kind is SpanKind.TRAIN:

@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from rl_sync.records import outages
-from rl_sync.records.outages import Outage, Restart
+from rl_sync.records.outages import LostTime, Restart, lost_time
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.role_names import MASTER, TRAINER, is_explorer, role_order
 
@@ -70,8 +69,7 @@ class RunSummary:
       carried_over: number of unfinished groups that a rollout left to the next one.
       trainer_steps: the number of train steps.
       mean_staleness, max_staleness: over trained groups, in trainer steps; None without groups.
-      outages: time lost when roles died.
-      effective_share: share of the phase that no outage held up; see `rl_sync.records.outages`.
+      lost: time that the phase lost when roles died.
     """
 
     wall_secs: float
@@ -86,8 +84,7 @@ class RunSummary:
     trainer_steps: int
     mean_staleness: float | None
     max_staleness: int | None
-    outages: tuple[Outage, ...] = ()
-    effective_share: float = 1.0
+    lost: LostTime = dataclasses.field(default_factory=LostTime)
 
     @property
     def rollout_tokens_per_sec(self) -> float:
@@ -240,7 +237,7 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
     """Sums up a run.
 
     Args:
-      restarts: roles that died, and were started again.
+      restarts: roles that died, and were started again, at times of the same clock.
 
     Raises:
       ValueError: there is no RL phase; see `rl_phase`.
@@ -254,7 +251,6 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
     )
     rollouts, trains = of_kind(phase, SpanKind.ROLLOUT), of_kind(phase, SpanKind.TRAIN)
     ages = staleness(spans)
-    lost = outages.outages(restarts, spans, end_secs)
     return RunSummary(
         wall_secs=end_secs - start_secs,
         roles=roles,
@@ -274,8 +270,7 @@ def summarize(spans: Iterable[Span], restarts: Iterable[Restart] = ()) -> RunSum
         trainer_steps=len(trains),
         mean_staleness=sum(ages) / len(ages) if ages else None,
         max_staleness=max(ages) if ages else None,
-        outages=tuple(lost),
-        effective_share=outages.effective_share(lost, start_secs, end_secs),
+        lost=lost_time(restarts, spans, start_secs, end_secs),
     )
 
 
@@ -292,7 +287,7 @@ def describe(summary: RunSummary) -> list[str]:
             f"staleness: {summary.mean_staleness:.2f} trainer steps on average,"
             f" at most {summary.max_staleness}"
         )
-    lines += outages.describe(summary.outages, summary.effective_share)
+    lines += summary.lost.describe()
     if summary.carried_over:
         lines.append(
             f"unfinished groups were carried over to the next rollout {summary.carried_over} times"

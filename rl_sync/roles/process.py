@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import logging as absl_logging
 
 from rl_sync.cluster.parallel_imports import loading
+from rl_sync.isolation.machine_limits import end_when_exhausted
 from rl_sync.role_names import MASTER, TOGETHER, TRAINER, number_of
 from rl_sync.roles.exit_status import ENDED, FAILED, ORPHANED
 
@@ -39,6 +40,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.lifeline:
         threading.Thread(target=_end_when_orphaned, name="lifeline", daemon=True).start()
+    end_when_exhausted()
     with loading():
         from rl_sync.cluster import compilation_cache
         from rl_sync.cluster.user_errors import is_for_user, log_failure

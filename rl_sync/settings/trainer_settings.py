@@ -92,6 +92,13 @@ class SnapshotSettings:
         50, "Trainer steps between two snapshots; 0 for one at the end only.", least=0
     )
     keep: int = setting(3, "Newest snapshots that are kept.", least=1)
+    keep_every_hours: float | None = setting(
+        None,
+        "Besides the newest, one snapshot of each period of so many hours is kept for good.",
+        unit="hours",
+        above=0,
+        implied="none is kept for its age",
+    )
     best: str | None = setting(
         None,
         "Metric of evaluations, such as accuracy or pass@8: a snapshot is also taken at each"

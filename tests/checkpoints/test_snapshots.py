@@ -14,13 +14,17 @@ import pytest
 
 from rl_sync.checkpoints.checksums import seal
 from rl_sync.checkpoints.snapshots import (
+    SAVED_SECS,
     SnapshotError,
     latest_snapshot,
     load_part,
     load_snapshot,
     newest_whole,
     on_host,
+    one_a_period,
     save_snapshot,
+    snapshot_path,
+    snapshot_steps,
 )
 
 
@@ -74,6 +78,38 @@ def test_a_snapshot_that_is_kept_besides_stays_however_many_are_newer(tmp_path):
     for step in (1, 2, 3, 4, 5):
         save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=2, kept=[2])
     assert [int(name[-1]) for name in sorted(os.listdir(tmp_path))] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("hours", "chosen"),
+    [
+        ([0, 1, 2, 3, 4, 5], [0, 2, 4]),
+        ([0, 0.5, 1.9, 2.1, 4.0, 4.2], [0, 3, 5]),
+        ([0, 9, 9.5, 11], [0, 1, 3]),
+        ([], []),
+    ],
+)
+def test_one_snapshot_of_two_hours_is_kept_for_its_age(hours, chosen):
+    assert one_a_period({step: 3600 * one for step, one in enumerate(hours)}, 7200) == chosen
+
+
+def test_the_first_of_each_period_stays_however_many_are_newer(tmp_path):
+    for step in range(12):
+        metadata = {SAVED_SECS: 1000.0 + 60 * step}
+        state = {"x": jnp.float32(step)}
+        save_snapshot(tmp_path, step, state, metadata, keep=2, keep_every_secs=240)
+    assert snapshot_steps(tmp_path) == [0, 4, 8, 10, 11]
+    save_snapshot(tmp_path, 12, {"x": jnp.float32(12)}, {SAVED_SECS: 5000.0}, keep=2)
+    assert snapshot_steps(tmp_path) == [11, 12], "without the setting their age does not count"
+
+
+def test_a_snapshot_that_does_not_say_its_time_has_that_of_its_file(tmp_path):
+    for step in (1, 2, 3, 4):
+        save_snapshot(tmp_path, step, {"x": jnp.float32(step)}, {}, keep=9)
+        at = 1000.0 * step
+        os.utime(snapshot_path(tmp_path, step) / "metadata.json", (at, at))
+    save_snapshot(tmp_path, 5, {"x": jnp.float32(5)}, {}, keep=1, keep_every_secs=2000)
+    assert snapshot_steps(tmp_path) == [1, 3, 5]
 
 
 def test_the_one_just_saved_stays_although_others_are_newer(tmp_path):

@@ -39,9 +39,9 @@ def test_a_held_port_is_there_for_a_server_and_not_for_another_run(monkeypatch):
     with contextlib.closing(ports.HeldPorts(HOST)) as held:
         first, second = taken = held.take(2)
         monkeypatch.setattr(ports, "CANDIDATES", taken)
-        with pytest.raises(OSError, match="Only 0 of the ports"):
+        with pytest.raises(OSError, match="A run needs 1 free ports"):
             ports.free_ports(HOST, 1)
-        with pytest.raises(OSError, match="Only 0 of the ports"):
+        with pytest.raises(OSError, match="A run needs 1 free ports"):
             held.take(1)
         server = RpcServer(CallHandlers(Add.answered_by(lambda call: call.a + call.b)), first, HOST)
         with contextlib.closing(RpcClient(f"{HOST}:{first}", "server")) as client:
@@ -58,5 +58,13 @@ def test_a_port_on_which_somebody_listens_is_not_taken(monkeypatch):
     monkeypatch.setattr(ports, "CANDIDATES", [first, second])
     with socket.create_server((HOST, first)):
         assert ports.free_ports(HOST, 1) == [second]
-        with pytest.raises(OSError, match=r"Only 1 of .* are free, and 2 are needed"):
+        with pytest.raises(OSError, match=r"needs 2 free ports .* there are 1"):
             ports.free_ports(HOST, 2)
+
+
+def test_too_few_free_ports_are_told_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(ports, "CANDIDATES", range(20_000, 20_001))
+    with contextlib.closing(ports.HeldPorts(HOST)) as held, pytest.raises(OSError) as error:
+        held.take(2)
+    assert str(error.value).startswith("A run needs 2 free ports of 20000 to 20000 at 127.0.0.1")
+    assert "end other servers, or set launch.host" in str(error.value)

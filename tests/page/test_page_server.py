@@ -12,6 +12,8 @@ from rl_sync.page import text
 from rl_sync.page.page_server import changes, make_app, stamp
 from rl_sync.records.run_outcome import RunOutcome, record_end
 from rl_sync.records.run_records import open_runs
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, metrics, rollout, write_run, write_step
 
@@ -315,3 +317,16 @@ def test_nothing_is_written(tmp_path):
     assert {p: (s.st_size, s.st_mtime_ns) for p, s in before.items()} == {
         p: (s.st_size, s.st_mtime_ns) for p, s in after.items()
     }
+
+
+def test_the_share_of_time_that_counts_is_shown_once_a_role_was_started_again(tmp_path):
+    path = write_run(tmp_path / "run", steps=8)
+    assert "effective" not in client_of(path).get("/").text
+    first = min(span.start_secs for span in read_spans(path) if span.kind == SpanKind.TRAIN)
+    append(Workdir(path).restarts, {"role": "trainer", "time": first + 0.01, "why": "killed"})
+    (run,) = open_runs([path])
+    run.read()
+    shown = client_of(path).get("/").text
+    assert 0 < run.lost.effective_share < 1
+    assert f"<dd>{100 * run.lost.effective_share:.1f} %</dd>" in shown
+    assert "1 restart lost" in shown

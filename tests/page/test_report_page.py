@@ -11,6 +11,8 @@ from rl_sync.launcher.processes import deviations
 from rl_sync.page import run_comparison
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
 from rl_sync.records.run_records import open_runs
+from rl_sync.records.span_reader import read_spans
+from rl_sync.records.spans import SpanKind
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 from tests.page.small_run import append, metrics, rollout, write_run
@@ -261,3 +263,14 @@ def test_mistakes_about_compared_runs_get_one_line(workdir, tmp_path, words, fla
     shutil.copytree(workdir, tmp_path / "copy")
     with pytest.raises(ConfigError, match=said):
         compare.show(flags, words.replace("TMP", str(tmp_path)).split())
+
+
+def test_the_time_that_restarts_cost_is_told_if_there_were_any(workdir):
+    assert "led to steps that count" not in _text(_page(workdir))
+    first = min(span.start_secs for span in read_spans(workdir) if span.kind == SpanKind.TRAIN)
+    restart = {"role": "trainer", "time": first + 0.01, "why": "killed"}
+    append(Workdir(workdir).restarts, restart, {**restart, "time": first + 0.02})
+    (run,) = open_runs([workdir])
+    run.read()
+    told = f"effective {run.summary.lost.effective_share:.1%} of the time led to steps that count;"
+    assert f"{told} 2 restarts lost" in _text(_page(workdir))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_sync.records.outages import Outage, Restart, describe, effective_share, outages
+from rl_sync.records.outages import LostTime, Outage, Restart, effective_share, lost_time, outages
 from rl_sync.records.spans import Span, SpanKind
 
 
@@ -56,7 +56,23 @@ def test_time_that_several_lose_counts_once(found, share):
     assert effective_share(found, 0.0, 100.0) == pytest.approx(share)
 
 
+def test_only_time_within_the_interval_is_lost():
+    deaths = [Restart("trainer", 20.0), Restart("explorer1", -5.0)]
+    (trainer,) = lost_time(deaths, SPANS, 25.0, 100.0).outages
+    assert (trainer.role, trainer.lost_secs) == ("trainer", 5.0)
+
+
 def test_outages_are_told_if_there_are_any():
-    assert describe([], 1.0) == []
-    (line,) = describe([Outage("explorer1", 0.0, 5.0, 0.5)], 0.9375)
+    assert LostTime().describe() == []
+    (line,) = LostTime((Outage("explorer1", 0.0, 5.0, 0.5),), 0.9375).describe()
     assert line == ("effective: 93.8% of the time led to steps that count; lost: explorer1 2.5 s")
+
+
+def test_the_metrics_have_the_share_the_deaths_and_the_mean_loss():
+    lost = lost_time([Restart("trainer", 20.0), Restart("explorer1", 50.0)], SPANS, 0.0, 100.0)
+    assert lost.metrics() == {
+        "run/effective_share": pytest.approx(1 - 12.5 / 100),
+        "run/failures": 2.0,
+        "run/secs_per_failure": 6.25,
+    }
+    assert LostTime().metrics() == {"run/effective_share": 1.0, "run/failures": 0.0}

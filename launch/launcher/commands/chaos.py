@@ -112,4 +112,4 @@ def _effective(workdir: str) -> str:
     summary = records.summary
     if summary is None:
         return "there was no RL phase"
-    return f"{summary.effective_share:.1%} of the time led to steps that count"
+    return f"{summary.lost.effective_share:.1%} of the time led to steps that count"

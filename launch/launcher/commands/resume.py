@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
-from rl_sync.launcher.processes.run_directory import saved
+from rl_sync.launcher.processes.run_directory import counted_step, saved, settings_of
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 
@@ -19,11 +19,12 @@ def execute(arguments: Arguments) -> int:
     """
     assert arguments.config is not None
     workdir = Path(arguments.flags["workdir"])
-    if saved(Workdir(workdir)) == (None, None):
+    config = arguments.config.copy_and_resolve_references()
+    config.workdir = str(workdir)
+    has_snapshot = saved(Workdir(workdir)) != (None, None)
+    if not has_snapshot and counted_step(Workdir(workdir), settings_of(config.to_dict())) is None:
         raise ConfigError(
             f"{workdir} holds no snapshot yet, so there is nothing to go on from: start the run"
             " again with its config."
         )
-    config = arguments.config.copy_and_resolve_references()
-    config.workdir = str(workdir)
     return run.execute(arguments._replace(config=config))

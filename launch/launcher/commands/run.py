@@ -27,6 +27,7 @@ from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError,
 from rl_sync.cluster.run_result import Summary
 from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.display.live import LiveDisplay, RunStatus
+from rl_sync.isolation.machine_limits import allow_open_files, check_limits, limit_met
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.launcher.processes import run_text, stopping
@@ -361,7 +362,8 @@ class LocalRun:
         # server, if they lived until now, were asked to end.
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
-        raise RunFailedError(f"{before}{first.report(others)}\n{self._how_to_go_on()}")
+        died = first.report(others, is_explained=bool(before))
+        raise RunFailedError(f"{before}{died}\n{self._how_to_go_on()}")
 
     def _how_to_go_on(self) -> str:
         return stopping.how_to_go_on(self._settings, self._last)
@@ -425,8 +427,13 @@ def execute(arguments: Arguments) -> int:
     try:
         return start(arguments.config.to_dict())
     except RunFailedError as error:
-        print(f"\nThe run failed: {error}", file=sys.stderr)
-        return _FAILED
+        why = str(error)
+    except (OSError, MemoryError) as error:
+        if (met := limit_met(error)) is None:
+            raise
+        why = met
+    print(f"\nThe run failed: {why}", file=sys.stderr)
+    return _FAILED
 
 
 def check_backends(settings: RunSettings) -> None:
@@ -450,6 +457,11 @@ def start(
       beside: a context in which the run is made.
     """
     settings = work.settings_of(config)
+    allow_open_files()
+    try:
+        check_limits()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     check_backends(settings)
     task = wiring.load_task(settings)  # Errors show here, not in the logs of five processes.
     check_environment(settings, task)

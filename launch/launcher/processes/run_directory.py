@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import filelock
 
 from rl_sync.checkpoints.batch_log import BatchLog
+from rl_sync.checkpoints.durability import flush_directory
 from rl_sync.checkpoints.snapshots import (
     SnapshotError,
     latest_snapshot,
@@ -96,7 +97,7 @@ def held(workdir: Workdir) -> Iterator[None]:
     """Creates the directory and locks it; the lock ends with the process.
 
     Raises:
-      ConfigError: another run has locked it, or it cannot be created.
+      ConfigError: another run has locked it, or it cannot be created or written.
     """
     lock = filelock.FileLock(workdir.lock, timeout=0)
     try:
@@ -110,8 +111,9 @@ def held(workdir: Workdir) -> Iterator[None]:
             " for it or stop it, or give another --config.workdir."
         ) from error
     except OSError as error:
+        what = "written" if Path(workdir).is_dir() else "created"
         raise ConfigError(
-            f"The work directory {workdir} cannot be created: {error.strerror or error}. Give"
+            f"The work directory {workdir} cannot be {what}: {error.strerror or error}. Give"
             " another --config.workdir, where you may write."
         ) from error
     try:
@@ -161,10 +163,19 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
         _clear_weights(settings.weights_directory(workdir))
     if resumption is not None:
         _record(workdir, resumption)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(config, indent=2) + "\n")
-    temporary.replace(path)
+    _write_config(path, config)
     return resumption
+
+
+def _write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Replaces the config; nothing can go on from the directory without it, so it is flushed."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.write(json.dumps(config, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    flush_directory(path.parent)
 
 
 def counted_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,8 +18,10 @@ from rl_sync.cluster.ports import HeldPorts
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.cluster.secret import forget, is_open, secret_of
 from rl_sync.cluster.topology import members_of, programs_of
+from rl_sync.isolation.machine_limits import limit_met
 from rl_sync.launcher.processes.gpu_assignment import VISIBLE, role_environment
 from rl_sync.launcher.processes.remote_command import remote_command
+from rl_sync.launcher.processes.stack_dump import dump_stacks
 from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
@@ -53,7 +56,8 @@ class ReplayProcess:
         return self.server.poll()
 
     def dump(self) -> None:
-        """Does nothing: Reverb's server cannot."""
+        """See `Process`; neither server answers a signal with its stacks."""
+        dump_stacks(self.group, self.log, answers=False)
 
     def terminate(self) -> None:
         self.server.stop()
@@ -91,16 +95,11 @@ class RunProcesses:
 
         Raises:
           ConfigError: a port is taken.
-          RunFailedError: a process cannot be started.
+          RunFailedError: a process cannot be started, or too few ports are free.
         """
         settings = self._settings
         secret = self._new_secret()
-        try:
-            free = self._ports.take(2)
-        except OSError as error:
-            raise ConfigError(
-                f"launch.host={self._host} must be an address of this machine: {error}"
-            ) from error
+        free = self._free(2)
         master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
         replay = settings.replay.address
         if not replay and settings.explorers:
@@ -114,6 +113,17 @@ class RunProcesses:
         self._start_role(MASTER, MASTER, [*self._addresses, *flags])
         self.start_programs(programs_of(settings))
         return RpcClient(master, "master", secret)
+
+    def _free(self, count: int) -> list[int]:
+        """Returns ports that are free, and are held.
+
+        Raises:
+          RunFailedError: too few are free.
+        """
+        try:
+            return self._ports.take(count)
+        except OSError as error:
+            raise RunFailedError(limit_met(error) or str(error)) from error
 
     def _new_secret(self) -> str:
         """Makes the secret that only the processes of this run know."""
@@ -140,8 +150,12 @@ class RunProcesses:
         self._serve_replay(self.server.backend, self.server.port)
 
     def start_programs(self, programs: Sequence[str]) -> None:
-        """Starts all processes of programs, with new ports: old ones may still be in use."""
-        free = self._ports.take(2 * len(programs))
+        """Starts all processes of programs, with new ports: old ones may still be in use.
+
+        Raises:
+          RunFailedError: too few ports are free.
+        """
+        free = self._free(2 * len(programs))
         elsewhere = self._settings.launch.elsewhere
         # The host of each program's first process, at which its other processes find it.
         hosts = [elsewhere.get(program, self._host) for program in programs]
@@ -248,7 +262,8 @@ class RunProcesses:
     def close(self) -> None:
         """Releases the ports and deletes the secret, after the processes have ended."""
         self._ports.close()
-        forget(self._workdir)
+        with contextlib.suppress(OSError):  # The next run replaces it.
+            forget(self._workdir)
 
 
 def _port(wanted: int, setting: str, free: int, host: str) -> int:

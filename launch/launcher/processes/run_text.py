@@ -128,7 +128,7 @@ def _alarms(run: RunRecords, settings: RunSettings, result: RunResult) -> list[s
     periods = alarms.history(run.metrics.lines, settings.alarm_limits)
     periods = [one for one in periods if one.alarm.name not in told]
     lines = alarms.describe(periods, run.last_step)
-    restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=run.restarts)
+    restarts = alarms.Evidence(alarms.AlarmLimits(), restarts=run.restart_lines.counts)
     return lines + [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
 
 

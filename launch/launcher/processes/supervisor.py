@@ -6,7 +6,6 @@ and the child ends itself.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
@@ -17,10 +16,15 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_sync.cluster import malloc
+from rl_sync.isolation.machine_limits import address_hint
 from rl_sync.isolation.process_limits import signal_group
+from rl_sync.launcher.processes.stack_dump import dump_stacks
+from rl_sync.roles.exit_status import ENDED, FAILED
 
 _LAST_LINES = 15
-_DUMP_SECS = 0.5
+_CRASH = "Fatal Python error: "
+_OUT_OF_MEMORY = (FAILED, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
+"""Exit statuses of processes that got no more memory, and of others."""
 
 
 class Process(Protocol):
@@ -95,9 +99,7 @@ class RoleProcess:
 
     def dump(self) -> None:
         """See `Process`."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._popen.pid, signal.SIGUSR1)
-        time.sleep(_DUMP_SECS)
+        dump_stacks(self._popen.pid, self.log)
 
     def terminate(self) -> None:
         """See `Process`."""
@@ -139,13 +141,41 @@ class Death:
             how = f"ended with exit status {self.status}"
         return f"{self.name} {how}"
 
-    def report(self, others: Sequence[Death]) -> str:
-        """Describes the death, with the end of the child's log and the log's path."""
+    def report(self, others: Sequence[Death], *, is_explained: bool = False) -> str:
+        """Describes the death, with the end of the child's log and the log's path.
+
+        Args:
+          others: deaths that followed.
+          is_explained: whether the reason is told already, so that the log is only named.
+        """
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         knock_on = "; after it " + ", ".join(map(str, others)) if others else ""
-        quoted = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
-        said = f" The last lines of its log:\n{quoted}" if lines else " Its log is empty."
-        return f"{self}{knock_on}.{said}\nThe whole log: {self.log}"
+        if is_explained:
+            said = ""
+        elif self.status == ENDED and (reason := _reason(self.name, lines)):
+            said = f" {reason}"
+        else:
+            quoted = "\n".join(f"  | {line}" for line in _telling(lines))
+            said = f" The last lines of its log:\n{quoted}" if lines else " Its log is empty."
+        hint = address_hint() if self.status in _OUT_OF_MEMORY else ""
+        return f"{self}{knock_on}.{hint}{said}\nThe whole log: {self.log}"
+
+
+def _reason(name: str, lines: Sequence[str]) -> str:
+    """Returns the reason for which a role has ended itself, from its log; empty without one."""
+    failed = f" ERROR {name.partition('/')[0]} failed: "
+    for at in reversed(range(len(lines))):
+        _, found, said = lines[at].partition(failed)
+        if found:
+            return "\n".join([said, *lines[at + 1 :]][:_LAST_LINES])
+    return ""
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    """Returns the end of a log; of a crash the lines before its stacks, which say why."""
+    crashes = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
+    end = crashes[-1] + 1 if crashes else len(lines)
+    return lines[max(0, end - _LAST_LINES) : end]
 
 
 def likeliest_first(deaths: Sequence[Death]) -> list[Death]:

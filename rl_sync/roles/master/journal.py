@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
 
 from rl_sync.isolation.record_json import given_fields, of_json, to_json
-from rl_sync.records.json_lines import RecordsError
+from rl_sync.records.json_lines import RecordsError, remedy
 from rl_sync.roles.master.events import (
     BatchTrained,
     Command,
@@ -354,5 +354,5 @@ def _write(file: BinaryIO, content: bytes) -> None:
 def _cannot_be_written(path: Path, error: OSError) -> RecordsError:
     return RecordsError(
         f"{path} cannot be written: {error.strerror or error}. The run relies on these records:"
-        " make room, and run it again."
+        f" {remedy(error)}, and run it again."
     )

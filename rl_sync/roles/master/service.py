@@ -651,6 +651,7 @@ class MasterServer:
             self._apply(Ticked(time.monotonic()))
             self._commit()
             usage.look()
+            self._accounts.look()
         usage.close()
 
 

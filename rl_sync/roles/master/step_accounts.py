@@ -9,9 +9,12 @@ from typing import Any
 from rl_sync.algorithms.screening import FAULTS
 from rl_sync.cluster.master_calls import Resumed, Trained
 from rl_sync.records import alarms
+from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.metrics_writer import MetricsWriter
+from rl_sync.records.outages import LostTime
 from rl_sync.records.run_totals import RunTotals
+from rl_sync.records.span_reader import SpanLines
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master import prompt_choice
 from rl_sync.roles.master.events import LEFT_OUT, LiveLease, Record
@@ -26,7 +29,7 @@ _NOT_SELECTED = frozenset((*FAULTS, LEFT_OUT))
 
 
 class StepAccounts:
-    """Measures the steps of a run; callers hold the master's lock.
+    """Measures the steps of a run; callers hold the master's lock, except for `look`.
 
     Args:
       settings: settings of the run.
@@ -46,6 +49,8 @@ class StepAccounts:
         self._totals.recall(memory.tokens, memory.told)
         self._totals.recall_spent(memory.spent)
         self._watch = alarms.Watch(settings.alarm_limits)
+        restarts, spans = RestartLines(settings.workdir), SpanLines(settings.workdir)
+        self._lost_watch, self._lost = LostTimeWatch(restarts, spans), LostTime()
         # Dropped for steps that are not trained yet.
         self._not_selected = [*memory.not_selected]
         self.reward, self.answered = memory.reward, memory.answered
@@ -78,6 +83,11 @@ class StepAccounts:
         for line in lines:
             self._watch.take(line)
         return lines
+
+    def look(self) -> None:
+        """Computes the time that the run has lost so far; callers need no lock."""
+        self._lost_watch.refresh()
+        self._lost = self._lost_watch.now()
 
     def spend(self, role: str, life: str, spent: Mapping[str, float]) -> None:
         """Records what a process has spent; see `RunTotals.spend`."""
@@ -124,6 +134,7 @@ class StepAccounts:
         judged = self._judging.metrics(generated, over, self._settings.trainer.group_size)
         prompts = prompt_choice.metrics(state, leases)
         metrics = {**call.metrics, **judged, **prompts, **self._totals.step(call.metrics)}
+        metrics |= self._lost.metrics()
         last = {"step": event.step, **call.metrics}
         if (mean := judged.get("reward_mean")) is not None:
             last["reward_mean"] = mean

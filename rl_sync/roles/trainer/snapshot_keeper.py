@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax
 from rl_sync.checkpoints.adapted_loading import load_adapted
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshots import (
+    SAVED_SECS,
     latest_snapshot,
     load_snapshot,
     newest_whole,
@@ -97,6 +99,7 @@ class SnapshotKeeper:
         metadata = {
             "position": self.session.call(AskPosition())._asdict(),
             "base_digest": self.parameters.base_digest(state.params),
+            SAVED_SECS: time.time(),
         }
         kept = state._replace(params=self.parameters.kept(state.params))
         needed = still_needed(
@@ -133,7 +136,8 @@ class SnapshotKeeper:
         Args:
           needed: snapshots that explorers may still need.
         """
-        keep = self.session.settings.checkpoint.keep
+        checkpoint = self.session.settings.checkpoint
+        keep, hours = checkpoint.keep, checkpoint.keep_every_hours
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
             save_snapshot(
                 self.directory,
@@ -142,6 +146,7 @@ class SnapshotKeeper:
                 metadata,
                 keep=keep,
                 kept=[*self._best(), *needed],
+                keep_every_secs=None if hours is None else hours * 3600,
                 processes=self.processes,
                 agree=self.session.agree,
             )

@@ -51,6 +51,14 @@ def test_a_directory_without_a_snapshot_is_refused(workdir, resumed):
     assert resumed == []
 
 
+def test_a_run_whose_batches_are_logged_from_its_start_needs_no_snapshot(
+    workdir, resumed, monkeypatch
+):
+    monkeypatch.setattr(resume, "counted_step", lambda at, settings: 7)
+    assert resume_with(f"--workdir={workdir}") == 0
+    assert [config["workdir"] for config in resumed] == [str(workdir)]
+
+
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not the work directory of a run"):
         resume_with(f"--workdir={tmp_path}")

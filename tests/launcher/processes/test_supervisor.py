@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
+from rl_sync.isolation import machine_limits
+from rl_sync.launcher.processes.supervisor import Death, RoleProcess, Supervisor
+from rl_sync.roles.exit_status import ENDED
 
 KILLED = -signal.SIGKILL
 
@@ -94,3 +96,30 @@ def test_a_child_that_hangs_leaves_its_stacks_in_its_log(tmp_path):
     death = supervisor.end_hung("trainer", "trainer hangs")
     assert (death.status, str(death)) == (KILLED, "trainer hangs")
     assert "in stuck_here" in log.read_text()
+
+
+def test_a_role_that_ended_itself_is_told_with_its_reason_alone(tmp_path):
+    log = tmp_path / "trainer.log"
+    lines = ["2026 INFO begins", "2026 ERROR trainer failed: It is full. Make room.", "And more."]
+    log.write_text("\n".join(lines) + "\n")
+    assert Death("trainer/1", ENDED, log).report([]) == (
+        "trainer/1 ended with exit status 5. It is full. Make room.\nAnd more.\n"
+        f"The whole log: {log}"
+    )
+
+
+def test_a_crash_is_told_by_what_was_logged_before_its_stacks(tmp_path):
+    log = tmp_path / "trainer.log"
+    log.write_text("LLVM ERROR: no memory!\nFatal Python error: Aborted\n\n" + "  a frame\n" * 30)
+    said = Death("trainer", -signal.SIGABRT, log).report([])
+    assert "  | LLVM ERROR: no memory!\n  | Fatal Python error: Aborted\n" in said
+    assert "a frame" not in said
+
+
+def test_a_limit_of_memory_is_told_of_a_process_that_may_have_met_it(tmp_path, monkeypatch):
+    log = tmp_path / "trainer.log"
+    log.write_text("RESOURCE_EXHAUSTED\n")
+    monkeypatch.setattr(machine_limits.resource, "getrlimit", lambda _: (3 << 30, 3 << 30))
+    limited = "is limited to 3,072 MiB here: raise it"
+    assert limited in Death("trainer", -signal.SIGABRT, log).report([])
+    assert limited not in Death("trainer", -signal.SIGKILL, log).report([])

@@ -41,6 +41,7 @@ from rl_sync.isolation.codec import decode, encode
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.run_outcome import read_outcome, read_versions
+from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles.master.evaluations import EvaluationResult
 from rl_sync.roles.master.events import (
     BatchTrained,
@@ -57,6 +58,8 @@ from rl_sync.roles.master.events import (
 )
 from rl_sync.roles.master.service import MasterServer
 from rl_sync.settings.config_reading import read_settings
+from rl_sync.workdir import Workdir
+from tests.page.small_run import append
 from tests.records.full_disk import files_of_at_most
 from tests.roles.master.test_unsolved import CHECKPOINT
 from tests.settings.changed import settings_with
@@ -423,3 +426,24 @@ def test_the_report_of_a_step_is_answered_with_the_judgements_of_what_is_recorde
     judgements = master(Trained(BatchTrained(1, (one, other)), metrics, {}, [other, 99]))
     assert (judgements.counts, judgements.scores) == ([1, 0], [0.0])
     assert decode(encode(judgements)) == judgements
+
+
+def test_the_metrics_of_a_step_have_the_time_that_deaths_cost(program, master, tmp_path):
+    fill(master)
+    master(Trained(BatchTrained(1, tuple(range(64))), {}, {}))
+    at = Workdir(tmp_path)
+    for role, kind, starts in (
+        ("explorer1", SpanKind.ROLLOUT, (100.0,)),
+        ("trainer", SpanKind.TRAIN, (105.0, 130.0, 149.0)),
+    ):
+        lines = [Span(role, kind, one, one + 1).to_json() for one in starts]
+        append(at.spans_of(role), *lines)
+    append(at.restarts, {"time": 120.0, "role": "trainer", "why": "killed"})
+    program._accounts.look()
+    fill(master)
+    master(Trained(BatchTrained(2, tuple(range(64, 128))), {}, {}))
+    first, second = read_metrics(tmp_path, "rl")
+    assert (first["run/effective_share"], first["run/failures"]) == (1.0, 0.0)
+    assert "run/secs_per_failure" not in first
+    assert (second["run/effective_share"], second["run/failures"]) == (0.8, 1.0)
+    assert second["run/secs_per_failure"] == 10.0
