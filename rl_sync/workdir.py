@@ -179,6 +179,11 @@ class Workdir:
         return self._at("usage")
 
     @property
+    def memory(self) -> Path:
+        """Path of the folder of snapshots in memory; see `rl_sync.checkpoints.memory_tier`."""
+        return self._at("snapshots_in_memory")
+
+    @property
     def chaos(self) -> Path:
         """Disturbances that the command `chaos` has made."""
         return self._at("chaos.jsonl")
@@ -201,7 +206,7 @@ class Workdir:
     @property
     def of_attempt(self) -> tuple[Path, ...]:
         """Files that one attempt at a run leaves, and that the next attempt moves aside."""
-        state = (self.snapshots, self.batches, self.weights, self.replay, self.journal)
+        state = (self.snapshots, self.memory, self.batches, self.weights, self.replay, self.journal)
         folders = (self.logs, self.spans, self.usage)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.published)
         others = (self.judgements, self.rollouts, self.restarts, self.backends, self.chaos)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from rl_sync.checkpoints.batch_log import BatchLog
+from rl_sync.checkpoints.memory_tier import memory_folder
 from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError
@@ -140,6 +141,14 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 save_buffer=replay.checkpoint if replay.may_restart else None,
                 processes=resources.processes,
                 on_saved=sft.forget,
+                memory=(
+                    session.agree(
+                        "memory folder",
+                        lambda: memory_folder(workdir, settings.checkpoint.memory_directory),
+                    )
+                    if settings.checkpoint.memory_every_steps
+                    else None
+                ),
             ),
             processes=resources.processes,
             demonstrations=demonstrations_of(settings, task),

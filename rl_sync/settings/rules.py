@@ -761,6 +761,13 @@ RULES: dict[str, Rule] = {
         " explorers may evaluate a version of which there is no snapshot. Use"
         " evaluation.by=trainer.",
     ),
+    "checkpoint.memory_every_steps, launch.hosts": lambda s: require(
+        not s.checkpoint.memory_every_steps
+        or not any(name.startswith("trainer/") for name in s.launch.elsewhere),
+        f"checkpoint.memory_every_steps={s.checkpoint.memory_every_steps} writes to the memory of"
+        f" one machine, and launch.hosts={s.launch.hosts} puts the trainer's processes on several:"
+        " leave out one of them.",
+    ),
     # Values that processes and devices cannot share; last, values that make no model.
     "launch.hosts, launch.host": lambda s: require(
         not s.launch.elsewhere or bool(s.launch.host),

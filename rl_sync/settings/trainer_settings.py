@@ -99,6 +99,17 @@ class SnapshotSettings:
         above=0,
         implied="none is kept for its age",
     )
+    memory_every_steps: int = setting(
+        0,
+        "Trainer steps between two snapshots in memory, from which a trainer that is started again"
+        " goes on sooner; 0 for none. See reliability.md.",
+        least=0,
+    )
+    memory_directory: str = setting(
+        "/dev/shm",
+        "Folder in memory for these snapshots, on the trainer's machine. One that is another"
+        " machine's memory outlives the trainer's.",
+    )
     best: str | None = setting(
         None,
         "Metric of evaluations, such as accuracy or pass@8: a snapshot is also taken at each"

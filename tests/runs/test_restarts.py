@@ -114,6 +114,32 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
     "given",
     [
         pytest.param(
+            flags("synchronous", transfer="server"), marks=pytest.mark.gate, id="synchronous"
+        ),
+        pytest.param(
+            flags("custom", interval=2, offset=3, transfer="checkpoint"),
+            marks=pytest.mark.slow,
+            id="three steps ahead",
+        ),
+    ],
+)
+def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
+    """It does few steps again, and so comes to the same bits sooner."""
+    given = (*given, f"--config.trainer.steps={STEPS}", "--config.checkpoint.every_steps=0")
+    run = disturbed(started, "trainer", (*given, "--config.checkpoint.memory_every_steps=2"))
+    assert_each_step_once(run)
+    assert run.digest == runs.get(EMBEDDED, *given).digest
+    again = run.spans(SpanKind.TRAIN_AGAIN, role="trainer")
+    assert len(again) < 19, "it began at step 0 after the second death"
+    inside = [span.attributes.get("tier") for span in run.spans(SpanKind.SNAPSHOT)]
+    assert inside.count("memory") > 3
+    assert not run.workdir.memory.exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(
             flags("asynchronous", transfer="checkpoint"), marks=pytest.mark.gate, id="checkpoint"
         ),
         *(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+from rl_sync.checkpoints.memory_tier import remove_memory_folder
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import check_own
 from rl_sync.cluster.master_calls import (
@@ -136,6 +137,7 @@ class LocalRun:
             for role in [*self._away]:
                 self._record_restart(role, None)
             self._processes.close()
+            remove_memory_folder(self._workdir)
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -141,6 +141,16 @@ class SaveSnapshot:
 
 
 @dataclasses.dataclass(frozen=True)
+class SaveInMemory:
+    """Saves the state after a step in memory, unless the one before is still being written.
+
+    It outlives the trainer's process, not its machine.
+    """
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluateStep:
     """Evaluates the policy after a step."""
 
@@ -182,6 +192,7 @@ TrainerCommand = (
     | PublishVersion
     | ServeWeights
     | SaveSnapshot
+    | SaveInMemory
     | EvaluateStep
     | GiveGroupsBack
     | BeginEnd
@@ -213,7 +224,7 @@ class Begun:
 
     Attributes:
       known: the run so far; None if no trainer has begun it.
-      snapshots: steps of its snapshots, in order.
+      snapshots: steps of its snapshots, in order; in a run that goes on, also of those in memory.
       reaches: for 0 and each of these steps, the last step that the log leads to. It matters only
         in a run that was begun.
     """
@@ -301,6 +312,7 @@ class TrainerPlan:
       schedule: sync schedule; where it counts from is known once the trainer begins.
       steps: number of trainer steps of the run.
       save_every_steps: trainer steps between two snapshots; 0 for one at the end only.
+      memory_every_steps: trainer steps between two snapshots in memory; 0 for none.
       evaluate_every_steps: trainer steps between two evaluations by the trainer; 0 for those of the
         first and the last policy only.
       saves_evaluated: whether a snapshot is saved before each evaluation, so that the best is kept.
@@ -309,6 +321,7 @@ class TrainerPlan:
     schedule: SyncSchedule
     steps: int
     save_every_steps: int = 0
+    memory_every_steps: int = 0
     evaluate_every_steps: int = 0
     saves_evaluated: bool = False
 
@@ -459,6 +472,8 @@ def _after_step(state: TrainerControl) -> TrainerOutcome:
             commands.append(AwaitReports())
         if saves:
             commands.append(SaveSnapshot(step, waits=False))
+        elif _is_due(step, plan.memory_every_steps):
+            commands.append(SaveInMemory(step))
         if evaluates:
             commands.append(EvaluateStep(step))
     return _next(state, commands)

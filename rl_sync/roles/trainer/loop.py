@@ -119,6 +119,7 @@ class TrainerLoop:
             settings.schedule,
             settings.trainer.steps,
             save_every_steps=settings.checkpoint.every_steps,
+            memory_every_steps=settings.checkpoint.memory_every_steps,
             evaluate_every_steps=(
                 0 if settings.evaluates_on_explorers else settings.evaluation.every_steps
             ),
@@ -223,6 +224,8 @@ class TrainerLoop:
                 self._ends.serve()
             case control.SaveSnapshot(_, waits):
                 self.snapshots.save(self._state, self._control.plan.schedule, waits=waits)
+            case control.SaveInMemory():
+                self.snapshots.save_in_memory(self._state, self._control.plan.schedule)
             case control.EvaluateStep(step):
                 self.evaluator.hand_in(self._state.params, self._moment(step), step)
             case control.GiveGroupsBack(reason):
@@ -274,6 +277,7 @@ class TrainerLoop:
         if self._control.step == self.session.settings.trainer.steps:
             await_evaluations(self.session)
         self.session.call(Report(RunResult(digest=digest(self._state.params))))
+        self.snapshots.forget_memory()
 
     @property
     def _groups(self) -> GroupSource:

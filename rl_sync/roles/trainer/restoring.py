@@ -48,9 +48,9 @@ class StateRestorer:
     def look(self) -> Begun:
         """Returns what an earlier trainer has left behind, and what the master knows of it."""
         self._progress = progress = self.session.call(AskProgress())
-        found = tuple(self.snapshots.steps())
         if progress is None:
-            return Begun(snapshots=found)
+            return Begun(snapshots=tuple(self.snapshots.steps()))
+        found = tuple(self.snapshots.steps(in_memory=True))
         counted = progress.step
         log = self.log if self.session.leads else None
         if log is not None and progress.drops_buffered:
@@ -91,9 +91,10 @@ class StateRestorer:
     def announce_beginning(self, step: int) -> None:
         """Tells the master that the run begins after a step.
 
-        Batches of later steps are deleted before: a trainer that dies now must not take them for
-        those of this run.
+        Batches of later steps and snapshots in memory are deleted before: a trainer that dies now
+        must not take them for those of this run.
         """
+        self.snapshots.forget_memory()
         if self.log is not None and self.session.leads:
             self.log.forget_after(step)
         self.session.call(TrainerReady(self._position))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,6 +17,7 @@ from rl_sync.checkpoints.adapted_loading import load_adapted
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshots import (
     SAVED_SECS,
+    SnapshotError,
     latest_snapshot,
     load_snapshot,
     newest_whole,
@@ -55,6 +57,7 @@ class SnapshotKeeper:
       save_buffer: writes a checkpoint of the replay buffer; None if there is none.
       on_saved: called once a snapshot is written.
       processes: the trainer's processes, by their indices in their cluster.
+      memory: folder of the snapshots in memory; None if there are none.
     """
 
     session: Session
@@ -65,18 +68,26 @@ class SnapshotKeeper:
     save_buffer: Callable[[], object] | None
     processes: Sequence[int]
     on_saved: Callable[[], None] = lambda: None
+    memory: Path | None = None
     _writer: ThreadPoolExecutor = dataclasses.field(
         default_factory=lambda: ThreadPoolExecutor(1, "snapshots")
     )
     _writing: Future[None] | None = None
+    _remembering: Future[None] | None = None
 
     def latest(self) -> int | None:
         """Returns the step of the newest snapshot, None if there is none."""
         return self.session.agree("latest snapshot", lambda: latest_snapshot(self.directory))
 
-    def steps(self) -> list[int]:
-        """Returns the steps of the snapshots, in order."""
-        return self.session.agree("snapshots", lambda: snapshot_steps(self.directory))
+    def steps(self, *, in_memory: bool = False) -> list[int]:
+        """Returns the steps of the snapshots on disk, or with `in_memory` of all, in order."""
+        memory = self.memory if in_memory else None
+
+        def found() -> list[int]:
+            remembered = [] if memory is None else snapshot_steps(memory)
+            return sorted({*snapshot_steps(self.directory), *remembered})
+
+        return self.session.agree("snapshots", found)
 
     def save(self, state: TrainState, schedule: SyncSchedule, *, waits: bool) -> None:
         """Saves a state, unless the newest snapshot is of its step already.
@@ -111,6 +122,67 @@ class SnapshotKeeper:
             with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
                 copied = on_host(kept)
             self._writing = self._writer.submit(self._write_alone, step, copied, metadata, needed)
+
+    def save_in_memory(self, state: TrainState, schedule: SyncSchedule) -> None:
+        """Saves a state in memory, unless the one before is still being written.
+
+        A trainer of one process only waits for a copy of the state. If the memory is full, the run
+        goes on without these snapshots.
+        """
+        if self.memory is None:
+            return
+        busy = [one for one in (self._writing, self._remembering) if one and not one.done()]
+        step = int(state.step)
+        if busy or not bool(_all_finite(state.params)):
+            return
+        metadata = {"base_digest": self.parameters.base_digest(state.params)}
+        kept = state._replace(params=self.parameters.kept(state.params))
+        needed = still_needed(
+            schedule, step, snapshot_steps(self.memory), self.session.settings.trainer.steps
+        )
+        with self.session.spans.span(SpanKind.SNAPSHOT, step=step, tier="memory"):
+            if len(self.processes) > 1:
+                self._remember(step, kept, metadata, needed)
+                return
+            copied = on_host(kept)
+        self._remembering = self._writer.submit(
+            self._remember_alone, step, copied, metadata, needed
+        )
+
+    def _remember_alone(
+        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
+    ) -> None:
+        with self.session.alone():
+            self._remember(step, state, metadata, needed)
+
+    def _remember(
+        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
+    ) -> None:
+        assert self.memory is not None
+        try:
+            save_snapshot(
+                self.memory,
+                step,
+                state,
+                metadata,
+                keep=1,
+                kept=needed,
+                processes=self.processes,
+                agree=self.session.agree,
+            )
+        except SnapshotError as error:
+            self.memory = None
+            _log.warning("There are no more snapshots in memory. %s", error)
+
+    def forget_memory(self) -> None:
+        """Deletes the snapshots in memory."""
+        if self._remembering is not None:
+            wait([self._remembering])
+        memory = self.memory
+        if memory is not None:
+            self.session.agree(
+                "forget the memory", lambda: shutil.rmtree(memory, ignore_errors=True)
+            )
 
     def _settle(self) -> None:
         """Waits until the last snapshot is written."""
@@ -157,13 +229,25 @@ class SnapshotKeeper:
         self.on_saved()
 
     def load(self, step: int) -> TrainState:
-        """Returns the state of a snapshot.
+        """Returns the state of a snapshot, from memory if it is there.
 
         Raises:
           SnapshotError: it is damaged.
         """
+        if self.memory is not None and step in self.session.agree(
+            "in memory", lambda: snapshot_steps(self.memory or self.directory)
+        ):
+            try:
+                return self._load(self.memory, step)
+            except SnapshotError as error:
+                if step not in self.steps():
+                    raise
+                _log.warning("%s The one on disk is used.", error)
+        return self._load(self.directory, step)
+
+    def _load(self, directory: Path, step: int) -> TrainState:
         _, state, metadata = load_snapshot(
-            self.directory, step, self._abstract(), self.processes, self.session.agree
+            directory, step, self._abstract(), self.processes, self.session.agree
         )
         return self._completed(state, metadata)
 

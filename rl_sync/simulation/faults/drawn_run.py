@@ -69,7 +69,8 @@ class DrawnRun:
       style: `whole` rollouts, rollouts that leave groups to the next (`carry`), or `stream`.
       swaps: whether weights may change while completions are in flight.
       transfer: `server` or `checkpoint`: weights in the trainer's memory, or in files.
-      save_every_steps, keep, evaluate_every_steps: see `TrainerPlan`.
+      save_every_steps, memory_every_steps, evaluate_every_steps: see `TrainerPlan`.
+      keep: number of newest snapshots that are kept.
       kinds: kinds of faults that happen.
       faults: faults at certain times or commands, in any order.
     """
@@ -86,6 +87,7 @@ class DrawnRun:
     transfer: str
     save_every_steps: int
     keep: int
+    memory_every_steps: int
     evaluate_every_steps: int
     kinds: frozenset[str]
     faults: tuple[DrawnFault, ...]
@@ -108,7 +110,8 @@ class DrawnRun:
             f"seed {self.seed}: {how}, bound {schedule.staleness_bound}, {self.steps} steps of"
             f" {self.groups_per_step} groups, {self.explorers} explorers ({self.style}, swaps"
             f" {self.swaps}, {self.groups} groups each), {self.transfer} transfer, groups sampled"
-            f" {self.times_sampled} times, snapshots every {self.save_every_steps} steps"
+            f" {self.times_sampled} times, snapshots every {self.save_every_steps} steps,"
+            f" in memory every {self.memory_every_steps}"
         )
 
 
@@ -138,6 +141,7 @@ def draw(seed: int) -> DrawnRun:
         transfer=chance.choice(("server", "checkpoint")),
         save_every_steps=chance.choice((1, 2, 3)),
         keep=chance.choice((1, 2)),
+        memory_every_steps=random.Random(f"memory {seed}").choice((0, 1, 2)),
         evaluate_every_steps=0 if exact else chance.choice((0, 0, 2)),
         kinds=frozenset(),
         faults=(),

@@ -7,6 +7,7 @@ and a snapshot written, all at the same time.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import random
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from rl_sync.roles.trainer.control import (
 )
 from rl_sync.roles.trainer.origins import first_logged, still_needed
 from rl_sync.schedule import SyncSchedule
+from rl_sync.simulation.faults.disk import DiskFullError
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY
 from rl_sync.simulation.faults.invariants import (
     BrokenRuleError,
@@ -48,6 +50,9 @@ from rl_sync.simulation.faults.weights_store import Offer, WeightsStore
 from rl_sync.weights.deltas.artifact import HeldVersion
 
 WAIT_SECS = 300.0
+MEMORY = "memory-"
+"""First letters of the names of snapshots in memory, which an outage deletes."""
+
 _POLL_SECS = 0.5
 _DRAINED_AT_ONCE = 8
 _COMPARE_SECS = 3.0
@@ -86,6 +91,7 @@ class SimulatedTrainer(SimulatedProcess):
             run.schedule,
             run.steps,
             save_every_steps=run.save_every_steps,
+            memory_every_steps=run.memory_every_steps,
             evaluate_every_steps=run.evaluate_every_steps,
         )
         self._chance = random.Random(f"{run.seed} trainer {self.life}")
@@ -168,8 +174,9 @@ class SimulatedTrainer(SimulatedProcess):
             case control.AbandonRun(counted):
                 raise BrokenRuleError(f"no snapshot and log lead to step {counted}")
             case control.AnnounceBeginning():
-                for name in (*disk.names("log-"), *disk.names("taken-")):
-                    disk.delete(name)
+                for prefix in ("log-", "taken-", MEMORY):
+                    for name in disk.names(prefix):
+                        disk.delete(name)
                 self.call(MASTER, BeginRun(), lambda _: self._report(control.Announced()))
             case control.AnnounceGoingOn():
                 self._report(control.Announced())
@@ -202,6 +209,9 @@ class SimulatedTrainer(SimulatedProcess):
             case control.SaveSnapshot(step, waits):
                 save = functools.partial(self._save, step, waits)
                 self._once(lambda: not self._is_saving, save)
+            case control.SaveInMemory(step):
+                remember = functools.partial(self._remember, step)
+                self._once(lambda: self._computed >= step, remember)
             case control.EvaluateStep():
                 self.after(self._takes(0.1, 0.5), self._proceed)
             case control.GiveGroupsBack(reason):
@@ -215,13 +225,18 @@ class SimulatedTrainer(SimulatedProcess):
     # Starting.
 
     def _look(self, counted: int | None) -> None:
-        snapshots = tuple(self._snapshots())
-        known = None if counted is None else KnownRun(0, counted)
+        known, remembered = None, set[int]()
+        if counted is not None:
+            known, remembered = KnownRun(0, counted), {*self._remembered()}
+        snapshots = tuple(sorted({*self._snapshots(), *remembered}))
         reaches = {step: self._reach(step) for step in (0, *snapshots)}
         self._report(control.Begun(known, snapshots, reaches))
 
     def _snapshots(self) -> list[int]:
         return [int(name.split("-")[1]) for name in self.world.disk.names("snapshot-")]
+
+    def _remembered(self) -> list[int]:
+        return [int(name.split("-")[1]) for name in self.world.disk.names(MEMORY)]
 
     def _reach(self, step: int) -> int:
         while self.world.disk.read(_log_name(step + 1)):
@@ -231,7 +246,8 @@ class SimulatedTrainer(SimulatedProcess):
     def _restored(self, step: int) -> None:
         event: control.TrainerEvent = control.Restored(step)
         if step:
-            saved = self.world.disk.read(_snapshot_name(step))
+            disk = self.world.disk
+            saved = disk.read(f"{MEMORY}{step:04d}") or disk.read(_snapshot_name(step))
             if saved:
                 self._versions = {step: saved[0]}
             else:
@@ -513,6 +529,30 @@ class SimulatedTrainer(SimulatedProcess):
             self._once(lambda: not self._is_saving, self._proceed)
         else:
             self.after(self._takes(0.01, 0.1), self._proceed)
+
+    def _remember(self, step: int) -> None:
+        """Saves a snapshot in memory, unless another is being written."""
+        if not self._is_saving:
+            needed = still_needed(
+                self.world.run.schedule, step, self._remembered(), self.world.run.steps
+            )
+            weights = self._versions[step]
+            self._is_saving = True
+            write = functools.partial(self._write_memory, step, weights, needed)
+            self.after(self._takes(0.01, 0.1), write)
+        self.after(self._takes(0.0, 0.05), self._proceed)
+
+    def _write_memory(self, step: int, weights: int, needed: Sequence[int]) -> None:
+        self.command("write to memory")
+        disk = self.world.disk
+        with contextlib.suppress(DiskFullError):  # The run goes on without it.
+            disk.write(self.name, f"{MEMORY}{step:04d}", [weights])
+            disk.flush(f"{MEMORY}{step:04d}")  # Only an outage deletes it.
+            for old in self._remembered():
+                if old != step and old not in needed:
+                    disk.delete(f"{MEMORY}{old:04d}")
+        self._is_saving = False
+        self._look_again()
 
     def flush(self, name: str) -> None:
         """Makes a file durable before it gets its name."""

@@ -19,7 +19,7 @@ from rl_sync.simulation.faults.master_process import ExplorerLost, SimulatedMast
 from rl_sync.simulation.faults.network import SimulatedNetwork
 from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import SimulatedReplay
-from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
+from rl_sync.simulation.faults.trainer_process import MEMORY, SimulatedTrainer
 
 PROGRESS_SECS = 250.0
 """Time after the last fault within which the run has to end."""
@@ -204,6 +204,8 @@ class World:
         del at
         self.note(name, f"{kind.upper()} for {secs:.1f} s")
         if kind == "outage":
+            for file in self.disk.names(MEMORY):
+                self.disk.delete(file)
             for process in self.processes.values():
                 if process.is_alive and process is not self._launcher:
                     self.kill(process, "no power")

@@ -25,6 +25,7 @@ from rl_sync.roles.trainer.control import (
     Restore,
     Restored,
     RestoreNewest,
+    SaveInMemory,
     SaveSnapshot,
     ServeWeights,
     StartingPoint,
@@ -190,6 +191,14 @@ def test_before_an_evaluation_a_snapshot_is_saved_if_the_best_is_kept():
     at = done.index(EvaluateStep(3))
     assert done[at - 2 : at] == [AwaitReports(), SaveSnapshot(3, False)]
     assert SaveSnapshot(3, False) not in executed(TrainerPlan(LATEST, 4, evaluate_every_steps=3))
+
+
+def test_between_snapshots_on_disk_there_are_some_in_memory():
+    plan = TrainerPlan(LATEST, steps=6, save_every_steps=4, memory_every_steps=2)
+    done = executed(plan)
+    assert chosen(done, SaveSnapshot, SaveInMemory) == [
+        *(SaveInMemory(2), SaveSnapshot(4, False), SaveSnapshot(6, True))
+    ]
 
 
 def test_an_evaluation_that_was_made_is_not_made_again():
