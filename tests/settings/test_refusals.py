@@ -489,6 +489,18 @@ EXAMPLES = {
     "checkpoint.best, evaluation.by": [
         (ASYNCHRONOUS | BEST | {"evaluation__by": "explorers"}, "Use evaluation.by=trainer"),
     ],
+    "checkpoint.memory_every_steps, launch.hosts": [
+        (
+            HOST
+            | {
+                "trainer__processes": 2,
+                "trainer__mesh__data": 2,
+                "launch__hosts": "trainer/1=10.0.0.2",
+                "checkpoint__memory_every_steps": 2,
+            },
+            "checkpoint.memory_every_steps=2 writes to the memory of one machine",
+        ),
+    ],
     "launch.hosts, launch.host": [
         ({"launch__hosts": "explorer1=10.0.0.2"}, "=10.0.0.2 needs launch.host"),
     ],
