@@ -373,7 +373,7 @@ def calls_table(counts: Sequence[int], repeats: int, secs: float) -> str:
     }
     heads = [*found[counts[0]][0]]
     rows = [
-        [head.strip(), *(spread([one[head] for one in found[count]], number) for count in counts)]
+        [head, *(spread([one[head] for one in found[count]], number) for count in counts)]
         for head in heads
     ]
     return table(["explorers", *map(str, counts)], rows)

@@ -309,9 +309,9 @@ def figures(found: Answers) -> dict[str, float]:
     """Returns the figures of the table, by the heads of its rows."""
     return {
         "signs of life a second": found.life.calls / found.life.secs,
-        "CPU of the master for one, µs": 1e6 * found.life.cpu_secs / found.life.calls,
+        "CPU for a sign of life, µs": 1e6 * found.life.cpu_secs / found.life.calls,
         "calls for work a second": found.work.calls / found.work.secs,
-        "CPU of the master for one, µs ": 1e6 * found.work.cpu_secs / found.work.calls,
+        "CPU for a call for work, µs": 1e6 * found.work.cpu_secs / found.work.calls,
         "all wait: median answer, ms": 1e3 * statistics.median(found.beat_secs),
         "all wait: slowest answer, ms": 1e3 * max(found.beat_secs),
         "publication until all have work, s": found.woken_secs,
