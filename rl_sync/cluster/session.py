@@ -26,11 +26,23 @@ from rl_sync.role_names import process_name
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
-HEARTBEAT_SECS = 0.5
+_LEAST_HEARTBEAT_SECS, _MOST_HEARTBEAT_SECS = 0.5, 2.0
+_HEARTBEATS_A_SECOND = 500
 _RETRY_SECS = 0.1
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def heartbeat_secs(explorers: int) -> float:
+    """Returns the seconds between two heartbeats of a process.
+
+    Half a second, and longer with more than 250 explorers, so that the master gets 500 heartbeats a
+    second, of which each takes it up to half a millisecond. Two seconds at most: after five seconds
+    of silence a process is named in errors.
+    """
+    secs = explorers / _HEARTBEATS_A_SECOND
+    return min(_MOST_HEARTBEAT_SECS, max(_LEAST_HEARTBEAT_SECS, secs))
 
 
 class RunStoppedError(Exception):
@@ -183,7 +195,7 @@ class Session:
     def _beat(self) -> None:
         lost_since = None
         usage = UsageRecorder(Workdir(self.settings.workdir).usage / f"{self.name}.jsonl")
-        while not self._closed.wait(HEARTBEAT_SECS):
+        while not self._closed.wait(heartbeat_secs(self.settings.explorers)):
             usage.look()
             try:
                 sign = Heartbeat(
@@ -223,7 +235,7 @@ class Session:
     def close(self) -> None:
         """Stops the heartbeats and closes the spans."""
         self._closed.set()
-        self._heart.join(timeout=2 * HEARTBEAT_SECS)
+        self._heart.join(timeout=2 * _LEAST_HEARTBEAT_SECS)
         self.spans.close()
         self._master.close()
 

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from rl_sync.cluster.heartbeats import Silence
+from rl_sync.cluster.heartbeats import SILENT_SECS, Silence
 from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, PeerGoneError, RpcServer
 from rl_sync.cluster.secret import secret_of
-from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.cluster.session import RunStoppedError, Session, heartbeat_secs
 from rl_sync.cluster.team import Team
 from rl_sync.records.spans import SpanKind
 from tests.cluster.memory_session import MemorySession
@@ -89,6 +89,12 @@ def test_every_process_of_a_program_gives_signs_of_life_until_it_leaves(session,
     first.close()
     second.close()
     assert master.left == ["explorer1", "explorer1/1"]
+
+
+def test_the_master_gets_no_more_heartbeats_a_second_from_many_explorers():
+    assert [heartbeat_secs(count) for count in (0, 1, 250)] == [0.5, 0.5, 0.5]
+    assert [count / heartbeat_secs(count) for count in (250, 600, 1000)] == [500, 500, 500]
+    assert heartbeat_secs(10_000) == 2.0 < SILENT_SECS
 
 
 def test_a_wait_that_is_too_long_names_who_gives_no_sign_of_life(session):

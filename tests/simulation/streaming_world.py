@@ -20,7 +20,7 @@ from rl_sync.roles.master.events import (
     BatchRequested,
     BatchTrained,
     ExplorerDied,
-    ExplorerSeen,
+    ExplorersSeen,
     Finish,
     GrantLeases,
     GroupsBuffered,
@@ -169,7 +169,7 @@ class World:
         self.tell(Ticked(now))
         for one in self.explorers:
             if now >= one.silent_until:
-                self.tell(ExplorerSeen(one.number, now))
+                self.tell(ExplorersSeen({one.number: now}))
         self.queue.after(1.0, self.tick)
 
     def answer(self, call):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rl_sync.roles.master.events import BatchRequested, GrantBatch, LiveLease, MasterSettings
 from rl_sync.roles.master.state import MasterState, Outcome
@@ -33,7 +33,8 @@ def deadline_of(settings: MasterSettings, version: int) -> int:
 def room_by_deadline(state: MasterState, version: int) -> int:
     """Returns the number of groups that may begin with a version; below 0 if there are too many."""
     begun = deadline_of(state.settings, version)
-    places = _places(state, _waiting(state), _taken_steps(state), [begun])
+    due = _due(state, state.waiting_versions)
+    places = _places(state, due, state.taken_steps, [begun])
     return min(free for step, free in places if step >= begun)
 
 
@@ -88,24 +89,32 @@ def _leaves_enough_places(
         deadline_of(state.settings, lease.version) for lease in left if lease.lease_id not in here
     ]
     first = min(awaited, default=state.settings.steps + 1)
-    return all(free >= 0 for at, free in _places(state, left, step) if at >= first)
+    due = _due(state, collections.Counter(lease.version for lease in left))
+    return all(free >= 0 for at, free in _places(state, due, step) if at >= first)
+
+
+def _due(state: MasterState, versions: Mapping[int, int]) -> collections.Counter[int]:
+    """Returns the number of groups by deadline, from that by version."""
+    due = collections.Counter[int]()
+    for version, count in versions.items():
+        due[deadline_of(state.settings, version)] += count
+    return due
 
 
 def _places(
     state: MasterState,
-    leases: Iterable[LiveLease],
+    due: collections.Counter[int],
     taken_steps: int,
     more: Sequence[int] = (),
 ) -> Iterator[tuple[int, int]]:
     """Yields each deadline, in order, and the places that groups leave free up to that step.
 
     Args:
+      due: number of groups that wait, by deadline.
       taken_steps: last step whose batch is taken.
       more: further steps to yield.
     """
-    settings = state.settings
-    due = collections.Counter(deadline_of(settings, lease.version) for lease in leases)
-    groups = 0
+    settings, groups = state.settings, 0
     for step in sorted({*due, *more}):
         groups += due[step]
         yield step, (step - taken_steps) * settings.groups_per_step - groups
@@ -114,8 +123,3 @@ def _places(
 def _waiting(state: MasterState) -> list[LiveLease]:
     """Returns the leases whose groups no batch has: under way, in judging, or in the buffer."""
     return [lease for lease in state.live.values() if not lease.taken]
-
-
-def _taken_steps(state: MasterState) -> int:
-    """Returns the last step whose batch is taken."""
-    return max([state.trained_steps, *(lease.taken for lease in state.live.values())])

@@ -291,11 +291,14 @@ class VersionPublished(NamedTuple):
     version: int
 
 
-class ExplorerSeen(NamedTuple):
-    """A heartbeat of an explorer, which renews its leases."""
+class ExplorersSeen(NamedTuple):
+    """Heartbeats of explorers, which renew their leases.
 
-    explorer: int
-    now_secs: float
+    Attributes:
+      seen_secs: time of the last heartbeat of each explorer, by its number.
+    """
+
+    seen_secs: Mapping[int, float]
 
 
 class ExplorerDied(NamedTuple):
@@ -348,7 +351,7 @@ Event = (
     | BatchTrained
     | GroupsRefused
     | VersionPublished
-    | ExplorerSeen
+    | ExplorersSeen
     | ExplorerDied
     | Ticked
     | LeasesExpired

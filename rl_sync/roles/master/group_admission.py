@@ -51,7 +51,9 @@ def admit(state: MasterState, event: GroupsJudged) -> Outcome:
         else:
             admitted.append(lease_id)
             out_of_attempts.setdefault(fault, []).append(lease)
-    known = {i for i, lease in state.live.items() if lease.is_admitted} | {*state.turned_down}
+    told_of = {i for i, _ in event.judged} | {one.lease_id for one in event.failed}
+    known = {i for i in told_of if (lease := state.live.get(i)) and lease.is_admitted}
+    known |= {*state.turned_down}
     state, told = _tell(state, [one for one in event.failed if one.lease_id not in known])
     commands: list[Command] = [Admit(tuple(admitted)), *told]
     state = _marked(state, [i for i in admitted if i in state.live and i not in known])

@@ -26,7 +26,7 @@ from rl_sync.roles.master.events import (
     BatchTrained,
     Command,
     Event,
-    ExplorerSeen,
+    ExplorersSeen,
     LeasesExpired,
     MasterSettings,
     Record,
@@ -102,7 +102,7 @@ def lasting(before: MasterState, after: MasterState, event: Event, commands: Seq
       before, after: states before and after the event.
       commands: commands of the transition.
     """
-    if after is before or isinstance(event, ExplorerSeen):
+    if after is before or isinstance(event, ExplorersSeen):
         return None
     if isinstance(event, Ticked):
         records = (command for command in commands if isinstance(command, Record))

@@ -41,7 +41,7 @@ from rl_sync.roles.master.events import (
     BatchRequested,
     Event,
     ExplorerDied,
-    ExplorerSeen,
+    ExplorersSeen,
     Finish,
     GrantBatch,
     GrantEvaluation,
@@ -81,6 +81,8 @@ from rl_sync.workdir import Workdir
 
 _TICK_SECS = 0.5
 _PENDING_CALLS = 64  # Calls in progress at once, in threads that mostly wait.
+_FEWEST_THREADS, _THREADS_EACH, _MOST_THREADS = 32, 2, 2048
+"""Threads for calls: each explorer that waits for work, a version or scores occupies one or two."""
 _SFT, _RL = "sft", "rl"
 T = TypeVar("T")
 
@@ -127,6 +129,7 @@ class MasterServer:
         self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
         self._deaths = collections.Counter[int]()  # Of each explorer.
+        self._seen_secs: dict[int, float] = {}  # Heartbeats since the last tick, by explorer.
         self.closed = threading.Event()
         with self._changed:  # The trial of the reward, in a thread, may fail at once.
             self._judging = wiring.judging(
@@ -285,8 +288,8 @@ class MasterServer:
         for call in handed:
             self._evaluations.hand_in(call)
         now = time.monotonic()  # Explorers could not renew their leases meanwhile.
-        for explorer in range(1, self._settings.explorers + 1):
-            self._state, _ = transition.transition(self._state, ExplorerSeen(explorer, now))
+        seen = dict.fromkeys(range(1, self._settings.explorers + 1), now)
+        self._state, _ = transition.transition(self._state, ExplorersSeen(seen))
 
     def _continue(self) -> None:
         """Takes back the end of the earlier attempt, and the leases of its explorers."""
@@ -328,11 +331,7 @@ class MasterServer:
             if (lasting_event := lasting(before, self._state, event, commands)) is not None:
                 self._note(entry or lasting_event)
             self._keep(commands)
-            # Requests and heartbeats make nothing new possible. If they were announced, explorers
-            # that wait for leases would keep waking each other up.
-            if not isinstance(event, LeaseRequested | BatchRequested | ExplorerSeen) and (
-                commands or not isinstance(event, Ticked)
-            ):
+            if transition.may_free_work(event, commands):
                 self._changed.notify_all()
             return tuple(command for command in commands if not isinstance(command, Record))
 
@@ -541,7 +540,8 @@ class MasterServer:
             if is_explorer(role):
                 life = f"{call.name}:{call.process}"
                 self._accounts.spend("explorer", life, call.spent)
-                self._apply(ExplorerSeen(number_of(role), time.monotonic()))
+                with self._changed:
+                    self._seen_secs[number_of(role)] = time.monotonic()
         return self._state.stopping
 
     def _write_metrics(self, call: master_calls.WriteMetrics) -> None:
@@ -644,15 +644,36 @@ class MasterServer:
         """Waits until the systems that receive metrics have the last ones."""
         self._accounts.finish()
 
+    def _renew(self) -> None:
+        """Renews the leases of the explorers that were heard since the last time, all at once.
+
+        One event looks at all leases, so an event for each heartbeat would cost more by the square
+        of the number of explorers.
+        """
+        with self._changed:
+            seen, self._seen_secs = self._seen_secs, {}
+            if seen:
+                self._apply(ExplorersSeen(seen))
+
     def _tick(self) -> None:
         usage = UsageRecorder(Workdir(self._settings.workdir).usage / f"{MASTER}.jsonl")
         while not self.closed.wait(_TICK_SECS):
             self._attendance.ticked(time.monotonic(), _TICK_SECS)
+            self._renew()
             self._apply(Ticked(time.monotonic()))
             self._commit()
             usage.look()
             self._accounts.look()
         usage.close()
+
+
+def call_threads(explorers: int) -> int:
+    """Returns the number of calls that the master answers at once.
+
+    A call that waits, because its explorer is held back, occupies a thread for up to a second. If
+    all threads are occupied, the trainer's reports wait for them, and heartbeats do.
+    """
+    return min(_MOST_THREADS, _FEWEST_THREADS + _THREADS_EACH * explorers)
 
 
 def run_master(
@@ -669,7 +690,13 @@ def run_master(
     served = MasterServer(settings, recovers, continues)
     settle()
     host, _, port = address.rpartition(":")
-    server = RpcServer(served.answer, int(port), host, secret=secret_of(settings.workdir))
+    server = RpcServer(
+        served.answer,
+        int(port),
+        host,
+        threads=call_threads(settings.explorers),
+        secret=secret_of(settings.workdir),
+    )
     signal.signal(signal.SIGTERM, lambda *_: served.closed.set())
     served.closed.wait()
     served.finish()

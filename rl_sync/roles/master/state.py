@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -88,6 +91,23 @@ class MasterState:
     def buffered(self) -> int:
         """Number of groups in the replay buffer."""
         return sum(lease.buffered for lease in self.live.values())
+
+    # Explorers that wait ask again and again while the state stays the same, so these are kept.
+
+    @functools.cached_property
+    def ordinals(self) -> frozenset[int]:
+        """Ordinals of live leases."""
+        return frozenset(map(operator.attrgetter("ordinal"), self.live.values()))
+
+    @functools.cached_property
+    def waiting_versions(self) -> Mapping[int, int]:
+        """Number of live leases of each version whose groups no batch has."""
+        return collections.Counter(one.version for one in self.live.values() if not one.taken)
+
+    @functools.cached_property
+    def taken_steps(self) -> int:
+        """The last step whose batch is taken."""
+        return max(self.trained_steps, max((one.taken for one in self.live.values()), default=0))
 
     @property
     def finished(self) -> bool:

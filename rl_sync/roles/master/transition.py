@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Mapping, Sequence
 
 from rl_sync.roles.master.deadlines import deadline_of, room_by_deadline, take_batch
 from rl_sync.roles.master.events import (
@@ -29,7 +30,7 @@ from rl_sync.roles.master.events import (
     DueEvaluation,
     Event,
     ExplorerDied,
-    ExplorerSeen,
+    ExplorersSeen,
     Finish,
     GrantEvaluation,
     GrantLeases,
@@ -95,8 +96,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return drop(state, lease_ids, reason)
         case VersionPublished(version):
             return _publish(state, version), ()
-        case ExplorerSeen(explorer, now):
-            return _renew(state, explorer, now), ()
+        case ExplorersSeen(seen_secs):
+            return _renew(state, seen_secs), ()
         case ExplorerDied(explorer):
             lost = tuple(
                 lease.lease_id
@@ -127,6 +128,25 @@ def transition(state: MasterState, event: Event) -> Outcome:
             if state.stopping:
                 return state, ()
             return dataclasses.replace(state, stopping=reason), ()
+
+
+def may_free_work(event: Event, commands: Sequence[Command]) -> bool:
+    """Says whether explorers that were held back may get work after an event.
+
+    Whoever waits for work asks again then. If all asked again after each group that is buffered, a
+    step of N groups with N explorers that wait would take N² requests.
+
+    Args:
+      commands: commands of the transition.
+    """
+    match event:
+        case LeaseRequested() | BatchRequested() | ExplorersSeen() | SnapshotSaved():
+            return False
+        case GroupsScored() | GroupsBuffered():
+            return False
+        case GroupsJudged() | Ticked():
+            return any(isinstance(one, Record) and one.event == "dropped" for one in commands)
+    return True
 
 
 def _continue(state: MasterState, drops_buffered: bool) -> Outcome:
@@ -277,11 +297,10 @@ def _lease_exact(state: MasterState, request: LeaseRequested) -> Outcome:
     """
     settings, newest = state.settings, state.newest
     assert newest is not None
-    taken = {lease.ordinal for lease in state.live.values()}
     again = {one.ordinal: one for one in state.again}
     for step in range(state.trained_steps + 1, settings.steps + 1):
         share = settings.share(request.explorer, step)
-        free = [ordinal for ordinal in share if ordinal not in taken]
+        free = [ordinal for ordinal in share if ordinal not in state.ordinals]
         version = settings.schedule.exact_version(step)
         if free and (version > newest or not may_choose(state, step)):
             return state, (HoldBack("synchronization"),)
@@ -309,7 +328,9 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     settings, newest = state.settings, state.newest
     assert newest is not None
     per_step, times = settings.groups_per_step, settings.times_sampled
-    uses_left = sum(times - lease.trained for lease in state.live.values())
+    uses_left = len(state.live) * times
+    if times > 1:
+        uses_left -= sum(lease.trained for lease in state.live.values())
     placed = state.trained_steps * per_step + uses_left
     version = newest if request.version is None else min(request.version, newest)
     last_step, room = _room(state, request, version, placed)
@@ -445,12 +466,12 @@ def _checksum(event: BatchTrained) -> int:
     return zlib.crc32(repr((event.lease_ids, event.left_out, event.kept)).encode())
 
 
-def _renew(state: MasterState, explorer: int, now: float) -> MasterState:
-    deadline = now + state.settings.lease_secs
-    live = {
-        lease_id: lease._replace(deadline_secs=deadline)
-        if lease.explorer == explorer and not lease.buffered
-        else lease
+def _renew(state: MasterState, seen_secs: Mapping[int, float]) -> MasterState:
+    renewed = {
+        lease_id: lease._replace(
+            deadline_secs=seen_secs[lease.explorer] + state.settings.lease_secs
+        )
         for lease_id, lease in state.live.items()
+        if not lease.buffered and lease.explorer in seen_secs
     }
-    return dataclasses.replace(state, live=live)
+    return dataclasses.replace(state, live={**state.live, **renewed}) if renewed else state

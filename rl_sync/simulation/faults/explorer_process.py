@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.explorer import control
 from rl_sync.roles.explorer.control import ExplorerControl, transition
-from rl_sync.roles.master.events import ExplorerSeen, GroupsBuffered, LeaseGrant
+from rl_sync.roles.master.events import ExplorersSeen, GroupsBuffered, LeaseGrant
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
 from rl_sync.simulation.faults.master_process import AskVersion
@@ -79,7 +79,7 @@ class SimulatedExplorer(SimulatedProcess):
         return self.world.queue.now_secs
 
     def _beat(self) -> None:
-        self.call(MASTER, ExplorerSeen(self._number, 0.0), lambda _: None, "heartbeat")
+        self.call(MASTER, ExplorersSeen({self._number: 0.0}), lambda _: None, "heartbeat")
         self.after(HEARTBEAT_SECS, self._beat)
 
     def _report(self, event: control.ExplorerEvent) -> None:

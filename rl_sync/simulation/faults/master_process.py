@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rl_sync.roles.explorer.control import Ask
@@ -12,7 +12,7 @@ from rl_sync.roles.master.events import (
     BatchTrained,
     Event,
     ExplorerDied,
-    ExplorerSeen,
+    ExplorersSeen,
     GrantLeases,
     GroupsBuffered,
     GroupsRefused,
@@ -150,8 +150,7 @@ class SimulatedMaster(SimulatedProcess):
         self.known = self._recovered()
         self.world.invariants.master_restarted(self.known.state)
         self._save()
-        for explorer in range(1, self.world.run.explorers + 1):  # The clock is another one.
-            self._see(explorer)
+        self._see(range(1, self.world.run.explorers + 1))  # The clock is another one.
         self.after(TICK_SECS, self._tick)
 
     @property
@@ -289,8 +288,8 @@ class SimulatedMaster(SimulatedProcess):
                 return self._lose(held)
             case SnapshotTaken():
                 return self._save()
-            case ExplorerSeen(explorer):
-                return self._see(explorer)
+            case ExplorersSeen(seen_secs):
+                return self._see(seen_secs)
             case ExplorerLost(explorer, life):
                 self.forget(f"explorer{explorer}", life)
                 return self._apply(ExplorerDied(explorer), thread, number)
@@ -349,9 +348,10 @@ class SimulatedMaster(SimulatedProcess):
 
     # Time, and groups that are gone.
 
-    def _see(self, explorer: int) -> None:
-        """Renews the leases of an explorer; a journal that is read renews all of them."""
-        state, _ = transition(self.known.state, ExplorerSeen(explorer, self._now))
+    def _see(self, explorers: Iterable[int]) -> None:
+        """Renews the leases of explorers; a journal that is read renews all of them."""
+        seen = ExplorersSeen(dict.fromkeys(explorers, self._now))
+        state, _ = transition(self.known.state, seen)
         self.known = self.known._replace(state=state)
 
     def _tick(self) -> None:

@@ -15,7 +15,7 @@ from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import of_kind, staleness, summarize, union
 from rl_sync.role_names import TRAINER
 from rl_sync.simulation.speed.simulated_explorer import TimedExplorer
-from rl_sync.simulation.speed.simulated_site import SimulatedSite
+from rl_sync.simulation.speed.simulated_site import Heard, SimulatedSite, unheard
 from rl_sync.simulation.speed.simulated_trainer import TimedTrainer
 from rl_sync.simulation.speed.simulated_weights import weights_of
 from rl_sync.simulation.speed.speed_plan import SpeedPlan
@@ -49,13 +49,16 @@ class SpeedFigures(NamedTuple):
     buffered: float
 
 
-def simulate(plan: SpeedPlan, work: Workload, seed: int = 0) -> list[Span]:
+def simulate(plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unheard) -> list[Span]:
     """Simulates a run; returns the spans of its roles, as a real run records them.
+
+    Args:
+      heard: see `Heard`.
 
     Raises:
       StuckError: all roles wait for each other.
     """
-    site = SimulatedSite(plan, work, seed)
+    site = SimulatedSite(plan, work, seed, heard)
     weights = weights_of(site)
     trainer = TimedTrainer(site, weights)
     explorers = [

@@ -66,7 +66,7 @@ class TimedExplorer:
         self._answer: Command | None = None
         self._delivery = SimulatedDelivery(site, number)
         self._is_over = False
-        site.watch(self._look_again)
+        site.watch_for_work(self._look_again)
 
     def begin(self) -> None:
         """Asks for the first leases."""

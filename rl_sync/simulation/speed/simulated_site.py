@@ -10,7 +10,7 @@ from rl_sync.records.spans import Span, SpanKind, sync_kind
 from rl_sync.role_names import explorer_name
 from rl_sync.roles.master.events import Command, Event, Position, Record, Started
 from rl_sync.roles.master.state import MasterState
-from rl_sync.roles.master.transition import transition
+from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.speed.shared_machine import SharedMachine
 from rl_sync.simulation.speed.speed_plan import SpeedPlan
@@ -26,6 +26,15 @@ class BufferedGroup(NamedTuple):
     tokens: int
 
 
+Heard = Callable[[float, Event], None]
+"""A function that is called with each event that the master handles, and its virtual time."""
+
+
+def unheard(time_secs: float, event: Event) -> None:
+    """Ignores an event."""
+    del time_secs, event
+
+
 class SimulatedSite:
     """All that the roles of a simulated run share.
 
@@ -35,6 +44,7 @@ class SimulatedSite:
     Args:
       plan, work: the run's schedule, and its work.
       seed: seed of all draws.
+      heard: see `Heard`.
 
     Attributes:
       queue: virtual time.
@@ -44,15 +54,16 @@ class SimulatedSite:
       spans: records of the roles so far.
     """
 
-    def __init__(self, plan: SpeedPlan, work: Workload, seed: int) -> None:
-        self.plan, self.work, self._seed = plan, work, seed
+    def __init__(self, plan: SpeedPlan, work: Workload, seed: int, heard: Heard = unheard) -> None:
+        self.plan, self.work, self._seed, self._heard = plan, work, seed, heard
         self.queue = EventQueue()
         self.machine = SharedMachine(self.queue, work.shared)
         self.master = MasterState(plan.master)
         self.buffer: list[BufferedGroup] = []
         self.spans: list[Span] = []
         self._watchers: list[Callable[[], None]] = []
-        self._tell_later = False
+        self._workers: list[Callable[[], None]] = []
+        self._tell_later = self._tell_workers = False
         self.tell(Started(Position(0, 0, (), 0)))
 
     @property
@@ -67,29 +78,37 @@ class SimulatedSite:
 
     def ask(self, event: Event) -> Command:
         """Lets the master answer a request."""
+        self._heard(self.now, event)
         self.master, commands = transition(self.master, event)
         (answer,) = (one for one in commands if not isinstance(one, Record))
         return answer
 
     def tell(self, event: Event) -> tuple[Command, ...]:
         """Lets the master handle an event; whoever watches is told afterwards."""
+        self._heard(self.now, event)
         self.master, commands = transition(self.master, event)
-        self.changed()
+        self.changed(may_free_work(event, commands))
         return commands
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Calls a function after each change of the master's state, or of the buffer."""
         self._watchers.append(watcher)
 
-    def changed(self) -> None:
+    def watch_for_work(self, watcher: Callable[[], None]) -> None:
+        """Calls a function, after those that watch, when there may be work that was not before."""
+        self._workers.append(watcher)
+
+    def changed(self, may_free_work: bool = True) -> None:
         """Tells whoever watches, once all that happens at this time is done."""
+        self._tell_workers |= may_free_work
         if not self._tell_later:
             self._tell_later = True
             self.queue.after(0.0, self._tell_all)
 
     def _tell_all(self) -> None:
-        self._tell_later = False
-        for watcher in self._watchers:
+        workers = self._workers if self._tell_workers else []
+        self._tell_later = self._tell_workers = False
+        for watcher in (*self._watchers, *workers):
             watcher()
 
     def draw(self, samples: Samples, *what: object) -> float:

@@ -18,7 +18,7 @@ from rl_sync.roles.master import transition
 from rl_sync.roles.master.events import (
     BatchTrained,
     ExplorerDied,
-    ExplorerSeen,
+    ExplorersSeen,
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
@@ -116,7 +116,7 @@ def test_recovery_gives_the_live_state_after_any_events(tmp_path_factory, mode, 
             GroupsScored(tuple((i, draw.random()) for i in some)),
             GroupsBuffered(some),
             GroupsRefused(some[:1], "too stale"),
-            ExplorerSeen(draw.randint(1, 2), now),
+            ExplorersSeen({draw.randint(1, 2): now}),
             Ticked(now),
             *[ExplorerDied(draw.randint(1, 2))] * (draw.random() < 0.2),
             *[SnapshotSaved(step - 1)] * (draw.random() < 0.2),
@@ -142,7 +142,7 @@ def test_only_what_changes_more_than_deadlines_is_written(tmp_path):
     written = master.written
     (grant, _) = master.take(LeaseRequested(1, 0.0, request=7))
     assert isinstance(grant, GrantLeases)
-    for event in (ExplorerSeen(1, 5.0), Ticked(9.0), LeaseRequested(1, 9.0, request=7)):
+    for event in (ExplorersSeen({1: 5.0}), Ticked(9.0), LeaseRequested(1, 9.0, request=7)):
         master.take(event)
     assert (written, master.written) == (2, 3)
     master.take(Ticked(99.0))

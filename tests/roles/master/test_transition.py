@@ -9,7 +9,7 @@ from rl_sync.roles.master.events import (
     TOO_STALE,
     BatchTrained,
     ExplorerDied,
-    ExplorerSeen,
+    ExplorersSeen,
     Finish,
     GrantLeases,
     GroupsBuffered,
@@ -174,7 +174,7 @@ def test_what_a_dead_explorer_had_under_way_is_leased_again_at_once():
 def test_leases_of_a_silent_explorer_expire_and_signs_of_life_renew_them():
     state = started(settings_of(resolve("synchronous")))
     state, grant = lease(state, now=0.0)
-    state, commands = take(state, ExplorerSeen(1, 8.0), Ticked(12.0))
+    state, commands = take(state, ExplorersSeen({1: 8.0}), Ticked(12.0))
     assert commands == []
     state, commands = take(state, GroupsBuffered(ids(grant)[:1]), Ticked(19.0))
     assert [one.ordinal for one in commands[-1].leases] == [1, 2, 3]

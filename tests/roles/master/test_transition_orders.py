@@ -11,7 +11,7 @@ from rl_sync.roles.master.events import (
     RUN_ENDED,
     TOO_STALE,
     BatchTrained,
-    ExplorerSeen,
+    ExplorersSeen,
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
@@ -158,7 +158,7 @@ def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
             break
         now += 1.0
         awake = [explorer for explorer in held if asleep[explorer] <= now]
-        state, _ = take(state, Ticked(now), *(ExplorerSeen(one, now) for one in awake))
+        state, _ = take(state, Ticked(now), *(ExplorersSeen({one: now}) for one in awake))
         explorer = draw.choice(list(held))
         if explorer in awake and silent and draw.random() < 0.03:
             asleep[explorer] = now + 30
@@ -230,7 +230,7 @@ def test_streamed_groups_come_in_time_and_nobody_waits_for_ever(
             break
         now += 0.25
         awake = [explorer for explorer in held if asleep[explorer] <= now]
-        state, _ = take(state, Ticked(now), *(ExplorerSeen(one, now) for one in awake))
+        state, _ = take(state, Ticked(now), *(ExplorersSeen({one: now}) for one in awake))
         explorer = draw.choice(list(held))
         if explorer in awake and silent and draw.random() < 0.01:
             asleep[explorer] = now + 30

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.events import (
     BatchTrained,
-    ExplorerSeen,
+    ExplorersSeen,
     Finish,
     GrantEvaluation,
     GrantLeases,
@@ -145,7 +145,7 @@ def test_groups_of_explorers_with_older_weights_come_in_time(
         if state.finished:
             break
         now += 0.25
-        state, _ = take(state, Ticked(now), *(ExplorerSeen(one, now) for one in held))
+        state, _ = take(state, Ticked(now), *(ExplorersSeen({one: now}) for one in held))
         number = draw.choice([*held])
         explorer = held[number]
         explorer.move_on(state.newest, now)
