@@ -109,6 +109,7 @@ class SnapshotSettings:
         "/dev/shm",
         "Folder in memory for these snapshots, on the trainer's machine. One that is another"
         " machine's memory outlives the trainer's.",
+        is_path=True,
     )
     best: str | None = setting(
         None,

@@ -167,16 +167,19 @@ def test_a_stopped_explorer_holds_nobody_up(started):
     assert balance["leased"] == kept + balance["generating"]
 
 
-def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path):
+@pytest.mark.parametrize(
+    "setting", ["master.port", pytest.param("replay.port", marks=pytest.mark.slow)]
+)
+def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path, setting):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = launch(f"--config.master.port={port}", EMBEDDED, workdir=tmp_path / "run")
+        process = launch(f"--config.{setting}={port}", EMBEDDED, workdir=tmp_path / "run")
         output = ended(process)
     assert process.returncode == 2
-    assert f"Port {port} (master.port)" in output
-    assert "--config.master.port" in output
+    assert f"Port {port} ({setting})" in output
+    assert f"--config.{setting}" in output
     assert processes_of(tmp_path / "run") == {}
 
 

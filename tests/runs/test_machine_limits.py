@@ -218,7 +218,7 @@ def test_a_launcher_with_too_low_a_limit_refuses_the_run(tmp_path, limit, value,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["trainer", "explorer1", "master"])
+@pytest.mark.parametrize("role", ["trainer", "master"])
 def test_a_role_that_gets_no_more_memory_is_started_again(runs, tmp_path, role):
     """The new process has the launcher's limits.
 
