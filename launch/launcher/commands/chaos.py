@@ -14,11 +14,11 @@ from rl_sync.cluster.topology import members_of
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
 from rl_sync.launcher.processes.disturbance import KILL, KINDS, Disturbance
-from rl_sync.launcher.processes.restart_policy import REPLAY
 from rl_sync.launcher.processes.run_directory import settings_of
 from rl_sync.launcher.processes.run_processes import RunFailedError
 from rl_sync.records.run_records import RunRecords
 from rl_sync.role_names import MASTER
+from rl_sync.roles.restart_policy import REPLAY
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 

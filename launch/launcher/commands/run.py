@@ -34,18 +34,6 @@ from rl_sync.launcher.processes import run_directory as work
 from rl_sync.launcher.processes import run_text, stopping
 from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.page_beside import PageBeside
-from rl_sync.launcher.processes.restart_policy import (
-    REPLAY,
-    EndRun,
-    Restart,
-    RestartExplorer,
-    RestartMaster,
-    RestartPrograms,
-    RestartReplay,
-    RestartTrainer,
-    RunFacts,
-    decide,
-)
 from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
 from rl_sync.records import alarms
@@ -64,6 +52,18 @@ from rl_sync.roles.master.events import (
     StopRequested,
 )
 from rl_sync.roles.replay_tables import check_replay
+from rl_sync.roles.restart_policy import (
+    REPLAY,
+    EndRun,
+    Restart,
+    RestartExplorer,
+    RestartMaster,
+    RestartPrograms,
+    RestartReplay,
+    RestartTrainer,
+    RunFacts,
+    decide,
+)
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings

@@ -71,6 +71,7 @@ class DrawnRun:
       transfer: `server` or `checkpoint`: weights in the trainer's memory, or in files.
       save_every_steps, memory_every_steps, evaluate_every_steps: see `TrainerPlan`.
       keep: number of newest snapshots that are kept.
+      restarts: number of restarts that each role may have before the run ends, and is resumed.
       kinds: kinds of faults that happen.
       faults: faults at certain times or commands, in any order.
     """
@@ -89,6 +90,7 @@ class DrawnRun:
     keep: int
     memory_every_steps: int
     evaluate_every_steps: int
+    restarts: int
     kinds: frozenset[str]
     faults: tuple[DrawnFault, ...]
 
@@ -143,6 +145,7 @@ def draw(seed: int) -> DrawnRun:
         keep=chance.choice((1, 2)),
         memory_every_steps=random.Random(f"memory {seed}").choice((0, 1, 2)),
         evaluate_every_steps=0 if exact else chance.choice((0, 0, 2)),
+        restarts=random.Random(f"restarts {seed}").choice((1, 3, 100)),
         kinds=frozenset(),
         faults=(),
     )

@@ -27,7 +27,7 @@ from rl_sync.roles.master.events import (
     VersionPublished,
 )
 from rl_sync.roles.master.state import MasterState
-from rl_sync.roles.master.transition import transition
+from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.faults.processes import (
     Answerer,
     ArrivedCall,
@@ -183,21 +183,23 @@ class SimulatedMaster(SimulatedProcess):
         first, *entries = lines
         known = Remembered(first.state, dict(first.calls), dict(first.tokens))
         for entry in entries:
-            known, _ = self._folded(known, entry)
+            known, _, _ = self._folded(known, entry)
         return known
 
-    def _folded(self, known: Remembered, entry: JournalLine) -> tuple[Remembered, Any]:
-        """Applies one line of the journal; returns what is known then, and the answer."""
+    def _folded(
+        self, known: Remembered, entry: JournalLine
+    ) -> tuple[Remembered, Any, tuple[Any, ...]]:
+        """Applies one line of the journal; returns what is known then, the answer, the commands."""
         state, commands = transition(known.state, entry.event)
         answers = [one for one in commands if not isinstance(one, Record)]
         answer = _answer_to(entry.event, state, answers[0] if answers else None)
         if state is known.state:
-            return known, answer
+            return known, answer, commands
         if isinstance(entry.event, BatchTrained):
             known.tokens[entry.event.step] = entry.tokens
         if entry.thread is not None:
             known.calls[entry.thread] = entry.number, answer
-        return known._replace(state=state), answer
+        return known._replace(state=state), answer, commands
 
     def _save(self) -> None:
         """Begins a journal with the whole state, and deletes the one before the last."""
@@ -217,12 +219,12 @@ class SimulatedMaster(SimulatedProcess):
     ) -> Any:
         """Applies an event, and writes it to the journal if it changes anything."""
         entry, before = JournalLine(event, thread, number, tokens), self.known.state
-        self.known, answer = self._folded(self.known, entry)
+        self.known, answer, commands = self._folded(self.known, entry)
         if self.known.state is not before:
             self.world.invariants.mastered(self.known.state, self.known.tokens)
             self.world.disk.append(self.name, self._journal, entry)
             self._write_soon()
-            if not isinstance(event, LeaseRequested) and self._waiting and not self._wakes:
+            if may_free_work(event, commands) and self._waiting and not self._wakes:
                 self._wakes = True
                 self.after(0.0, self._wake)
         return answer

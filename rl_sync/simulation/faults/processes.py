@@ -62,6 +62,10 @@ class Surroundings(Protocol):
     invariants: Invariants
     processes: Mapping[str, SimulatedProcess]
 
+    @property
+    def phase(self) -> str:
+        """Phase of the run, as the launcher knows it."""
+
     def crashes(self, process: str, commands: int) -> bool:
         """Says whether a process crashes at a command."""
 

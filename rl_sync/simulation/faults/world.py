@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.records.spans import Span, SpanKind
+from rl_sync.roles.restart_policy import EndRun, RunFacts, decide
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.disk import SimulatedDisk
 from rl_sync.simulation.faults.drawn_run import FAULTY_SECS, MASTER, REPLAY, TRAINER, DrawnRun
@@ -25,6 +26,7 @@ PROGRESS_SECS = 250.0
 """Time after the last fault within which the run has to end."""
 
 _MOST_EVENTS = 300_000
+_RESUME_SECS = 2.0
 _LAUNCHER = "launcher"
 
 
@@ -74,10 +76,52 @@ class SimulatedOutcome(NamedTuple):
 
 
 class _Launcher(SimulatedProcess):
-    """Starts processes again, and tells the master of dead explorers. It does not die."""
+    """Starts processes again, as the policy decides, and tells the master of dead explorers.
+
+    It does not die. If the policy ends the run, all processes end, and a user resumes it.
+    """
 
     def begin(self) -> None:
         """Has nothing to do at first."""
+        self._earlier: dict[str, list[float]] = collections.defaultdict(list)
+        self._dead: list[SimulatedProcess] = []
+
+    def notice(self, process: SimulatedProcess, delay_secs: float) -> None:
+        """Learns of a death after a delay."""
+        self._dead.append(process)
+        self.after(delay_secs, self._decide)
+
+    def _decide(self) -> None:
+        dead, self._dead = [one for one in self._dead if not one.is_alive], []
+        if not dead:
+            return
+        names = [one.name for one in dead]
+        now = self.world.queue.now_secs
+        facts = RunFacts(
+            is_elastic=True,
+            phase=self.world.phase,
+            restarts=self.world.run.restarts,
+            earlier=self._earlier,
+            now_secs=now,
+        )
+        decision = decide(facts, names, killed=names)
+        if isinstance(decision, EndRun):
+            self.world.note(self.name, f"ends the run: {decision.why}")
+            self._earlier.clear()
+            for process in self.world.processes.values():
+                if process is not self and process.is_alive:
+                    self.world.kill(process, "the run ends")
+            ended = [*dead, *self._dead]
+            self._dead = []
+            self.after(_RESUME_SECS, functools.partial(self._resume, ended))
+            return
+        for restart in decision:
+            self._earlier[restart.role].append(now)
+            self.restart(self.world.processes[restart.role])
+
+    def _resume(self, ended: list[SimulatedProcess]) -> None:
+        for process in dict.fromkeys(ended):
+            self.restart(process)
 
     def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Nobody calls the launcher."""
@@ -152,6 +196,14 @@ class World:
         return self.trainer.weights
 
     @property
+    def phase(self) -> str:
+        """Phase of the run, as the launcher knows it."""
+        state = self.master.known.state if self.master.life else None
+        if state is None or not state.begun:
+            return "sft"
+        return "end" if state.trained_steps == self.run.steps else "rl"
+
+    @property
     def deaths(self) -> int:
         """Number of processes that died."""
         return self._deaths
@@ -170,8 +222,7 @@ class World:
             self._left.add(process.name)
         if "power" in self.run.kinds and self.queue.now_secs < FAULTY_SECS:
             self.disk.cut_power(process.name, self.chance)
-        again = functools.partial(self._launcher.restart, process)
-        self._launcher.after(self.chance.uniform(0.5, 2.5), again)
+        self._launcher.notice(process, self.chance.uniform(0.5, 2.5))
 
     def end(self, process: SimulatedProcess) -> None:
         """A process has nothing more to do; the trainer still answers."""

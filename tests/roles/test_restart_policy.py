@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_sync.launcher.processes.restart_policy import (
+from rl_sync.roles.restart_policy import (
     EndRun,
     RestartExplorer,
     RestartMaster,
