@@ -228,10 +228,17 @@ _COMMANDS = [
             _flag(
                 "kinds",
                 "KINDS",
-                "Kinds of disturbance: kill; pause, for five seconds; or stop, for good. Separated"
-                " by commas.",
+                "Kinds of disturbance: kill; pause, for five seconds; stop, for good; or starve, a"
+                " tenth of a core for ten seconds. Separated by commas.",
                 "kill",
-                shell_complete=_offer("kill", "kill,pause", "kill,pause,stop"),
+                shell_complete=_offer("kill", "kill,pause", "kill,pause,stop,starve"),
+            ),
+            _flag(
+                "windows",
+                "WINDOWS",
+                "Activities in which to strike, such as snapshot,sync.",
+                "any time",
+                shell_complete=_offer("train,snapshot,sync", "rollout,score,insert"),
             ),
             _flag("roles", "NAMES", "Processes that may be disturbed.", "all"),
             _flag("compare", "", "Makes an undisturbed run after it, and compares the digests."),

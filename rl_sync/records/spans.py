@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rl_sync.records.chaos_windows import lookout
 from rl_sync.records.json_lines import JsonLinesWriter, plain
 from rl_sync.records.resumption import mark
 from rl_sync.transfer import TRANSFERS
@@ -162,6 +163,7 @@ class SpanRecorder:
         self._spent: dict[str, float] = collections.defaultdict(float)
         self._unix_minus_monotonic = time.time() - time.monotonic()
         self._began_secs = self.now()
+        self._look = lookout(role)
 
     def now(self) -> float:
         """Returns Unix seconds of a clock that never goes back."""
@@ -177,6 +179,8 @@ class SpanRecorder:
         opened = _Open(kind, self.now(), attributes)
         with self._lock:
             self._open.append(opened)
+        if self._look is not None:
+            self._look(kind)
         try:
             yield attributes
         except BaseException as error:

@@ -13,7 +13,13 @@ from rl_sync.checkpoints.audit import audit
 from rl_sync.cluster.topology import members_of
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
-from rl_sync.launcher.processes.disturbance import KILL, KINDS, Disturbance
+from rl_sync.launcher.processes.disturbance import (
+    KILL,
+    KINDS,
+    WINDOWS,
+    Disturbance,
+    windows_open,
+)
 from rl_sync.launcher.processes.run_directory import settings_of
 from rl_sync.launcher.processes.run_processes import RunFailedError
 from rl_sync.records.run_records import RunRecords
@@ -55,6 +61,9 @@ def execute(arguments: Arguments) -> int:
     every_secs = flags.get("every", _EVERY_SECS)
     if not _LEAST_SECS <= every_secs < math.inf:
         raise ConfigError(f"--every={every_secs:g} must be at least {_LEAST_SECS:g} seconds.")
+    windows = tuple(name for name in flags.get("windows", "").split(",") if name)
+    if unknown := [name for name in windows if name not in WINDOWS]:
+        raise ConfigError(f"--windows={unknown[0]} is not one of {', '.join(WINDOWS)}.")
     config["workdir"] = settings.workdir
     config["launch"]["restarts"] = max(config["launch"]["restarts"], _MANY)
     made: list[Disturbance] = []
@@ -68,13 +77,15 @@ def execute(arguments: Arguments) -> int:
             every_secs=every_secs,
             kinds=kinds,
             roles=roles,
+            windows=windows,
         )
         made.append(disturbance)
         with disturbance:
             yield
 
     try:
-        status = run.start(config, beside)
+        with windows_open() if windows else contextlib.nullcontext():
+            status = run.start(config, beside)
     except RunFailedError as error:
         print(f"\nThe run failed: {error}", file=sys.stderr)
         return _FAILED

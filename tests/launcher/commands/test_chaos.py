@@ -8,12 +8,24 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from rl_sync.launcher import command_line
 from rl_sync.launcher.commands import chaos
-from rl_sync.launcher.processes.disturbance import KILL, PAUSE, STOP, Disturbance
+from rl_sync.launcher.processes import disturbance
+from rl_sync.launcher.processes.disturbance import (
+    KILL,
+    PAUSE,
+    STARVE,
+    STOP,
+    WINDOWS,
+    Disturbance,
+    windows_open,
+)
+from rl_sync.records.chaos_windows import VARIABLE
 from rl_sync.records.json_lines import read_json_lines
+from rl_sync.records.spans import SpanKind
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import ROOT, TIMEOUT_SECS, quickly, session_directory
@@ -33,10 +45,10 @@ def state_of(process):
 
 def disturbed(tmp_path, sleeper, kind, until):
     workdir = Workdir(tmp_path)
-    disturbance = Disturbance(
+    disturbing = Disturbance(
         workdir, lambda: {"trainer": sleeper.pid}, seed=1, every_secs=0.2, kinds=(kind,)
     )
-    with disturbance:
+    with disturbing:
         deadline = time.monotonic() + 20
         while not until():
             assert time.monotonic() < deadline
@@ -57,24 +69,96 @@ def test_a_process_is_stopped_for_good(tmp_path, sleeper):
 
 def test_a_paused_process_goes_on(tmp_path, sleeper):
     disturbed(tmp_path, sleeper, PAUSE, lambda: state_of(sleeper) == "T")
-    assert state_of(sleeper) == "S"
+    assert state_of(sleeper) != "T"
+
+
+def test_a_starved_process_gets_little_of_the_processor_and_then_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(disturbance, "_STARVE_SECS", 1.0)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    try:
+        workdir = Workdir(tmp_path)
+        with Disturbance(
+            workdir, lambda: {"trainer": busy.pid}, seed=1, every_secs=0.2, kinds=(STARVE,)
+        ) as made:
+            deadline = time.monotonic() + 20
+            while not made.made:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            began, before = time.monotonic(), psutil.Process(busy.pid).cpu_times().user
+            time.sleep(0.6)
+            spent = psutil.Process(busy.pid).cpu_times().user - before
+            assert spent < (time.monotonic() - began) / 2
+        assert state_of(busy) != "T"
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+ROLE = """
+import sys, time
+from rl_sync.records.spans import SpanKind, SpanRecorder
+spans = SpanRecorder(None, "trainer")
+while True:
+    with spans.span(SpanKind.WAIT):
+        time.sleep(0.1)
+    with spans.span(SpanKind.SNAPSHOT):
+        print("saves", flush=True)
+        time.sleep(0.1)
+        print("saved", flush=True)
+"""
+
+
+def test_a_process_is_struck_in_a_window_that_it_enters(tmp_path):
+    with windows_open():
+        role = subprocess.Popen(
+            [sys.executable, "-c", ROLE],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        workdir = Workdir(tmp_path)
+        with Disturbance(
+            workdir, lambda: {"trainer": role.pid}, seed=1, every_secs=1.0, windows=("snapshot",)
+        ):
+            said = role.communicate(timeout=60)[0].split()
+    assert role.returncode == -signal.SIGKILL
+    assert said[-1] == "saves"
+    (line, *_) = read_json_lines(workdir.chaos)
+    assert (line["kind"], line["process"], line["window"]) == ("kill", "trainer", "snapshot")
+
+
+def test_a_window_that_nobody_enters_is_given_up(tmp_path):
+    with windows_open():
+        made = Disturbance(
+            Workdir(tmp_path), lambda: {"trainer": -1}, seed=1, every_secs=0.05, windows=("train",)
+        )
+        with made:
+            time.sleep(0.5)
+        assert os.listdir(os.environ[VARIABLE]) == []
+    assert made.made == []
+
+
+def test_windows_are_kinds_of_spans():
+    assert {*WINDOWS} - {"sync"} <= {*SpanKind}
 
 
 def test_only_the_named_roles_are_disturbed(tmp_path):
-    disturbance = Disturbance(
+    disturbing = Disturbance(
         Workdir(tmp_path), lambda: {"trainer": -1}, seed=1, every_secs=0.01, roles=("master",)
     )
-    with disturbance:
+    with disturbing:
         time.sleep(0.2)
-    assert disturbance.made == []
+    assert disturbing.made == []
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--kinds=kill,explode"], "--kinds=explode is not one of kill, pause, stop"),
+        (["--kinds=kill,explode"], "--kinds=explode is not one of kill, pause, stop, starve"),
         (["--config.sync.mode=asynchronous", "--compare"], "needs a mode with exact pulls"),
         (["--roles=master,explorer7"], "--roles=explorer7 is not a process of this run, which has"),
+        (["--windows=train,lunch"], "--windows=lunch is not one of rollout, score, insert, train"),
         (["--every=0"], "--every=0 must be at least 0.1 seconds"),
         (["--every=nan"], "--every=nan must be at least"),
     ],
