@@ -111,7 +111,7 @@ def held(workdir: Workdir) -> Iterator[None]:
             " for it or stop it, or give another --config.workdir."
         ) from error
     except OSError as error:
-        what = "written" if Path(workdir).is_dir() else "created"
+        what = "written" if os.path.isdir(workdir) else "created"
         raise ConfigError(
             f"The work directory {workdir} cannot be {what}: {error.strerror or error}. Give"
             " another --config.workdir, where you may write."

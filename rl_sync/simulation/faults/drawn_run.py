@@ -29,7 +29,7 @@ flushed. With `damage`, weights arrive with wrong bytes now and then.
 
 _LISTED = ("crash", "outage", "stall", "partition", "full disk")
 _OF_ALL = {"outage": "all", "full disk": "the disk"}
-_COMMANDS = {MASTER: 300, REPLAY: 150}
+_COMMANDS = {MASTER: 300, REPLAY: 150, TRAINER: 60}
 _COMMANDS_OF_OTHERS = 100
 """Crashes come at one of this many first commands of a process."""
 
