@@ -64,7 +64,7 @@ def test_processes_die_at_commands_of_all_kinds():
             before[noted.process] = noted.what
     commands = {what for process, what in died if process == "trainer"}
     assert {"LogBatch", "flush the log", "TrainStep", "report step", "PublishVersion"} <= commands
-    assert {"write the snapshot", "rename the snapshot", "SaveInMemory"} <= commands
+    assert {"write the snapshot", "rename the snapshot"} <= commands
     assert {process for process, _ in died} == {"master", "replay", "trainer", "explorer"}
 
 
