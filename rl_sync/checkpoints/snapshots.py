@@ -32,8 +32,9 @@ from rl_sync.checkpoints.checksums import damage, seal
 from rl_sync.checkpoints.durability import flush, flush_directory
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.machine_limits import way_out
-from rl_sync.models.placement import put
+from rl_sync.models.placement import in_host_memory, move, put
 from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.copies import copied
 from rl_sync.weights.storage import (
     ArrayStorage,
     MismatchError,
@@ -176,6 +177,18 @@ def on_host(state: Any) -> Any:
     The state may be donated to a computation afterwards. All of its arrays must be addressable.
     """
     return jax.tree.map(lambda leaf: np.array(_plain(leaf), copy=True), state)
+
+
+def set_aside(state: Any) -> Any:
+    """Returns a copy of a state that several processes hold, which `save_snapshot` saves alike.
+
+    The state may be donated to a computation afterwards. The copy is in the memory of the hosts; of
+    CPU devices these are the same.
+    """
+    plain = jax.tree.map(_plain, state)
+    if jax.default_backend() == "cpu":
+        return copied(plain)
+    return jax.tree.map(_to_host, plain)
 
 
 def load_snapshot(
@@ -383,6 +396,14 @@ def _plain(leaf: Any) -> Any:
     if _is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+
+
+def _to_host(leaf: Any) -> Any:
+    """Copies an array to the hosts that have its shards; a number stays on its devices."""
+    if not isinstance(leaf, jax.Array):
+        return np.array(leaf, copy=True)
+    abstract = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    return move(leaf, in_host_memory(abstract))
 
 
 def _plain_like(leaf: Any) -> Any:

@@ -24,6 +24,7 @@ from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.records.usage import UsageRecorder
 from rl_sync.role_names import process_name
 from rl_sync.settings.run_settings import RunSettings
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.workdir import Workdir
 
 _LEAST_HEARTBEAT_SECS, _MOST_HEARTBEAT_SECS = 0.5, 2.0
@@ -86,17 +87,28 @@ class Session:
 
     def agree(self, what: str, thunk: Callable[[], T]) -> T:
         """Returns the first process's result of a function; see `Agree`."""
-        return thunk() if getattr(self._own, "alone", False) else self.team.agree(what, thunk)
+        own: Agree = getattr(self._own, "agree", self.team.agree)
+        return own(what, thunk)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Lets a thread of the first process call and wait without agreement with the others."""
         assert self.leads, "only the first process talks to the master"
-        self._own.alone = True
+        with self.agreeing(alone):
+            yield
+
+    @contextlib.contextmanager
+    def agreeing(self, agree: Agree) -> Iterator[None]:
+        """Lets a thread call and wait in agreement with the same thread of the other processes.
+
+        Args:
+          agree: the thread's own; see `Team.thread`.
+        """
+        self._own.agree = agree
         try:
             yield
         finally:
-            self._own.alone = False
+            del self._own.agree
 
     def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
         """Returns the first process's result, or this process's share of it; see `Team`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import shutil
 import time
@@ -24,6 +25,7 @@ from rl_sync.checkpoints.snapshots import (
     on_host,
     read_metadata,
     save_snapshot,
+    set_aside,
     snapshot_steps,
 )
 from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
@@ -38,6 +40,7 @@ from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.origins import first_logged, still_needed
 from rl_sync.schedule import SyncSchedule
 from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree
 from rl_sync.weights.storage import MismatchError
 
 _all_finite = jax.jit(all_finite)
@@ -74,6 +77,10 @@ class SnapshotKeeper:
     )
     _writing: Future[None] | None = None
     _remembering: Future[None] | None = None
+    _agree: Agree = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self._agree = self.session.team.thread("snapshots")
 
     def latest(self) -> int | None:
         """Returns the step of the newest snapshot, None if there is none."""
@@ -92,8 +99,8 @@ class SnapshotKeeper:
     def save(self, state: TrainState, schedule: SyncSchedule, *, waits: bool) -> None:
         """Saves a state, unless the newest snapshot is of its step already.
 
-        Without `waits` a trainer of one process only waits for a copy of the state in its memory,
-        which a thread writes. An error of the thread is raised by the next call.
+        A thread writes it. Without `waits` only a copy of the state is waited for, and an error of
+        the thread is raised by the next call.
 
         Raises:
           RunEndedError: the parameters are not finite.
@@ -116,24 +123,30 @@ class SnapshotKeeper:
         needed = still_needed(
             schedule, step, snapshot_steps(self.directory), self.session.settings.trainer.steps
         )
-        if waits or len(self.processes) > 1:
-            self._write(step, kept, metadata, needed)
-        else:
+        if not waits:
             with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
-                copied = on_host(kept)
-            self._writing = self._writer.submit(self._write_alone, step, copied, metadata, needed)
+                kept = self._copied(kept)
+        write = functools.partial(self._write, step, kept, metadata, needed)
+        self._writing = self._writer.submit(self._agreeing, write)
+        if waits:
+            self._settle()
 
     def save_in_memory(self, state: TrainState, schedule: SyncSchedule) -> None:
         """Saves a state in memory, unless the one before is still being written.
 
-        A trainer of one process only waits for a copy of the state. If the memory is full, the run
-        goes on without these snapshots.
+        Only a copy of the state is waited for. If the memory is full, the run goes on without
+        these snapshots.
         """
         if self.memory is None:
             return
-        busy = [one for one in (self._writing, self._remembering) if one and not one.done()]
+        is_busy = self.session.agree(
+            "busy",
+            lambda: any(
+                one is not None and not one.done() for one in (self._writing, self._remembering)
+            ),
+        )
         step = int(state.step)
-        if busy or not bool(_all_finite(state.params)):
+        if is_busy or not bool(_all_finite(state.params)):
             return
         metadata = {"base_digest": self.parameters.base_digest(state.params)}
         kept = state._replace(params=self.parameters.kept(state.params))
@@ -141,19 +154,19 @@ class SnapshotKeeper:
             schedule, step, snapshot_steps(self.memory), self.session.settings.trainer.steps
         )
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step, tier="memory"):
-            if len(self.processes) > 1:
-                self._remember(step, kept, metadata, needed)
-                return
-            copied = on_host(kept)
-        self._remembering = self._writer.submit(
-            self._remember_alone, step, copied, metadata, needed
-        )
+            kept = self._copied(kept)
+        remember = functools.partial(self._remember, step, kept, metadata, needed)
+        self._remembering = self._writer.submit(self._agreeing, remember)
 
-    def _remember_alone(
-        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
-    ) -> None:
-        with self.session.alone():
-            self._remember(step, state, metadata, needed)
+    def _copied(self, state: TrainState) -> TrainState:
+        """Returns a copy of a state, which outlives its donation to the next step."""
+        copy: TrainState = set_aside(state) if len(self.processes) > 1 else on_host(state)
+        return copy
+
+    def _agreeing(self, write: Callable[[], None]) -> None:
+        """Writes in the thread, in agreement with the threads of the other processes."""
+        with self.session.agreeing(self._agree):
+            write()
 
     def _remember(
         self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
@@ -193,12 +206,6 @@ class SnapshotKeeper:
             with self.session.spans.span(SpanKind.WAIT, reason="a snapshot", for_whom="the disk"):
                 wait([writing])
         writing.result()
-
-    def _write_alone(
-        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
-    ) -> None:
-        with self.session.alone():
-            self._write(step, state, metadata, needed)
 
     def _write(
         self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
