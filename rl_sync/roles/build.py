@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.memory_tier import memory_folder
@@ -141,14 +142,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 save_buffer=replay.checkpoint if replay.may_restart else None,
                 processes=resources.processes,
                 on_saved=sft.forget,
-                memory=(
-                    session.agree(
-                        "memory folder",
-                        lambda: memory_folder(workdir, settings.checkpoint.memory_directory),
-                    )
-                    if settings.checkpoint.memory_every_steps
-                    else None
-                ),
+                memory=_memory(session, workdir),
             ),
             processes=resources.processes,
             demonstrations=demonstrations_of(settings, task),
@@ -159,6 +153,18 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         replay.close()
         team.close()
         leave_cluster()
+
+
+def _memory(session: Session, workdir: Workdir) -> Path | None:
+    """Returns the folder of snapshots in memory, the same in all of the trainer's processes."""
+    checkpoint = session.settings.checkpoint
+    if not checkpoint.memory_every_steps:
+        return None
+    return Path(
+        session.agree(
+            "the folder in memory", lambda: str(memory_folder(workdir, checkpoint.memory_directory))
+        )
+    )
 
 
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:

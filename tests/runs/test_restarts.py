@@ -121,12 +121,16 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
             marks=pytest.mark.slow,
             id="three steps ahead",
         ),
+        pytest.param(
+            (*flags("synchronous", transfer="server"), *TEAMS), marks=pytest.mark.slow, id="teams"
+        ),
     ],
 )
 def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
     """It does few steps again, and so comes to the same bits sooner."""
     given = (*given, f"--config.trainer.steps={STEPS}", "--config.checkpoint.every_steps=0")
-    run = disturbed(started, "trainer", (*given, "--config.checkpoint.memory_every_steps=2"))
+    victim = "trainer/1" if "--config.trainer.processes=2" in given else "trainer"
+    run = disturbed(started, victim, (*given, "--config.checkpoint.memory_every_steps=2"))
     assert_each_step_once(run)
     assert run.digest == runs.get(EMBEDDED, *given).digest
     again = run.spans(SpanKind.TRAIN_AGAIN, role="trainer")
