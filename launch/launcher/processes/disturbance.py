@@ -136,10 +136,10 @@ class Disturbance:
         folder, role = Path(os.environ[VARIABLE]), role_of(name)
         armed = [arm(folder, role, one, number, delay_secs) for one in kinds]
         until = time.monotonic() + self._every_secs
-        while all(path.exists() for path in armed):
-            if self._over.wait(_LOOK_SECS) or time.monotonic() > until:
+        while all(path.exists() for path in armed) and time.monotonic() < until:
+            if self._over.wait(_LOOK_SECS):
                 break
-        else:
+        if not all(path.exists() for path in armed):
             self._note(kind, name, window)
             self._over.wait(delay_secs)
             self._follow(process, kind)
