@@ -179,8 +179,7 @@ class SpanRecorder:
         opened = _Open(kind, self.now(), attributes)
         with self._lock:
             self._open.append(opened)
-        if self._look is not None:
-            self._look(kind)
+        self.enter(kind)
         try:
             yield attributes
         except BaseException as error:
@@ -190,6 +189,11 @@ class SpanRecorder:
             with self._lock:
                 self._open.remove(opened)
             self.record(kind, opened.start_secs, self.now(), **attributes)
+
+    def enter(self, window: str) -> None:
+        """Says that the role enters a window, in which `chaos` may strike; see `chaos_windows`."""
+        if self._look is not None:
+            self._look(window)
 
     def record(
         self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_sync.records.chaos_windows import VARIABLE, arm
+from rl_sync.records.chaos_windows import SYNC, VARIABLE, arm
 from rl_sync.records.json_lines import JsonLinesWriter
-from rl_sync.records.spans import SYNC_KINDS, SpanKind
+from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import MASTER, TRAINER, is_explorer, role_of
 from rl_sync.workdir import Workdir
 
@@ -27,7 +27,6 @@ A kill, a stop for some seconds, a stop for good, and a time in which a process 
 processor.
 """
 
-SYNC = "sync"
 _EXPLORER = "explorer"
 WINDOWS: Mapping[str, tuple[str, ...]] = {
     SpanKind.ROLLOUT: (_EXPLORER,),
@@ -132,19 +131,15 @@ class Disturbance:
         """Lets a process strike itself in a window, and waits until it has."""
         number = signal.SIGKILL if kind == KILL else signal.SIGSTOP
         delay_secs = self._random.uniform(0.0, _LONGEST_DELAY_SECS)
-        kinds = sorted(SYNC_KINDS) if window == SYNC else [window]
-        folder, role = Path(os.environ[VARIABLE]), role_of(name)
-        armed = [arm(folder, role, one, number, delay_secs) for one in kinds]
+        armed = arm(Path(os.environ[VARIABLE]), role_of(name), window, number, delay_secs)
         until = time.monotonic() + self._every_secs
-        while all(path.exists() for path in armed) and time.monotonic() < until:
-            if self._over.wait(_LOOK_SECS):
-                break
-        if not all(path.exists() for path in armed):
+        while armed.exists() and time.monotonic() < until and not self._over.wait(_LOOK_SECS):
+            pass
+        if not armed.exists():
             self._note(kind, name, window)
             self._over.wait(delay_secs)
             self._follow(process, kind)
-        for path in armed:
-            path.unlink(missing_ok=True)
+        armed.unlink(missing_ok=True)
 
     def _note(self, kind: str, name: str, window: str | None = None) -> None:
         made = Disturbed(time.time(), kind, name, window)

@@ -18,6 +18,7 @@ from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import Deadline, RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.codec import Records
+from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluator import EvaluationSet, await_evaluations
 from rl_sync.roles.explorer import control
@@ -135,6 +136,7 @@ class ExplorerLoop:
                 found = self.session.agree("newest", lambda: self.puller.newest(version, poll_secs))
                 return control.NewestKnown(found)
             case control.Pull():
+                self.session.spans.enter(SYNC)
                 return self._swap(command) if command.step is None else self._pull(command)
             case control.TellFailure(why):
                 _log.warning("A version did not arrive, and is asked for again: %s", why)

@@ -18,6 +18,7 @@ from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.batching import MIXED, Batching
+from rl_sync.records.chaos_windows import SYNC
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.evaluator import Measure, await_evaluations
 from rl_sync.roles.parameters import Parameters
@@ -292,6 +293,7 @@ class TrainerLoop:
     def _publish(self, version: int) -> None:
         if self._stepping is not None and self._ends.awaits(version):
             self._stepping.settle()
+        self.session.spans.enter(SYNC)
         params = self.parameters.published(self._state.params)
         if self.session.settings.sync.verify:
             self._digests.note(version, params)
