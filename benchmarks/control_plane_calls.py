@@ -88,7 +88,7 @@ class Load(NamedTuple):
 
 @dataclasses.dataclass
 class Answers:
-    """What the server did.
+    """Measurements of the server.
 
     Attributes:
       idle_bytes: resident memory before the first connection of an explorer.

@@ -11,6 +11,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.workdir import Workdir
 
 
@@ -21,8 +22,14 @@ def memory_folder(workdir: Workdir, root: str | os.PathLike[str]) -> Path:
       root: folder in memory that has it.
 
     Raises:
+      RunEndedError: this machine has no such folder. A typing error would fill the disk.
       OSError: the work directory cannot be written.
     """
+    if not Path(root).is_dir():
+        raise RunEndedError(
+            f"checkpoint.memory_directory={root} is no folder of the trainer's machine: make it, or"
+            " name one that is there, such as /dev/shm."
+        )
     known = _known(workdir)
     if known is not None and known.parent == Path(root):
         return known

@@ -761,6 +761,11 @@ RULES: dict[str, Rule] = {
         " explorers may evaluate a version of which there is no snapshot. Use"
         " evaluation.by=trainer.",
     ),
+    "checkpoint.memory_directory": lambda s: require(
+        os.path.isabs(s.checkpoint.memory_directory),
+        f"checkpoint.memory_directory={s.checkpoint.memory_directory} must be an absolute path, as"
+        " processes may start in other folders.",
+    ),
     "checkpoint.memory_every_steps, launch.hosts": lambda s: require(
         not s.checkpoint.memory_every_steps
         or not any(name.startswith("trainer/") for name in s.launch.elsewhere),

@@ -1,6 +1,9 @@
 """Folders of snapshots in memory belong to one run each."""
 
+import pytest
+
 from rl_sync.checkpoints.memory_tier import memory_folder, remove_memory_folder
+from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.workdir import Workdir
 
 
@@ -42,5 +45,14 @@ def test_another_place_for_snapshots_takes_effect_and_the_former_is_cleared(tmp_
     workdir, elsewhere = Workdir(tmp_path), tmp_path / "elsewhere"
     before = memory_folder(workdir, tmp_path)
     before.mkdir()
+    elsewhere.mkdir()
     assert memory_folder(workdir, elsewhere).parent == elsewhere
     assert not before.exists()
+
+
+def test_a_place_that_is_not_there_is_refused_and_not_made(tmp_path):
+    """It would be on a disk, which a run is not meant to fill."""
+    missing = tmp_path / "shmm"
+    with pytest.raises(RunEndedError, match="shmm is no folder of the trainer's machine"):
+        memory_folder(Workdir(tmp_path), missing)
+    assert not missing.exists()

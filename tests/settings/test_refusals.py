@@ -489,6 +489,12 @@ EXAMPLES = {
     "checkpoint.best, evaluation.by": [
         (ASYNCHRONOUS | BEST | {"evaluation__by": "explorers"}, "Use evaluation.by=trainer"),
     ],
+    "checkpoint.memory_directory": [
+        (
+            {"checkpoint__memory_directory": "shm"},
+            "checkpoint.memory_directory=shm must be an absolute path",
+        ),
+    ],
     "checkpoint.memory_every_steps, launch.hosts": [
         (
             HOST
