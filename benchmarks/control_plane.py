@@ -271,7 +271,15 @@ def handle(run: SimulatedRun, directory: Path) -> Handled:
     costs, added = master.costs(), journal_bytes(directory) - began_bytes
     journal.close()
     polls = run.held_back_secs(began_secs) / POLL_SECS
-    return Handled(costs, steps - 1, state_bytes, file_bytes, file_secs, added, polls)
+    return Handled(
+        costs=costs,
+        steps=steps - 1,
+        state_bytes=state_bytes,
+        file_bytes=file_bytes,
+        file_secs=file_secs,
+        journal_bytes=added,
+        polls=polls,
+    )
 
 
 def journal_bytes(directory: Path) -> int:
