@@ -34,6 +34,7 @@ from rl_sync.role_names import TRAINER, explorer_name, number_of
 from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd
+from rl_sync.transfers.trainer_processes import check_training
 from rl_sync.types import Params
 from rl_sync.weights.copies import copied
 from rl_sync.weights.digest import digest, digest_words, to_text
@@ -231,7 +232,7 @@ class CollectivePuller:
         The deadline applies to the trainer's grant. The transfer itself cannot be interrupted.
 
         Raises:
-          RunStoppedError: the run is being stopped.
+          RunStoppedError: the run is being stopped, or the trainer has made its last step.
           WeightsTimeoutError: the trainer granted no such version in time.
           WeightsMismatchError: the received weights differ from the published ones.
           WeightsTransferError: the transfer broke.
@@ -239,6 +240,8 @@ class CollectivePuller:
         wanted = wanted_text(exactly, at_least)
         grant = self._session.agree("grant", lambda: self._grant(exactly, at_least, timeout_secs))
         if grant is None:
+            # A trainer that has finished serves nobody.
+            self._session.agree("whether it trains", lambda: check_training(self._session))
             raise WeightsTimeoutError(
                 f"Explorer {self._explorer} waited {timeout_secs:.1f} s for {wanted} of the"
                 f" weights; the newest is {self.newest()}. Either the trainer is slower than the"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.cluster.master_calls import Happened
+from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.rpc import Call, CallHandlers
 from rl_sync.cluster.weight_calls import AskNewest
 from rl_sync.records.spans import SpanRecorder
@@ -16,11 +17,12 @@ class WeightMaster:
     """Answers what trainer and explorers ask about weights."""
 
     def __init__(self) -> None:
-        self.newest = -1
+        self.newest, self.phase = -1, "rl"
         self.desk = CallHandlers(
             *WeightRegistry().handlers(),
             AskNewest.answered_by(lambda call: self.newest),
             Happened.answered_by(self._published),
+            AskStatus.answered_by(lambda call: types.SimpleNamespace(phase=self.phase)),
         )
 
     def _published(self, call: Happened) -> None:

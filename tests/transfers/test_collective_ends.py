@@ -150,6 +150,15 @@ def test_an_explorer_that_nobody_grants_says_what_is_newest_and_leaves_nothing_b
     assert call(AskWaiting(0)) == []
 
 
+def test_an_explorer_that_nobody_grants_leaves_once_the_trainer_has_finished():
+    master = WeightMaster()
+    master.phase = "end"
+    puller = CollectivePuller(LoneSession(master.desk), Wire(), 1)
+    with pytest.raises(RunStoppedError, match="the trainer has finished"):
+        puller.pull(at_least=5, timeout_secs=0.05)
+    assert master.desk(AskWaiting(0)) == []
+
+
 def test_a_trainer_that_does_not_meet_holds_a_copy_and_one_that_does_holds_nothing(call):
     publisher, wire = make_publisher(call, meet=False)
     params = make_params(1)

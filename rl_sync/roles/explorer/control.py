@@ -139,7 +139,13 @@ class TellFailure:
 
 @dataclasses.dataclass(frozen=True)
 class GiveUp:
-    """Ends the explorer with the error of the last pull."""
+    """Ends the explorer, because weights that it needs do not come.
+
+    Attributes:
+      why: the reason, as a sentence.
+    """
+
+    why: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,7 +419,7 @@ def transition(state: ExplorerControl, event: ExplorerEvent) -> Step:
             return state, (CheckDeadline(), _pull(state, since_secs))
         case _, PullFailed(since_secs, why):
             if not state.is_elastic:
-                return state, (GiveUp(),)
+                return state, (GiveUp(why),)
             # A trainer that is started again offers the version again.
             wait = (TellFailure(why), CheckDeadline(), Pause(POLL_SECS))
             return state, (*wait, _pull(state, since_secs))
@@ -494,9 +500,19 @@ def _work_on(state: ExplorerControl, answer: Answer) -> Step:
     state = dataclasses.replace(state, grant=answer)
     if suits(answer, state.version):
         return _begin(state)
+    if not state.is_elastic and state.version is not None and answer.version < state.version:
+        # Whoever is started anew gets all versions again, from a snapshot that is old enough.
+        return state, (GiveUp(_gone_text(answer.version, state.version)),)
     state = dataclasses.replace(state, stage=Stage.PULLING)
     what = f"the weights of version {answer.version}"
     return state, (StartDeadline(what, TRAINER), AwaitVersion(answer.version))
+
+
+def _gone_text(wanted: int, own: int) -> str:
+    return (
+        f"Groups were lost that have to be generated again with version {wanted} of the weights,"
+        f" which no process has any more: the explorer has version {own}."
+    )
 
 
 def _fetch(state: ExplorerControl, newest: int) -> Step:

@@ -140,9 +140,8 @@ class ExplorerLoop:
                 return self._swap(command) if command.step is None else self._pull(command)
             case control.TellFailure(why):
                 _log.warning("A version did not arrive, and is asked for again: %s", why)
-            case control.GiveUp():
-                assert self._failure is not None
-                raise self._failure
+            case control.GiveUp(why):
+                raise WeightsTransferError(why) from self._failure
             case control.BeginRollout(step):
                 self._begin(step)
             case control.RollOut():

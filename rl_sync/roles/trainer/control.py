@@ -507,10 +507,12 @@ def _end(state: TrainerControl, *first: TrainerCommand) -> TrainerOutcome:
 def _is_published(state: TrainerControl) -> bool:
     """Says whether the weights of the state are published, and explorers will use them."""
     assert state.point is not None
-    schedule, step = state.plan.schedule, state.step
+    schedule, step, is_exact = state.plan.schedule, state.step, state.plan.schedule.pull == "exact"
     if step < state.point.oldest_version:
         return False
-    first_user = schedule.first_user(step) if schedule.pull == "exact" else step + 1
+    if is_exact and state.point.counted >= state.plan.steps:
+        return False  # All groups are trained: explorers leave, and would not come for it.
+    first_user = schedule.first_user(step) if is_exact else step + 1
     return schedule.publishes_after(step) and first_user <= state.plan.steps
 
 

@@ -156,7 +156,25 @@ def test_a_pull_that_fails_is_repeated_if_the_trainer_is_started_again():
         Pull(3, False, 1, since_secs=8.5),
     )
     _, commands = take(WHOLE, *fetching, PullFailed(8.5, "the trainer is gone"))
-    assert commands == (control.GiveUp(),)
+    assert commands == (control.GiveUp("the trainer is gone"),)
+
+
+def test_an_explorer_of_a_cluster_gives_up_if_it_needs_weights_that_are_gone():
+    state = take(WHOLE, Ready(), answered(grant(3, 7, exactly=True)), NewestKnown(3), Pulled(3))[0]
+    state, _ = take(state, RolledOut(1, 0), Looked(0.0, None))
+    _, commands = take(state, answered(grant(2, 8, exactly=True)))
+    (given_up,) = commands
+    assert "version 2 of the weights, which no process has any more" in given_up.why
+    assert "the explorer has version 3" in given_up.why
+
+
+def test_where_the_trainer_keeps_versions_an_older_one_is_pulled_again():
+    elastic = ExplorerControl(groups=2, is_elastic=True)
+    told = answered(grant(3, 7, exactly=True))
+    state, _ = take(elastic, Ready(), told, NewestKnown(3), Pulled(3), RolledOut(1, 0))
+    state, _ = take(state, Looked(0.0, None), answered(grant(2, 8, exactly=True)))
+    _, commands = take(state, NewestKnown(3))
+    assert commands == (Pull(2, True, 1, None),)
 
 
 def test_weights_newer_than_those_of_a_grant_are_pulled_again_only_if_it_wants_its_own():

@@ -117,6 +117,14 @@ def test_logged_steps_are_trained_again_and_those_that_count_are_not_reported():
     assert [one.step for one in chosen(done, SaveSnapshot)] == [3, 4, 5, 6]
 
 
+def test_once_all_steps_count_nothing_is_published_that_explorers_would_have_to_come_for():
+    known, snapshots = KnownRun(start=0, counted=6), (2,)
+    begun = Begun(known, snapshots, reaches={0: 0, 2: 6})
+    done = executed(TrainerPlan(EXACT, steps=6), begun)
+    assert [one.step for one in chosen(done, TrainStep)] == [3, 4, 5, 6]
+    assert chosen(done, PublishVersion) == []
+
+
 def test_the_master_counts_all_that_is_logged_before_further_groups_are_taken():
     """It takes a group that is not in the buffer for lost, though step 4 has consumed it."""
     begun = Begun(KnownRun(start=0, counted=3), reaches={0: 4})
