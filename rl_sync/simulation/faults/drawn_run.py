@@ -31,6 +31,7 @@ _LISTED = ("crash", "outage", "stall", "partition", "full disk")
 _OF_ALL = {"outage": "all", "full disk": "the disk"}
 _COMMANDS = {MASTER: 300, REPLAY: 150, TRAINER: 60}
 _COMMANDS_OF_OTHERS = 100
+_SHARE_JOINT = 0.3
 """Crashes come at one of this many first commands of a process."""
 
 FAULTY_SECS = 40.0
@@ -95,6 +96,11 @@ class DrawnRun:
     faults: tuple[DrawnFault, ...]
 
     @property
+    def is_joint(self) -> bool:
+        """True if trainer and explorers are processes of one cluster."""
+        return self.transfer == "collective"
+
+    @property
     def is_exact(self) -> bool:
         """True if the run's result is the same whatever happens."""
         return self.schedule.pull == "exact"
@@ -149,6 +155,10 @@ def draw(seed: int) -> DrawnRun:
         kinds=frozenset(),
         faults=(),
     )
+    if random.Random(f"cluster {seed}").random() < _SHARE_JOINT:
+        run = dataclasses.replace(run, transfer="collective", swaps=False)
+        if run.is_exact:  # Each explorer comes to each version.
+            run = dataclasses.replace(run, explorers=min(explorers, groups_per_step))
     kinds = [kind for kind in KINDS if chance.random() < 0.5]
     return dataclasses.replace(run, kinds=frozenset(kinds), faults=_faults(run, kinds, chance))
 

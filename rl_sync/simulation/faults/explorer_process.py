@@ -12,6 +12,7 @@ from rl_sync.roles.explorer.control import ExplorerControl, transition
 from rl_sync.roles.master.events import ExplorersSeen, GroupsBuffered, LeaseGrant
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
+from rl_sync.simulation.faults.joint_transfer import TakingSide
 from rl_sync.simulation.faults.master_process import AskVersion
 from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import InsertGroup
@@ -52,6 +53,7 @@ class SimulatedExplorer(SimulatedProcess):
             in_parts=run.style == "stream",
             streams=run.style == "stream",
             swaps=run.swaps,
+            is_elastic=not run.is_joint,
         )
         self._weights: int | None = None
         self._held: HeldVersion | None = None
@@ -63,6 +65,11 @@ class SimulatedExplorer(SimulatedProcess):
         self._swaps_left = 0
         self._since = self._now
         self._sync_kind = sync_kind(run.transfer)
+        links = self.world.links
+        self._meeting = TakingSide(
+            self, self._number, links, self._take, self._late, lambda: self.world.end(self)
+        )
+        self._wanted: control.Pull | None = None
         self._beat()
         self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(control.Ready()))
 
@@ -142,6 +149,8 @@ class SimulatedExplorer(SimulatedProcess):
                 self._in_flight = [one._replace(parts=1) for one in self._in_flight]
                 done = control.EvaluationEnded(len(self._in_flight), self._room())
                 self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(done))
+            case control.GiveUp(why):
+                self.give_up(why)
             case control.LeaveRun():
                 self.world.end(self)
 
@@ -155,7 +164,7 @@ class SimulatedExplorer(SimulatedProcess):
         return self.world.announced()
 
     def _await(self, version: int, until: float, poll_secs: float) -> None:
-        if self.world.run.transfer == "server":
+        if self.world.run.transfer != "checkpoint":
             self.call(
                 MASTER,
                 AskVersion(version),
@@ -170,6 +179,10 @@ class SimulatedExplorer(SimulatedProcess):
             self.after(0.2, functools.partial(self._await, version, until, poll_secs))
 
     def _pull(self, command: control.Pull) -> None:
+        self._wanted = command
+        if self.world.run.is_joint:
+            self._meeting.pull(command.version, command.exactly)
+            return
         if self.world.run.transfer == "checkpoint":
             self.after(self._chance.uniform(0.05, 0.5), functools.partial(self._read, command))
             return
@@ -187,7 +200,7 @@ class SimulatedExplorer(SimulatedProcess):
             and (version == command.version or (version > command.version and not command.exactly))
         ]
         if not fitting:
-            self._late(command)
+            self._late()
             return
         weights = found[max(fitting)][0]
         target = HeldVersion("files", max(fitting), digest_of(weights))
@@ -195,7 +208,7 @@ class SimulatedExplorer(SimulatedProcess):
 
     def _receive(self, command: control.Pull, offer: Offer | None) -> None:
         if offer is None:
-            self._late(command)
+            self._late()
             return
         damaged = self.world.network.damages()
         self.accept(command, offer, None if damaged else applied(self._weights, offer))
@@ -204,15 +217,23 @@ class SimulatedExplorer(SimulatedProcess):
         """Takes weights if their digest is the right one, or asks for a full copy."""
         if weights is None:
             self._held = None
-            self._late(command)
+            self._late()
             return
-        self._weights, self._held = weights, offer.target
-        version = offer.target.version
+        self._held = offer.target
+        self._take(offer.target.version, weights)
+
+    def _take(self, version: int, weights: int) -> None:
+        command, self._weights = self._pulling, weights
         self.world.span(self.name, self._sync_kind, self._since, version=version, step=command.step)
         self._report(control.Pulled(version))
 
-    def _late(self, command: control.Pull) -> None:
-        since = self._now if command.since_secs is None else command.since_secs
+    @property
+    def _pulling(self) -> control.Pull:
+        assert self._wanted is not None
+        return self._wanted
+
+    def _late(self) -> None:
+        since = self._since if self._pulling.since_secs is None else self._pulling.since_secs
         self.after(_RECEIVE_SECS, lambda: self._report(control.PullLate(since)))
 
     # Groups.

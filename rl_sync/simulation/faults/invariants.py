@@ -201,6 +201,7 @@ class Invariants:
     def master_restarted(self, state: MasterState) -> None:
         """The master has read its journal: it may not remember what nobody was told."""
         self._newest = -1 if state.newest is None else state.newest
+        self._reported = state.trained_steps
 
     def snapshot_begins(self, buffered: frozenset[int]) -> None:
         """The trainer begins a snapshot, while these groups are in the buffer."""

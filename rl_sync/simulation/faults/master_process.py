@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from rl_sync.role_names import TRAINER
 from rl_sync.roles.explorer.control import Ask
 from rl_sync.roles.master.events import (
     LEASE_EXPIRED,
@@ -28,6 +29,18 @@ from rl_sync.roles.master.events import (
 )
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
+from rl_sync.simulation.faults.joint_transfer import (
+    AskFinished,
+    GrantAwaited,
+    MeetingEvent,
+    MeetingReset,
+    RequestGranted,
+    RequestsAwaited,
+    RequestWithdrawn,
+    WeightsRequested,
+    met,
+    seen,
+)
 from rl_sync.simulation.faults.processes import (
     Answerer,
     ArrivedCall,
@@ -35,6 +48,7 @@ from rl_sync.simulation.faults.processes import (
     Surroundings,
 )
 from rl_sync.types import Lease, Prompt
+from rl_sync.weights.rendezvous import Meeting
 
 LEASE_SECS = 8.0
 TICK_SECS = 2.0
@@ -86,6 +100,12 @@ class SnapshotTaken(NamedTuple):
     step: int
 
 
+class TrainerLost(NamedTuple):
+    """The launcher starts the trainer again, of whose lives this one has ended."""
+
+    life: int
+
+
 class ExplorerLost(NamedTuple):
     """The launcher has seen an explorer die, in one of its lives."""
 
@@ -100,7 +120,7 @@ Thread = tuple[str, int, str]
 class JournalLine(NamedTuple):
     """A line of the journal: an event, and the call that it came with."""
 
-    event: Event
+    event: Event | MeetingEvent
     thread: Thread | None
     number: int
     tokens: int
@@ -113,11 +133,13 @@ class Remembered(NamedTuple):
       state: the state.
       calls: the newest call of each thread of each process, and its answer.
       tokens: tokens of each reported step.
+      meeting: requests and grants of collective transfers.
     """
 
     state: MasterState
     calls: dict[Thread, tuple[int, Any]]
     tokens: dict[int, int]
+    meeting: Meeting = Meeting()
 
 
 class SimulatedMaster(SimulatedProcess):
@@ -181,7 +203,7 @@ class SimulatedMaster(SimulatedProcess):
         if not lines:
             return Remembered(MasterState(self._settings), {}, {})
         first, *entries = lines
-        known = Remembered(first.state, dict(first.calls), dict(first.tokens))
+        known = Remembered(first.state, dict(first.calls), dict(first.tokens), first.meeting)
         for entry in entries:
             known, _, _ = self._folded(known, entry)
         return known
@@ -190,6 +212,13 @@ class SimulatedMaster(SimulatedProcess):
         self, known: Remembered, entry: JournalLine
     ) -> tuple[Remembered, Any, tuple[Any, ...]]:
         """Applies one line of the journal; returns what is known then, the answer, the commands."""
+        if isinstance(entry.event, MeetingEvent):
+            meeting, answer = met(known.meeting, entry.event)
+            if meeting == known.meeting:
+                return known, answer, ()
+            if entry.thread is not None:
+                known.calls[entry.thread] = entry.number, answer
+            return known._replace(meeting=meeting), answer, ()
         state, commands = transition(known.state, entry.event)
         answers = [one for one in commands if not isinstance(one, Record)]
         answer = _answer_to(entry.event, state, answers[0] if answers else None)
@@ -206,7 +235,8 @@ class SimulatedMaster(SimulatedProcess):
         disk, names, known = self.world.disk, self.journals(), self.known
         number = 1 + max((int(name.split("-")[1]) for name in names), default=0)
         name, partial = f"journal-{number:04d}", "partial-journal"
-        disk.write(self.name, partial, [Remembered(known.state, {**known.calls}, {**known.tokens})])
+        saved = known._replace(calls={**known.calls}, tokens={**known.tokens})
+        disk.write(self.name, partial, [saved])
         self.flush(partial)
         self.command("rename the journal")
         disk.rename(partial, name)
@@ -215,16 +245,21 @@ class SimulatedMaster(SimulatedProcess):
             disk.delete(old)
 
     def _apply(
-        self, event: Event, thread: Thread | None = None, number: int = 0, tokens: int = 0
+        self,
+        event: Event | MeetingEvent,
+        thread: Thread | None = None,
+        number: int = 0,
+        tokens: int = 0,
     ) -> Any:
         """Applies an event, and writes it to the journal if it changes anything."""
-        entry, before = JournalLine(event, thread, number, tokens), self.known.state
+        entry, before = JournalLine(event, thread, number, tokens), self.known
         self.known, answer, commands = self._folded(self.known, entry)
-        if self.known.state is not before:
+        if self.known is not before:
             self.world.invariants.mastered(self.known.state, self.known.tokens)
             self.world.disk.append(self.name, self._journal, entry)
             self._write_soon()
-            if may_free_work(event, commands) and self._waiting and not self._wakes:
+            frees = isinstance(event, MeetingEvent) or may_free_work(event, commands)
+            if frees and self._waiting and not self._wakes:
                 self._wakes = True
                 self.after(0.0, self._wake)
         return answer
@@ -254,7 +289,7 @@ class SimulatedMaster(SimulatedProcess):
         if self.answered_before(thread, request, answer):
             return
         self.command(request.message)
-        if isinstance(request.message, Ask | AskVersion):
+        if isinstance(request.message, Ask | AskVersion | GrantAwaited | RequestsAwaited):
             self._try(thread, request, answer, self._now + request.poll_secs)
         else:
             self._reply(thread, request, answer, self._result(thread, request))
@@ -292,10 +327,17 @@ class SimulatedMaster(SimulatedProcess):
                 return self._save()
             case ExplorersSeen(seen_secs):
                 return self._see(seen_secs)
+            case TrainerLost(life):
+                self.forget(TRAINER, life)
+                return self._apply(MeetingReset(), thread, number)
             case ExplorerLost(explorer, life):
                 self.forget(f"explorer{explorer}", life)
                 return self._apply(ExplorerDied(explorer), thread, number)
             case VersionPublished() | GroupsBuffered() | GroupsRefused():
+                return self._apply(message, thread, number)
+            case AskFinished():
+                return self.known.state.trained_steps == self._settings.steps
+            case WeightsRequested() | RequestWithdrawn() | RequestGranted():
                 return self._apply(message, thread, number)
         raise AssertionError(f"the master does not know {message}")
 
@@ -319,7 +361,9 @@ class SimulatedMaster(SimulatedProcess):
         is_over = self._now >= until
         result = self._tried(thread, request)
         if is_over or not (isinstance(result, HoldBack) or result is None):
-            self._reply(thread, request, answer, self._newest() if result is None else result)
+            if isinstance(request.message, AskVersion):
+                result = self._newest()
+            self._reply(thread, request, answer, result)
             return
         again = functools.partial(self._try, thread, request, answer, until)
 
@@ -334,6 +378,8 @@ class SimulatedMaster(SimulatedProcess):
         message = request.message
         if isinstance(message, AskVersion):
             return self._newest() if self._newest() >= message.version else None
+        if isinstance(message, GrantAwaited | RequestsAwaited):
+            return seen(self.known.meeting, message)
         explorer = int(request.client.removeprefix("explorer"))
         unfinished, room, version = message.unfinished, message.room, message.version
         event = LeaseRequested(explorer, self._now, unfinished, room, version)

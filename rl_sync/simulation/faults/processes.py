@@ -52,6 +52,19 @@ class _Pending(NamedTuple):
     until_secs: float
 
 
+class Links(Protocol):
+    """Links of collective transfers; see `rl_sync.simulation.faults.joint_transfer`."""
+
+    def enter(
+        self,
+        explorer: str,
+        process: SimulatedProcess,
+        weights: int | None,
+        then: Callable[[int | None], None],
+    ) -> None:
+        """Enters the link to an explorer."""
+
+
 class Surroundings(Protocol):
     """Everything around a process; see `rl_sync.simulation.faults.world.World`."""
 
@@ -59,6 +72,7 @@ class Surroundings(Protocol):
     queue: EventQueue
     network: SimulatedNetwork
     disk: SimulatedDisk
+    links: Links
     invariants: Invariants
     processes: Mapping[str, SimulatedProcess]
 

@@ -34,6 +34,7 @@ from rl_sync.simulation.faults.invariants import (
     first_weights,
     trained,
 )
+from rl_sync.simulation.faults.joint_transfer import GivingSide
 from rl_sync.simulation.faults.master_process import (
     LOST,
     AskCounted,
@@ -98,6 +99,7 @@ class SimulatedTrainer(SimulatedProcess):
         self._control = TrainerControl(plan)
         self._versions = {0: first_weights(run)}
         self._store = self.store(f"life {self.life}", run.schedule.versions_kept)
+        self._meeting = GivingSide(self, self.world.links)
         self._aside: list[SimulatedGroup] = []
         self._uses = collections.Counter[int]()
         self._batches: dict[int, TrainedBatch] = {}
@@ -217,7 +219,9 @@ class SimulatedTrainer(SimulatedProcess):
             case control.GiveGroupsBack(reason):
                 left = tuple(dict.fromkeys(group.lease_id for group in self._aside))
                 self.call(MASTER, GroupsRefused(left, reason), lambda _: self._proceed())
-            case control.ServeWeights() | control.BeginEnd():
+            case control.ServeWeights():
+                self._serve(self._proceed)
+            case control.BeginEnd():
                 self._proceed()
             case control.EndTraining():
                 self.world.end(self)
@@ -228,9 +232,17 @@ class SimulatedTrainer(SimulatedProcess):
         known, remembered = None, set[int]()
         if counted is not None:
             known, remembered = KnownRun(0, counted), {*self._remembered()}
+            if self.world.run.is_joint and self.world.run.is_exact:
+                self._forget_after(counted)
         snapshots = tuple(sorted({*self._snapshots(), *remembered}))
         reaches = {step: self._reach(step) for step in (0, *snapshots)}
         self._report(control.Begun(known, snapshots, reaches))
+
+    def _forget_after(self, counted: int) -> None:
+        """Deletes batches of steps that are not counted, whose groups are generated again."""
+        for name in self.world.disk.names("log-"):
+            if int(name.split("-")[1]) > counted:
+                self.world.disk.delete(name)
 
     def _snapshots(self) -> list[int]:
         return [int(name.split("-")[1]) for name in self.world.disk.names("snapshot-")]
@@ -352,7 +364,8 @@ class SimulatedTrainer(SimulatedProcess):
             return
         missing = run.groups_per_step - len(fitting)
         taken = functools.partial(self._take, step, again)
-        self.call(REPLAY, SampleGroups(missing), taken, poll_secs=_POLL_SECS)
+        sample = SampleGroups(missing)
+        self._serve(lambda: self.call(REPLAY, sample, taken, poll_secs=_POLL_SECS))
 
     def _fitting(self, step: int) -> list[SimulatedGroup]:
         """Returns the groups at hand that a step may consume, in the batch's order."""
@@ -475,13 +488,30 @@ class SimulatedTrainer(SimulatedProcess):
             self.world.disk.rename(f"partial-{name}", name)
             for old in self.world.disk.names("weights-")[: -self.world.run.schedule.versions_kept]:
                 self.world.disk.delete(old)
-        began, kind = self.world.queue.now_secs, sync_kind(self.world.run.transfer)
+        began, run = self.world.queue.now_secs, self.world.run
+        kind = sync_kind(run.transfer)
 
         def announced(_: object) -> None:
+            if run.is_joint and run.is_exact:
+                explorers, until = {*range(1, run.explorers + 1)}, began + WAIT_SECS
+                self._meeting.give_to_all(explorers, until, ended)
+            else:
+                ended()
+
+        def ended() -> None:
             self.world.span(self.name, kind, began, version=version, step=version)
             self._proceed()
 
+        self._meeting.hold(version, weights)
         self.call(MASTER, VersionPublished(version), announced)
+
+    def _serve(self, then: Callable[[], None]) -> None:
+        """Serves explorers that wait for weights, where the transfer needs it."""
+        run = self.world.run
+        if run.is_joint and not run.is_exact:
+            self._meeting.serve(then)
+        else:
+            then()
 
     # Snapshots.
 

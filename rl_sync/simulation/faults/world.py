@@ -10,15 +10,22 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.records.spans import Span, SpanKind
-from rl_sync.roles.restart_policy import EndRun, RunFacts, decide
+from rl_sync.roles.master.events import FORMED_ANEW, GroupsRefused
+from rl_sync.roles.restart_policy import EndRun, RestartPrograms, RunFacts, decide
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.disk import SimulatedDisk
 from rl_sync.simulation.faults.drawn_run import FAULTY_SECS, MASTER, REPLAY, TRAINER, DrawnRun
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.invariants import BrokenRuleError, Invariants, described
-from rl_sync.simulation.faults.master_process import ExplorerLost, SimulatedMaster
+from rl_sync.simulation.faults.joint_transfer import SimulatedLinks
+from rl_sync.simulation.faults.master_process import (
+    ExplorerLost,
+    ListBuffered,
+    SimulatedMaster,
+    TrainerLost,
+)
 from rl_sync.simulation.faults.network import SimulatedNetwork
-from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
+from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, Links, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import SimulatedReplay
 from rl_sync.simulation.faults.trainer_process import MEMORY, SimulatedTrainer
 
@@ -85,6 +92,7 @@ class _Launcher(SimulatedProcess):
         """Has nothing to do at first."""
         self._earlier: dict[str, list[float]] = collections.defaultdict(list)
         self._dead: list[SimulatedProcess] = []
+        self._forms = False
 
     def notice(self, process: SimulatedProcess, delay_secs: float) -> None:
         """Learns of a death after a delay."""
@@ -92,13 +100,18 @@ class _Launcher(SimulatedProcess):
         self.after(delay_secs, self._decide)
 
     def _decide(self) -> None:
-        dead, self._dead = [one for one in self._dead if not one.is_alive], []
+        dead = [
+            one
+            for one in self._dead
+            if not (one.is_alive or (self._forms and self._is_program(one)))
+        ]
+        self._dead = []
         if not dead:
             return
         names = [one.name for one in dead]
         now = self.world.queue.now_secs
         facts = RunFacts(
-            is_elastic=True,
+            is_elastic=not self.world.run.is_joint,
             phase=self.world.phase,
             restarts=self.world.run.restarts,
             earlier=self._earlier,
@@ -117,11 +130,52 @@ class _Launcher(SimulatedProcess):
             return
         for restart in decision:
             self._earlier[restart.role].append(now)
-            self.restart(self.world.processes[restart.role])
+            if isinstance(restart, RestartPrograms):
+                self._form_anew()
+            else:
+                self.restart(self.world.processes[restart.role])
 
     def _resume(self, ended: list[SimulatedProcess]) -> None:
+        is_joint = self.world.run.is_joint
         for process in dict.fromkeys(ended):
-            self.restart(process)
+            if not (is_joint and self._is_program(process)):
+                self.restart(process)
+        if is_joint and not self._forms:
+            self._form_anew()
+
+    def _is_program(self, process: SimulatedProcess) -> bool:
+        return process.name not in (MASTER, REPLAY, self.name)
+
+    def _form_anew(self) -> None:
+        """Ends the trainer and all explorers, tells the master, and starts them as one cluster."""
+        self._forms = True
+        programs = [*filter(self._is_program, self.world.processes.values())]
+        for process in programs:
+            self.world.stop(process)
+        trainer, *explorers = programs
+        lost = [ExplorerLost(at, one.life) for at, one in enumerate(explorers, 1)]
+        self._tell([TrainerLost(trainer.life), *lost], programs)
+
+    def _tell(self, messages: list[Any], programs: list[SimulatedProcess]) -> None:
+        """Tells the master of all deaths, one after the other."""
+        if messages:
+            message, *rest = messages
+            self.call(MASTER, message, lambda _: self._tell(rest, programs), "cluster")
+        elif self.world.run.is_exact:
+            drop = functools.partial(self._drop, programs)
+            self.call(MASTER, ListBuffered(), drop, "cluster")
+        else:
+            self._start(programs)
+
+    def _drop(self, programs: list[SimulatedProcess], buffered: tuple[int, ...]) -> None:
+        """Drops groups in the buffer: each explorer needs work of each version."""
+        refused = GroupsRefused(buffered, FORMED_ANEW)
+        self.call(MASTER, refused, lambda _: self._start(programs), "cluster")
+
+    def _start(self, programs: list[SimulatedProcess]) -> None:
+        self._forms = False
+        for process in programs:
+            process.start()
 
     def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Nobody calls the launcher."""
@@ -153,6 +207,7 @@ class World:
         self.network = SimulatedNetwork(self.queue, self.chance, run.kinds)
         self.disk = SimulatedDisk()
         self.invariants = Invariants(run)
+        self.links: Links = SimulatedLinks(self.queue, random.Random(f"links {run.seed}"))
         self.noted: list[Noted] = []
         self.spans: list[Span] = []
         self.master = parts.master(self, MASTER)
@@ -216,13 +271,22 @@ class World:
         """Ends a process, which is started again after a while."""
         self.note(process.name, f"DIES: {why}")
         self._deaths += 1
+        self._end_life(process)
+        self._launcher.notice(process, self.chance.uniform(0.5, 2.5))
+
+    def stop(self, process: SimulatedProcess) -> None:
+        """Ends a process for the launcher, which starts it again itself."""
+        if process.is_alive:
+            self.note(process.name, "is ended by the launcher")
+        self._end_life(process)
+
+    def _end_life(self, process: SimulatedProcess) -> None:
         process.die()
         process.is_done = False
         if process is not self.master and process is not self.replay:
             self._left.add(process.name)
         if "power" in self.run.kinds and self.queue.now_secs < FAULTY_SECS:
             self.disk.cut_power(process.name, self.chance)
-        self._launcher.notice(process, self.chance.uniform(0.5, 2.5))
 
     def end(self, process: SimulatedProcess) -> None:
         """A process has nothing more to do; the trainer still answers."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rl_sync.roles.explorer.control import Ask
 from rl_sync.roles.master.events import GroupsRefused
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
+from rl_sync.simulation.faults.joint_transfer import MeetingReset
 from rl_sync.simulation.faults.master_process import SimulatedMaster
 from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
 from rl_sync.simulation.faults.weights_store import WeightsStore
@@ -143,12 +144,28 @@ class DoesNotVerify(SimulatedExplorer):
 
     def _receive(self, command, offer):
         if offer is None:
-            self._late(command)
+            self._late()
             return
         weights = self._weights if offer.full is None else offer.full
         for payload in offer.deltas:
             weights ^= payload
         self.accept(command, offer, weights)
+
+
+class KeepsRequestsOfTheDead(SimulatedMaster):
+    """When a cluster is formed anew, its trainer is told of explorers that waited before."""
+
+    def _apply(self, event, *arguments, **named):
+        if isinstance(event, MeetingReset):
+            return None
+        return super()._apply(event, *arguments, **named)
+
+
+class WaitsForGoneWeights(SimulatedExplorer):
+    """Waits for a version that no process of its cluster has any more."""
+
+    def transition(self, state, event):
+        return super().transition(dataclasses.replace(state, is_elastic=True), event)
 
 
 class Mutant(NamedTuple):
@@ -194,4 +211,6 @@ MUTANTS = {
     ),
     "a dropped id that pins the cursor": Mutant(Parts(master=PinnedCursor), STANDSTILL),
     "a stale journal replayed": Mutant(Parts(master=StaleJournal), "after step"),
+    "a transfer with the dead": Mutant(Parts(master=KeepsRequestsOfTheDead), STANDSTILL),
+    "a wait for weights that are gone": Mutant(Parts(explorer=WaitsForGoneWeights), STANDSTILL),
 }

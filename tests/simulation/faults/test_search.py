@@ -48,7 +48,7 @@ def test_seeds_draw_all_schedules_styles_and_faults():
     assert {(kind, role) for kind in ("crash", "stall", "partition") for role in roles} < struck
     assert {process for kind, process in struck if kind == "outage"} == {"all"}
     assert {run.style for run in runs} == {"whole", "carry", "stream"}
-    assert {run.transfer for run in runs} == {"server", "checkpoint"}
+    assert {run.transfer for run in runs} == {"server", "checkpoint", "collective"}
     assert {run.times_sampled for run in runs} == {1, 2}
     assert {run.schedule.offset for run in runs} == {0, 1, 2}
 
