@@ -92,6 +92,7 @@ class DrawnRun:
     memory_every_steps: int
     evaluate_every_steps: int
     restarts: int
+    fanout: int
     kinds: frozenset[str]
     faults: tuple[DrawnFault, ...]
 
@@ -117,9 +118,9 @@ class DrawnRun:
         return (
             f"seed {self.seed}: {how}, bound {schedule.staleness_bound}, {self.steps} steps of"
             f" {self.groups_per_step} groups, {self.explorers} explorers ({self.style}, swaps"
-            f" {self.swaps}, {self.groups} groups each), {self.transfer} transfer, groups sampled"
-            f" {self.times_sampled} times, snapshots every {self.save_every_steps} steps,"
-            f" in memory every {self.memory_every_steps}"
+            f" {self.swaps}, {self.groups} groups each), {self.transfer} transfer (fanout"
+            f" {self.fanout}), groups sampled {self.times_sampled} times, snapshots every"
+            f" {self.save_every_steps} steps, in memory every {self.memory_every_steps}"
         )
 
 
@@ -152,6 +153,7 @@ def draw(seed: int) -> DrawnRun:
         memory_every_steps=random.Random(f"memory {seed}").choice((0, 1, 2)),
         evaluate_every_steps=0 if exact else chance.choice((0, 0, 2)),
         restarts=random.Random(f"restarts {seed}").choice((1, 3, 100)),
+        fanout=0,
         kinds=frozenset(),
         faults=(),
     )
@@ -159,6 +161,9 @@ def draw(seed: int) -> DrawnRun:
         run = dataclasses.replace(run, transfer="collective", swaps=False)
         if run.is_exact:  # Each explorer comes to each version.
             run = dataclasses.replace(run, explorers=min(explorers, groups_per_step))
+    if run.transfer == "server" and explorers > 1:
+        fanout = random.Random(f"fanout {seed}").choice((0, 1, 2))
+        run = dataclasses.replace(run, fanout=fanout)
     kinds = [kind for kind in KINDS if chance.random() < 0.5]
     return dataclasses.replace(run, kinds=frozenset(kinds), faults=_faults(run, kinds, chance))
 

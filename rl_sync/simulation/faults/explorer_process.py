@@ -15,6 +15,7 @@ from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, dig
 from rl_sync.simulation.faults.joint_transfer import TakingSide
 from rl_sync.simulation.faults.master_process import AskVersion
 from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
+from rl_sync.simulation.faults.relays import BlockReader, FetchBlock
 from rl_sync.simulation.faults.replay_process import InsertGroup
 from rl_sync.simulation.faults.trainer_process import FetchWeights
 from rl_sync.simulation.faults.weights_store import Offer, applied
@@ -69,13 +70,18 @@ class SimulatedExplorer(SimulatedProcess):
         self._meeting = TakingSide(
             self, self._number, links, self._take, self._late, lambda: self.world.end(self)
         )
+        self._blocks = BlockReader(self)
         self._wanted: control.Pull | None = None
         self._beat()
+        if run.fanout:
+            self._blocks.join()
         self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(control.Ready()))
 
     def handle(self, request: ArrivedCall, answer: Answerer) -> None:
-        """Nobody calls an explorer."""
-        raise AssertionError(f"{self.name} does not know {request.message}")
+        """Hands on blocks of weights."""
+        self.command(request.message)
+        assert isinstance(request.message, FetchBlock), request.message
+        self._blocks.hand_on(request, answer)
 
     def transition(self, state: ExplorerControl, event: control.ExplorerEvent) -> control.Step:
         """Decides what to do after an event."""
@@ -187,7 +193,15 @@ class SimulatedExplorer(SimulatedProcess):
             self.after(self._chance.uniform(0.05, 0.5), functools.partial(self._read, command))
             return
         message = FetchWeights(command.version, command.exactly, self._held)
-        self.call(TRAINER, message, functools.partial(self._receive, command))
+        receive = functools.partial(self._receive, command)
+        self.call(TRAINER, message, self._relayed if self.world.run.fanout else receive)
+
+    def _relayed(self, offer: Offer | None) -> None:
+        """Fetches the payloads of an offer from other explorers."""
+        if offer is None:
+            self._late()
+        else:
+            self._blocks.fetch(offer, functools.partial(self._receive, self._pulling))
 
     def _read(self, command: control.Pull) -> None:
         """Reads a version that is whole from the disk."""
@@ -220,6 +234,7 @@ class SimulatedExplorer(SimulatedProcess):
             self._late()
             return
         self._held = offer.target
+        self._blocks.keep(offer)
         self._take(offer.target.version, weights)
 
     def _take(self, version: int, weights: int) -> None:

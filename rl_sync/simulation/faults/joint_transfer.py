@@ -89,7 +89,7 @@ def seen(meeting: Meeting, message: GrantAwaited | RequestsAwaited) -> Any:
     return point.waiting(0.0) or None
 
 
-class _Side(NamedTuple):
+class _LinkSide(NamedTuple):
     process: SimulatedProcess
     life: int
     weights: int | None
@@ -113,7 +113,7 @@ class SimulatedLinks:
 
     def __init__(self, queue: EventQueue, chance: random.Random) -> None:
         self._queue, self._chance = queue, chance
-        self._inside: dict[str, list[_Side]] = {}
+        self._inside: dict[str, list[_LinkSide]] = {}
 
     def enter(
         self,
@@ -131,13 +131,13 @@ class SimulatedLinks:
           then: called with the weights at the end of the transfer.
         """
         sides = [one for one in self._inside.get(explorer, []) if one.is_there]
-        sides.append(_Side(process, process.life, weights, then))
+        sides.append(_LinkSide(process, process.life, weights, then))
         self._inside[explorer] = sides
         if len(sides) == 2:
             del self._inside[explorer]
             self._queue.after(self._chance.uniform(0.05, 0.5), functools.partial(self._end, sides))
 
-    def _end(self, sides: list[_Side]) -> None:
+    def _end(self, sides: list[_LinkSide]) -> None:
         left = [one for one in sides if one.is_there]
         if len(left) == 2:
             (sent,) = {one.weights for one in sides} - {None}

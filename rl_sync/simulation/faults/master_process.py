@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rl_sync.role_names import TRAINER
@@ -46,6 +47,14 @@ from rl_sync.simulation.faults.processes import (
     ArrivedCall,
     SimulatedProcess,
     Surroundings,
+)
+from rl_sync.simulation.faults.relays import (
+    AskPath,
+    RelayFailed,
+    RelayJoined,
+    RelayLeft,
+    addresses_after,
+    tree_of,
 )
 from rl_sync.types import Lease, Prompt
 from rl_sync.weights.rendezvous import Meeting
@@ -113,6 +122,9 @@ class ExplorerLost(NamedTuple):
     life: int
 
 
+LastingEvent = MeetingEvent | RelayJoined | RelayLeft
+"""An event that changes what the master knows about weights."""
+
 Thread = tuple[str, int, str]
 """A thread of a life of a process."""
 
@@ -120,7 +132,7 @@ Thread = tuple[str, int, str]
 class JournalLine(NamedTuple):
     """A line of the journal: an event, and the call that it came with."""
 
-    event: Event | MeetingEvent
+    event: Event | LastingEvent
     thread: Thread | None
     number: int
     tokens: int
@@ -134,12 +146,14 @@ class Remembered(NamedTuple):
       calls: the newest call of each thread of each process, and its answer.
       tokens: tokens of each reported step.
       meeting: requests and grants of collective transfers.
+      relays: address of each explorer's process that hands on blocks.
     """
 
     state: MasterState
     calls: dict[Thread, tuple[int, Any]]
     tokens: dict[int, int]
     meeting: Meeting = Meeting()
+    relays: Mapping[str, str] = MappingProxyType({})
 
 
 class SimulatedMaster(SimulatedProcess):
@@ -170,6 +184,7 @@ class SimulatedMaster(SimulatedProcess):
         self._unsent: list[Callable[[], None]] = []
         self._is_dirty = self._wakes = False
         self.known = self._recovered()
+        self._tree = tree_of(self.world.run.fanout or 1, self.known.relays)
         self.world.invariants.master_restarted(self.known.state)
         self._save()
         self._see(range(1, self.world.run.explorers + 1))  # The clock is another one.
@@ -203,7 +218,7 @@ class SimulatedMaster(SimulatedProcess):
         if not lines:
             return Remembered(MasterState(self._settings), {}, {})
         first, *entries = lines
-        known = Remembered(first.state, dict(first.calls), dict(first.tokens), first.meeting)
+        known = first._replace(calls=dict(first.calls), tokens=dict(first.tokens))
         for entry in entries:
             known, _, _ = self._folded(known, entry)
         return known
@@ -219,6 +234,8 @@ class SimulatedMaster(SimulatedProcess):
             if entry.thread is not None:
                 known.calls[entry.thread] = entry.number, answer
             return known._replace(meeting=meeting), answer, ()
+        if isinstance(entry.event, RelayJoined | RelayLeft):
+            return known._replace(relays=addresses_after(known.relays, entry.event)), None, ()
         state, commands = transition(known.state, entry.event)
         answers = [one for one in commands if not isinstance(one, Record)]
         answer = _answer_to(entry.event, state, answers[0] if answers else None)
@@ -246,7 +263,7 @@ class SimulatedMaster(SimulatedProcess):
 
     def _apply(
         self,
-        event: Event | MeetingEvent,
+        event: Event | LastingEvent,
         thread: Thread | None = None,
         number: int = 0,
         tokens: int = 0,
@@ -258,7 +275,7 @@ class SimulatedMaster(SimulatedProcess):
             self.world.invariants.mastered(self.known.state, self.known.tokens)
             self.world.disk.append(self.name, self._journal, entry)
             self._write_soon()
-            frees = isinstance(event, MeetingEvent) or may_free_work(event, commands)
+            frees = isinstance(event, LastingEvent) or may_free_work(event, commands)
             if frees and self._waiting and not self._wakes:
                 self._wakes = True
                 self.after(0.0, self._wake)
@@ -332,9 +349,18 @@ class SimulatedMaster(SimulatedProcess):
                 return self._apply(MeetingReset(), thread, number)
             case ExplorerLost(explorer, life):
                 self.forget(f"explorer{explorer}", life)
+                self._tree.leave(f"explorer{explorer}")
+                self._apply(RelayLeft(f"explorer{explorer}"))
                 return self._apply(ExplorerDied(explorer), thread, number)
             case VersionPublished() | GroupsBuffered() | GroupsRefused():
                 return self._apply(message, thread, number)
+            case RelayJoined(reader, address):
+                self._tree.join(reader, address)
+                return self._apply(message, thread, number)
+            case AskPath(reader):
+                return self._tree.path(reader, self._now)
+            case RelayFailed(source):
+                return self._tree.report(source, 0, 0.0, True, self._now)
             case AskFinished():
                 return self.known.state.trained_steps == self._settings.steps
             case WeightsRequested() | RequestWithdrawn() | RequestGranted():

@@ -195,6 +195,10 @@ class SimulatedProcess:
         self._pending[channel] = _Pending(request, target, then, until)
         self._send(self._pending[channel])
 
+    def forget_call(self, channel: str) -> None:
+        """Does not wait any longer for the answer to a call."""
+        self._pending.pop(channel, None)
+
     def receive(self, request: ArrivedCall, life: int) -> None:
         """Takes a call that has arrived, if it was sent to this life of the process."""
         if self.is_alive and self.life == life:

@@ -46,6 +46,7 @@ from rl_sync.simulation.faults.master_process import (
     StepDone,
 )
 from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
+from rl_sync.simulation.faults.relays import FetchBlock
 from rl_sync.simulation.faults.replay_process import ListGroups, SampleGroups, SaveBuffer
 from rl_sync.simulation.faults.weights_store import Offer, WeightsStore
 from rl_sync.weights.deltas.artifact import HeldVersion
@@ -116,6 +117,8 @@ class SimulatedTrainer(SimulatedProcess):
         match request.message:
             case FetchWeights(version, exactly, held):
                 answer(self.offer(version, exactly, held))
+            case FetchBlock(key):
+                answer(self._store.payload(key))
 
     def offer(self, version: int, exactly: bool, held: HeldVersion | None) -> Offer | None:
         """Returns what a receiver has to fetch; None if there is no such version."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rl_sync.simulation.faults.invariants import digest_of
-from rl_sync.weights.deltas.artifact import Artifact, ArtifactKey, HeldVersion, chain_from
+from rl_sync.weights.deltas.artifact import FULL, Artifact, ArtifactKey, HeldVersion, chain_from
 
 _FULL_BYTES = 4
 
@@ -17,11 +17,20 @@ class Offer(NamedTuple):
       target: the version with its digest.
       deltas: differences to apply in order.
       full: the whole weights; None if differences lead there.
+      route: artifacts that lead to the target, in order.
+      checks: check sum of each one's payload.
     """
 
     target: HeldVersion
     deltas: tuple[int, ...]
     full: int | None
+    route: tuple[ArtifactKey, ...] = ()
+    checks: tuple[str, ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """True if the whole weights are fetched."""
+        return any(key.base == FULL for key in self.route)
 
 
 class WeightsStore:
@@ -73,8 +82,18 @@ class WeightsStore:
         target = HeldVersion(self._chain, newest, digest_of(weights))
         route = self.route(held, target)
         if route is None:
-            return Offer(target, (), weights)
-        return Offer(target, tuple(self._payloads[one.key.version] for one in route), None)
+            key = ArtifactKey(self._chain, newest, FULL, 0)
+            return Offer(target, (), weights, (key,), (digest_of(weights),))
+        payloads = tuple(self._payloads[one.key.version] for one in route)
+        keys, checks = tuple(one.key for one in route), tuple(map(digest_of, payloads))
+        return Offer(target, payloads, None, keys, checks)
+
+    def payload(self, key: ArtifactKey) -> int | None:
+        """Returns the payload of an artifact; None if it is gone, or another publisher's."""
+        if key.base == FULL:
+            return self._weights.get(key.version) if key.chain == self._chain else None
+        artifact = self.deltas.get(key.version)
+        return self._payloads[key.version] if artifact and artifact.key == key else None
 
     def route(self, held: HeldVersion | None, target: HeldVersion) -> list[Artifact] | None:
         """Returns the differences that lead to a version; None for a full copy."""

@@ -11,6 +11,7 @@ from rl_sync.roles.master.events import GroupsRefused
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.joint_transfer import MeetingReset
 from rl_sync.simulation.faults.master_process import SimulatedMaster
+from rl_sync.simulation.faults.relays import BlockReader
 from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
 from rl_sync.simulation.faults.weights_store import WeightsStore
 from rl_sync.simulation.faults.world import Parts
@@ -168,6 +169,26 @@ class WaitsForGoneWeights(SimulatedExplorer):
         return super().transition(dataclasses.replace(state, is_elastic=True), event)
 
 
+class TrustsRelays(BlockReader):
+    """Hands on the payload of any publisher's version, and takes it without a check."""
+
+    def hand_on(self, request, answer):
+        wanted = request.message.key
+        found = [payload for key, payload in self._held.items() if key.version == wanted.version]
+        answer(found[0] if found else None)
+
+    def accepts(self, payload, check):
+        return True
+
+
+class ReadsFromRelaysUnchecked(DoesNotVerify):
+    """Neither checks payloads nor what they lead to."""
+
+    def begin(self):
+        super().begin()
+        self._blocks = TrustsRelays(self)
+
+
 class Mutant(NamedTuple):
     """A mistake.
 
@@ -212,5 +233,8 @@ MUTANTS = {
     "a dropped id that pins the cursor": Mutant(Parts(master=PinnedCursor), STANDSTILL),
     "a stale journal replayed": Mutant(Parts(master=StaleJournal), "after step"),
     "a transfer with the dead": Mutant(Parts(master=KeepsRequestsOfTheDead), STANDSTILL),
+    "a payload of another publisher": Mutant(
+        Parts(explorer=ReadsFromRelaysUnchecked), "decodes with"
+    ),
     "a wait for weights that are gone": Mutant(Parts(explorer=WaitsForGoneWeights), STANDSTILL),
 }

@@ -55,7 +55,7 @@ def test_seeds_draw_all_schedules_styles_and_faults():
 
 def test_processes_die_at_commands_of_all_kinds():
     died = collections.Counter()
-    for seed in (seed for seed in range(300) if "crash" in draw(seed).kinds):
+    for seed in (seed for seed in range(600) if "crash" in draw(seed).kinds):
         before = {}
         for noted in simulate(draw(seed), notes=True).noted:
             if noted.what == "DIES: crashes":
@@ -97,7 +97,7 @@ def test_a_failing_run_is_made_small_and_fails_again():
     smallest = shrink(seed, parts)
     assert "damage" in smallest.kinds
     assert len(smallest.kinds) < len(draw(seed).kinds)
-    assert smallest.faults == ()
+    assert len(smallest.faults) <= 1
     assert smallest.steps <= draw(seed).steps
     assert "decodes with" in examine(seed, parts, smallest).failed
     assert examine(seed, alteration=smallest).failed is None
