@@ -1,7 +1,7 @@
 """Predicted and real speed and staleness of twelve schedules, on seeds that nothing was tuned on.
 
     python benchmarks/tune.py [--config=configs/long_tail.py] [--seeds=300,301,302] [--steps=30]
-        [--schedules=1,4,8] [--results=runs/tune-long_tail.jsonl]
+        [--schedules=1,4,8] [--model=policy] [--results=runs/tune-long_tail.jsonl]
     python benchmarks/tune.py --report [...]
 
 For each seed, one short run in the mode `asynchronous` is measured, and all schedules are predicted
@@ -10,8 +10,12 @@ the results, and a run that has a line is not repeated, so the command can be st
 All runs transfer weights by checkpoint and take no evaluations or snapshots on the way. A first
 run, which does not count, compiles the programs for all shapes of batches.
 
-The table has, for each schedule, the median over the seeds of trainer steps an hour and of mean
-staleness, predicted and real, and the greatest error of a seed. *Regret* is what the schedule that
+With `--model` the runs begin with an exported policy, in place of SFT.
+
+The table has, for each schedule, the median over the seeds of trainer steps an hour, of generated
+tokens a second and of mean staleness, predicted and real, and the greatest error of a seed. What
+a policy learns changes the length of its completions, differently in each run, which no schedule
+can predict: that is in the steps, and not in the tokens. *Regret* is what the schedule that
 is predicted to be the fastest loses against the fastest real one. Runs need a machine without other
 work: the predictions can only be as good as the measured times.
 """
@@ -40,7 +44,7 @@ from rl_sync.simulation.speed.speed_plan import plan_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SIMULATED_SEEDS = range(4)
-MEASURED = "measured"
+MEASURED, TOKENS = "measured", "tokens"
 WITHIN, REGRET = 0.10, 0.05
 COMMON = {
     "sync.transfer": "checkpoint",
@@ -69,14 +73,19 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 MEASURED_MODE = {"sync.mode": "asynchronous"}
 
 
-def run(config: str, seed: int, steps: int, changes: Mapping[str, Any], workdir: Path) -> None:
+def run(
+    arguments: argparse.Namespace, seed: int, changes: Mapping[str, Any], workdir: Path
+) -> None:
     """Makes a run.
 
     Raises:
       SystemExit: it failed.
     """
-    flags = {**COMMON, **changes, "seed": seed, "trainer.steps": steps, "workdir": workdir}
-    command = [sys.executable, "-m", "launcher", f"--config={config}"]
+    flags = {**COMMON, **changes, "seed": seed, "workdir": workdir}
+    flags["trainer.steps"] = arguments.steps
+    if arguments.model is not None:
+        flags |= {"model.path": arguments.model.resolve(), "sft.steps": 0}
+    command = [sys.executable, "-m", "launcher", f"--config={arguments.config}"]
     command += [f"--config.{name}={value}" for name, value in flags.items()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -114,11 +123,11 @@ def report(lines: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[str]:
     """Writes the table, and how many predictions and choices are good."""
     predicted = {line["seed"]: line["figures"] for line in lines if line["name"] == MEASURED}
     found = {(line["name"], line["seed"]): line["figures"] for line in lines}
-    rows = [
-        "| schedule | steps/h, predicted | real | error | staleness, predicted | real | error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    good = count = 0
+    figures = {"steps_an_hour": "steps/h", TOKENS: "tokens/s", "mean_staleness": "staleness"}
+    heads = [f"{name}, predicted | real | error" for name in figures.values()]
+    rows = [f"| schedule | {' | '.join(heads)} |", "|---" * (1 + 3 * len(figures)) + "|"]
+    good = dict.fromkeys(figures, 0)
+    count = 0
     for name in SCHEDULES:
         pairs = [
             (predicted[seed][name], found[name, seed])
@@ -128,17 +137,18 @@ def report(lines: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[str]:
         if not pairs:
             continue
         cells = [name]
-        for figure in ("steps_an_hour", "mean_staleness"):
-            guessed, measured = ([one[side][figure] for one in pairs] for side in (0, 1))
+        count += len(pairs)
+        for figure in figures:
+            guessed, measured = ([_figure(one[side], figure) for one in pairs] for side in (0, 1))
             errors = [_error(a, b) for a, b in zip(guessed, measured, strict=True)]
-            good += sum(abs(error) <= WITHIN for error in errors)
-            count += len(errors)
+            good[figure] += sum(abs(error) <= WITHIN for error in errors)
             middle = [statistics.median(values) for values in (guessed, measured)]
-            digits = ",.0f" if figure == "steps_an_hour" else ".2f"
+            digits = ".2f" if figure == "mean_staleness" else ",.0f"
             worst = max(errors, key=abs)
             cells += [f"{middle[0]:{digits}}", f"{middle[1]:{digits}}", f"{worst:+.0%}"]
         rows.append("| " + " | ".join(cells) + " |")
-    rows.append(f"\n{good} of {count} figures are within {WITHIN:.0%}.")
+    shares = ", ".join(f"{figures[name]}: {found} of {count}" for name, found in good.items())
+    rows.append(f"\nWithin {WITHIN:.0%}: {shares}.")
     for seed in seeds:
         speeds = {
             name: found[name, seed]["steps_an_hour"] for name in SCHEDULES if (name, seed) in found
@@ -154,6 +164,13 @@ def report(lines: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[str]:
     return rows
 
 
+def _figure(figures: Mapping[str, float], name: str) -> float:
+    """Returns a figure of a run; the tokens a second follow from two of them."""
+    if name == TOKENS:
+        return figures["tokens_a_step"] * figures["steps_an_hour"] / 3600
+    return figures[name]
+
+
 def _error(guessed: float, measured: float) -> float:
     """Returns the relative error; of a staleness of nearly 0, the difference."""
     return (guessed - measured) / measured if measured > 0.1 else guessed - measured
@@ -166,6 +183,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="300,301,302")
     parser.add_argument("--steps", type=int, default=30, help="trainer steps of each run")
     parser.add_argument("--schedules", default="", help="numbers from 1; all by default")
+    parser.add_argument("--model", type=Path, help="an exported policy, to begin without SFT")
     parser.add_argument("--results", type=Path, help="default: runs/tune-<config>.jsonl")
     parser.add_argument("--report", action="store_true", help="only report the results so far")
     arguments = parser.parse_args()
@@ -186,9 +204,9 @@ def main() -> None:
         changes = MEASURED_MODE if name == MEASURED else SCHEDULES[name]
         with tempfile.TemporaryDirectory() as folder:
             if not i and not done:
-                run(arguments.config, seed, 4, changes, Path(folder, "compiles"))
+                run(arguments, seed, changes, Path(folder, "compiles"))
             workdir = Path(folder, "run")
-            run(arguments.config, seed, arguments.steps, changes, workdir)
+            run(arguments, seed, changes, workdir)
             made = predictions(workdir, arguments.steps) if name == MEASURED else real(workdir)
         writer.write({"name": name, "seed": seed, "steps": arguments.steps, "figures": made})
         print(f"# seed {seed}, {name}: {json.dumps(made)[:200]}", flush=True)

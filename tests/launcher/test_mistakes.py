@@ -55,7 +55,7 @@ FLAGS = [
         "for resume, plan, tune, timeline, rollouts, page, report, eval and export, not for run",
         "--config.workdir=x?",
     ),
-    ("plan CONFIG --workdir=x", "x has 0 trainer steps on record", "at least 4"),
+    ("plan CONFIG --workdir=x", "--workdir=x is not a directory"),
     ("plan CONFIG --compile=v5e", "'v5e' is not a target", "such as v5e:4x4"),
     ("plan CONFIG --find=v6:2x2", "'v6' is not one of the chips", "v6e"),
     ("CONFIG --steps=5", "did you mean --config.trainer.steps=5?"),

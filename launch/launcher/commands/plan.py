@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_sync.launcher import config_file
 from rl_sync.launcher.command import Arguments
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ def execute(arguments: Arguments) -> int:
     if "workdir" in flags:
         from rl_sync.plan.pace_text import describe_predicted
 
-        predicted = describe_predicted(settings, flags["workdir"])  # Errors come before output.
+        # Errors come before output.
+        predicted = describe_predicted(settings, flags["workdir"], _measured(flags["workdir"]))
         more.append(lambda: predicted)
     if "find" in flags:
         from rl_sync.plan.mesh_search import describe_found
@@ -60,6 +63,15 @@ def execute(arguments: Arguments) -> int:
     for number, text in enumerate(more):
         print("\n" * (number > 0) + text(), flush=True)
     return 0
+
+
+def _measured(workdir: str) -> RunSettings:
+    """Returns the settings of the run whose times are used."""
+    from rl_sync.launcher.commands.report import check_run
+    from rl_sync.settings.config_reading import read_settings
+
+    check_run(workdir, f"--workdir={workdir}")
+    return read_settings(config_file.of_run(Path(workdir)).to_dict())
 
 
 def _judging(settings: RunSettings, task: Task) -> str:

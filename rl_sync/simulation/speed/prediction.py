@@ -38,6 +38,7 @@ class SpeedFigures(NamedTuple):
       mean_staleness, max_staleness: over trained groups, in trainer steps.
       explorer_idle, trainer_idle: share of the time without work.
       buffered: mean number of groups in the buffer.
+      tokens_a_step: generated tokens for each trainer step.
     """
 
     steps_an_hour: float
@@ -47,6 +48,7 @@ class SpeedFigures(NamedTuple):
     explorer_idle: float
     trainer_idle: float
     buffered: float
+    tokens_a_step: float
 
 
 def simulate(plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unheard) -> list[Span]:
@@ -98,7 +100,12 @@ def figures_of(spans: Sequence[Span]) -> SpeedFigures:
         explorer_idle=summary.explorer_idle_share,
         trainer_idle=summary.role(TRAINER).idle_share,
         buffered=filled / whole if whole else 0.0,
+        tokens_a_step=_tokens(spans) / len(of_kind(spans, SpanKind.TRAIN, role=TRAINER)),
     )
+
+
+def _tokens(spans: Sequence[Span]) -> int:
+    return sum(span.attributes.get("tokens", 0) for span in of_kind(spans, SpanKind.ROLLOUT))
 
 
 def step_secs(spans: Sequence[Span]) -> float:

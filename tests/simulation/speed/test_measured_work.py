@@ -7,11 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from rl_sync.configs import base
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import WORK_KINDS, of_kind
-from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.simulation.speed.measured_work import read_work
 from rl_sync.simulation.speed.prediction import predict, simulate
@@ -23,64 +21,11 @@ from rl_sync.simulation.speed.work_fits import (
     fit_shared_cores,
 )
 from rl_sync.simulation.speed.workload import (
-    Decoding,
-    Samples,
     SharedCores,
-    TransferTimes,
-    Workload,
 )
-from rl_sync.transfer import TRANSFERS
 from rl_sync.workdir import Workdir
 from tests.records.simulated_runs import write_spans
-
-SLOTS, ROWS = 16, 4
-
-
-def run_settings(mode="asynchronous", steps=40, **sync):
-    config = base.get_config()
-    config.workdir = "nowhere"
-    config.sync.update({"mode": mode, **sync})
-    config.trainer.update({"steps": steps, "groups_per_step": 12, "group_size": ROWS})
-    config.rollout.slots = SLOTS
-    config.checkpoint.every_steps = 15
-    config.evaluation.every_steps = 10
-    return read_settings(config.to_dict())
-
-
-def true_work(shared=None):
-    source = random.Random(0)
-    times = TransferTimes(Samples.of(0.2, 0.3), Samples.of(0.1))
-    return Workload(
-        lengths=tuple(
-            tuple(int(min(500, 8 + source.expovariate(1 / 60))) for _ in range(ROWS))
-            for _ in range(300)
-        ),
-        decoding=Decoding(0.002, 0.0004, 0.01),
-        train=Samples(tuple(source.uniform(1.0, 2.0) for _ in range(50))),
-        groups_per_step=12,
-        layout=Samples.of(0.02),
-        judge=Samples.of(0.1, 0.2),
-        insert=Samples.of(0.003),
-        transfers=dict.fromkeys(TRANSFERS, times),
-        evaluate=Samples.of(2.0),
-        snapshot=Samples.of(0.5),
-        shared=shared,
-    )
-
-
-def record(workdir, settings, work, seed=0):
-    """Writes the records of a simulated run."""
-    spans = simulate(plan_of(settings), work, seed)
-    write_spans(workdir, spans)
-    writer = JsonLinesWriter(Workdir(workdir).consumed)
-    source = random.Random(seed)
-    for train in of_kind(spans, SpanKind.TRAIN):
-        groups = [
-            {"versions": [[[0, tokens]] for tokens in source.choice(work.lengths)]}
-            for _ in train.leases
-        ]
-        writer.write({"step": train.step, "groups": groups})
-    writer.close()
+from tests.simulation.speed.recorded_runs import SLOTS, record, run_settings, true_work
 
 
 def test_a_run_gives_back_the_work_that_it_was_made_of(tmp_path):
