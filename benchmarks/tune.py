@@ -1,7 +1,8 @@
 """Predicted and real speed and staleness of twelve schedules, on seeds that nothing was tuned on.
 
     python benchmarks/tune.py [--config=configs/long_tail.py] [--seeds=300,301,302] [--steps=30]
-        [--schedules=1,4,8] [--model=policy] [--results=runs/tune-long_tail.jsonl]
+        [--schedules=1,4,8] [--model=policy] [--also=SETTING=VALUE …]
+        [--results=runs/tune-long_tail.jsonl]
     python benchmarks/tune.py --report [...]
 
 For each seed, one short run in the mode `asynchronous` is measured, and all schedules are predicted
@@ -10,7 +11,8 @@ the results, and a run that has a line is not repeated, so the command can be st
 All runs transfer weights by checkpoint and take no evaluations or snapshots on the way. A first
 run, which does not count, compiles the programs for all shapes of batches.
 
-With `--model` the runs begin with an exported policy, in place of SFT.
+With `--model` the runs begin with an exported policy, in place of SFT. `--also` changes a setting
+of all runs.
 
 The table has, for each schedule, the median over the seeds of trainer steps an hour, of generated
 tokens a second and of mean staleness, predicted and real, and the greatest error of a seed. What
@@ -87,6 +89,7 @@ def run(
         flags |= {"model.path": arguments.model.resolve(), "sft.steps": 0}
     command = [sys.executable, "-m", "launcher", f"--config={arguments.config}"]
     command += [f"--config.{name}={value}" for name, value in flags.items()]
+    command += [f"--config.{change}" for change in arguments.also]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{changes}, seed {seed}, failed:\n{done.stdout}\n{done.stderr}")
@@ -184,6 +187,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="trainer steps of each run")
     parser.add_argument("--schedules", default="", help="numbers from 1; all by default")
     parser.add_argument("--model", type=Path, help="an exported policy, to begin without SFT")
+    parser.add_argument("--also", action="append", default=[], help="SETTING=VALUE of all runs")
     parser.add_argument("--results", type=Path, help="default: runs/tune-<config>.jsonl")
     parser.add_argument("--report", action="store_true", help="only report the results so far")
     arguments = parser.parse_args()

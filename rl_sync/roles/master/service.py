@@ -24,14 +24,13 @@ from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import Call, CallHandlers, Handler, RpcServer
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.secret import secret_of
-from rl_sync.display.live import RoleStatus, RunStatus
+from rl_sync.display.live import RunStatus
 from rl_sync.isolation.codec import Records
 from rl_sync.isolation.record_json import of_json
 from rl_sync.records import accuracy, alarms
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.metrics import measured
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
-from rl_sync.records.run_totals import Pace
 from rl_sync.records.usage import UsageRecorder
 from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer, number_of
 from rl_sync.roles import wiring
@@ -72,6 +71,7 @@ from rl_sync.roles.master.journal import (
     state_of,
 )
 from rl_sync.roles.master.server_memory import CountedStep, ServerMemory
+from rl_sync.roles.master.status_board import StatusBoard
 from rl_sync.roles.master.step_accounts import StepAccounts
 from rl_sync.roles.master.weight_registry import WeightRegistry
 from rl_sync.scoring.judging import Verdicts
@@ -83,7 +83,6 @@ _TICK_SECS = 0.5
 _PENDING_CALLS = 64  # Calls in progress at once, in threads that mostly wait.
 _FEWEST_THREADS, _THREADS_EACH, _MOST_THREADS = 32, 2, 2048
 """Threads for calls: each explorer that waits for work, a version or scores occupies one or two."""
-_SFT, _RL = "sft", "rl"
 T = TypeVar("T")
 
 
@@ -119,12 +118,9 @@ class MasterServer:
         self._ledger = Ledger(settings.workdir)
         with contextlib.suppress(OSError):  # The record is optional.
             record_start(settings.workdir)
-        self._roles: dict[str, RoleStatus] = {}
-        self._phase, self._message = memory.phase, ""
+        self._board = StatusBoard(settings, memory.began_secs, memory.phase)
         self._result = memory.result
         self._first_lease = memory.first_lease
-        self._sft_step = 0
-        self._paces = {phase: Pace() for phase in (_SFT, _RL)}
         self._began_secs = memory.began_secs
         self._is_new_attempt = continues
         self._attendance = Heartbeats(time.monotonic())
@@ -133,7 +129,7 @@ class MasterServer:
         self.closed = threading.Event()
         with self._changed:  # The trial of the reward, in a thread, may fail at once.
             self._judging = wiring.judging(
-                settings, self._task, self._fail, self._say, self._scored, self._note
+                settings, self._task, self._fail, self._board.show, self._scored, self._note
             )
             self._accounts = StepAccounts(settings, self._judging, memory.accounts)
             self._evaluations = self._made_evaluations()
@@ -243,7 +239,7 @@ class MasterServer:
             memory = ServerMemory(
                 began_secs=self._began_secs,
                 ledger_bytes=self._ledger.flushed_bytes(),
-                phase=self._phase,
+                phase=self._board.phase,
                 result=self._result,
                 first_lease=self._first_lease,
                 accounts=self._accounts.memory(),
@@ -385,7 +381,7 @@ class MasterServer:
     def _trainer_died(self, call: master_calls.TrainerDied) -> None:
         self._attendance.lost(TRAINER)
         self._weights.trainer_died()
-        self._message = call.reason
+        self._board.show(call.reason)
 
     def _begin(self, call: master_calls.TrainerReady) -> None:
         # Leases that were granted after the snapshot have used these ids.
@@ -416,7 +412,7 @@ class MasterServer:
                 if not isinstance(answer, HoldBack):
                     return answer
                 if left <= 0:
-                    trainer = self._roles.get(TRAINER)
+                    trainer = self._board.role(TRAINER)
                     return answer._replace(trainer_step=trainer.step if trainer else None)
                 self._changed.wait(left)
 
@@ -507,7 +503,7 @@ class MasterServer:
         """Measures a step that was just counted; see `StepAccounts.count`."""
         self._is_new_attempt = False
         self._merge(RunResult(rl=self._accounts.count(call, self._state, leases)))
-        self._paces[_RL].note(call.event.step, time.monotonic())
+        self._board.trained(call.event.step)
 
     def _newest(self, call: weight_calls.AskNewest) -> int:
         """Returns the newest version; waits for the one asked for, unless the run is stopping."""
@@ -536,7 +532,7 @@ class MasterServer:
             if role == TRAINER and (reward := self._accounts.reward) is not None:
                 # The trainer knows only the rewards of groups that it trains on, not of all groups.
                 status = dataclasses.replace(status, reward=reward)
-            self._roles[role] = status
+            self._board.heard(status)
             if is_explorer(role):
                 life = f"{call.name}:{call.process}"
                 self._accounts.spend("explorer", life, call.spent)
@@ -548,7 +544,7 @@ class MasterServer:
         self._accounts.write(call.phase, call.step, call.values)
 
     def _enter(self, call: master_calls.EnterPhase) -> None:
-        self._phase, self._message = call.phase, call.message or self._message
+        self._board.enter(call.phase, call.message)
 
     def _report(self, call: master_calls.Report) -> None:
         self._merge(call.result)
@@ -557,10 +553,6 @@ class MasterServer:
         """Adds to the run's result."""
         with self._changed:
             self._result = self._result.updated(result)
-
-    def _say(self, message: str) -> None:
-        """Shows a line on the display."""
-        self._message = message
 
     def _evaluated(self, measured: EvaluationResult) -> None:
         with self._changed:
@@ -574,43 +566,21 @@ class MasterServer:
         parts = accuracy.describe_parts(values)
         hint = unsolved.HINT if unsolved.is_unsolved(self._settings, moment, values) else ""
         share = accuracy.describe_share(values["accuracy"])
-        self._message = f"held-out accuracy {moment}: {share}{parts}{hint}"
+        self._board.show(f"held-out accuracy {moment}: {share}{parts}{hint}")
 
     def _status(self, call: master_calls.AskStatus) -> RunStatus:
         del call
-        settings, now = self._settings, time.monotonic()
         with self._changed:
             raised = self._accounts.alarms()
-            step, steps, loss = self._state.trained_steps, settings.trainer.steps, None
-            if self._phase == _SFT:
-                if (trainer := self._roles.get(TRAINER)) is not None:
-                    # The evaluation at the end of SFT has step 0, like the evaluations before RL.
-                    self._sft_step = max(self._sft_step, trainer.step or 0)
-                    self._paces[_SFT].note(self._sft_step, now)
-                    loss = trainer.loss
-                step, steps = self._sft_step, settings.sft.steps
-            pace = self._paces.get(self._phase)
-            return RunStatus(
-                phase=self._phase,
-                step=step,
-                steps=steps,
-                roles=tuple(self._roles[role] for role in settings.roles if role in self._roles),
-                buffer_size=self._state.buffered,
-                buffer_capacity=settings.groups_ahead,
-                elapsed_secs=time.time() - self._began_secs,
-                left_secs=pace.left_secs(steps, now) if pace and step < steps else None,
-                message=self._message,
-                loss=loss,
-                alarms=raised,
-                examples=self._judging.examples() if alarms.are_of_completions(raised) else (),
-            )
+            examples = self._judging.examples() if alarms.are_of_completions(raised) else ()
+            return self._board.status(self._state, raised, examples)
 
     def _fail(self, reason: str) -> None:
         """Stops the run as failed for this reason; the first reason counts."""
         with self._changed:
             if self._result.failed is not None:
                 return
-            self._message = reason
+            self._board.show(reason)
             failed = RunResult(failed=reason)
             self._merge(failed)
             self._note(master_calls.Report(failed))

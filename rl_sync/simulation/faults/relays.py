@@ -84,7 +84,6 @@ class BlockReader:
         self._name = f"{explorer.name}.0"
         self._address = f"{explorer.name} {explorer.life}"
         self._held: dict[ArtifactKey, int] = {}
-        self._asked = 0
 
     def join(self) -> None:
         """Tells the master that other explorers can ask here."""
@@ -99,10 +98,10 @@ class BlockReader:
     def fetch(self, offer: Offer, then: Callable[[Offer | None], None]) -> None:
         """Adds the payloads to an offer; None if the trainer does not have them any more."""
 
-        def ask(path: list[Relay]) -> None:
-            self._next(offer, [], path, then)
+        def begin(path: list[Relay]) -> None:
+            _Fetch(self._explorer, offer, path, self.accepts, then).go_on()
 
-        self._explorer.call(MASTER, AskPath(self._name), ask)
+        self._explorer.call(MASTER, AskPath(self._name), begin)
 
     def keep(self, offer: Offer) -> None:
         """Hands on the payloads of an offer that led to the right digest."""
@@ -117,65 +116,82 @@ class BlockReader:
         """Says whether a payload has the check sum of the trainer's list."""
         return digest_of(payload) == check
 
-    def _next(
+
+class _Fetch:
+    """Fetches the payloads of one offer, each from the first source that has it.
+
+    Args:
+      explorer: the process that fetches.
+      offer: the trainer's offer.
+      path: explorers to ask before the trainer, in order.
+      accepts: says whether a payload has a check sum.
+      then: see `BlockReader.fetch`.
+    """
+
+    def __init__(
         self,
+        explorer: SimulatedProcess,
         offer: Offer,
-        found: list[int],
         path: list[Relay],
+        accepts: Callable[[int, str], bool],
         then: Callable[[Offer | None], None],
     ) -> None:
-        """Fetches the next payload from the next source."""
+        self._explorer, self._offer, self._path = explorer, offer, path
+        self._accepts, self._then = accepts, then
+        self._found: list[int] = []
+        self._asked = 0
+
+    def go_on(self) -> None:
+        """Asks the next source for the next payload, or ends."""
+        offer, found = self._offer, self._found
         if len(found) == len(offer.route):
-            if offer.is_full:
-                then(offer._replace(full=found[0]))
-            else:
-                then(offer._replace(deltas=tuple(found)))
+            payloads = {"full": found[0]} if offer.is_full else {"deltas": tuple(found)}
+            self._then(offer._replace(**payloads))
             return
-        key, check = offer.route[len(found)], offer.checks[len(found)]
-
-        is_damaged = self._explorer.world.network.damages()
-
-        def is_right(payload: int) -> bool:
-            return self.accepts(payload, check) and not is_damaged
-
-        def from_trainer(payload: int | None) -> None:
-            if payload is None:
-                then(None)
-            elif is_right(payload):
-                self._next(offer, [*found, payload], path, then)
-            else:
-                self._next(offer, found, [], then)
-
-        if not path:
-            self._explorer.call(TRAINER, FetchBlock(key, ""), from_trainer)
-            return
-        relay, *rest = path
         self._asked += 1
-        asked, answered = self._asked, False
+        key = offer.route[len(found)]
+        if not self._path:
+            self._explorer.call(TRAINER, FetchBlock(key, ""), self._from_trainer)
+            return
+        asked, relay = self._asked, self._path[0]
+        target = relay.address.partition(" ")[0]
 
-        def from_relay(payload: int | None) -> None:
-            nonlocal answered
-            if self._asked != asked or answered:
-                return
-            answered = True
-            if payload is not None and is_right(payload):
-                self._next(offer, [*found, payload], path, then)
-            else:
-                give_up(payload is not None)
-
-        def give_up(is_failure: bool) -> None:
-            if is_failure:
-                failed = RelayFailed(relay.name)
-                self._explorer.call(MASTER, failed, lambda _: None, "relays")
-            self._next(offer, found, rest, then)
+        def answered(payload: int | None) -> None:
+            if self._asked == asked:
+                self._from_relay(payload)
 
         def stalled() -> None:
-            nonlocal answered
-            if not answered and self._asked == asked:
-                answered = True
+            if self._asked == asked:
                 self._explorer.forget_call("blocks")
-                give_up(True)
+                self._leave_out(has_failed=True)
 
-        target = relay.address.partition(" ")[0]
-        self._explorer.call(target, FetchBlock(key, relay.address), from_relay, "blocks")
+        self._explorer.call(target, FetchBlock(key, relay.address), answered, "blocks")
         self._explorer.after(_STALL_SECS, stalled)
+
+    def _from_trainer(self, payload: int | None) -> None:
+        if payload is None:
+            self._asked += 1
+            self._then(None)
+            return
+        if self._is_right(payload):
+            self._found.append(payload)
+        self.go_on()
+
+    def _from_relay(self, payload: int | None) -> None:
+        if payload is not None and self._is_right(payload):
+            self._found.append(payload)
+            self.go_on()
+        else:
+            self._leave_out(has_failed=payload is not None)
+
+    def _is_right(self, payload: int) -> bool:
+        check = self._offer.checks[len(self._found)]
+        return not self._explorer.world.network.damages() and self._accepts(payload, check)
+
+    def _leave_out(self, has_failed: bool) -> None:
+        """Asks the next source, from now on."""
+        relay = self._path.pop(0)
+        if has_failed:
+            failed = RelayFailed(relay.name)
+            self._explorer.call(MASTER, failed, lambda _: None, "relays")
+        self.go_on()

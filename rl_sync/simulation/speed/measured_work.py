@@ -19,6 +19,7 @@ from rl_sync.role_names import TRAINER, explorer_name, is_explorer
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.simulation.speed.work_fits import (
+    DoneWork,
     MeasuredRollout,
     Occupation,
     fit_decoding,
@@ -75,8 +76,7 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     shared = None
     if cores is not None:
         least = _used_cores(workdir, found, cores, settings.explorers)
-        trained, rollouts = found.trained[-_MOST_FITTED:], found.rollouts[-_MOST_FITTED:]
-        shared = fit_shared_cores(least, trained, rollouts, found.spans)
+        shared = fit_shared_cores(least, _done(found, settings.slots), found.spans)
     occupation = Occupation(found.spans)
 
     def alone(some: Iterable[Span]) -> list[float]:
@@ -177,6 +177,19 @@ class _Phase:
     def of_kinds(self, *kinds: SpanKind) -> list[Span]:
         """Returns the clean spans of some kinds."""
         return of_kind(self.clean, *kinds)
+
+
+def _done(found: _Phase, slots: int) -> list[list[DoneWork]]:
+    """Returns the work of the trainer's steps, and of rollouts."""
+    trained = [
+        DoneWork(span, (1.0, float(span.attributes.get("tokens", 0))))
+        for span in found.trained[-_MOST_FITTED:]
+    ]
+    rollouts = [
+        DoneWork(span, (_steps(span, slots), float(span.attributes.get("tokens", 0))))
+        for span in found.rollouts[-_MOST_FITTED:]
+    ]
+    return [trained, rollouts]
 
 
 def _samples(values: Iterable[float]) -> Samples:

@@ -73,27 +73,38 @@ class Occupation:
         return float(total)
 
 
+class DoneWork(NamedTuple):
+    """A span, and the work that was done in it.
+
+    Attributes:
+      span: the span.
+      amounts: amounts of work; its time alone is about a sum of multiples of them.
+    """
+
+    span: Span
+    amounts: tuple[float, ...]
+
+
 def fit_shared_cores(
-    least: SharedCores, trained: Sequence[Span], rollouts: Sequence[Span], spans: Sequence[Span]
+    least: SharedCores, done: Sequence[Sequence[DoneWork]], spans: Sequence[Span]
 ) -> SharedCores:
-    """Finds the demand for cores that makes times with and without company most alike.
+    """Finds the demand for cores with which the work explains times with and without company best.
 
     Args:
       least: cores, and the demands at the least: the CPU time that was used.
-      trained, rollouts: spans to compare, with `tokens`.
+      done: work to compare, of the trainer and of explorers.
       spans: all spans of the run.
     """
     occupation = Occupation(spans)
 
     def deviations(shared: SharedCores) -> float:
         total = 0.0
-        for of_role in (trained, rollouts):
-            rates = [
-                occupation.alone_secs(span, shared) / max(1, span.attributes.get("tokens", 1))
-                for span in of_role
-            ]
-            if len(rates) > 1:
-                total += len(rates) * np.var(rates) / np.mean(rates) ** 2
+        for of_role in done:
+            if len(of_role) > 2:
+                secs = np.array([occupation.alone_secs(one.span, shared) for one in of_role])
+                amounts = np.array([one.amounts for one in of_role])
+                scaled = amounts / np.maximum(amounts.mean(axis=0), 1e-12)
+                total += (nnls(scaled, secs)[1] / secs.mean()) ** 2
         return float(total)
 
     def with_factor(factor: float) -> SharedCores:

@@ -15,6 +15,7 @@ from rl_sync.simulation.speed.measured_work import read_work
 from rl_sync.simulation.speed.prediction import predict, simulate
 from rl_sync.simulation.speed.speed_plan import plan_of
 from rl_sync.simulation.speed.work_fits import (
+    DoneWork,
     MeasuredRollout,
     Occupation,
     fit_decoding,
@@ -87,8 +88,12 @@ def test_a_slow_down_is_found_where_roles_overlap_and_nowhere_else(tmp_path):
     least = SharedCores(2.0, 1.0, 1.0)
     for true, expected in ((SharedCores(2.0, 2.0, 2.0), 2.0), (None, 1.0)):
         spans = simulate(plan_of(run_settings()), true_work(true))
-        trained, rollouts = (of_kind(spans, kind) for kind in (SpanKind.TRAIN, SpanKind.ROLLOUT))
-        found = fit_shared_cores(least, trained, rollouts, spans)
+        trained = [DoneWork(span, (1.0,)) for span in of_kind(spans, SpanKind.TRAIN)]
+        rollouts = [
+            DoneWork(span, (span.attributes["engine"]["steps"], span.attributes["tokens"]))
+            for span in of_kind(spans, SpanKind.ROLLOUT)
+        ]
+        found = fit_shared_cores(least, [trained, rollouts], spans)
         assert found.trainer == found.explorer == pytest.approx(expected, rel=0.2)
 
 
