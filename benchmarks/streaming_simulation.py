@@ -332,10 +332,9 @@ def table(seeds: Sequence[int], steps: int, slots: int) -> Iterator[str]:
         + [f"{rule}: {what}" for rule in LOSSY for what in ("tokens lost", "completions cut")]
     )
     for judging, bound in itertools.product(JUDGEMENTS, BOUNDS):
-        made = [found[rule, judging, bound] for rule in LOSSY]
         cells = [
-            _spread(of_rule, figure, ".0%")
-            for of_rule in made
+            _spread(found[rule, judging, bound], figure, ".0%")
+            for rule in LOSSY
             for figure in (lambda one: one.lost, lambda one: one.cut)
         ]
         yield f"| {judging} | {bound} | " + " | ".join(cells) + " |"

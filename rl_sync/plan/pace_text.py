@@ -27,7 +27,7 @@ def describe_predicted(settings: RunSettings, workdir: str, measured: RunSetting
         not know a setting.
     """
     found = read_work(workdir, measured, None if measured.launch.elsewhere else os.cpu_count())
-    work = found.work.on_devices(1.0, 1.0, apart=settings.launch.elsewhere)
+    work = found.work.on_devices(1.0, 1.0, apart=bool(settings.launch.elsewhere))
     took = step_secs(read_spans(workdir))
     plan = plan_of(settings, steps=_STEPS, in_parts=found.in_parts)
     figures = predict(plan, work, _SEEDS)

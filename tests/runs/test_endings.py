@@ -133,6 +133,7 @@ def test_roles_end_when_the_launcher_is_killed(started):
     assert processes_of(workdir) == {}
 
 
+@pytest.mark.gate
 def test_a_work_directory_that_another_run_holds_is_refused(started):
     flags = ("--config.sync.mode=asynchronous", "--config.sft.steps=4")
     process, workdir = started(*flags, until="sft")

@@ -111,6 +111,7 @@ def test_a_run_whose_environments_mostly_fail_stops_with_a_traceback(tmp_path):
     assert "faulty.py" in output
 
 
+@pytest.mark.gate
 def test_an_environment_that_cannot_be_made_is_refused_before_the_run(tmp_path):
     for name, message in {
         "tests/runs/faulty.py:Fault": "did you mean 'Faulty'",

@@ -20,6 +20,7 @@ EVALUATED = (
 )
 
 
+@pytest.mark.gate
 def test_evaluations_change_no_bit_of_a_run_and_the_best_snapshot_stays(runs):
     plain, run = runs.get(*SOME), runs.get(*SOME, *EVALUATED)
     assert_same_bits(plain, run)

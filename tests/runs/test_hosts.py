@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.runs.conftest import EMBEDDED, flags, launch
 
 
+@pytest.mark.gate
 def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
     process = launch(
         *flags("asynchronous"),

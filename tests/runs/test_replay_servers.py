@@ -16,6 +16,7 @@ from tests.runs.conftest import launch
 from tests.runs.living import ended, processes_of
 
 
+@pytest.mark.gate
 def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
@@ -72,6 +73,7 @@ def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
     assert not run.workdir.log("replay").exists()
 
 
+@pytest.mark.gate
 def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by_hand, tmp_path):
     server = by_hand(2)
     flag = f"--config.replay.address={server.address}"

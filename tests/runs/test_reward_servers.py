@@ -71,6 +71,7 @@ def test_a_server_ends_cleanly_when_it_is_asked_to(serve, number):
         time.sleep(0.05)
 
 
+@pytest.mark.gate
 def test_a_server_whose_workers_cannot_prepare_the_reward_does_not_serve(tmp_path):
     command = [sys.executable, "-m", "launcher", "reward", f"--config={CONFIG}"]
     command += [f"--secret-path={tmp_path / 'secret'}", "--config.reward.workers=1"]
@@ -112,6 +113,7 @@ def test_a_run_goes_on_when_one_of_its_reward_servers_is_killed(serve, tmp_path)
     assert all(of_leases.count(lease) == 2 for lease in trained), "each completion counts once"
 
 
+@pytest.mark.gate
 def test_a_run_whose_reward_server_has_another_reward_is_refused(serve, tmp_path):
     _, address = serve("--config.task.reward=final_answer")
     process = launch(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
 from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.rpc import Call, CallHandlers
 from rl_sync.cluster.weight_calls import AskNewest
+from rl_sync.display.live import RunStatus
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.roles.master.weight_registry import WeightRegistry
 
@@ -22,7 +22,7 @@ class WeightMaster:
             *WeightRegistry().handlers(),
             AskNewest.answered_by(lambda call: self.newest),
             Happened.answered_by(self._published),
-            AskStatus.answered_by(lambda call: types.SimpleNamespace(phase=self.phase)),
+            AskStatus.answered_by(lambda call: RunStatus(self.phase, 0, 0)),
         )
 
     def _published(self, call: Happened) -> None:

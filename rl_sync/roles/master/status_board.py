@@ -1,4 +1,4 @@
-"""What all roles do, and how far the run is: the master's part of the display."""
+"""The master's part of the display: the reports of all roles, and how far the run is."""
 
 from __future__ import annotations
 

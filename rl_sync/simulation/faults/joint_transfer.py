@@ -68,7 +68,8 @@ MeetingEvent = WeightsRequested | RequestWithdrawn | RequestGranted | MeetingRes
 
 def met(meeting: Meeting, event: MeetingEvent) -> tuple[Meeting, Any]:
     """Applies a call to a meeting point; returns its content afterwards, and the answer."""
-    point, answer = MeetingPoint(meeting), None
+    point = MeetingPoint(meeting)
+    answer: Any = None
     match event:
         case WeightsRequested(explorer, exactly, at_least, number):
             answer = point.ask(explorer, exactly, at_least, number)
@@ -256,9 +257,9 @@ class TakingSide:
         """Asks for a version or, unless `exactly`, for a newer one; see `MeetingPoint.ask`."""
         self._requests += 1
         number = 1000 * self._explorer.life + self._requests
-        wanted = (version, None) if exactly else (None, version)
+        wanted, at_least = (version, None) if exactly else (None, version)
         until = self._now + _RECEIVE_SECS
-        ask = WeightsRequested(self._number, *wanted, number)
+        ask = WeightsRequested(self._number, wanted, at_least, number)
         self._explorer.call(MASTER, ask, lambda ticket: self._await(ticket, until))
 
     def _await(self, ticket: int, until: float) -> None:

@@ -86,6 +86,9 @@ class Surroundings(Protocol):
     def kill(self, process: SimulatedProcess, why: str) -> None:
         """Ends a process, which is started again after a while."""
 
+    def stop(self, process: SimulatedProcess) -> None:
+        """Ends a process for the launcher, which starts it again itself."""
+
     def end(self, process: SimulatedProcess) -> None:
         """Notes that a process has nothing more to do."""
 

@@ -143,12 +143,12 @@ class _Fetch:
 
     def go_on(self) -> None:
         """Asks the next source for the next payload, or ends."""
+        self._asked += 1  # Late answers of earlier sources do not count any more.
         offer, found = self._offer, self._found
         if len(found) == len(offer.route):
             payloads = {"full": found[0]} if offer.is_full else {"deltas": tuple(found)}
             self._then(offer._replace(**payloads))
             return
-        self._asked += 1
         key = offer.route[len(found)]
         if not self._path:
             self._explorer.call(TRAINER, FetchBlock(key, ""), self._from_trainer)

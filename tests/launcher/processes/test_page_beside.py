@@ -24,6 +24,7 @@ def _news(page):
     return news
 
 
+@pytest.mark.gate
 def test_a_page_beside_a_run_tells_its_address_once_and_ends_with_the_run(workdir):
     with PageBeside(workdir, 0) as page:
         said = _news(page)

@@ -53,6 +53,7 @@ def test_seeds_draw_all_schedules_styles_and_faults():
     assert {run.schedule.offset for run in runs} == {0, 1, 2}
 
 
+@pytest.mark.gate
 def test_processes_die_at_commands_of_all_kinds():
     died = collections.Counter()
     for seed in (seed for seed in range(600) if "crash" in draw(seed).kinds):
