@@ -5,7 +5,7 @@
         [--results=runs/tune-long_tail.jsonl]
     python benchmarks/tune.py --report [...]
 
-For each seed, one short run in the mode `asynchronous` is measured, and all schedules are predicted
+For each seed, one short run in the mode `synchronous` is measured, and all schedules are predicted
 from its records. Then each schedule is run for real, one run at a time. Every run adds a line to
 the results, and a run that has a line is not repeated, so the command can be stopped at any time.
 All runs transfer weights by checkpoint and take no evaluations or snapshots on the way. A first
@@ -72,7 +72,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "sync.mode": "multi_explorer", "explorer.count": 2, "sync.max_staleness": 2,
     },
 }  # fmt: skip
-MEASURED_MODE = {"sync.mode": "asynchronous"}
+MEASURED_MODE = {"sync.mode": "synchronous"}
 
 
 def run(

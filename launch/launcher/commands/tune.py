@@ -28,6 +28,7 @@ _FOLDER = "tune"
 _SIMULATED_STEPS = 48
 _WITHIN = 2
 _INTERVALS, _OFFSETS, _BOUNDS = "1,2,4", "2,4", "1,2,4,8"
+_OVERLAPPED = 0.5
 _DRAWN_STEPS, _DRAWN_EXPLORERS = (20, 27), 6
 
 _TUNED = '''"""The schedule that `tune` chose from the times of {run}."""
@@ -79,6 +80,12 @@ def execute(arguments: Arguments) -> int:
         )
     print(f"Times of {workdir} ({found.steps} trainer steps):")
     print(f"  {describe_work(work, settings.transfer)}")
+    if found.overlapped > _OVERLAPPED:
+        print(
+            f"  Explorers worked beside {found.overlapped:.0%} of the trainer's time, on the same"
+            " cores. What each takes alone is then a guess: a run with sync.mode=synchronous"
+            " measures it."
+        )
     assumed = sorted({one.plan.transfer for one in tried} & {*found.assumed})
     if assumed and asked.link is None:
         print(

@@ -48,12 +48,15 @@ class MeasuredWork(NamedTuple):
       in_parts: whether its explorers delivered groups one by one.
       steps: number of trainer steps whose times count.
       assumed: transfers that the run did not use; their times are those of its own.
+      overlapped: share of the trainer's time beside which explorers worked on the same cores; 0 if
+        roles had cores of their own. What a role takes alone is a guess if it is large.
     """
 
     work: Workload
     in_parts: bool
     steps: int
     assumed: tuple[str, ...]
+    overlapped: float = 0.0
 
 
 def read_work(workdir: str, settings: RunSettings, cores: float | None) -> MeasuredWork:
@@ -117,7 +120,8 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
         shared=shared,
     )
     assumed = tuple(name for name in TRANSFERS if name != settings.transfer)
-    return MeasuredWork(work, in_parts, len(found.trained), assumed)
+    overlapped = 0.0 if shared is None else _overlapped(found)
+    return MeasuredWork(work, in_parts, len(found.trained), assumed, overlapped)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +181,15 @@ class _Phase:
     def of_kinds(self, *kinds: SpanKind) -> list[Span]:
         """Returns the clean spans of some kinds."""
         return of_kind(self.clean, *kinds)
+
+
+def _overlapped(found: _Phase) -> float:
+    """Returns the share of the trainer's time beside which explorers worked."""
+    rollouts = of_kind(found.spans, SpanKind.ROLLOUT)
+    beside = sum(
+        union_secs(clipped(rollouts, span.start_secs, span.end_secs)) for span in found.trained
+    )
+    return beside / sum(span.duration_secs for span in found.trained)
 
 
 def _done(found: _Phase, slots: int) -> list[list[DoneWork]]:
@@ -291,13 +304,16 @@ def _replaced(workdir: str) -> float:
 
 
 def _used_cores(workdir: str, found: _Phase, cores: float, explorers: int) -> SharedCores:
-    """Returns the CPU seconds a second that roles used while they worked; 1 if unknown."""
+    """Returns the CPU seconds a second that roles used while they worked.
+
+    If it is unknown, a trainer uses all cores, and an explorer one.
+    """
     names = [explorer_name(number) for number in range(1, explorers + 1)]
     of_explorers = [used for name in names if (used := _used(workdir, found, name)) is not None]
     trainer = _used(workdir, found, TRAINER)
     return SharedCores(
         cores=cores,
-        trainer=1.0 if trainer is None else trainer,
+        trainer=cores if trainer is None else trainer,  # A step uses all that are free.
         explorer=statistics.fmean(of_explorers) if of_explorers else 1.0,
     )
 

@@ -150,6 +150,16 @@ def test_cpu_time_says_how_many_cores_a_role_uses(tmp_path):
     assert shared.explorer == pytest.approx(0.7, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("mode", "least", "most"), [("synchronous", 0, 0), ("asynchronous", 0.5, 1)]
+)
+def test_a_run_says_how_much_of_its_work_was_beside_other_work(tmp_path, mode, least, most):
+    settings = run_settings(mode)
+    record(tmp_path, settings, true_work(SharedCores(2.0, 1.8, 1.4)))
+    assert least <= read_work(str(tmp_path), settings, 2.0).overlapped <= most
+    assert read_work(str(tmp_path), settings, None).overlapped == 0
+
+
 def test_a_run_of_few_steps_is_refused_in_one_line(tmp_path):
     settings = run_settings(steps=3)
     record(tmp_path, settings, true_work())
