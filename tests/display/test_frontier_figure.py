@@ -27,3 +27,11 @@ def test_every_mode_has_a_colour_and_the_same_points_give_the_same_bytes():
     assert MODE_COLOURS.keys() == MODES.keys()
     first, second = (encoded(draw_frontier(POINTS, "a", "b"), "svg") for _ in range(2))
     assert first == second
+
+
+def test_fast_schedules_that_are_alike_are_not_cut_off_at_the_top():
+    alike = [point._replace(speed=6000.0 + i) for i, point in enumerate(POINTS)]
+    (axes,) = draw_frontier(alike, "Predicted", "steps an hour").axes
+    figure_px = axes.transData.transform([(point.staleness, point.speed) for point in alike])
+    assert axes.bbox.ymax - max(y for _, y in figure_px) > 14  # Half of the chosen one's mark.
+    assert axes.get_ylim()[0] == 0
