@@ -109,7 +109,16 @@ def predicted(*points):
         schedule = dataclasses.replace(first.plan.schedule, pull="latest", max_staleness=bound)
         master = dataclasses.replace(first.plan.master, schedule=schedule, explorers=explorers)
         plan = dataclasses.replace(first.plan, master=master)
-        figures = SpeedFigures(speed, 60.0, stale, bound, 0.0, 0.0, 0.0, 0.0)
+        figures = SpeedFigures(
+            steps_an_hour=speed,
+            secs=60.0,
+            mean_staleness=stale,
+            max_staleness=bound,
+            explorer_idle=0.0,
+            trainer_idle=0.0,
+            buffered=0.0,
+            tokens_a_step=0.0,
+        )
         found.append(Predicted(dataclasses.replace(first, plan=plan), figures, speed))
     return found
 
