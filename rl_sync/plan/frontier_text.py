@@ -80,7 +80,7 @@ def describe_work(work: Workload, transfer: str) -> str:
         f"decode step {1000 * decoding.step_secs:.3g} ms + {1e6 * decoding.row_secs:.3g} µs a"
         " sequence",
         f"completions of {sum(tokens) / len(tokens):.0f} tokens on average, at most {max(tokens)}",
-        f"judging {format_secs(work.judge.mean)}",
+        f"judging {format_secs(work.judge_secs)}",
         f"publication {format_secs(times.publish.mean)}",
         f"pull {format_secs(times.pull.mean)}",
     ]

@@ -122,6 +122,9 @@ class Span:
         )
 
 
+_CPU_KINDS = frozenset({SpanKind.ROLLOUT, SpanKind.TRAIN})
+
+
 @dataclasses.dataclass(frozen=True)
 class OpenSpan:
     """The current activity of a role.
@@ -174,9 +177,10 @@ class SpanRecorder:
         """Records the body of a `with` statement.
 
         Yields the attributes, so that the body can add to them. A body that raises is recorded too,
-        with the exception's name as the attribute `error`.
+        with the exception's name as the attribute `error`. Rollouts and train steps also get the
+        CPU time of the process, as `cpu_secs`.
         """
-        opened = _Open(kind, self.now(), attributes)
+        opened, cpu_secs = _Open(kind, self.now(), attributes), time.process_time()
         with self._lock:
             self._open.append(opened)
         self.enter(kind)
@@ -188,6 +192,8 @@ class SpanRecorder:
         finally:
             with self._lock:
                 self._open.remove(opened)
+            if kind in _CPU_KINDS:
+                attributes["cpu_secs"] = round(time.process_time() - cpu_secs, 4)
             self.record(kind, opened.start_secs, self.now(), **attributes)
 
     def enter(self, window: str) -> None:

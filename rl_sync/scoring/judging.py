@@ -45,6 +45,11 @@ class Scorer(Protocol):
         """Number of completions judged so far."""
         ...
 
+    @property
+    def worker_secs(self) -> float:
+        """Mean seconds that a worker lately took for a completion; 0 if it is not known."""
+        ...
+
     def judge(
         self, items: Sequence[ScoringRequest], timeout_secs: float | None = None
     ) -> list[Judgement]:
@@ -162,8 +167,10 @@ class MasterScoring:
             for prompt, item in zip(prompts, items, strict=True)
         ]
         try:
-            with self._spans.span(SpanKind.SCORE, completions=len(items)):
+            with self._spans.span(SpanKind.SCORE, completions=len(items)) as attributes:
                 judged = self._judge.judge(asked)
+                if secs := self._judge.worker_secs:
+                    attributes["worker_secs"] = secs
         except Exception as error:
             self._fail(f"Completions cannot be judged: {error}")
             raise

@@ -78,6 +78,11 @@ class LocalScorer:
                 raise ValueError(f"A worker cannot prepare the reward {self._name}: {fault}")
         return all(one.done() for one in self._begun)
 
+    @property
+    def worker_secs(self) -> float:
+        """See `rl_sync.scoring.judging.Scorer`."""
+        return self._secs.value
+
     def judge(
         self, items: Sequence[ScoringRequest], timeout_secs: float | None = None
     ) -> list[Judgement]:

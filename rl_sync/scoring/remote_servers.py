@@ -113,6 +113,11 @@ class RemoteScorer:
         """A count that grows while completions are judged."""
         return self._received + sum(server.moves for server in self._servers)
 
+    @property
+    def worker_secs(self) -> float:
+        """Returns 0: servers have workers of their own."""
+        return 0.0
+
     def judge(
         self, items: Sequence[ScoringRequest], timeout_secs: float | None = None
     ) -> list[Judgement]:

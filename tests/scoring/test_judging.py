@@ -32,6 +32,8 @@ TASK = types.SimpleNamespace(
 class Scripted:
     """Gives the score that the completion says; `?` cannot be judged."""
 
+    worker_secs = 0.25
+
     def __init__(self):
         self.judged, self.rows = 0, []
         self.tokens = []
@@ -76,8 +78,12 @@ def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
     desk("1")
     desk.judging.close()
     first, second = read_spans(tmp_path)
-    assert (first.role, first.kind, first.attributes) == ("master", "score", {"completions": 3})
-    assert second.attributes == {"completions": 1}
+
+    def of(completions):
+        return {"completions": completions, "worker_secs": 0.25}
+
+    assert (first.role, first.kind, first.attributes) == ("master", "score", of(3))
+    assert second.attributes == of(1)
 
 
 def test_verdicts_come_with_what_the_main_term_says(tmp_path):

@@ -15,10 +15,11 @@ from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import WORK_KINDS, clipped, of_kind, rl_phase, union, union_secs
-from rl_sync.role_names import TRAINER, explorer_name, is_explorer
+from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.simulation.speed.work_fits import (
+    CoresUsed,
     DoneWork,
     MeasuredRollout,
     Occupation,
@@ -37,7 +38,7 @@ from rl_sync.workdir import Workdir
 
 _LEAST_STEPS, _LEAST_ROLLOUTS = 4, 3
 _MOST_GROUPS, _MOST_FITTED = 4096, 500
-_BUSY_SHARE = 0.2
+_BUSY_SHARE, _BUSY_CORES = 0.2, 0.85
 
 
 class MeasuredWork(NamedTuple):
@@ -78,7 +79,8 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     found = _Phase.of(workdir, spans)
     shared = None
     if cores is not None:
-        least = _used_cores(workdir, found, cores, settings.explorers)
+        least = None if settings.launch.colocate else _demands(found, cores)
+        least = least or _used_cores(workdir, found, cores, settings.explorers)
         shared = fit_shared_cores(least, _done(found, settings.slots), found.spans)
     occupation = Occupation(found.spans)
 
@@ -102,6 +104,11 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
     snapshots = [span.duration_secs for span in found.of_kinds(SpanKind.SNAPSHOT)]
     inserts = found.of_kinds(SpanKind.INSERT)
     in_parts = _is_in_parts(found.rollouts, inserts)
+    judge_completion = [
+        secs
+        for span in of_kind(found.clean, SpanKind.SCORE, role=MASTER)
+        if (secs := span.attributes.get("worker_secs"))
+    ]
     times = _transfer_times(found, settings.transfer)
     work = Workload(
         lengths=_lengths(workdir, found.rollouts, settings),
@@ -112,6 +119,8 @@ def read_work(workdir: str, settings: RunSettings, cores: float | None) -> Measu
         judge=_samples(
             span.duration_secs for span in found.of_kinds(SpanKind.SCORE) if is_explorer(span.role)
         ),
+        judges=settings.reward.workers if judge_completion else 0,
+        judge_completion=_samples(judge_completion),
         insert=_samples(span.duration_secs / max(1, len(span.leases)) for span in inserts),
         transfers=dict.fromkeys(TRANSFERS, times),
         evaluate=_samples(alone(evaluations)),
@@ -301,6 +310,40 @@ def _replaced(workdir: str) -> float:
         pass
     useless = sum(count for reason, count in flow.dropped.items() if reason in FAULTS)
     return useless / flow.leased if flow.leased else 0.0
+
+
+def _demands(found: _Phase, cores: float) -> SharedCores | None:
+    """Returns the cores that roles use while they are alone, by the CPU time of their spans.
+
+    A role that is hardly ever alone is taken to lose as much beside others as they lose beside it.
+    If none is ever alone and no core is free, the one that uses most would use all.
+
+    Returns:
+      None for records without CPU times.
+    """
+    trainer, explorer = (
+        CoresUsed.by(
+            [span for span in spans if "cpu_secs" in span.attributes],
+            [span for span in found.spans if span.kind in WORK_KINDS],
+        )
+        for spans in (found.trained, found.rollouts)
+    )
+    if trainer is None or explorer is None:
+        return None
+    alone = [trainer.alone, explorer.alone]
+    beside = [trainer.beside, explorer.beside]
+    factors = [one / other for one, other in zip(alone, beside, strict=True) if one and other]
+    if factors:
+        factor = max(1.0, *factors)
+    elif None in alone and sum(one or 0.0 for one in beside) > _BUSY_CORES * cores:
+        factor = cores / max(one or 0.0 for one in beside)
+    else:
+        factor = 1.0
+    wanted = [
+        max(0.1, other or 0.0, min(cores, factor * (other or 1.0)) if one is None else one)
+        for one, other in zip(alone, beside, strict=True)
+    ]
+    return SharedCores(cores, *wanted)
 
 
 def _used_cores(workdir: str, found: _Phase, cores: float, explorers: int) -> SharedCores:

@@ -74,8 +74,7 @@ class SimulatedDelivery:
             delivery.is_judged = True
             self._insert()
 
-        secs = site.draw(site.work.judge, "judge", self._number, self._made)
-        site.queue.after(secs, judged)
+        site.judge(len(delivery.groups), judged, "judge", self._number, self._made)
 
     def _insert(self) -> None:
         """Inserts the next delivery, if it is judged and none is under way."""

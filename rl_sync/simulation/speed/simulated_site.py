@@ -12,6 +12,7 @@ from rl_sync.roles.master.events import Command, Event, Position, Record, Starte
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.event_queue import EventQueue
+from rl_sync.simulation.speed.judge_pool import JudgePool
 from rl_sync.simulation.speed.shared_machine import SharedMachine
 from rl_sync.simulation.speed.speed_plan import SpeedPlan
 from rl_sync.simulation.speed.workload import Samples, Workload
@@ -58,6 +59,7 @@ class SimulatedSite:
         self.plan, self.work, self._seed, self._heard = plan, work, seed, heard
         self.queue = EventQueue()
         self.machine = SharedMachine(self.queue, work.shared)
+        self._judges = JudgePool(self.queue, work.judges) if work.judges else None
         self.master = MasterState(plan.master)
         self.buffer: list[BufferedGroup] = []
         self.spans: list[Span] = []
@@ -116,6 +118,22 @@ class SimulatedSite:
         if len(samples.values) == 1:
             return samples.values[0]
         return samples.draw(self.random(*what))
+
+    def judge(self, groups: int, then: Callable[[], None], *what: object) -> None:
+        """Lets groups be judged.
+
+        Args:
+          groups: number of groups.
+          then: called once all of them are judged.
+          what: the purpose of the draws.
+        """
+        if self._judges is None:
+            self.queue.after(self.draw(self.work.judge, *what), then)
+            return
+        completions = range(groups * len(self.work.lengths[0]))
+        self._judges.judge(
+            [self.draw(self.work.judge_completion, *what, one) for one in completions], then
+        )
 
     def random(self, *what: object) -> random.Random:
         """Returns the source of draws for a purpose."""

@@ -80,6 +80,8 @@ def _workload(fields: Mapping[str, Any]) -> Workload:
         decoding=Decoding(**decoding),
         groups_per_step=int(fields["groups_per_step"]),
         transfers=transfers,
+        judges=int(fields.get("judges", 0)),
+        judge_completion=_samples(fields.get("judge_completion", 0.0)),
         replaced=float(fields["replaced"]),
         shared=None if shared is None else SharedCores(**shared),
         **{name: _samples(fields[name]) for name in _SAMPLES},

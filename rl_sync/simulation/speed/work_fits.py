@@ -16,11 +16,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from rl_sync.records.spans import Span, SpanKind
-from rl_sync.records.summary import union
+from rl_sync.records.summary import clipped, union, union_secs
 from rl_sync.role_names import TRAINER, is_explorer
 from rl_sync.simulation.speed.workload import Decoding, Samples, SharedCores
 
 _FACTORS = np.geomspace(1.0, 8.0, 40)
+_KNOWN_SHARE = 0.15
 _LEAST_GAIN = 0.1
 """Part of the squared deviations that a slow-down must explain, so that noise does not pass for
 one."""
@@ -114,6 +115,47 @@ def fit_shared_cores(
     fits = [(deviations(with_factor(factor)), factor) for factor in _FACTORS]
     best, factor = min(fits)
     return with_factor(factor) if best < (1 - _LEAST_GAIN) * fits[0][0] else least
+
+
+class CoresUsed(NamedTuple):
+    """CPU seconds for each second of a role's work.
+
+    Attributes:
+      alone: while no other role worked; None if it hardly ever was alone.
+      beside: while others did; None if they hardly ever did.
+    """
+
+    alone: float | None
+    beside: float | None
+
+    @classmethod
+    def by(cls, spans: Sequence[Span], others: Sequence[Span]) -> CoresUsed | None:
+        """Finds both by least squares from the CPU time of spans; None without any.
+
+        Args:
+          spans: work with `cpu_secs`.
+          others: work of all roles; that of the same role is left out.
+        """
+        if not spans:
+            return None
+        times = []
+        for span in spans:
+            beside = union_secs(
+                clipped(
+                    [one for one in others if one.role != span.role],
+                    span.start_secs,
+                    span.end_secs,
+                )
+            )
+            times.append((span.duration_secs - beside, beside))
+        secs = np.array(times)
+        totals = secs.sum(axis=0)
+        known = totals > _KNOWN_SHARE * totals.sum()
+        used = np.array([float(span.attributes["cpu_secs"]) for span in spans])
+        found = np.zeros(2)
+        found[known] = nnls(secs[:, known], used)[0]
+        alone, beside = (float(one) if one > 0 else None for one in found)
+        return cls(alone, beside)
 
 
 def fit_decoding(rollouts: Sequence[MeasuredRollout], prefill_secs: float) -> Decoding:

@@ -134,7 +134,10 @@ class Workload:
       groups_per_step: number of groups that are generated for a measured trainer step. The time of
         a step is proportional to it.
       layout: seconds from a whole batch to the start of its step.
-      judge: seconds from the end of a group, or of a rollout, until it is judged.
+      judge: seconds from the end of a group, or of a rollout, until it is judged, where any number
+        of them are judged at once.
+      judges: number of workers that judge, one completion after the other; 0 where `judge` counts.
+      judge_completion: seconds that a worker takes for a completion.
       insert: seconds of inserting a group into the buffer.
       transfers: times of each kind of weight transfer.
       evaluate: seconds of an evaluation.
@@ -150,6 +153,8 @@ class Workload:
     transfers: Mapping[str, TransferTimes]
     layout: Samples = NOTHING
     judge: Samples = NOTHING
+    judges: int = 0
+    judge_completion: Samples = NOTHING
     insert: Samples = NOTHING
     evaluate: Samples = NOTHING
     snapshot: Samples = NOTHING
@@ -159,6 +164,13 @@ class Workload:
     def __post_init__(self) -> None:
         if not self.lengths or not all(rows and min(rows) > 0 for rows in self.lengths):
             raise ValueError("A workload needs groups of completions with at least one token.")
+
+    @property
+    def judge_secs(self) -> float:
+        """Mean seconds until a group is judged while no other is."""
+        if not self.judges:
+            return self.judge.mean
+        return -(-len(self.lengths[0]) // self.judges) * self.judge_completion.mean
 
     def on_devices(self, trainer: float, explorer: float, apart: bool) -> Workload:
         """Returns the work on other devices.

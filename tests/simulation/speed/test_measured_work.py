@@ -11,6 +11,8 @@ from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import WORK_KINDS, of_kind
 from rl_sync.settings.records import ConfigError
+from rl_sync.simulation.event_queue import EventQueue
+from rl_sync.simulation.speed.judge_pool import JudgePool
 from rl_sync.simulation.speed.measured_work import read_work
 from rl_sync.simulation.speed.prediction import predict, simulate
 from rl_sync.simulation.speed.speed_plan import plan_of
@@ -158,6 +160,50 @@ def test_a_run_says_how_much_of_its_work_was_beside_other_work(tmp_path, mode, l
     record(tmp_path, settings, true_work(SharedCores(2.0, 1.8, 1.4)))
     assert least <= read_work(str(tmp_path), settings, 2.0).overlapped <= most
     assert read_work(str(tmp_path), settings, None).overlapped == 0
+
+
+def spans_with_cpu(trainer, explorer, beside):
+    """Spans of a trainer that trains while an explorer works, and of its time alone.
+
+    Args:
+      trainer, explorer: cores that each uses: alone, and beside the other.
+      beside: share of the rollouts beside which the trainer works.
+    """
+    spans = []
+    for step in range(1, 21):
+        at = 10.0 * step
+        share = beside + 0.1 * (step % 2)
+        cpu = 4.0 * (share * explorer[1] + (1 - share) * explorer[0])
+        more = {"tokens": 1000, "leases": [step], "engine": {"steps": 100}, "cpu_secs": cpu}
+        spans.append(Span("explorer1", SpanKind.ROLLOUT, at, at + 4.0, {"step": step, **more}))
+        train = {"step": step, "leases": [step], "tokens": 1000, "versions": [0], "dropped": []}
+        end = at + 4.0 * share
+        used = trainer[1] * (end - at)
+        spans.append(Span("trainer", SpanKind.TRAIN, at, end, {**train, "cpu_secs": used}))
+    return spans
+
+
+def test_what_a_role_loses_beside_others_says_what_these_lose(tmp_path):
+    write_spans(tmp_path, spans_with_cpu((None, 1.2), (1.4, 1.0), beside=0.5))
+    shared = read_work(str(tmp_path), run_settings(), 2.0).work.shared
+    assert shared.explorer == pytest.approx(1.4, rel=0.05)
+    assert shared.trainer == pytest.approx(1.2 * 1.4, rel=0.05)
+
+
+def test_where_no_role_is_ever_alone_and_no_core_is_free_one_would_use_all(tmp_path):
+    write_spans(tmp_path, spans_with_cpu((None, 1.1), (0.9, 0.9), beside=0.9))
+    shared = read_work(str(tmp_path), run_settings(), 2.0).work.shared
+    assert (shared.trainer, shared.explorer) == pytest.approx((2.0, 2.0 * 0.9 / 1.1), rel=0.05)
+
+
+def test_workers_that_are_all_busy_make_groups_wait(tmp_path):
+    queue, ended = EventQueue(), []
+    pool = JudgePool(queue, 2)
+    for name in "ab":
+        pool.judge([1.0, 1.0, 1.0], lambda name=name: ended.append((name, queue.now_secs)))
+    while queue.step():
+        pass
+    assert ended == [("a", 2.0), ("b", 3.0)]
 
 
 def test_a_run_of_few_steps_is_refused_in_one_line(tmp_path):
