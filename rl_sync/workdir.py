@@ -189,6 +189,11 @@ class Workdir:
         return self._at("chaos.jsonl")
 
     @property
+    def hosts(self) -> Path:
+        """Machines that have joined, with the error of their clocks."""
+        return self._at("hosts.jsonl")
+
+    @property
     def restarts(self) -> Path:
         """Every restart of a role; see `rl_sync.records.alarms`."""
         return self._at("restarts.jsonl")
@@ -209,6 +214,7 @@ class Workdir:
         state = (self.snapshots, self.memory, self.batches, self.weights, self.replay, self.journal)
         folders = (self.logs, self.spans, self.usage)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.published)
-        others = (self.judgements, self.rollouts, self.restarts, self.backends, self.chaos)
-        ends = (self.resumed, self.versions, self.outcome)
-        return self.config, *state, *folders, *records, *others, *ends
+        others = (self.judgements, self.rollouts, self.backends, self.chaos)
+        events = (self.restarts, self.hosts, self.resumed)
+        ends = (self.versions, self.outcome)
+        return self.config, *state, *folders, *records, *others, *events, *ends

@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAVES = {
+    "addresses",
     "aliases",
+    "clock",
     "spelling",
     "setting",
     "references",

@@ -112,6 +112,49 @@ _COMMANDS = [
         },
     ),
     Command(
+        "join",
+        _TRAIN,
+        "rl_sync.launcher.commands.join",
+        "Runs processes of a run that was started on another machine.",
+        "Waits for the launcher, gets the config, code and data from it, and runs the processes"
+        " that its launch.hosts gives to machines that join. It sends logs and records back, and"
+        " ends with the run. No directory needs to be shared. The secret of the run is in"
+        " RL_SYNC_SECRET.",
+        [
+            _flag("run", "HOST:PORT", "Address of the launcher (launch.port).", required=True),
+            _flag(
+                "process",
+                "NAME,…",
+                "Processes to run, such as explorer1 or trainer/1.",
+                required=True,
+            ),
+            _flag(
+                "host",
+                "ADDRESS",
+                "Address of this machine, as others reach it, or a network interface.",
+                "the interface towards the launcher",
+            ),
+            _flag(
+                "wait",
+                "SECONDS",
+                "The longest that the launcher cannot be reached.",
+                "600",
+                type=_FROM_1,
+            ),
+            _flag(
+                "lifeline",
+                "",
+                "Reads the secret from the first line of standard input, and ends when it closes.",
+            ),
+        ],
+        {"--run=10.0.0.1:7070 --process=explorer1": "Run the first explorer on this machine."},
+        "docs/clusters.md",
+        statuses={
+            1: "It cannot take part, or the run failed.",
+            143: "It was asked to end.",
+        },
+    ),
+    Command(
         "plan",
         _TRAIN,
         "rl_sync.launcher.commands.plan",

@@ -8,6 +8,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from rl_sync.addresses import parts_of
+
 # Below the ephemeral ports (from 32,768 on Linux, from 49,152 elsewhere), which operating systems
 # also assign to outgoing connections. An ephemeral port may be taken by the time the server binds
 # it.
@@ -16,10 +18,10 @@ CANDIDATES: Sequence[int] = range(20_000, 30_000)
 
 def interface_towards(address: str) -> str:
     """Returns the address at which another machine, at `host:port`, can reach this machine."""
-    host, _, port = address.rpartition(":")
-    family = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0][0]
+    host, port = parts_of(address)
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host.strip("[]"), int(port)))  # Sends nothing: it only chooses a route.
+        probe.connect((host, port))  # Sends nothing: it only chooses a route.
         return probe.getsockname()[0]
 
 
@@ -31,10 +33,12 @@ class HeldPorts:
 
     Args:
       host: address of this machine that the ports belong to.
+      candidates: ports to choose from.
     """
 
-    def __init__(self, host: str):
-        self._host = host
+    def __init__(self, host: str, candidates: Sequence[int] = CANDIDATES):
+        self._host, self._candidates = host, candidates
+        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sockets = contextlib.ExitStack()
 
     def take(self, count: int) -> list[int]:
@@ -44,16 +48,17 @@ class HeldPorts:
           OSError: too few ports are free.
         """
         found: list[int] = []
-        for port in random.sample(CANDIDATES, len(CANDIDATES)):
+        for port in random.sample(self._candidates, len(self._candidates)):
             if len(found) == count:
                 break
             if self._hold(port):
                 found.append(port)
         if len(found) < count:
             raise OSError(
-                f"A run needs {count} free ports of {CANDIDATES[0]} to {CANDIDATES[-1]} at"
-                f" {self._host}, and there are {len(found)}: end other servers, or set"
-                " launch.host to another address of this machine."
+                f"A run needs {count} free ports of {self._candidates[0]} to"
+                f" {self._candidates[-1]} at {self._host}, and there are {len(found)}: end other"
+                " servers, give more ports (launch.ports), or set launch.host to another address of"
+                " this machine."
             )
         return found
 
@@ -63,7 +68,7 @@ class HeldPorts:
 
     def _hold(self, port: int) -> bool:
         with contextlib.ExitStack() as owned:
-            probe = owned.enter_context(socket.socket())
+            probe = owned.enter_context(socket.socket(self._family))
             try:
                 probe.bind((self._host, port))
             except OSError:

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import grpc
 
+from rl_sync.addresses import address_of
 from rl_sync.isolation.codec import decode, encode, record
 from rl_sync.isolation.machine_limits import end_if_exhausted
 
@@ -119,7 +120,7 @@ class RpcServer:
         self._server = grpc.server(executor, options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Door(self._serve, secret),))
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = self._server.add_insecure_port(address_of(host, port))
         except RuntimeError as error:
             raise ValueError(f"Port {port} on {host} is taken; choose another, or 0.") from error
         if self.port == 0:

@@ -1,7 +1,8 @@
 """The secret of a run: only processes that know it may call the run's roles.
 
 It is in a file of the work directory that only its owner can read. So it is not in any command
-line, nor in an environment that child processes inherit.
+line, nor in an environment that the run's processes inherit. An engine that starts the launcher and
+machines that join gives it to them by an environment variable, which they remove.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import time
 from pathlib import Path
 
 from rl_sync.workdir import Workdir
+
+SECRET = "RL_SYNC_SECRET"
+"""Environment variable with the secret, for the launcher and for machines that join."""
 
 _BYTES = 32
 _WRITTEN_SECS = 10.0
@@ -37,10 +41,25 @@ def secret_in(path: Path) -> str:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return read_secret(path)
-    made = secrets.token_hex(_BYTES)
+    made = given_secret() or secrets.token_hex(_BYTES)
     with os.fdopen(opened, "w") as file:
         file.write(made)
     return made
+
+
+def given_secret() -> str | None:
+    """Returns the secret in the environment, if there is one, and removes it there.
+
+    Raises:
+      ValueError: it is too short.
+    """
+    given = os.environ.pop(SECRET, None)
+    if given is not None and len(given) < 2 * _BYTES:
+        raise ValueError(
+            f"{SECRET} must have at least {2 * _BYTES} characters, and has {len(given)}: make one"
+            " with `openssl rand -hex 32`."
+        )
+    return given
 
 
 def forget(workdir: str | os.PathLike[str]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from rl_sync.addresses import parts_of
 from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RpcClient, RpcServer
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.weights.agreement import Agree, alone
@@ -98,10 +99,10 @@ class Leader(Team):
         self._changed = threading.Condition()
         self._said: dict[tuple[str, int], tuple[str, Sequence[bytes]]] = {}
         self._heard: dict[tuple[str, int], set[int]] = {}
-        host, _, port = address.rpartition(":")
+        host, port = parts_of(address)
         self._server = RpcServer(
             CallHandlers(Hear.answered_by(self._hear)),
-            int(port),
+            port,
             host,
             threads=4 * followers + 4,
             secret=secret,

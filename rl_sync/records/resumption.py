@@ -6,9 +6,10 @@ first records do not count. Their lines stay in the files, before the mark that 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from rl_sync.clock import now_secs
 
 RESUMED_AT = "resumed_at"
 """The field of a mark: the trainer step that the run resumed from."""
@@ -28,7 +29,7 @@ def mark(step: int, sft_step: int | None = None, **fields: Any) -> Record:
       fields: other fields of the line.
     """
     where = {RESUMED_AT: step} if sft_step is None else {RESUMED_AT: step, SFT: sft_step}
-    return {"time": time.time(), **where, **fields}
+    return {"time": now_secs(), **where, **fields}
 
 
 class StandingRecords:

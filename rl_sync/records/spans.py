@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rl_sync.clock import now_secs
 from rl_sync.records.chaos_windows import lookout
 from rl_sync.records.json_lines import JsonLinesWriter, plain
 from rl_sync.records.resumption import mark
@@ -164,12 +165,12 @@ class SpanRecorder:
         self._lock = threading.Lock()
         self._open: list[_Open] = []
         self._spent: dict[str, float] = collections.defaultdict(float)
-        self._unix_minus_monotonic = time.time() - time.monotonic()
+        self._unix_minus_monotonic = now_secs() - time.monotonic()
         self._began_secs = self.now()
         self._look = lookout(role)
 
     def now(self) -> float:
-        """Returns Unix seconds of a clock that never goes back."""
+        """Returns Unix seconds by the run's clock; they never go back."""
         return time.monotonic() + self._unix_minus_monotonic
 
     @contextlib.contextmanager

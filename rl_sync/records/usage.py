@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
+from rl_sync.clock import now_secs
 from rl_sync.records.json_lines import JsonLinesFolder, JsonLinesWriter
 from rl_sync.workdir import Workdir
 
@@ -45,7 +46,7 @@ class UsageRecorder:
                 cpu_secs += times.user + times.system
                 memory_bytes += one.memory_info().rss
         self._lines.write(
-            {"time": time.time(), "cpu_secs": round(cpu_secs, 2), "memory_bytes": memory_bytes}
+            {"time": now_secs(), "cpu_secs": round(cpu_secs, 2), "memory_bytes": memory_bytes}
         )
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from rl_sync.addresses import address_of
 from rl_sync.replay import reverb_pb2 as pb
 from rl_sync.replay import reverb_server, stored_items, tables, wire
 from rl_sync.replay.client import CHANNEL_OPTIONS, SERVICE
@@ -222,7 +223,7 @@ def start(
     name = SERVICE.strip("/")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(address_of(host, port))
     except RuntimeError as error:
         raise reverb_server.PortTakenError(f"Port {port} cannot be used: {error}") from error
     server.start()

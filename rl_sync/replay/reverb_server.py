@@ -30,6 +30,7 @@ PORT_TAKEN = 98
 REFUSED = 97
 STOP_TIMEOUT_SECS = 3.0
 _ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER
+_LOOPBACK_6 = bytes(15) + b"\1"
 _NETWORK_HEADER = -0x100000  # Linux's SKF_NET_OFF: where a filter finds a packet's header
 NEEDED_FIELDS = ("name", "max_size")
 DEFAULTS = {
@@ -114,7 +115,7 @@ def free_port(port: int, host: str) -> int:
     Raises:
       PortTakenError: another process listens there. (gRPC itself would share the port silently.)
     """
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -150,8 +151,8 @@ def answer_at(host: str, port: int) -> None:
     Reverb always listens on all interfaces, and a listening socket cannot be bound to one address
     afterwards. So a filter in the kernel drops packets for other addresses, like a firewall.
     """
-    address = socket.gethostbyname(host)
-    if address == "0.0.0.0":
+    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    if address in ("0.0.0.0", "::"):
         return
     code = b"".join(struct.pack("HBBI", *step) for step in address_filter(address))
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -165,32 +166,37 @@ def answer_at(host: str, port: int) -> None:
 
 
 def address_filter(address: str) -> list[tuple[int, int, int, int]]:
-    """Returns a classic BPF program that keeps packets to an IPv4 address, and drops others.
+    """Returns a classic BPF program that keeps packets to an address, and drops others.
 
-    If the address is on the loopback interface, it also keeps packets to IPv6's loopback address.
+    With an IPv4 address of the loopback interface it also keeps packets to IPv6's loopback address.
     It is written out here, since this script has to run without any other file of ours.
     """
 
     def load(code: int, offset: int) -> tuple[int, int, int, int]:
         return code, 0, 0, (_NETWORK_HEADER + offset) & 0xFFFFFFFF
 
-    (wanted,) = struct.unpack("!I", socket.inet_aton(address))
-    # For an IPv6 packet: instructions to skip, either to the test of its address or to the drop.
-    version_6 = 2 if address.startswith("127.") else 11
+    is_version_6 = ":" in address
+    own_6 = socket.inet_pton(socket.AF_INET6, address) if is_version_6 else _LOOPBACK_6
+    wanted_6 = struct.unpack("!4I", own_6)
+    wanted = 0 if is_version_6 else struct.unpack("!I", socket.inet_aton(address))[0]
+    # Instructions to skip: for an IPv4 packet with the wanted address to keep it or to drop it, and
+    # for an IPv6 packet either to the test of its address or to the drop.
+    version_4 = 9 if is_version_6 else 8
+    version_6 = 2 if is_version_6 or address.startswith("127.") else 11
     return [  # (code, instructions to skip if equal, instructions to skip if not, value)
         load(0x30, 0),
         (0x74, 0, 0, 4),  # The first half of the first byte is the IP version.
         (0x15, 0, version_6, 4),
         load(0x20, 16),
-        (0x15, 8, 9, wanted),
+        (0x15, version_4, 9, wanted),
         load(0x20, 24),
-        (0x15, 0, 7, 0),
+        (0x15, 0, 7, wanted_6[0]),
         load(0x20, 28),
-        (0x15, 0, 5, 0),
+        (0x15, 0, 5, wanted_6[1]),
         load(0x20, 32),
-        (0x15, 0, 3, 0),
+        (0x15, 0, 3, wanted_6[2]),
         load(0x20, 36),
-        (0x15, 0, 1, 1),
+        (0x15, 0, 1, wanted_6[3]),
         (0x06, 0, 0, 0xFFFFFFFF),  # Keep.
         (0x06, 0, 0, 0),  # Drop.
     ]

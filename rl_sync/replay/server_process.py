@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import get_args
 
+from rl_sync.addresses import address_of
 from rl_sync.isolation.process_limits import signal_group
 from rl_sync.replay import tables as table_specs
 from rl_sync.replay.replay_interface import Backend
@@ -66,7 +67,7 @@ class ServerProcess:
     @property
     def address(self) -> str:
         """The `host:port` for clients; with port 0, known once the server is ready."""
-        return f"{self._host}:{self._port}"
+        return address_of(self._host, self._port)
 
     @property
     def port(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from rl_sync.addresses import address_of
 from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.expression import parse_sum
@@ -64,7 +65,7 @@ class RewardServer:
         except ValueError:
             self._judges.close()
             raise
-        self.address = f"{host}:{self._server.port}"
+        self.address = address_of(host, self._server.port)
 
     def is_prepared(self, timeout_secs: float) -> bool:
         """Says whether all workers have prepared the reward; see `LocalScorer.are_prepared`."""

@@ -7,6 +7,9 @@ from typing import Any
 
 from rl_sync.setting import check, setting
 
+JOIN = "join"
+"""Address in `hosts` of machines that join by themselves."""
+
 PORT: dict[str, Any] = {"least": 0, "greatest": 65_535}
 """Bounds of a server's port."""
 
@@ -60,17 +63,53 @@ class LaunchSettings:
     )
     host: str | None = setting(
         None,
-        "Address of this machine, as the machines of `hosts` reach it.",
+        "Address of this machine, as the machines of `hosts` reach it, or the name of a network"
+        " interface. With `auto` it is the address towards them.",
         implied="no other machine takes part",
     )
     hosts: str = setting(
         "",
         "Machines of processes that run elsewhere, as `NAME=ADDRESS,…` with names such as"
-        " `explorer2`, or `trainer/1` for the trainer's second process.",
+        " `explorer2`, or `trainer/1` for the trainer's second process. With `NAME=join` the"
+        " launcher waits for a machine that joins by itself to run it.",
+    )
+    port: int = setting(
+        0, "Port of this machine at which the others join the run; 0 for any free one.", **PORT
+    )
+    ports: str = setting(
+        "20000-29999", "Ports of the run's servers on each machine, as `FIRST-LAST`."
     )
     remote_shell: str = setting(
         "ssh -T -o BatchMode=yes {host}",
         "Command that starts another on the machine `{host}`, and keeps its standard input open.",
+    )
+    remote_python: str | None = setting(
+        None,
+        "Python on the machines of `hosts`, in whose environment rl_sync is installed.",
+        implied="the path of the launcher's Python",
+    )
+    files: str = setting(
+        "",
+        "More files and folders in the current directory that machines without it get, separated"
+        " by commas: those that rewards and environments read. They get the code and the data that"
+        " the config names in any case.",
+    )
+    file_mib: int = setting(
+        64,
+        "The largest file that a machine gets from the launcher; larger ones must be there.",
+        unit="MiB",
+        least=1,
+    )
+    record_mbit: int = setting(
+        200,
+        "Bandwidth that a machine takes at most to send its logs and records to the launcher.",
+        unit="Mbit/s",
+        least=1,
+    )
+    local_directory: str | None = setting(
+        None,
+        "Directory of the machines that do not reach the work directory, for the run's files.",
+        implied="a directory in the machine's directory for temporary files",
     )
     compilation_cache: str | None = setting(
         None,
@@ -101,6 +140,21 @@ class LaunchSettings:
         """Returns the machines of processes that do not run on this machine, by process name."""
         pairs = (pair.partition("=") for pair in self.hosts.split(",") if pair.strip())
         return {name.strip(): address.strip() for name, _, address in pairs}
+
+    @property
+    def sent(self) -> list[str]:
+        """Returns the paths in `files`."""
+        return [path.strip() for path in self.files.split(",") if path.strip()]
+
+    @property
+    def servers(self) -> range:
+        """Returns the ports that `ports` allows.
+
+        Raises:
+          ValueError: they are not written as two ports.
+        """
+        first, _, last = self.ports.partition("-")
+        return range(int(first), int(last) + 1)
 
     def __post_init__(self) -> None:
         check(self, "launch")

@@ -116,6 +116,24 @@ def _hosts(s: RunSettings) -> None:
     require(not twice, f"{hosts} says twice where {twice} is: say it once.")
 
 
+def _ports(s: RunSettings) -> None:
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", s.launch.ports)
+    require(
+        found is not None and 1024 <= int(found[1]) < int(found[2]) <= _LAST_PORT,
+        f"launch.ports={s.launch.ports!r} must be FIRST-LAST with ports from 1024 to {_LAST_PORT},"
+        " such as 20000-29999.",
+    )
+
+
+def _files(s: RunSettings) -> None:
+    for name in s.launch.sent:
+        require(
+            not os.path.isabs(name) and ".." not in name.split("/"),
+            f"launch.files={s.launch.files!r}: {name} must be in the current directory, as it gets"
+            " the same relative path on the other machines: copy it or link it there.",
+        )
+
+
 def _processes(s: RunSettings) -> None:
     names = [
         process_name(program, process)
@@ -411,6 +429,8 @@ RULES: dict[str, Rule] = {
     "reward.addresses": _servers,
     "observe.backends": _backends,
     "launch.hosts": _hosts,
+    "launch.ports": _ports,
+    "launch.files": _files,
     "launch.remote_shell": lambda s: require(
         _names_host_alone(s.launch.remote_shell),
         f"launch.remote_shell={s.launch.remote_shell} must say where {{host}} goes, as in"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 
+from rl_sync.addresses import address_of
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.transfers.server_delta_calls import (
     Acknowledge,
@@ -90,7 +91,7 @@ class DeltaPublisher:
             CloseLine.answered_by(lambda call: self.history.forget(call.reader)),
         )
         self._server = RpcServer(desk, 0, host, _THREADS, secret)
-        self.address = f"{host}:{self._server.port}"
+        self.address = address_of(host, self._server.port)
         self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
             self._add,
             self.address,

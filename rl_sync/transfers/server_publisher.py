@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Shaped, UInt32
 
+from rl_sync.addresses import address_of
 from rl_sync.cluster.rpc import Call, CallHandlers, RpcServer
 from rl_sync.isolation.codec import record
 from rl_sync.types import Params
@@ -183,7 +184,7 @@ class ServerPublisher:
             CloseLine.answered_by(self._close_line),
         )
         self._server = RpcServer(desk, 0, host, _THREADS, secret)
-        self.address = f"{host}:{self._server.port}"
+        self.address = address_of(host, self._server.port)
 
     def publish(self, version: int, params: Params) -> None:
         """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
+from rl_sync.addresses import parts_of
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
 _LEAVE = "rl_sync/leave"
@@ -120,9 +121,10 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
 
 def _check_port(coordinator_address: str) -> None:
     """Binds the port briefly, since JAX may crash on a port that is taken."""
-    host, _, port = coordinator_address.rpartition(":")
+    host, port = parts_of(coordinator_address)
     try:
-        socket.create_server((host, int(port))).close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         raise WeightsTransferError(
             f"The cluster's coordinator cannot listen on port {port} of {coordinator_address}:"

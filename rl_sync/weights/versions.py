@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections.abc import Iterator
 
 import fsspec
 from etils import epath
 
+from rl_sync.clock import now_secs
 from rl_sync.weights.locations import Location, absolute, is_remote
 
 _VERSION = re.compile(r"version_(\d{8,})")
@@ -79,7 +79,7 @@ class VersionDirectory:
         Raises:
           FileNotFoundError: the version does not exist, or no longer exists.
         """
-        mark = f"{self._at}/{_READERS}/{reader}@{version}@{time.time():.3f}"
+        mark = f"{self._at}/{_READERS}/{reader}@{version}@{now_secs():.3f}"
         self._touch(mark)
         try:
             if not self.has(version):
@@ -91,7 +91,7 @@ class VersionDirectory:
     def held_versions(self, expiry_secs: float) -> set[int]:
         """Returns the versions that a reader has held for less than `expiry_secs`."""
         holds = map(_HOLD.fullmatch, self._names(_READERS))
-        now = time.time()
+        now = now_secs()
         return {int(hold[1]) for hold in holds if hold and now - float(hold[2]) < expiry_secs}
 
     def retain(self, keep: int, expiry_secs: float) -> None:

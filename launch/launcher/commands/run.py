@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rl_sync.checkpoints.memory_tier import remove_memory_folder
 from rl_sync.cluster import compilation_cache
-from rl_sync.cluster.host_names import check_own
+from rl_sync.cluster.host_names import own_address
 from rl_sync.cluster.master_calls import (
     AskBuffered,
     AskStatus,
@@ -126,17 +126,19 @@ class LocalRun:
           RunFailedError: a role died, or a process could not be started.
         """
         before = {number: signal.signal(number, self._interrupt) for number in _REASONS}
+        status = _FAILED
         try:
             self._master = self._processes.start()
             self._watch()
-            return self._finish()
+            status = self._finish()
+            return status
         finally:
             if self._is_closed:
                 stopping.await_backends(self._settings, self._supervisor, self._signals)
             self._supervisor.end_all()
             for role in [*self._away]:
                 self._record_restart(role, None)
-            self._processes.close()
+            self._processes.close(status)
             remove_memory_folder(self._workdir)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -154,6 +156,7 @@ class LocalRun:
             while True:
                 # Until it is ready, the replay server reports its own failures.
                 ready = ready or self._processes.replay_ready()
+                self._processes.look()
                 starting = () if ready else ("replay",)
                 deaths = self._supervisor.deaths(but_not=starting) or self._vigil.look(self._master)
                 if deaths:
@@ -473,7 +476,7 @@ def start(
     for note in wiring.try_reward(settings, task):
         print(note, file=sys.stderr)
     if settings.launch.host:
-        check_own("launch.host", settings.launch.host)
+        own_address("launch.host", settings.launch.host)
     if settings.replay.address:
         _check_replay(settings, settings.replay.address)
     compilation_cache.check(settings.launch.compilation_cache, os.environ)

@@ -1,4 +1,4 @@
-"""Makes the command for a role on another machine; the role ends when this process ends."""
+"""Makes a command for another machine; it ends when this process ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XL
 
 
 def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
-    """Returns the command that starts a command on a remote machine, in the same directory.
+    """Returns the command that starts a command on a remote machine.
 
-    It passes on some environment variables. The role reads the shell's standard input, so it ends
-    when the shell here ends.
+    It passes on some environment variables, and starts in this directory if it exists there. The
+    command reads the shell's standard input, so it ends when the shell here ends.
 
     Args:
       shell: `launch.remote_shell`.
-      command: the path of a program, which is the same on both machines, and its arguments.
+      command: the path of a program there, and its arguments.
     """
     environment = malloc.environment(os.environ)
     carried = [
@@ -27,4 +27,4 @@ def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
     ]
     there = shlex.join(["env", "PYTHONUNBUFFERED=1", *sorted(carried), *command])
     words = [word.format(host=host) for word in shlex.split(shell)]
-    return [*words, f"cd {shlex.quote(os.getcwd())} && exec {there}"]
+    return [*words, f"cd {shlex.quote(os.getcwd())} 2>/dev/null; exec {there}"]

@@ -10,23 +10,26 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
+from rl_sync.addresses import address_of
+from rl_sync.cluster.host_names import own_address
 from rl_sync.cluster.ports import HeldPorts
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.cluster.secret import forget, is_open, secret_of
-from rl_sync.cluster.topology import members_of, programs_of
+from rl_sync.cluster.topology import Member, cluster_size, members_of, programs_of
 from rl_sync.isolation.machine_limits import limit_met
+from rl_sync.launcher.hosts.machines import Machines
 from rl_sync.launcher.processes.gpu_assignment import VISIBLE, role_environment
-from rl_sync.launcher.processes.remote_command import remote_command
 from rl_sync.launcher.processes.stack_dump import dump_stacks
-from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
+from rl_sync.launcher.processes.supervisor import Process, RoleProcess, Supervisor
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
 from rl_sync.role_names import MASTER
 from rl_sync.roles.replay_tables import replay_tables
+from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
@@ -40,6 +43,43 @@ class RunFailedError(RuntimeError):
     """Raised if a run failed; the message is for the user."""
 
 
+class _Head(NamedTuple):
+    """Addresses of servers of a program's first process."""
+
+    coordinator: str
+    team: str
+
+
+class _Heads:
+    """Finds addresses for the first processes of programs, once for each start.
+
+    Args:
+      host: address of this machine.
+      free: returns free ports of this machine.
+      machines: the other machines; None without any.
+    """
+
+    def __init__(
+        self, host: str, free: Callable[[int], list[int]], machines: Machines | None
+    ) -> None:
+        self._host, self._free, self._machines = host, free, machines
+        self._found: dict[str, _Head] = {}
+
+    def of(self, program: str) -> _Head | None:
+        """Returns the addresses of a program; None if its machine has not joined yet."""
+        if program in self._found:
+            return self._found[program]
+        host: str | None = self._host
+        if self._machines is not None and self._machines.has(program):
+            host, ports = self._machines.place(program, 2)
+        else:
+            ports = self._free(2)
+        if host is None:
+            return None
+        self._found[program] = _Head(*(address_of(host, port) for port in ports))
+        return self._found[program]
+
+
 @dataclasses.dataclass
 class ReplayProcess:
     """The replay server, as a process of the supervisor."""
@@ -47,6 +87,7 @@ class ReplayProcess:
     name: str
     log: Path
     server: ServerProcess
+    lost: str = ""
 
     @property
     def group(self) -> int:
@@ -82,8 +123,11 @@ class RunProcesses:
         self._settings, self._supervisor = settings, supervisor
         self._continues = continues
         self._workdir = Workdir(settings.workdir)
-        self._host = settings.launch.host or _LOOPBACK
-        self._ports = HeldPorts(self._host)
+        launch = settings.launch
+        others = [one for one in launch.elsewhere.values() if one != JOIN]
+        self._host = own_address("launch.host", launch.host, others) if launch.host else _LOOPBACK
+        self._ports = HeldPorts(self._host, launch.servers)
+        self._machines: Machines | None = None
         self._addresses: list[str] = []
         self._devices: dict[str, dict[str, str]] = {}
         self.server: ServerProcess | None = None
@@ -99,18 +143,21 @@ class RunProcesses:
         """
         settings = self._settings
         secret = self._new_secret()
+        if settings.launch.elsewhere:
+            self._machines = Machines(settings, self._host, secret)
         free = self._free(2)
-        master = f"{self._host}:{_port(settings.master.port, 'master.port', free[0], self._host)}"
+        port = _port(settings.master.port, "master.port", free[0], self._host)
+        master = address_of(self._host, port)
         replay = settings.replay.address
         if not replay and settings.explorers:
             # The replay server starts slowest, so it starts first.
             replay = self._start_replay(free[1])
         # Without explorers there is no replay server, and nobody uses this address.
-        replay = replay or f"{self._host}:{free[1]}"
+        replay = replay or address_of(self._host, free[1])
         self._devices = role_environment(settings, os.environ.get(VISIBLE))
         self._addresses = [f"--master={master}", f"--replay={replay}"]
         flags = ["--recover", "--continues"] if self._continues else []
-        self._start_role(MASTER, MASTER, [*self._addresses, *flags])
+        self._start_role(MASTER, MASTER, lambda: [*self._addresses, *flags])
         self.start_programs(programs_of(settings))
         return RpcClient(master, "master", secret)
 
@@ -128,7 +175,10 @@ class RunProcesses:
     def _new_secret(self) -> str:
         """Makes the secret that only the processes of this run know."""
         forget(self._workdir)
-        secret = secret_of(self._workdir)
+        try:
+            secret = secret_of(self._workdir)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if is_open(self._workdir):
             print(
                 f"Others on this machine can read {self._workdir.secret}, and so call the run's"
@@ -138,7 +188,7 @@ class RunProcesses:
 
     def restart_master(self) -> None:
         """Starts the master again, at its address and from its journal."""
-        self._start_role(MASTER, MASTER, [*self._addresses, "--recover"])
+        self._start_role(MASTER, MASTER, lambda: [*self._addresses, "--recover"])
 
     def restart_replay(self) -> None:
         """Starts the replay server again, at its address and with its newest checkpoint.
@@ -152,35 +202,60 @@ class RunProcesses:
     def start_programs(self, programs: Sequence[str]) -> None:
         """Starts all processes of programs, with new ports: old ones may still be in use.
 
+        Those on machines that have not joined yet start as soon as these have.
+
         Raises:
           RunFailedError: too few ports are free.
         """
-        free = self._free(2 * len(programs))
-        elsewhere = self._settings.launch.elsewhere
-        # The host of each program's first process, at which its other processes find it.
-        hosts = [elsewhere.get(program, self._host) for program in programs]
-        addresses = [f"{host}:{port}" for host, port in zip(hosts * 2, free, strict=True)]
-        clusters = dict(zip(programs, addresses, strict=False))
-        teams = dict(zip(programs, addresses[len(programs) :], strict=True))
-        for member in members_of(self._settings):
+        settings = self._settings
+        heads = _Heads(self._host, self._free, self._machines)
+        # With collective transfer all programs are in the trainer's cluster.
+        for member in members_of(settings):
             if member.program not in programs:
                 continue
-            # With collective transfer all programs are in the trainer's cluster.
-            head = programs[0] if self._settings.is_joint else member.program
-            own = [f"--process={member.process}", f"--coordinator={clusters[head]}"]
-            own += [f"--team={teams[member.program]}"]
-            self._start_role(member.name, member.program, [*self._addresses, *own])
+            cluster = programs[0] if settings.is_joint else member.program
+            needed = [("--coordinator", cluster)] * (cluster_size(settings, member.program) > 1)
+            needed += [("--team", member.program)] * (settings.processes_of(member.program) > 1)
 
-    def _start_role(self, name: str, role: str, arguments: Sequence[str]) -> None:
-        """Starts one process of a role."""
-        command = [sys.executable, "-m", "rl_sync.roles.process", f"--role={role}"]
-        command += [f"--workdir={self._workdir}", *arguments, "--lifeline"]
+            def arguments(
+                member: Member = member, needed: Sequence[tuple[str, str]] = needed
+            ) -> list[str] | None:
+                own = [*self._addresses, f"--process={member.process}"]
+                for flag, program in needed:
+                    if (head := heads.of(program)) is None:
+                        return None
+                    own.append(f"{flag}={head.coordinator if 'coord' in flag else head.team}")
+                return own
+
+            self._start_role(member.name, member.program, arguments)
+
+    def _start_role(
+        self, name: str, role: str, arguments: Callable[[], Sequence[str] | None]
+    ) -> None:
+        """Starts one process of a role, as soon as its arguments are known.
+
+        Args:
+          arguments: returns its arguments, or None if an address is not known yet.
+        """
         log = self._workdir.log(name)
-        environment = self._devices.get(name, {})
-        launch = self._settings.launch
-        if (host := launch.elsewhere.get(name)) is not None:
-            command = remote_command(launch.remote_shell, host, command)
-        self._supervisor.add(RoleProcess.start(name, command, log, environment))
+        machines = self._machines
+        is_elsewhere = name in self._settings.launch.elsewhere
+
+        def start() -> Process | None:
+            if (others := arguments()) is None:
+                return None
+            own = [f"--role={role}", *others]
+            if is_elsewhere and machines is not None:
+                return machines.start(name, own)
+            command = [sys.executable, "-m", "rl_sync.roles.process", *own]
+            command += [f"--workdir={self._workdir}", "--lifeline"]
+            return RoleProcess.start(name, command, log, self._devices.get(name, {}))
+
+        process = start()
+        if process is None:
+            assert machines is not None, "only machines may be missing"
+            process = machines.awaited(name, start)
+        self._supervisor.add(process)
 
     def _start_replay(self, free: int) -> str:
         """Starts the replay server and returns its address, before it is ready."""
@@ -194,7 +269,7 @@ class RunProcesses:
             if not self._is_auto:
                 raise
             self._serve_embedded(port, str(error))
-        return f"{self._host}:{port}"
+        return address_of(self._host, port)
 
     @property
     def _is_auto(self) -> bool:
@@ -259,8 +334,19 @@ class RunProcesses:
         self._record_backend()
         return True
 
-    def close(self) -> None:
-        """Releases the ports and deletes the secret, after the processes have ended."""
+    def look(self) -> None:
+        """Notices machines that were lost."""
+        if self._machines is not None:
+            self._machines.look()
+
+    def close(self, status: int) -> None:
+        """Releases the ports and deletes the secret, after the processes have ended.
+
+        Args:
+          status: exit status of the run, for machines that have joined.
+        """
+        if self._machines is not None:
+            self._machines.close(status)
         self._ports.close()
         with contextlib.suppress(OSError):  # The next run replaces it.
             forget(self._workdir)
@@ -270,7 +356,7 @@ def _port(wanted: int, setting: str, free: int, host: str) -> int:
     """Returns the wanted port if it is free, or the free port if the wanted port is 0."""
     if wanted == 0:
         return free
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, wanted))

@@ -6,6 +6,7 @@ and the child ends itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -31,11 +32,18 @@ class Process(Protocol):
     """A watched child: a role, or the replay server."""
 
     name: str
-    log: Path
 
     @property
-    def group(self) -> int:
-        """Id of its process group."""
+    def log(self) -> Path:
+        """The file of its output."""
+
+    @property
+    def group(self) -> int | None:
+        """Id of its process group; None if it is not on this machine."""
+
+    @property
+    def lost(self) -> str:
+        """A sentence on how it was lost, if it was not seen to end; else empty."""
 
     def poll(self) -> int | None:
         """Returns its exit status, negative for a signal; None while it runs."""
@@ -62,15 +70,22 @@ class RoleProcess:
     name: str
     log: Path
     _popen: subprocess.Popen[bytes]
+    lost: str = ""
 
     @classmethod
     def start(
-        cls, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+        cls,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        directory: Path | None = None,
     ) -> RoleProcess:
         """Starts a command whose output is added to the log.
 
         Args:
           environment: additions to this process's environment.
+          directory: its current directory; None for this process's.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -80,6 +95,7 @@ class RoleProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                cwd=directory,
                 env={
                     **malloc.environment(os.environ),
                     "PYTHONUNBUFFERED": "1",
@@ -87,6 +103,13 @@ class RoleProcess:
                 },
             )
         return cls(name, log, popen)
+
+    def tell(self, line: str) -> None:
+        """Writes a line to its standard input, which stays open."""
+        assert self._popen.stdin is not None
+        with contextlib.suppress(OSError):  # It has ended.
+            self._popen.stdin.write(f"{line}\n".encode())
+            self._popen.stdin.flush()
 
     @property
     def group(self) -> int:
@@ -125,16 +148,20 @@ class Death:
       log: its log.
       hung: a sentence with the evidence that it hung, which begins with its name; None if it did
         not hang.
+      lost: see `Process`.
     """
 
     name: str
     status: int
     log: Path
     hung: str | None = None
+    lost: str = ""
 
     def __str__(self) -> str:
         if self.hung is not None:
             return self.hung
+        if self.lost:
+            return self.lost
         if self.status < 0:
             how = f"was killed by {signal.Signals(-self.status).name}"
         else:
@@ -211,13 +238,15 @@ class Supervisor:
             if status is None or name in but_not:
                 continue
             if status != 0 or name in ("master", "replay"):
-                deaths.append(Death(name, status, process.log))
+                deaths.append(Death(name, status, process.log, lost=process.lost))
         return likeliest_first(deaths)
 
     def groups(self) -> dict[str, int]:
         """Returns the process group of each child that runs, by the child's name."""
         running = [*self._processes.values()]
-        return {one.name: one.group for one in running if one.poll() is None}
+        return {
+            one.name: one.group for one in running if one.poll() is None and one.group is not None
+        }
 
     def end(self, names: Sequence[str]) -> None:
         """Kills children, and stops watching them."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
+from rl_sync.cluster.host_names import OWN_ADDRESS
 from rl_sync.cluster.secret import key_for_agents, secret_of
 from rl_sync.environments.dialogue.bridge import Bridge
 from rl_sync.environments.dialogue.reader import ReplyReader
@@ -80,8 +82,7 @@ def playing(
     """Returns an engine as it is, or an episode engine if the run has an environment.
 
     Args:
-      process: name of the program in the run, by which `launch.elsewhere` may name its machine;
-        empty outside of runs.
+      process: name of the program in the run; empty outside of runs.
       agree: lets the processes of a program agree on the environments' answers.
       opponents: makes an engine for opponents with older weights; None for evaluations, whose
         opponents are scripted.
@@ -107,7 +108,7 @@ def playing(
 def _access(settings: RunSettings, process: str) -> Access:
     """Returns the access to the agents' endpoint: only for this machine, or for the network."""
     connections = settings.environment.connections
-    host = settings.launch.elsewhere.get(process, settings.launch.host)
+    host = os.environ.get(OWN_ADDRESS) or settings.launch.host
     if not (process and host):
         return Access(connections=connections)
     return Access(host, key_for_agents(secret_of(settings.workdir)), connections)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rl_sync.addresses import parts_of
 from rl_sync.checkpoints.ledger import Ledger, balance
 from rl_sync.cluster import master_calls, scoring_calls, weight_calls
 from rl_sync.cluster.heartbeats import Heartbeats
@@ -659,10 +660,10 @@ def run_master(
     """
     served = MasterServer(settings, recovers, continues)
     settle()
-    host, _, port = address.rpartition(":")
+    host, port = parts_of(address)
     server = RpcServer(
         served.answer,
-        int(port),
+        port,
         host,
         threads=call_threads(settings.explorers),
         secret=secret_of(settings.workdir),

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -28,6 +27,7 @@ from rl_sync.checkpoints.snapshots import (
     set_aside,
     snapshot_steps,
 )
+from rl_sync.clock import now_secs
 from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
@@ -117,7 +117,7 @@ class SnapshotKeeper:
         metadata = {
             "position": self.session.call(AskPosition())._asdict(),
             "base_digest": self.parameters.base_digest(state.params),
-            SAVED_SECS: time.time(),
+            SAVED_SECS: now_secs(),
         }
         kept = state._replace(params=self.parameters.kept(state.params))
         needed = still_needed(

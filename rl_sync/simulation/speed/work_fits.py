@@ -154,8 +154,8 @@ class CoresUsed(NamedTuple):
         used = np.array([float(span.attributes["cpu_secs"]) for span in spans])
         found = np.zeros(2)
         found[known] = nnls(secs[:, known], used)[0]
-        alone, beside = (float(one) if one > 0 else None for one in found)
-        return cls(alone, beside)
+        rates = (float(one) if one > 0 else None for one in found)
+        return cls(*rates)
 
 
 def fit_decoding(rollouts: Sequence[MeasuredRollout], prefill_secs: float) -> Decoding:

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import struct
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ import fsspec
 import numpy as np
 import safetensors.numpy
 
+from rl_sync.clock import now_secs
 from rl_sync.isolation.codec import record
 from rl_sync.weights.deltas.artifact import (
     FULL,
@@ -307,7 +307,7 @@ class VersionFiles:
 
     def held(self, expiry_secs: float) -> dict[str, int]:
         """Returns the versions that readers have, by reader, without those of dead readers."""
-        now = time.time()
+        now = now_secs()
         marks = map(_MARK.fullmatch, self._names(_READERS))
         return {
             mark[1]: -1 if mark[2] == _WISH else int(mark[2])
@@ -328,7 +328,7 @@ class VersionFiles:
             for name in self._names(_READERS)
             if (mark := _MARK.fullmatch(name)) and mark[1] == reader
         ]
-        new = f"{reader}@{what}@{time.time():.3f}"
+        new = f"{reader}@{what}@{now_secs():.3f}"
         self._files.pipe_file(f"{self._at}/{_READERS}/{new}", b"\n")
         for name in old:
             if name != new:

@@ -1,0 +1,74 @@
+"""`join`: runs processes of a run that was started on another machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from rl_sync.cluster.secret import SECRET, given_secret
+from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.hosts.joined_host import JoinedHost, JoinError
+from rl_sync.settings.records import ConfigError
+
+_FAILED = 1
+_WAIT_SECS = 600
+
+
+def execute(arguments: Arguments) -> int:
+    """Takes part in a run until it ends; returns the run's exit status.
+
+    Raises:
+      ConfigError: a value is not valid, or the secret is missing.
+    """
+    flags = arguments.flags
+    run = str(flags["run"])
+    host, _, port = run.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--run={run} must be HOST:PORT, as the launcher prints it.")
+    names = [name.strip() for name in str(flags["process"]).split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--process= names no process: give one, such as explorer1.")
+    secret = _secret(bool(flags.get("lifeline")))
+    joined = JoinedHost(run, secret, names, flags.get("host"), float(flags.get("wait", _WAIT_SECS)))
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        joined.end(f"it was asked to end ({signal.Signals(number).name})")
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    if flags.get("lifeline"):
+        threading.Thread(target=_follow, args=[joined], name="lifeline", daemon=True).start()
+    try:
+        return joined.run()
+    except JoinError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _FAILED
+
+
+def _secret(is_told: bool) -> str:
+    """Returns the secret, from the first line of standard input or from the environment."""
+    if is_told:
+        told = bytearray()
+        while (byte := os.read(0, 1)) not in (b"", b"\n"):
+            told += byte
+        return told.decode()
+    try:
+        given = given_secret()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if given is None:
+        raise ConfigError(
+            f"join needs the run's secret in the environment variable {SECRET}: give the launcher"
+            f" and all machines the same, as by `export {SECRET}=$(openssl rand -hex 32)`."
+        )
+    return given
+
+
+def _follow(joined: JoinedHost) -> None:
+    while os.read(0, 1024):
+        pass
+    joined.end("the launcher's shell to it has ended")
