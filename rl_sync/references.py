@@ -68,12 +68,13 @@ def reference_of(thing: Callable[..., Any]) -> str:
 
 
 def _module(where: str, reference: str) -> ModuleType:
-    try:
-        return _of_file(Path(where)) if where.endswith(_FILE) else importlib.import_module(where)
-    except FileNotFoundError as error:
+    is_file = where.endswith(_FILE)
+    if is_file and not Path(where).expanduser().exists():
         raise ValueError(
             f"{reference!r}: there is no file {where} (the current directory is {Path.cwd()})."
-        ) from error
+        )
+    try:
+        return _of_file(Path(where)) if is_file else importlib.import_module(where)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(

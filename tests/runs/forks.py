@@ -217,10 +217,14 @@ def _fork_roles() -> None:
     start = RoleProcess.start
 
     def fork(
-        name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        directory: Path | None = None,
     ) -> RoleProcess:
-        if list(command[:2]) != [sys.executable, "-m"]:  # Elsewhere.
-            return start(name, command, log, environment)
+        if list(command[:2]) != [sys.executable, "-m"] or directory is not None:  # Elsewhere.
+            return start(name, command, log, environment, directory)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             variables = {**os.environ, **environment}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.records.spans import sync_kind
 from tests.runs.conftest import EMBEDDED, MESHES, TEAMS, RunRecord, Runs, assert_same_bits
@@ -50,10 +51,9 @@ class Machines(NamedTuple):
     flags: tuple[str, ...]
     asked: Path
 
-    def commands(self, run: RunRecord) -> list[list[str]]:
-        """Returns the host and the command of every process that a run started elsewhere."""
-        asked = map(json.loads, self.asked.read_text().splitlines())
-        return [entry for entry in asked if f"--workdir={run.workdir}" in entry[1].split()]
+    def commands(self) -> list[list[str]]:
+        """Returns each host and the command by which it joins a run."""
+        return [*map(json.loads, self.asked.read_text().splitlines())]
 
 
 @pytest.fixture(scope="module")
@@ -117,14 +117,8 @@ def _assert_same_figures(teams: RunRecord, alone: RunRecord) -> None:
 def test_processes_find_each_other_on_the_machines_that_they_were_given(
     runs, machines, mode, transfer
 ):
-    asked = machines.commands(in_teams(runs, machines, mode, transfer))
-    commands = dict(asked)
-    assert len(asked) == 3
-    assert set(commands) == set(HOSTS.values())
-    # With collective transfer all are in the trainer's cluster, else a program forms its own.
-    forms = {"collective": "127.0.0.1", "server": "127.0.0.2"}[transfer]
-    for host in ("127.0.0.2", "127.0.0.3"):
-        assert f"--coordinator={forms}:" in commands[host]
-        assert "--team=127.0.0.2:" in commands[host]
-    assert "--coordinator=127.0.0.1:" in commands["127.0.0.4"]
-    assert "--team=127.0.0.1:" in commands["127.0.0.4"]
+    run = in_teams(runs, machines, mode, transfer)
+    joined = read_json_lines(run.workdir.hosts)
+    assert {line["processes"][0]: line["address"] for line in joined} == HOSTS
+    for host, command in machines.commands():
+        assert f"--host={host}" in command.split()

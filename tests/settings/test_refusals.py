@@ -180,6 +180,15 @@ EXAMPLES = {
         (HOST | {"launch__hosts": "explorer1"}, "launch.hosts=explorer1 must be NAME=ADDRESS"),
         (HOST | {"launch__hosts": "trainer=a,trainer=b"}, "says twice where trainer is"),
     ],
+    "launch.ports": [
+        ({"launch__ports": "20000"}, "launch.ports='20000' must be FIRST-LAST"),
+        ({"launch__ports": "80-90"}, "with ports from 1024 to 65535"),
+        ({"launch__ports": "30000-20000"}, "such as 20000-29999"),
+    ],
+    "launch.files": [
+        ({"launch__files": "/etc/passwd"}, "/etc/passwd must be in the current directory"),
+        ({"launch__files": "a,../b"}, "../b must be in the current directory"),
+    ],
     "launch.remote_shell": [
         ({"launch__remote_shell": "ssh"}, "launch.remote_shell=ssh must say where {host} goes"),
         ({"launch__remote_shell": "ssh {host} {user}"}, "with that alone in braces"),

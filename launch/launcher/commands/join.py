@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import sys
 import threading
 from types import FrameType
 
+from rl_sync.cluster.host_names import AUTO, look_up, own_address
 from rl_sync.cluster.secret import SECRET, given_secret
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.hosts.joined_host import JoinedHost, JoinError
@@ -26,13 +28,17 @@ def execute(arguments: Arguments) -> int:
     flags = arguments.flags
     run = str(flags["run"])
     host, _, port = run.rpartition(":")
+    host = host.strip("[]")
     if not host or not port.isdecimal():
         raise ConfigError(f"--run={run} must be HOST:PORT, as the launcher prints it.")
     names = [name.strip() for name in str(flags["process"]).split(",") if name.strip()]
     if not names:
         raise ConfigError("--process= names no process: give one, such as explorer1.")
-    secret = _secret(bool(flags.get("lifeline")))
-    joined = JoinedHost(run, secret, names, flags.get("host"), float(flags.get("wait", _WAIT_SECS)))
+    is_child = bool(flags.get("lifeline"))
+    secret = _secret(is_child)
+    given = flags.get("host", AUTO)
+    address = _address_there(given, host) if is_child else own_address("--host", given, [host])
+    joined = JoinedHost(run, secret, names, address, float(flags.get("wait", _WAIT_SECS)))
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame
@@ -40,13 +46,29 @@ def execute(arguments: Arguments) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
-    if flags.get("lifeline"):
+    if is_child:
         threading.Thread(target=_follow, args=[joined], name="lifeline", daemon=True).start()
     try:
         return joined.run()
     except JoinError as error:
         print(f"error: {error}", file=sys.stderr)
         return _FAILED
+
+
+def _address_there(given: str, launcher: str) -> str:
+    """Returns the address that the launcher has for this machine, if others can reach it there.
+
+    A machine's name may mean its loopback interface on the machine itself, and a remote shell may
+    have names of its own.
+    """
+    try:
+        address = own_address("--host", given)
+        is_loopback = ipaddress.ip_address(look_up("--host", address)).is_loopback
+    except ConfigError:
+        is_loopback = True
+    if is_loopback and not launcher.startswith("127."):
+        return own_address("--host", AUTO, [launcher])
+    return given
 
 
 def _secret(is_told: bool) -> str:

@@ -198,7 +198,7 @@ class SendRecords(Call[int]):
 
 
 @dataclasses.dataclass(frozen=True)
-class LeaveRun(Call[None]):
+class LeaveMachine(Call[None]):
     """Reports that a machine leaves: its processes have ended, and its records are sent.
 
     Attributes:

@@ -25,7 +25,7 @@ from rl_sync.launcher.hosts.host_calls import (
     BeginRecords,
     Enlist,
     Enlisted,
-    LeaveRun,
+    LeaveMachine,
     Order,
     ProcessState,
     Refused,
@@ -108,7 +108,7 @@ class HostDesk:
             AskOrders.answered_by(self._orders),
             BeginRecords.answered_by(self._begin_records),
             SendRecords.answered_by(self._write),
-            LeaveRun.answered_by(self._leave),
+            LeaveMachine.answered_by(self._leave),
         )
         threads = _FEWEST_THREADS + _THREADS_EACH * len(names)
         self._server = RpcServer(handlers, port, host, threads, secret)
@@ -342,7 +342,7 @@ class HostDesk:
         with self._changed:
             return self._machines[number].names
 
-    def _leave(self, call: LeaveRun) -> None:
+    def _leave(self, call: LeaveMachine) -> None:
         with self._changed:
             machine = self._machines[call.machine]
             if not machine.lost:

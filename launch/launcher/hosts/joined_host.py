@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import rl_sync
 from rl_sync.clock import BEHIND
-from rl_sync.cluster.host_names import OWN_ADDRESS, own_address
+from rl_sync.cluster.host_names import OWN_ADDRESS
 from rl_sync.cluster.ports import HeldPorts
 from rl_sync.cluster.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
 from rl_sync.cluster.secret import read_secret
@@ -29,7 +30,7 @@ from rl_sync.launcher.hosts.host_calls import (
     AskTime,
     Enlist,
     Enlisted,
-    LeaveRun,
+    LeaveMachine,
     Order,
     ProcessState,
     Refused,
@@ -60,7 +61,7 @@ class JoinError(Exception):
     """Raised if the machine cannot take part; the message is for the user."""
 
 
-class _Site(NamedTuple):
+class _Places(NamedTuple):
     """Directories of a run on this machine.
 
     Attributes:
@@ -81,18 +82,15 @@ class JoinedHost:
       run: the launcher's `host:port` for machines.
       secret: secret of the run.
       names: processes that this machine runs.
-      host: see `own_address`; by default the interface towards the launcher.
+      address: address of this machine, as others reach it.
       wait_secs: the longest that the launcher cannot be reached, before and during the run.
     """
 
-    def __init__(
-        self, run: str, secret: str, names: Sequence[str], host: str | None, wait_secs: float
-    ):
+    def __init__(self, run: str, secret: str, names: Sequence[str], address: str, wait_secs: float):
         self._run, self._secret, self._names = run, secret, tuple(names)
         self._wait_secs = wait_secs
         self._client = RpcClient(run, "launcher", secret)
-        others = [run.rpartition(":")[0].strip("[]")]
-        self._address = own_address("--host", host or "auto", others)
+        self._address = address
         self._processes: dict[str, tuple[int, RoleProcess]] = {}
         self._asked_to_end = threading.Event()
         self._why_end = ""
@@ -150,12 +148,16 @@ class JoinedHost:
                     ) from error
                 if time.monotonic() - told > _TELL_SECS:
                     told = time.monotonic()
-                    print(f"Waiting for the launcher at {self._run} for {waited:.0f} s: {error}")
+                    print(
+                        f"Waiting for the launcher at {self._run} for {waited:.0f} s: {error}",
+                        flush=True,
+                    )
                 self._asked_to_end.wait(_RETRY_SECS)
                 continue
             if isinstance(answer, Refused):
                 raise JoinError(answer.why)
             self._behind_secs = behind
+            print(f"Joined the run at {self._run} as {', '.join(self._names)}.", flush=True)
             return answer
         return None
 
@@ -225,6 +227,8 @@ class JoinedHost:
                         self._end_all()
                         if self._leave(enlisted.machine, sender) and site.root is not None:
                             shutil.rmtree(site.root, ignore_errors=True)
+                            with contextlib.suppress(OSError):  # Other machines' files are there.
+                                site.root.parent.rmdir()
                         return order.status
                     used = _ports_in(order.arguments)
                     held = [port for port in held if port not in used]
@@ -235,7 +239,7 @@ class JoinedHost:
             if sender is not None:
                 sender.close()
 
-    def _execute(self, order: Order, site: _Site) -> None:
+    def _execute(self, order: Order, site: _Places) -> None:
         attempt, process = self._processes.get(order.name, (0, None))
         if order.kind == "start":
             if process is not None:
@@ -250,7 +254,7 @@ class JoinedHost:
         else:
             process.kill()
 
-    def _started(self, order: Order, site: _Site) -> RoleProcess:
+    def _started(self, order: Order, site: _Places) -> RoleProcess:
         command = [sys.executable, "-m", "rl_sync.roles.process", *order.arguments]
         command += [f"--workdir={site.workdir}", "--lifeline"]
         package = str(Path(rl_sync.__file__).resolve().parents[1])
@@ -290,13 +294,15 @@ class JoinedHost:
         """Sends the last records, and says good-bye; returns whether all records are sent."""
         is_whole = sender is None or sender.flush(_FINISH_SECS)
         try:
-            self._client.call(LeaveRun(machine, why), _CALL_SECS)
+            self._client.call(LeaveMachine(machine, why), _CALL_SECS)
         except (PeerLostError, RemoteError) as error:
             _log.warning("The launcher does not hear that this machine leaves: %s", error)
             return False
         return is_whole
 
-    def _sender(self, enlisted: Enlisted, config: Mapping[str, Any], site: _Site) -> RecordsSender:
+    def _sender(
+        self, enlisted: Enlisted, config: Mapping[str, Any], site: _Places
+    ) -> RecordsSender:
         assert site.root is not None
         places = [place for name in self._names for place in places_of(site.workdir, name)]
         return RecordsSender(
@@ -308,11 +314,11 @@ class JoinedHost:
             site.root / "bases.json",
         )
 
-    def _site(self, enlisted: Enlisted, config: dict[str, Any]) -> _Site:
+    def _site(self, enlisted: Enlisted, config: dict[str, Any]) -> _Places:
         """Makes the directories of the run, with the files that its processes read."""
         if self._reaches(enlisted.workdir):
             there = Path(enlisted.directory)
-            return _Site(Workdir(enlisted.workdir), there if there.is_dir() else Path.cwd(), None)
+            return _Places(Workdir(enlisted.workdir), there if there.is_dir() else Path.cwd(), None)
         root = self._root(config)
         for file in enlisted.files:
             self._fetch(file, root)
@@ -324,7 +330,7 @@ class JoinedHost:
         workdir.config.write_text(json.dumps(rewritten))
         workdir.secret.touch(0o600)
         workdir.secret.write_text(self._secret)
-        return _Site(workdir, root / CODE, root)
+        return _Places(workdir, root / CODE, root)
 
     def _reaches(self, workdir: str) -> bool:
         """Says whether a path here is the launcher's work directory, which holds the secret."""

@@ -113,7 +113,8 @@ class Machines:
             name = f"host-{re.sub(r'[^A-Za-z0-9_.-]', '_', address)}"
             python = self._launch.remote_python or sys.executable
             command = [python, "-m", "rl_sync.launcher", "join", f"--run={self._desk.address}"]
-            command += [f"--process={','.join(self._at(address))}", "--lifeline"]
+            command += [f"--process={','.join(self._at(address))}"]
+            command += [f"--host={address}", "--lifeline"]
             there = remote_command(self._launch.remote_shell, address, command)
             shell = RoleProcess.start(name, there, self._workdir.log(name), {})
             shell.tell(self._secret)

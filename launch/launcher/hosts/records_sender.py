@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
-class _File:
+class _GrowingFile:
     """A file that grows.
 
     Attributes:
@@ -65,7 +65,7 @@ class RecordsSender:
         self._client, self._machine, self._workdir = client, machine, workdir
         self._bits_per_sec, self._memo = bits_per_sec, memo
         known = json.loads(memo.read_text()) if memo.exists() else {}
-        self._files = [_File(place, known.get(place)) for place in places]
+        self._files = [_GrowingFile(place, known.get(place)) for place in places]
         self._changed = threading.Condition()
         self._passes = 0
         self._is_behind = False
@@ -114,7 +114,7 @@ class RecordsSender:
                     return
                 self._changed.wait(_EVERY_SECS if not is_behind or is_told else 0.0)
 
-    def _send_new(self, file: _File) -> bool:
+    def _send_new(self, file: _GrowingFile) -> bool:
         """Sends a part of a file; returns whether there is more."""
         path = self._workdir / file.place
         if not path.exists():

@@ -1,0 +1,108 @@
+"""Files that machines without the launcher's directories get."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_sync.configs import base
+from rl_sync.launcher.hosts.rewriting import rewrite
+from rl_sync.launcher.hosts.run_files import RunFiles
+from rl_sync.models.huggingface.reading import load_config
+from rl_sync.references import resolve
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError
+
+QWEN = Path(__file__).resolve().parents[2] / "data" / "models" / "qwen2"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current directory with code and data of a user."""
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "answer": "2"}\n')
+    (place / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
+    (place / "own.py").write_text(
+        "import beside\n\n\ndef score(row):\n    return beside.twice(1)\n"
+    )
+    (place / "words").mkdir()
+    (place / "words" / "a.txt").write_text("a b c")
+    return place
+
+
+def settings_with(tmp_path, **fields):
+    config = base.get_config()
+    config.workdir = str(tmp_path / "run")
+    config.launch.host = "127.0.0.1"
+    config.launch.hosts = "explorer1=join"
+    for name, value in fields.items():
+        section, _, field = name.rpartition("__")
+        at = config
+        for part in section.split("__"):
+            at = at[part]
+        at[field] = value
+    return read_settings(config.to_dict())
+
+
+def test_code_and_data_that_the_config_names_are_sent_and_found_there(tmp_path, here):
+    reward = "exact_match + own.py:score"
+    resolve("own.py:score")  # As the check of the config does.
+    settings = settings_with(
+        tmp_path,
+        task__name="jsonl",
+        task__jsonl__path="../rows.jsonl",
+        task__reward=reward,
+        launch__files="words",
+    )
+    found = RunFiles(settings, here)
+    places = {file.place for file in found.files}
+    assert {"code/own.py", "code/beside.py", "code/words/a.txt"} <= places
+    (rows,) = [place for place in places if place.endswith("rows.jsonl")]
+    assert found.read(rows, 2, 6) == b"prompt"
+    there = rewrite(settings.resolved(), found.rewritten, Path("/there"))
+    assert there["task"]["jsonl"]["path"] == f"/there/{rows}"
+    assert there["task"]["reward"] == reward, "a relative path of code stays"
+    assert not any("rl_sync" in place or "site-packages" in place for place in places)
+
+
+def test_code_at_an_absolute_path_is_named_anew(tmp_path, here):
+    own = tmp_path / "elsewhere" / "judge.py"
+    own.parent.mkdir()
+    own.write_text("def score(row):\n    return 1.0\n")
+    settings = settings_with(tmp_path, task__reward=f"0.5 * {own}:score + exact_match")
+    found = RunFiles(settings, here)
+    there = rewrite(settings.resolved(), found.rewritten, Path("/there"))
+    (place,) = [file.place for file in found.files if file.place.endswith("judge.py")]
+    assert there["task"]["reward"] == f"0.5 * /there/{place}:score + exact_match"
+
+
+def test_a_checkpoint_is_sent_without_its_weights_but_with_what_they_say(tmp_path, here):
+    settings = settings_with(tmp_path, model__path=str(QWEN), sft__steps=0)
+    found = RunFiles(settings, here)
+    names = {Path(file.place).name for file in found.files}
+    assert "config.json" in names
+    assert not any("safetensors" in name for name in names)
+    (config,) = [file.place for file in found.files if file.place.endswith("/config.json")]
+    sent = json.loads(found.read(config, 0, 1 << 20))
+    assert sent["tie_word_embeddings"] is load_config(QWEN).tie_embeddings
+
+
+def test_a_file_that_is_too_large_is_told_and_not_read(tmp_path, here):
+    with (here / "words" / "large.bin").open("wb") as file:
+        file.truncate((1 << 20) + 1)
+    settings = settings_with(tmp_path, launch__files="words", launch__file_mib=1)
+    found = {file.place: file for file in RunFiles(settings, here).files}
+    assert found["code/words/large.bin"].digest == ""
+    assert found["code/words/a.txt"].digest
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path, here):
+    settings = settings_with(tmp_path, launch__files="words,nothing.txt")
+    with pytest.raises(ConfigError, match=r"there is no nothing\.txt in"):
+        RunFiles(settings, here)
