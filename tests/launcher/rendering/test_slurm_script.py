@@ -218,7 +218,7 @@ class FakeCluster:
 
     def wait_for(self, *names):
         """Waits until the programs have noted something in these files."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not all((self.notes / name).exists() for name in names):
             assert time.monotonic() < deadline, [*self.notes.iterdir()]
             assert self.job.poll() is None, self.job.communicate()
@@ -239,7 +239,7 @@ class FakeCluster:
 
     def ended(self):
         """Waits for the job's end; returns its status."""
-        return self.job.wait(60)
+        return self.job.wait(120)
 
 
 @pytest.fixture
