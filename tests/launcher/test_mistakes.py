@@ -82,7 +82,11 @@ FLAGS = [
     ("timeline --workdir=README.md", "README.md is not a directory"),
     ("timeline --workdir=tests", "tests holds no spans"),
     ("timeline --workdir=tests --steps=x", "--steps=x", "3:8"),
-    ("timeline --workdir=tests --to=x", "--to=x is for render, export", "timeline takes --workdir, --out"),
+    (
+        "timeline --workdir=tests --to=x",
+        "--to=x is for render, export",
+        "timeline takes --workdir, --out",
+    ),
     ("timeline --workdir=tests CONFIG", "--config=configs/arithmetic.py is for run, resume, plan"),
     (
         "compare one two --at=token",

@@ -57,7 +57,10 @@ def render_slurm(job: ClusterJob) -> Rendered:
         stop = 'scancel --signal=TERM "$SLURM_JOB_ID.0"'
         ready = [
             "# The launcher's step has number 0, by which it is told to save.",
-            'until scontrol show step "$SLURM_JOB_ID.0" > /dev/null 2>&1; do sleep 1; done',
+            'until scontrol show step "$SLURM_JOB_ID.0" > /dev/null 2>&1; do',
+            '  kill -0 "$launcher" 2> /dev/null || break # It has failed to start.',
+            "  sleep 1",
+            "done",
         ]
     file = f"{job.name}.sbatch"
     text = rendered_text(

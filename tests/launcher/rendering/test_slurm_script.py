@@ -353,3 +353,9 @@ def test_containers_hold_the_launcher_and_all_others(started, tmp_path):
     for line in lines:
         assert "--container-image=registry/rl:1 --container-mounts=" in line
         assert f"{tmp_path}:{tmp_path}" in line
+
+
+def test_a_container_that_does_not_start_ends_the_job(started):
+    cluster = started(*CONTAINER, lost="--config=arithmetic")
+    assert cluster.ended() == 1
+    assert not cluster.said("scontrol")
