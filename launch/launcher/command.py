@@ -32,12 +32,14 @@ class Arguments(NamedTuple):
       flags: the values of the other flags that were given, converted by the flags' types: text,
         whole numbers, paths with `~` expanded, `True`, or a tuple for a repeated flag.
       words: the words after the command.
+      settings: the words that name the config and change its settings, as `--NAME=VALUE`.
     """
 
     command: str
     config: ConfigDict | None
     flags: Mapping[str, Any]
     words: tuple[str, ...]
+    settings: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

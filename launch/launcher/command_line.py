@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -31,14 +32,16 @@ def parse(words: Sequence[str]) -> Arguments:
     """
     path, rest = _split_config(words)
     config = None
+    named = [] if path is None else [f"--{CONFIG}={path}"]
+    settings = (*named, *_settings(rest))
     if not asked(words):
         config = _of_run(rest) if path is None else config_file.load(path)
         rest = _changed(config, rest)
-    rest = rest if path is None else [*rest, f"--{CONFIG}={path}"]
+    rest = [*rest, *named]
     try:
         with PROGRAM.make_context(program(), rest, obj=config, color=in_color()) as context:
             arguments: Arguments = PROGRAM.invoke(context)
-            return arguments
+            return arguments._replace(settings=settings)
     except click.UsageError as error:
         raise ConfigError(mistakes.explained(error, words)) from error
 
@@ -102,6 +105,15 @@ def _split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if len(paths) > 1:
         raise ConfigError(f"--config is given {len(paths)} times ({', '.join(paths)}): give one.")
     return (paths[0] if paths else None), rest
+
+
+def _settings(words: Sequence[str]) -> Iterator[str]:
+    """Yields the words that change settings, each with its value behind an equals sign."""
+    for word, after in itertools.pairwise([*words, "--"]):
+        match = _SETTING.fullmatch(word)
+        if match is not None:
+            apart = match[2] is None and not after.startswith("-")
+            yield f"{word}={after}" if apart else word
 
 
 def _refused(values: flags.FlagValues, error: flags.Error) -> str:

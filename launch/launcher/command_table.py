@@ -256,6 +256,98 @@ _COMMANDS = [
         "docs/choosing.md",
     ),
     Command(
+        "render",
+        _TRAIN,
+        "rl_sync.launcher.commands.render",
+        "Writes the files that start a run on a cluster.",
+        "Places the processes of a run on machines, and writes a batch script of Slurm, a JobSet of"
+        " Kubernetes, a task of SkyPilot, or a command that uses ssh: files to read, change and"
+        " submit. It prints their names and the commands that submit them. It starts nothing.",
+        [
+            _config(),
+            _flag(
+                "to",
+                "ENGINE",
+                "System that starts the run: slurm, jobset, skypilot or hosts, for ssh.",
+                type=click.Choice(["slurm", "jobset", "skypilot", "hosts"]),
+                required=True,
+            ),
+            _flag(
+                "out",
+                "DIRECTORY",
+                "Directory of the files.",
+                "the current directory",
+                type=_FOLDER,
+            ),
+            _flag("overwrite", "", "Replaces files of earlier calls."),
+            _flag("check", "", "Has the cluster check the file (slurm, jobset)."),
+            _flag(
+                "nodes",
+                "NODES",
+                "Number of nodes (slurm, skypilot), or addresses separated by commas (hosts).",
+                "as many as the run takes",
+            ),
+            _flag("gpus-per-node", "N", "GPUs of each node (slurm, hosts).", "CPUs", type=_FROM_1),
+            _flag(
+                "processes-per-node",
+                "N",
+                "Maximum number of processes on a node (slurm, skypilot, hosts).",
+                "1 on CPUs",
+                type=_FROM_1,
+            ),
+            _flag(
+                "port",
+                "PORT",
+                "Port at which machines join the run (slurm, jobset, skypilot).",
+                "29400",
+                type=click.IntRange(1, 65535),
+            ),
+            _flag("time", "TIME", "Time limit of the job (slurm).", "24:00:00"),
+            _flag("partition", "NAME", "Partition (slurm).", "the cluster's"),
+            _flag(
+                "trainer-partition",
+                "NAME",
+                "Partition of the trainer's nodes, which makes the job heterogeneous (slurm).",
+                "that of the explorers",
+            ),
+            _flag("account", "NAME", "Account to charge (slurm).", "the user's"),
+            _flag("modules", "NAMES", "Modules to load, separated by commas (slurm).", "none"),
+            _flag(
+                "environment",
+                "PATH",
+                "Virtual environment, or a script to source (slurm).",
+                "none",
+                type=_FOLDER,
+            ),
+            _flag("container-image", "IMAGE", "Image for pyxis (slurm).", "no container"),
+            _flag("image", "IMAGE", "Container image (jobset)."),
+            _flag("volume-claim", "NAME", "Claim of the volume of the work directory (jobset)."),
+            _flag(
+                "accelerator",
+                "NAME",
+                "Devices: nvidia-h100-80gb or tpu-v5-lite-podslice (jobset), H100:8 (skypilot).",
+                "CPUs",
+            ),
+            _flag(
+                "topology",
+                "SHAPE",
+                "TPU slice of each program: 2x4, or trainer:4x4,explorer:2x4 (jobset).",
+            ),
+            _flag("queue", "NAME", "Local queue of Kueue (jobset).", "none"),
+        ],
+        {
+            "--to=slurm --config=arithmetic --gpus-per-node=8 --time=12:00:00": (
+                "A batch script for nodes of 8 GPUs."
+            ),
+            "--to=jobset --config=arithmetic --image=registry/rl:1 --volume-claim=runs": (
+                "A JobSet and a Dockerfile."
+            ),
+            "--to=hosts --config=arithmetic --nodes=10.0.0.1,10.0.0.2": "Two machines with ssh.",
+        },
+        "docs/clusters.md",
+        statuses={1: "The cluster refused the file (--check)."},
+    ),
+    Command(
         "chaos",
         _TRAIN,
         "rl_sync.launcher.commands.chaos",

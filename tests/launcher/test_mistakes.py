@@ -60,7 +60,7 @@ FLAGS = [
     ("plan CONFIG --find=v6:2x2", "'v6' is not one of the chips", "v6e"),
     ("CONFIG --steps=5", "did you mean --config.trainer.steps=5?"),
     ("CONFIG --out=x", "did you mean --config.workdir=x?"),
-    ("CONFIG --to=x", "--to=x is for export and follow, not for run"),
+    ("CONFIG --to=x", "--to=x is for render, export and follow, not for run"),
     ("CONFIG --seed=5", "--seed=5 is for chaos, not for run; did you mean --config.seed=5?"),
     ("CONFIG --lr=5", "did you mean --config.optimizer.learning_rate=5?"),
     ("CONFIG --sync.mode=async", "did you mean --config.sync.mode=async?"),
@@ -69,7 +69,7 @@ FLAGS = [
     ("CONFIG -x", "Unknown flag: -x"),
     (
         "settings CONFIG",
-        "for run, resume, plan, chaos, sweep, eval and reward, not for settings",
+        "for run, resume, plan, render, chaos, sweep, eval and reward, not for settings",
         "settings takes a PATTERN",
     ),
     ("settings zzz", "No setting has 'zzz'", "without a pattern all are listed"),
@@ -82,7 +82,11 @@ FLAGS = [
     ("timeline --workdir=README.md", "README.md is not a directory"),
     ("timeline --workdir=tests", "tests holds no spans"),
     ("timeline --workdir=tests --steps=x", "--steps=x", "3:8"),
-    ("timeline --workdir=tests --to=x", "--to=x is for export", "timeline takes --workdir, --out"),
+    (
+        "timeline --workdir=tests --to=x",
+        "--to=x is for render, export",
+        "timeline takes --workdir, --out",
+    ),
     ("timeline --workdir=tests CONFIG", "--config=configs/arithmetic.py is for run, resume, plan"),
     (
         "compare one two --at=token",
@@ -100,7 +104,7 @@ FLAGS = [
     ("export --to=x", "export needs --workdir=DIRECTORY and --to=DIRECTORY"),
     (
         "export --workdir=tests --out=x",
-        "--out=x is for tune, sweep, timeline",
+        "--out=x is for tune, render, sweep, timeline",
         "takes --workdir, --to, --dtype",
     ),
     ("export --workdir=tests --to=TMP/x", "tests is not the work directory", "config"),

@@ -1,0 +1,185 @@
+"""Renders a run as a batch script of Slurm."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_sync.launcher.rendering.cluster_job import MAKE_SECRET, ClusterJob, Rendered, rendered_text
+from rl_sync.launcher.rendering.memory_note import memory_note
+from rl_sync.launcher.rendering.node_placement import (
+    Node,
+    NodeRoom,
+    PlacedProcess,
+    check_count,
+    fill,
+)
+from rl_sync.role_names import TRAINER
+from rl_sync.settings.records import ConfigError
+
+_TIME = "24:00:00"
+
+
+class JobComponent(NamedTuple):
+    """Nodes of one partition; a heterogeneous job has two components.
+
+    Attributes:
+      partition: its partition; None for the cluster's default.
+      nodes: its nodes, with the processes on each.
+      suffix: end of the names of its variables of Slurm; empty unless there are two components.
+    """
+
+    partition: str | None
+    nodes: Sequence[Node]
+    suffix: str
+
+
+def render_slurm(job: ClusterJob) -> Rendered:
+    """Writes a batch script that starts the launcher, and a step for each process.
+
+    Raises:
+      ConfigError: the processes do not fit the nodes, or the config is invalid.
+    """
+    gpus, components = job.flags.get("gpus-per-node"), _components(job)
+    settings = job.joined()
+    container = _container(job)
+    first = '"${nodes_0[0]}"'
+    launch, stop, ready = job.program, 'kill -TERM "$launcher"', []
+    if container:
+        group = " --het-group=0" if components[0].suffix else ""
+        launch = (
+            f"srun{group} --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist={first} \\\n"
+            f'  "${{container[@]}}" {job.program}'
+        )
+        # srun answers SIGTERM by killing its step at once.
+        stop = 'scancel --signal=TERM "$SLURM_JOB_ID.0"'
+        ready = [
+            "# The launcher's step has number 0, by which it is told to save.",
+            'until scontrol show step "$SLURM_JOB_ID.0" > /dev/null 2>&1; do',
+            '  kill -0 "$launcher" 2> /dev/null || break # It has failed to start.',
+            "  sleep 1",
+            "done",
+        ]
+    file = f"{job.name}.sbatch"
+    text = rendered_text(
+        "run.sbatch",
+        file=file,
+        name=job.name,
+        options=[*_options(job, components, gpus)],
+        memory=memory_note(settings, "gpu" if gpus else "cpu"),
+        preparation=[*_preparation(job)],
+        directory=job.directory,
+        workdir=job.workdir,
+        port=job.port,
+        make_secret=MAKE_SECRET,
+        node_lists=[
+            (f"nodes_{number}", f"SLURM_JOB_NODELIST{component.suffix}")
+            for number, component in enumerate(components)
+        ],
+        cores=[
+            (f"cores_{number}", f"SLURM_JOB_CPUS_PER_NODE{component.suffix}")
+            for number, component in enumerate(components)
+            if max(map(len, component.nodes)) > 1
+        ],
+        launch=launch,
+        words=[f"--config={job.config}", *job.changes],
+        hosts=job.all_joining,
+        stop=stop,
+        ready=ready,
+        container=container,
+        program=job.program,
+        steps=[*_steps(components, gpus)],
+    )
+    return Rendered({file: text}, ["sbatch {0}"])
+
+
+def _components(job: ClusterJob) -> list[JobComponent]:
+    flags, processes = job.flags, job.processes
+    room = NodeRoom(flags.get("gpus-per-node"), flags.get("processes-per-node"))
+    if room == NodeRoom():
+        room = NodeRoom(processes=1)  # Processes on CPUs would share a node's cores.
+    own = flags.get("trainer-partition")
+    trainer = [one for one in processes if one.program == TRAINER]
+    explorers = [one for one in processes if one.program != TRAINER]
+    apart = own is not None and bool(explorers)
+    parts: list[list[PlacedProcess]] = [trainer, explorers] if apart else [processes]
+    filled = [fill(part, room, room) for part in parts]
+    if "nodes" in flags:
+        text = f"--nodes={flags['nodes']}"
+        if not flags["nodes"].isdigit():
+            raise ConfigError(f"{text} must be the number of nodes, such as --nodes=4.")
+        check_count([node for nodes in filled for node in nodes], int(flags["nodes"]), text)
+    partition = flags.get("partition")
+    if not apart:
+        return [JobComponent(own or partition, filled[0], "")]
+    return [
+        JobComponent(own, filled[0], "_HET_GROUP_0"),
+        JobComponent(partition, filled[1], "_HET_GROUP_1"),
+    ]
+
+
+def _options(
+    job: ClusterJob, components: Sequence[JobComponent], gpus: int | None
+) -> Iterator[str]:
+    """Yields the options of sbatch."""
+    yield f"--job-name={job.name}"
+    yield f"--output={job.name}-%j.log"
+    yield "--open-mode=append"
+    yield f"--time={shlex.quote(job.flags.get('time', _TIME))}"
+    if "account" in job.flags:
+        yield f"--account={shlex.quote(job.flags['account'])}"
+    yield "--requeue"
+    yield "--signal=B:USR1@120"
+    for number, component in enumerate(components):
+        if number:
+            yield "hetjob"
+        if component.partition is not None:
+            yield f"--partition={shlex.quote(component.partition)}"
+        yield f"--nodes={len(component.nodes)}"
+        yield "--exclusive"
+        yield "--mem=0"
+        if gpus:
+            yield f"--gpus-per-node={gpus}"
+
+
+def _preparation(job: ClusterJob) -> Iterator[str]:
+    """Yields the commands that make Python and the libraries of devices available."""
+    if modules := job.flags.get("modules"):
+        yield f"module load {shlex.join(modules.replace(',', ' ').split())}"
+    if given := job.flags.get("environment"):
+        path = Path(given).absolute()
+        is_script = path.is_file() or path.suffix == ".sh"
+        yield f"source {shlex.quote(str(path if is_script else path / 'bin' / 'activate'))}"
+
+
+def _container(job: ClusterJob) -> list[str]:
+    """Returns the options of srun that start a container, by pyxis."""
+    if "container-image" not in job.flags:
+        return []
+    places = dict.fromkeys([job.directory, job.workdir.parent])
+    mounts = ",".join(f"{place}:{place}" for place in places)
+    return [
+        f"--container-image={job.flags['container-image']}",
+        f"--container-mounts={mounts}",
+        f"--container-workdir={job.directory}",
+    ]
+
+
+def _steps(components: Sequence[JobComponent], gpus: int | None) -> Iterator[str]:
+    """Yields the process and the options of srun of each step.
+
+    Steps with `--overlap` may get the same GPUs, so processes that share a node get theirs by
+    `--exact`, with an equal part of its cores.
+    """
+    for number, component in enumerate(components):
+        group = f"--het-group={number} " if component.suffix else ""
+        for index, node in enumerate(component.nodes):
+            share = "--overlap"
+            if len(node) > 1:
+                share = f"--exact --cpus-per-task=$((cores_{number} / {len(node)}))"
+            for one in node:
+                gres = f" --gres=gpu:{one.devices}" if gpus else ""
+                where = f'--nodelist="${{nodes_{number}[{index}]}}"'
+                yield f"{one.name} {group}{where} {share}{gres}"
