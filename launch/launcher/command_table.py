@@ -88,6 +88,7 @@ _COMMANDS = [
         "docs/using.md",
         statuses={
             1: "The run failed; the message names the role and its log.",
+            75: "A machine was lost, and none joined in its place; the run can go on later.",
             143: "SIGTERM ended it; it has saved a snapshot.",
         },
     ),
@@ -108,6 +109,7 @@ _COMMANDS = [
         own_config=True,
         statuses={
             1: "The run failed; the message names the role and its log.",
+            75: "A machine was lost, and none joined in its place; the run can go on later.",
             143: "SIGTERM ended it; it has saved a snapshot.",
         },
     ),

@@ -1,4 +1,4 @@
-"""Exit statuses of a role's process, which tell the launcher whether a restart may help."""
+"""Exit statuses of a role's process and of the launcher, which say whether a restart may help."""
 
 FAILED = 1
 """It failed with an error."""
@@ -8,3 +8,6 @@ ENDED = 5
 
 ORPHANED = 4
 """Its launcher is gone."""
+
+MACHINE_LOST = 75
+"""A launcher's: a machine of the run was lost, and none has joined in its place."""

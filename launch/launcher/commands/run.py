@@ -41,9 +41,9 @@ from rl_sync.records.backends.backend_catalog import check_installed
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
-from rl_sync.role_names import MASTER, role_of
+from rl_sync.role_names import MASTER, is_explorer, role_of
 from rl_sync.roles import wiring
-from rl_sync.roles.exit_status import ENDED
+from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
 from rl_sync.roles.explorer.episode_wiring import check_environment
 from rl_sync.roles.master.events import (
     FORMED_ANEW,
@@ -70,7 +70,6 @@ from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
 R = TypeVar("R")
-_FAILED = 1
 _LOOK_SECS = 0.1
 _SHOW_SECS = 0.5
 _ANSWER_SECS = 10.0
@@ -126,7 +125,7 @@ class LocalRun:
           RunFailedError: a role died, or a process could not be started.
         """
         before = {number: signal.signal(number, self._interrupt) for number in _REASONS}
-        status = _FAILED
+        status = FAILED
         try:
             self._master = self._processes.start()
             self._watch()
@@ -199,7 +198,7 @@ class LocalRun:
         decision = decide(
             facts,
             [death.name for death in deaths],
-            ended=[death.name for death in deaths if death.status == ENDED],
+            ended=[death.name for death in deaths if self._is_final(death)],
             killed=[death.name for death in deaths if death.status < 0],
         )
         if isinstance(decision, EndRun):
@@ -217,6 +216,16 @@ class LocalRun:
                 self._record_restart(restart.role, None)  # Its spans tell when it works again.
             count, most = facts.recent(restart.role) + 1, facts.restarts
             print(f"\n{why}. It is started again ({count} of {most} times an hour).", flush=True)
+
+    def _is_final(self, death: Death) -> bool:
+        """Says whether a process ended for a reason that a restart does not change.
+
+        Other explorers go on without one whose machine was lost, which is awaited again.
+        """
+        if death.status == MACHINE_LOST:
+            has_others = self._settings.is_elastic and self._settings.explorers > 1
+            return not (has_others and is_explorer(role_of(death.name)))
+        return death.status == ENDED
 
     def _start_again(self, restart: Restart, told: str) -> bool:
         """Executes a restart; returns False if it is not possible.
@@ -368,7 +377,10 @@ class LocalRun:
         seen = [*(death.name for death in deaths), "master", "replay"]
         first, *others = likeliest_first([*deaths, *self._supervisor.deaths(but_not=seen)])
         died = first.report(others, is_explained=bool(before))
-        raise RunFailedError(f"{before}{died}\n{self._how_to_go_on()}")
+        is_lost = any(death.status == MACHINE_LOST for death in deaths)
+        raise RunFailedError(
+            f"{before}{died}\n{self._how_to_go_on()}", MACHINE_LOST if is_lost else FAILED
+        )
 
     def _how_to_go_on(self) -> str:
         return stopping.how_to_go_on(self._settings, self._last)
@@ -432,13 +444,13 @@ def execute(arguments: Arguments) -> int:
     try:
         return start(arguments.config.to_dict())
     except RunFailedError as error:
-        why = str(error)
+        why, status = str(error), error.status
     except (OSError, MemoryError) as error:
         if (met := limit_met(error)) is None:
             raise
-        why = met
+        why, status = met, FAILED
     print(f"\nThe run failed: {why}", file=sys.stderr)
-    return _FAILED
+    return status
 
 
 def check_backends(settings: RunSettings) -> None:

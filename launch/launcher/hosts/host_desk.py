@@ -120,6 +120,11 @@ class HostDesk:
             machine = self._machine_of(name)
             return None if machine is None else machine.address
 
+    def had(self, name: str) -> bool:
+        """Says whether a machine that runs a process has ever joined."""
+        with self._changed:
+            return self._machine_of(name, also_lost=True) is not None
+
     def take_ports(self, name: str, count: int) -> list[int] | None:
         """Returns ports on the machine of a process; None if it has not told enough yet."""
         with self._changed:

@@ -82,7 +82,13 @@ class Machines:
             return "the machine of another process that it needs has not joined"
 
         return AwaitedProcess(
-            name, self._workdir.log(name), start, missing, self._launch.start_secs, shell
+            name,
+            self._workdir.log(name),
+            start,
+            missing,
+            self._launch.start_secs,
+            shell,
+            self._desk.had(name),
         )
 
     def look(self) -> None:

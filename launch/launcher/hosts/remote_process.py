@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rl_sync.launcher.hosts.host_desk import HostDesk
 from rl_sync.launcher.processes.supervisor import Process
-from rl_sync.roles.exit_status import ENDED
+from rl_sync.roles.exit_status import ENDED, MACHINE_LOST
 
 _KILLED_SECS = 3.0
 _LOOK_SECS = 0.05
@@ -68,6 +68,7 @@ class AwaitedProcess:
       missing: says what is missing.
       timeout_secs: the longest that it may be missing.
       shell: the process that has the machine join; None if it joins by itself.
+      was_there: whether a machine that ran it was lost.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class AwaitedProcess:
         missing: Callable[[], str],
         timeout_secs: float,
         shell: Process | None = None,
+        was_there: bool = False,
     ):
         self.name, self._own_log = name, log
         self._start, self._missing = start, missing
@@ -85,6 +87,7 @@ class AwaitedProcess:
         self._since = time.monotonic()
         self._started: Process | None = None
         self._why_not = ""
+        self._late = MACHINE_LOST if was_there else ENDED
 
     @property
     def log(self) -> Path:
@@ -116,7 +119,7 @@ class AwaitedProcess:
                 f"{self.name} was not started: {self._missing()} after {waited:.0f} s"
                 f" (launch.start_secs={self._timeout_secs:g})"
             )
-            return ENDED
+            return self._late
         return None
 
     def dump(self) -> None:

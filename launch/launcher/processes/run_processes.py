@@ -28,6 +28,7 @@ from rl_sync.launcher.processes.supervisor import Process, RoleProcess, Supervis
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
 from rl_sync.role_names import MASTER
+from rl_sync.roles.exit_status import FAILED
 from rl_sync.roles.replay_tables import replay_tables
 from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError
@@ -40,7 +41,15 @@ _LOOPBACK = "127.0.0.1"
 
 
 class RunFailedError(RuntimeError):
-    """Raised if a run failed; the message is for the user."""
+    """Raised if a run failed; the message is for the user.
+
+    Attributes:
+      status: exit status of the launcher.
+    """
+
+    def __init__(self, why: str, status: int = FAILED):
+        super().__init__(why)
+        self.status = status
 
 
 class _Head(NamedTuple):

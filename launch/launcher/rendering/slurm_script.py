@@ -17,6 +17,7 @@ from rl_sync.launcher.rendering.node_placement import (
     fill,
 )
 from rl_sync.role_names import TRAINER
+from rl_sync.roles.exit_status import MACHINE_LOST
 from rl_sync.settings.records import ConfigError
 
 _TIME = "24:00:00"
@@ -47,17 +48,19 @@ def render_slurm(job: ClusterJob) -> Rendered:
     container = _container(job)
     first = '"${nodes_0[0]}"'
     launch, stop, ready = job.program, 'kill -TERM "$launcher"', []
+    address = _address(components)
     if container:
+        step = 1 if len(address) > 1 else 0
         group = " --het-group=0" if components[0].suffix else ""
         launch = (
             f"srun{group} --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist={first} \\\n"
             f'  "${{container[@]}}" {job.program}'
         )
         # srun answers SIGTERM by killing its step at once.
-        stop = 'scancel --signal=TERM "$SLURM_JOB_ID.0"'
+        stop = f'scancel --signal=TERM "$SLURM_JOB_ID.{step}"'
         ready = [
-            "# The launcher's step has number 0, by which it is told to save.",
-            'until scontrol show step "$SLURM_JOB_ID.0" > /dev/null 2>&1; do',
+            f"# The launcher's step has number {step}, by which it is told to save.",
+            f'until scontrol show step "$SLURM_JOB_ID.{step}" > /dev/null 2>&1; do',
             '  kill -0 "$launcher" 2> /dev/null || break # It has failed to start.',
             "  sleep 1",
             "done",
@@ -83,12 +86,14 @@ def render_slurm(job: ClusterJob) -> Rendered:
             for number, component in enumerate(components)
             if max(map(len, component.nodes)) > 1
         ],
+        address=address,
         launch=launch,
         words=[f"--config={job.config}", *job.changes],
         hosts=job.all_joining,
         stop=stop,
         ready=ready,
         container=container,
+        lost=MACHINE_LOST,
         program=job.program,
         steps=[*_steps(components, gpus)],
     )
@@ -131,6 +136,7 @@ def _options(
     if "account" in job.flags:
         yield f"--account={shlex.quote(job.flags['account'])}"
     yield "--requeue"
+    yield "--no-kill"
     yield "--signal=B:USR1@120"
     for number, component in enumerate(components):
         if number:
@@ -152,6 +158,24 @@ def _preparation(job: ClusterJob) -> Iterator[str]:
         path = Path(given).absolute()
         is_script = path.is_file() or path.suffix == ".sh"
         yield f"source {shlex.quote(str(path if is_script else path / 'bin' / 'activate'))}"
+
+
+def _address(components: Sequence[JobComponent]) -> list[str]:
+    """Returns the commands that find the first node's address.
+
+    A node's name may mean its loopback interface on the node itself, and a node may have several
+    networks, or no default route. So another node is asked.
+    """
+    if sum(len(component.nodes) for component in components) == 1:
+        return ["host=127.0.0.1"]
+    number, last = len(components) - 1, components[-1]
+    group = f"--het-group={number} " if last.suffix else ""
+    other = f'"${{nodes_{number}[{len(last.nodes) - 1}]}}"'
+    return [
+        "# The first node's address, as another node knows it.",
+        f"host=$(srun {group}--overlap --mem=0 --nodes=1 --ntasks=1 --nodelist={other} \\",
+        "  getent ahosts \"${nodes_0[0]}\" | awk 'NR == 1 { print $1 }')",
+    ]
 
 
 def _container(job: ClusterJob) -> list[str]:

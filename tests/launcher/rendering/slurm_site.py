@@ -1,8 +1,8 @@
-"""A real Slurm on this machine: a controller, and nodes with names, addresses and processes of their own.
+"""A real Slurm on this machine: a controller, and nodes with names, addresses and processes.
 
 All is in private namespaces below one directory, and ends with the context. A node is a process
-namespace with a slurmd, so a node can be lost with everything that runs on it. Debian's packages are
-enough: `apt-get install slurmctld slurmd slurm-client munge`.
+namespace with a slurmd, so a node can be lost with everything that runs on it. Debian's packages
+are enough: `apt-get install slurmctld slurmd slurm-client munge`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MpiDefault=none
 SwitchType=switch/none
 JobRequeue=1
 SlurmdTimeout=10
-KillWait=10
+KillWait=30
 MinJobAge=3000
 SchedulerParameters=bf_interval=1,sched_interval=1
 {nodes}
@@ -97,9 +97,8 @@ class SlurmSite:
           AssertionError: it failed.
         """
         done = subprocess.run(
-            [*self._inside, *command],
+            [*self._inside, f"--wd={cwd or self._folder}", *command],
             env={**self._environment, **(variables or {})},
-            cwd=cwd or self._folder,
             capture_output=True,
             text=True,
             check=False,
