@@ -7,27 +7,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rl_sync.settings.records import ConfigError
+from rl_sync.simulation.speed.network_link import NetworkLink
 from rl_sync.spelling import hint
 
 _BITS = {"kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9, "MB/s": 8e6, "GB/s": 8e9}
 _SECS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 APART = "apart"
-
-
-class NetworkLink(NamedTuple):
-    """A link between the trainer and the explorers.
-
-    Attributes:
-      bytes_per_sec: its bandwidth.
-      latency_secs: time until the first byte arrives.
-    """
-
-    bytes_per_sec: float
-    latency_secs: float
-
-    def secs(self, nbytes: float) -> float:
-        """Returns the time that bytes take."""
-        return self.latency_secs + nbytes / self.bytes_per_sec
 
 
 class OtherDevices(NamedTuple):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rl_sync.settings.run_settings import RunSettings
     from rl_sync.simulation.speed.frontier import Predicted
     from rl_sync.simulation.speed.measured_work import MeasuredWork
+    from rl_sync.simulation.speed.network_link import NetworkLink
     from rl_sync.simulation.speed.schedule_grid import Candidate, ScheduleGrid
     from rl_sync.simulation.speed.workload import Workload
 
@@ -125,7 +126,7 @@ class _TuneFlags:
     within: int
     seeds: int
     steps: int | None
-    link: what_if.NetworkLink | None
+    link: NetworkLink | None
     devices: what_if.OtherDevices
 
     @classmethod
@@ -172,18 +173,8 @@ def _changed(work: Workload, asked: _TuneFlags, settings: RunSettings) -> Worklo
     if asked.link is None:
         return work
     from rl_sync.plan.version_bytes import travelling_bytes
-    from rl_sync.simulation.speed.workload import NOTHING, Samples, TransferTimes
 
-    secs = Samples.of(asked.link.secs(travelling_bytes(settings)))
-    times = {
-        name: TransferTimes(
-            publish=secs if one.has_directory and not one.needs_processes else NOTHING,
-            pull=secs,
-            shares_link=one.needs_processes,
-        )
-        for name, one in TRANSFERS.items()
-    }
-    return dataclasses.replace(work, transfers=times)
+    return asked.link.carrying(work, travelling_bytes(settings))
 
 
 def _write(
