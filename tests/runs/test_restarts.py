@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from rl_sync.checkpoints.audit import audit
 from rl_sync.checkpoints.ledger import read_consumed
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
@@ -186,3 +187,12 @@ def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
     assert "cannot go on in place" in output
     assert f"--config.workdir={workdir}" in output
     assert processes_of(workdir) == {}
+
+
+@pytest.mark.gate
+def test_a_trainer_that_dies_before_its_first_snapshot_goes_on_from_sft(started):
+    given = flags("one_step_off_policy", transfer="server", steps=STEPS)
+    more = ("--config.sft.steps=4", "--config.checkpoint.every_steps=0")
+    run = disturbed(started, "trainer", (*given, *more, EMBEDDED), steps=(7,))
+    assert_each_step_once(run)
+    assert audit(run.settings, run.workdir) == []

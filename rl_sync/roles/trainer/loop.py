@@ -181,7 +181,8 @@ class TrainerLoop:
         match command:
             case control.Initialize():
                 initial = self.parameters.initial
-                state = self.sft.run(lambda: self.trainer.start(initial()))
+                goes_on = self._control.known is not None
+                state = self.sft.run(lambda: self.trainer.start(initial()), goes_on)
                 return self._restored(self.trainer.begin(state))
             case control.RestoreNewest():
                 return self._restored(self._restorer.newest())

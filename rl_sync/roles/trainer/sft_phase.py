@@ -45,13 +45,15 @@ class SftPhase:
     processes: Sequence[int]
     before_first: Callable[[Hashable], None] = lambda key: None
 
-    def run(self, initial: Callable[[], TrainState]) -> TrainState:
+    def run(self, initial: Callable[[], TrainState], goes_on: bool = False) -> TrainState:
         """Takes the configured steps, and measures the accuracy now and then.
 
         It resumes from its snapshot, and gives the same bits: a stopped SFT, or one that is over.
 
         Args:
           initial: makes the state before the first step.
+          goes_on: whether the run is in its RL phase, and goes on where it was from SFT's state. So
+            its records stay valid.
 
         Raises:
           RunStoppedError: the run is being stopped; the state is saved.
@@ -59,8 +61,8 @@ class SftPhase:
         settings = self.session.settings.sft
         every = settings.probe_every_steps
         skipped = SkippedUpdates(self.session, "sft")
-        step, state = self._start(initial)
-        if settings.steps:
+        step, state = self._start(initial, goes_on)
+        if settings.steps and not goes_on:
             self.session.call(EnterPhase("sft"))
         try:
             while step < settings.steps:
@@ -85,7 +87,7 @@ class SftPhase:
         """Deletes SFT's snapshot, once there is a snapshot of a later step."""
         self.session.agree("forget", lambda: shutil.rmtree(self.snapshots, ignore_errors=True))
 
-    def _start(self, initial: Callable[[], TrainState]) -> tuple[int, TrainState]:
+    def _start(self, initial: Callable[[], TrainState], goes_on: bool) -> tuple[int, TrainState]:
         """Returns the number of steps that were taken, and the state after them."""
         latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
         if latest is None:
@@ -95,7 +97,8 @@ class SftPhase:
             self.snapshots, None, abstract, self.processes, self.session.agree, aside=True
         )
         self.session.facts["step"] = step
-        self.session.resumed(0, sft_step=step)
+        if not goes_on:
+            self.session.resumed(0, sft_step=step)
         return step, state
 
     def _take(self, state: TrainState, step: int, before: Metrics) -> tuple[TrainState, Metrics]:

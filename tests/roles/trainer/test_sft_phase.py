@@ -54,8 +54,8 @@ class Warming:
         self.sft = SftPhase(self.session, trainer, evaluator, None, directory, [0])
         self.sft._batch = self._batch
 
-    def run(self):
-        return self.sft.run(FakeTrainer().start)
+    def run(self, goes_on=False):
+        return self.sft.run(FakeTrainer().start, goes_on)
 
     def _batch(self, step):
         self.taken.append(step)
@@ -138,3 +138,11 @@ def test_sft_tells_how_far_it_is_and_its_loss(tmp_path):
         warming.run()
     assert warming.session.facts["step"] == 2, "of step 3 the loss is not known yet"
     assert warming.session.facts["loss"] == 2.75
+
+
+def test_a_run_in_its_rl_phase_keeps_its_records_when_it_begins_from_sft_again(tmp_path):
+    first = Warming(tmp_path, steps=4)
+    state = first.run()
+    again = Warming(tmp_path, steps=4)
+    assert again.run(goes_on=True).params == state.params
+    assert (again.taken, again.calls, again.resumed) == ([], [], [])
