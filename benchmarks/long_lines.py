@@ -1,7 +1,7 @@
 """Machines in network namespaces, joined by lines with a latency, a bandwidth and a loss.
 
 Linux's `netem` does this where its module is there. Here a process forwards the packets of TUN
-devices, one in each namespace, which works with any kernel. It takes root and Python 3.12.
+devices, one in each namespace, which works with any kernel. It takes root.
 
     with long_lines(3, Line(latency_secs=0.02, bits_per_sec=1e9)) as network:
         subprocess.Popen(network.machines[1].command("python", …))
@@ -14,6 +14,7 @@ As on real lines, a packet waits for those before it, and is dropped if more tha
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import heapq
 import itertools
@@ -29,6 +30,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 _SETIFF, _TUN, _NO_INFO = 0x400454CA, 0x0001, 0x1000
+_CLONE_NEWNET = 0x40000000
 _DEVICE = "line0"
 _QUEUE_SECS, _LEAST_QUEUE = 0.05, 1 << 16
 _PACKET = 1 << 16
@@ -120,14 +122,20 @@ def _device(namespace: str) -> int:
     own = os.open("/proc/self/ns/net", os.O_RDONLY)
     other = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
-        os.setns(other, os.CLONE_NEWNET)
+        _enter(other)
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(device, _SETIFF, struct.pack("16sH22x", _DEVICE.encode(), _TUN | _NO_INFO))
         return device
     finally:
-        os.setns(own, os.CLONE_NEWNET)
+        _enter(own)
         os.close(own)
         os.close(other)
+
+
+def _enter(namespace: int) -> None:
+    """Moves this thread into a network namespace (setns; in `os` since Python 3.12)."""
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns failed")
 
 
 def _forward(devices: list[int], line: Line, control: Connection, seed: int) -> None:
@@ -141,10 +149,10 @@ def _forward(devices: list[int], line: Line, control: Connection, seed: int) -> 
     queue_secs = max(_QUEUE_SECS, 8 * _LEAST_QUEUE / line.bits_per_sec)
     while True:
         timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 1.0
-        ready, _, _ = select.select([*devices, control], [], [], timeout)
+        ready, _, _ = select.select([*devices, control.fileno()], [], [], timeout)
         now = time.monotonic()
         for source in ready:
-            if source is control:
+            if source == control.fileno():
                 machine, secs = control.recv()
                 cut_until[machine] = now + secs
                 continue

@@ -116,7 +116,8 @@ def run(
         join = f"{sys.executable} -m rl_sync.launcher join --process={name}"
         join += f" --run={network.machines[0].address}:{PORT}"
         # Nothing of the run's directories, and another user.
-        alone = f"mount -t tmpfs none {shlex.quote(str(folder))} && exec unshare --user --map-user=1234 {join}"
+        alone = f"mount -t tmpfs none {shlex.quote(str(folder))}"
+        alone += f" && exec unshare --user --map-user=1234 {join}"
         joining.append(
             subprocess.Popen(
                 machine.command("unshare", "--mount", "sh", "-c", alone),
@@ -222,7 +223,11 @@ def main() -> None:
         changes = RUNS[name]
         count = 1 + changes.get("explorer.count", 1)
         with tempfile.TemporaryDirectory() as temporary, long_lines(count, line, seed) as network:
-            folder = temporary if arguments.keep is None else arguments.keep / re.sub(r"\W+", "-", f"{name} {told}")
+            folder = (
+                temporary
+                if arguments.keep is None
+                else arguments.keep / re.sub(r"\W+", "-", f"{name} {told}")
+            )
             folder = Path(folder)
             folder.mkdir(parents=True, exist_ok=True)
             output = run(arguments, changes, seed, network, folder, cut_secs)

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from rl_sync.addresses import address_of
-from rl_sync.cluster.ports import interface_towards
+from rl_sync.addresses import address_of, interface_towards
 from rl_sync.settings.records import ConfigError
 
 _LOOK_UP_SECS = 10.0

@@ -8,21 +8,10 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from rl_sync.addresses import parts_of
-
 # Below the ephemeral ports (from 32,768 on Linux, from 49,152 elsewhere), which operating systems
 # also assign to outgoing connections. An ephemeral port may be taken by the time the server binds
 # it.
 CANDIDATES: Sequence[int] = range(20_000, 30_000)
-
-
-def interface_towards(address: str) -> str:
-    """Returns the address at which another machine, at `host:port`, can reach this machine."""
-    host, port = parts_of(address)
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))  # Sends nothing: it only chooses a route.
-        return probe.getsockname()[0]
 
 
 class HeldPorts:
@@ -33,11 +22,11 @@ class HeldPorts:
 
     Args:
       host: address of this machine that the ports belong to.
-      candidates: ports to choose from.
+      candidates: ports to choose from; None for `CANDIDATES`.
     """
 
-    def __init__(self, host: str, candidates: Sequence[int] = CANDIDATES):
-        self._host, self._candidates = host, candidates
+    def __init__(self, host: str, candidates: Sequence[int] | None = None):
+        self._host, self._given = host, candidates
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sockets = contextlib.ExitStack()
 
@@ -48,15 +37,15 @@ class HeldPorts:
           OSError: too few ports are free.
         """
         found: list[int] = []
-        for port in random.sample(self._candidates, len(self._candidates)):
+        candidates = self._given or CANDIDATES
+        for port in random.sample(candidates, len(candidates)):
             if len(found) == count:
                 break
             if self._hold(port):
                 found.append(port)
         if len(found) < count:
             raise OSError(
-                f"A run needs {count} free ports of {self._candidates[0]} to"
-                f" {self._candidates[-1]} at {self._host}, and there are {len(found)}: end other"
+                f"A run needs {count} free ports of {candidates[0]} to {candidates[-1]} at {self._host}, and there are {len(found)}: end other"
                 " servers, give more ports (launch.ports), or set launch.host to another address of"
                 " this machine."
             )

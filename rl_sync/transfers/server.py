@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jaxtyping import Array
 
+from rl_sync.addresses import interface_towards
 from rl_sync.cluster.master_calls import Happened
-from rl_sync.cluster.ports import interface_towards
 from rl_sync.cluster.rpc import Call, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.weight_calls import AskNewest, HoldWeights
 from rl_sync.role_names import TRAINER

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 import jax
 
+from rl_sync.addresses import interface_towards
 from rl_sync.cluster.master_calls import Happened
-from rl_sync.cluster.ports import interface_towards
 from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
 from rl_sync.cluster.weight_calls import (
     AskNewest,

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
-from rl_sync.addresses import parts_of
+from rl_sync.addresses import interface_towards, parts_of
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
 _LEAVE = "rl_sync/leave"
@@ -55,6 +55,7 @@ def init_cluster(
     if process_id == 0:
         _check_port(coordinator_address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _use_interface(interface_towards(coordinator_address))
     # Otherwise JAX would take SIGTERM as a notice of preemption, and the process would not end.
     jax.config.update("jax_enable_preemption_service", False)
     _join(
@@ -117,6 +118,22 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
             f" other processes of the cluster to finish: {error}"
         ) from error
     jax.distributed.shutdown()
+
+
+def _use_interface(address: str) -> None:
+    """Lets gloo connect the processes by an address of this machine.
+
+    By itself it takes what the machine's name means on the machine, which others cannot reach if it
+    is a loopback address, as Debian configures it. JAX has no setting for it.
+    """
+
+    def make_client() -> Any:
+        collectives = xla_bridge._jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=address
+        )
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def _check_port(coordinator_address: str) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from rl_sync import addresses
 from rl_sync.cluster import ports
 from rl_sync.cluster.rpc import Call, CallHandlers, RpcClient, RpcServer
 
@@ -31,7 +32,7 @@ def test_ports_differ_and_are_none_that_others_are_given():
 
 
 def test_an_address_of_this_machine_is_reached_at_its_own():
-    assert ports.interface_towards(f"{HOST}:1234") == HOST
+    assert addresses.interface_towards(f"{HOST}:1234") == HOST
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
@@ -67,4 +68,6 @@ def test_too_few_free_ports_are_told_with_the_way_out(monkeypatch):
     with contextlib.closing(ports.HeldPorts(HOST)) as held, pytest.raises(OSError) as error:
         held.take(2)
     assert str(error.value).startswith("A run needs 2 free ports of 20000 to 20000 at 127.0.0.1")
-    assert "end other servers, or set launch.host" in str(error.value)
+    assert "end other servers, give more ports (launch.ports), or set launch.host" in str(
+        error.value
+    )

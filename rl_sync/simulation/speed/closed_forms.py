@@ -87,8 +87,12 @@ def step_times(plan: SpeedPlan, work: Workload) -> StepTimes:
     publish, pull = transfer.publish.mean, transfer.pull.mean
     apart = pull * (master.explorers if transfer.shares_link else 1)
     return StepTimes(
-        rollout=_rollout_secs(plan, work, per_lease),
-        deliver=work.judge_secs + work.insert.mean * per_lease + work.layout.mean,
+        rollout=_rollout_secs(plan, work, per_lease) + work.calls.lease,
+        deliver=work.judge_secs
+        + work.insert.mean * per_lease
+        + work.layout.mean
+        + work.calls.judge
+        + work.calls.insert,
         train=work.train.mean * master.groups_per_step / work.groups_per_step,
         sync=pull * master.explorers if plan.is_joint else publish + apart,
         pull=0.0 if plan.prefetches else pull,

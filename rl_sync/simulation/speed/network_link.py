@@ -5,16 +5,26 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.simulation.speed.workload import NOTHING, Samples, TransferTimes, Workload
+from rl_sync.simulation.speed.workload import (
+    NOTHING,
+    CallTimes,
+    Samples,
+    TransferTimes,
+    Workload,
+)
 from rl_sync.transfer import TRANSFERS
+
+_LEASE_TRIPS, _JUDGE_TRIPS, _INSERT_TRIPS = 2.0, 1.0, 2.0
+_PULL_TRIPS = {"server": 3.4, "collective": 9.0}
+"""Round trips by kind of transfer; measured with a latency of 100 ms (`benchmarks/machines.py`)."""
 
 
 class NetworkLink(NamedTuple):
-    """A link between the trainer and the explorers.
+    """A link between the trainer and the explorers, which call the trainer's machine.
 
     Attributes:
       bytes_per_sec: its bandwidth.
-      latency_secs: time until the first byte arrives.
+      latency_secs: time until the first byte arrives, one way.
     """
 
     bytes_per_sec: float
@@ -27,16 +37,26 @@ class NetworkLink(NamedTuple):
     def carrying(self, work: Workload, version_bytes: float) -> Workload:
         """Returns the work of a run over this link.
 
+        Calls, insertions and pulls take a number of round trips, each of twice the latency.
+
         Args:
           version_bytes: bytes of a version as it travels.
         """
-        secs = Samples.of(self.secs(version_bytes))
+        trip = 2 * self.latency_secs
+
+        def pull(name: str) -> Samples:
+            trips = _PULL_TRIPS.get(name)
+            if trips is None:
+                return Samples.of(self.secs(version_bytes))
+            return Samples.of(version_bytes / self.bytes_per_sec + trips * trip)
+
         times = {
             name: TransferTimes(
-                publish=secs if one.has_directory and not one.needs_processes else NOTHING,
-                pull=secs,
+                publish=pull(name) if one.has_directory and not one.needs_processes else NOTHING,
+                pull=pull(name),
                 shares_link=one.needs_processes,
             )
             for name, one in TRANSFERS.items()
         }
-        return dataclasses.replace(work, transfers=times)
+        calls = CallTimes(_LEASE_TRIPS * trip, _JUDGE_TRIPS * trip, _INSERT_TRIPS * trip)
+        return dataclasses.replace(work, transfers=times, calls=calls)

@@ -74,7 +74,11 @@ class SimulatedDelivery:
             delivery.is_judged = True
             self._insert()
 
-        site.judge(len(delivery.groups), judged, "judge", self._number, self._made)
+        def answered() -> None:
+            site.queue.after(site.work.calls.judge, judged)
+
+        then = answered if site.work.calls.judge else judged
+        site.judge(len(delivery.groups), then, "judge", self._number, self._made)
 
     def _insert(self) -> None:
         """Inserts the next delivery, if it is judged and none is under way."""
@@ -100,7 +104,7 @@ class SimulatedDelivery:
             self._insert()
 
         secs = site.draw(site.work.insert, "insert", delivery.groups[0].lease_id)
-        site.queue.after(secs * len(admitted), inserted)
+        site.queue.after(secs * len(admitted) + site.work.calls.insert, inserted)
 
     def _admitted(self, groups: list[BufferedGroup]) -> list[BufferedGroup]:
         """Returns the groups that the master does not have generated anew."""

@@ -25,6 +25,9 @@ from rl_sync.simulation.speed.simulated_site import BufferedGroup, SimulatedSite
 from rl_sync.simulation.speed.simulated_slots import SimulatedSlots
 from rl_sync.simulation.speed.simulated_weights import SimulatedWeights
 
+_OF_ANSWER = 0.25
+"""Part of `CallTimes.lease` that the answer takes: one of two ways, of two calls."""
+
 
 @dataclasses.dataclass(eq=False)
 class _RolloutUnderWay:
@@ -103,23 +106,38 @@ class TimedExplorer:
                 self._end_wait()
                 self._is_over = True
             case GrantEvaluation():
-                self._end_wait()
-                self._obtain(answer, lambda: self._evaluate(answer.step))
+                waited = self._end_wait()
+                self._obtain(answer, lambda: self._evaluate(answer.step), waited)
             case GrantLeases():
-                self._end_wait()
-                self._obtain(answer, lambda: self._roll_out(answer))
+                waited = self._end_wait()
+                self._obtain(answer, lambda: self._roll_out(answer), waited)
 
     def _look_again(self) -> None:
         if self._held is not None and not self._is_over:
             self._go_on()
 
-    def _end_wait(self) -> None:
-        if self._held is not None:
-            began, reason = self._held
-            self._held = None
-            self._site.record(self._name, SpanKind.WAIT, began, reason=reason)
+    def _end_wait(self) -> bool:
+        """Ends a wait for leases; returns whether there was one."""
+        if self._held is None:
+            return False
+        began, reason = self._held
+        self._held = None
+        self._site.record(self._name, SpanKind.WAIT, began, reason=reason)
+        return True
 
-    def _obtain(self, grant: GrantLeases | GrantEvaluation, then: Action) -> None:
+    def _obtain(self, grant: GrantLeases | GrantEvaluation, then: Action, waited: bool) -> None:
+        """Receives the weights of a grant, once its answer has arrived.
+
+        Args:
+          waited: whether the call waited at the master, so that only the answer travels.
+        """
+        secs = self._site.work.calls.lease * (_OF_ANSWER if waited else 1.0)
+        if secs:
+            self._site.queue.after(secs, lambda: self._receive(grant, then))
+        else:
+            self._receive(grant, then)
+
+    def _receive(self, grant: GrantLeases | GrantEvaluation, then: Action) -> None:
         if self._suits(grant):
             then()
             return

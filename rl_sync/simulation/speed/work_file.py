@@ -11,6 +11,7 @@ from typing import Any
 from rl_sync.settings.records import ConfigError
 from rl_sync.simulation.speed.measured_work import MeasuredWork
 from rl_sync.simulation.speed.workload import (
+    CallTimes,
     Decoding,
     Samples,
     SharedCores,
@@ -80,6 +81,7 @@ def _workload(fields: Mapping[str, Any]) -> Workload:
         decoding=Decoding(**decoding),
         groups_per_step=int(fields["groups_per_step"]),
         transfers=transfers,
+        calls=CallTimes(**fields.get("calls", {})),
         judges=int(fields.get("judges", 0)),
         judge_completion=_samples(fields.get("judge_completion", 0.0)),
         replaced=float(fields["replaced"]),

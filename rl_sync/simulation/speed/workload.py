@@ -101,6 +101,23 @@ class TransferTimes(NamedTuple):
     shares_link: bool = False
 
 
+class CallTimes(NamedTuple):
+    """Seconds that an explorer's calls add to its work, on a network with a latency.
+
+    Attributes:
+      lease: from the end of a rollout until its next lease arrives.
+      judge: until the judgements of a rollout are there.
+      insert: until its groups are inserted.
+    """
+
+    lease: float = 0.0
+    judge: float = 0.0
+    insert: float = 0.0
+
+
+_NO_CALLS = CallTimes()
+
+
 @dataclasses.dataclass(frozen=True)
 class SharedCores:
     """Processor cores that roles share.
@@ -140,6 +157,7 @@ class Workload:
       judge_completion: seconds that a worker takes for a completion.
       insert: seconds of inserting a group into the buffer.
       transfers: times of each kind of weight transfer.
+      calls: times of an explorer's calls, as far as a network adds them.
       evaluate: seconds of an evaluation.
       snapshot: seconds of a snapshot, in which the trainer does nothing else.
       replaced: share of groups that are dropped after they are judged, and generated anew.
@@ -151,6 +169,7 @@ class Workload:
     train: Samples
     groups_per_step: int
     transfers: Mapping[str, TransferTimes]
+    calls: CallTimes = _NO_CALLS
     layout: Samples = NOTHING
     judge: Samples = NOTHING
     judges: int = 0

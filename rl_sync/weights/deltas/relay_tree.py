@@ -2,7 +2,8 @@
 
 The trainer serves a fixed number of explorers, and each explorer as many others, so what the
 trainer sends does not grow with the number of explorers. Explorers that failed as sources, or are
-slow ones, become leaves.
+slow ones, become leaves. If more have failed than there is room for leaves, those below them are
+served by the parents of the failed ones, in addition to their own.
 """
 
 from __future__ import annotations

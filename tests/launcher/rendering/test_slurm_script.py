@@ -62,6 +62,7 @@ def test_steps_have_their_gpus_and_share_no_others(tmp_path):
         "--time=1-00:00:00",
         "--account=lab",
         "--requeue",
+        "--no-kill",
         "--signal=B:USR1@120",
         "--partition=gpu",
         "--nodes=3",

@@ -174,7 +174,9 @@ def test_every_way_ends_at_the_trainer_after_any_events(fanout, events):
         if names:  # So no chain of parents comes back.
             assert names[1:] == [relay.name for relay in paths[names[0]]]
             children[names[0]] += 1
-    assert all(count <= fanout for count in children.values())
+    # Those below one that failed go to its parent, so it may get more for a while.
+    assert all(count <= fanout + fanout * len(failed) for count in children.values())
+    assert failed or all(count <= fanout for count in children.values())
     for index in "01":
         row = [name for name in there if name.endswith(index)]
         roots = [name for name in row if not paths[name] and name not in failed]
