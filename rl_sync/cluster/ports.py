@@ -45,9 +45,9 @@ class HeldPorts:
                 found.append(port)
         if len(found) < count:
             raise OSError(
-                f"A run needs {count} free ports of {candidates[0]} to {candidates[-1]} at {self._host}, and there are {len(found)}: end other"
-                " servers, give more ports (launch.ports), or set launch.host to another address of"
-                " this machine."
+                f"A run needs {count} free ports of {candidates[0]} to {candidates[-1]} at"
+                f" {self._host}, and there are {len(found)}: end other servers, give more ports"
+                " (launch.ports), or set launch.host to another address of this machine."
             )
         return found
 
