@@ -153,6 +153,7 @@ _COMMANDS = [
         "docs/clusters.md",
         statuses={
             1: "It cannot take part, or the run failed.",
+            75: "The launcher was lost, and did not come back.",
             143: "It was asked to end.",
         },
     ),

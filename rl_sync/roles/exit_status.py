@@ -10,4 +10,5 @@ ORPHANED = 4
 """Its launcher is gone."""
 
 MACHINE_LOST = 75
-"""A launcher's: a machine of the run was lost, and none has joined in its place."""
+"""The launcher's: a machine of the run was lost, and none has joined in its place. Of `join`: the
+launcher was lost."""

@@ -15,7 +15,6 @@ from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.hosts.joined_host import JoinedHost, JoinError
 from rl_sync.settings.records import ConfigError
 
-_FAILED = 1
 _WAIT_SECS = 600
 
 
@@ -52,7 +51,7 @@ def execute(arguments: Arguments) -> int:
         return joined.run()
     except JoinError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _FAILED
+        return error.status
 
 
 def _address_there(given: str, launcher: str) -> str:

@@ -42,6 +42,7 @@ from rl_sync.launcher.hosts.release import release, software
 from rl_sync.launcher.hosts.rewriting import CODE, rewrite
 from rl_sync.launcher.processes.stack_dump import dump_stacks
 from rl_sync.launcher.processes.supervisor import RoleProcess
+from rl_sync.roles.exit_status import FAILED, MACHINE_LOST
 from rl_sync.workdir import Workdir
 
 _CALL_SECS = 10.0
@@ -58,7 +59,15 @@ _log = logging.getLogger(__name__)
 
 
 class JoinError(Exception):
-    """Raised if the machine cannot take part; the message is for the user."""
+    """Raised if the machine cannot take part; the message is for the user.
+
+    Attributes:
+      status: exit status.
+    """
+
+    def __init__(self, why: str, status: int = FAILED):
+        super().__init__(why)
+        self.status = status
 
 
 class _Places(NamedTuple):
@@ -94,7 +103,7 @@ class JoinedHost:
         self._processes: dict[str, tuple[int, RoleProcess]] = {}
         self._asked_to_end = threading.Event()
         self._why_end = ""
-        self._behind_secs = 0.0
+        self._behind_secs, self._has_joined = 0.0, False
 
     def end(self, why: str) -> None:
         """Asks the machine to leave the run; from any thread."""
@@ -144,7 +153,8 @@ class JoinedHost:
                     raise JoinError(
                         f"No launcher has answered at {self._run} for {waited:.0f} s. Start the run"
                         " with launch.port set to this port, and let firewalls pass the ports of"
-                        f" launch.ports. The last attempt: {error}"
+                        f" launch.ports. The last attempt: {error}",
+                        MACHINE_LOST if self._has_joined else FAILED,
                     ) from error
                 if time.monotonic() - told > _TELL_SECS:
                     told = time.monotonic()
@@ -156,7 +166,7 @@ class JoinedHost:
                 continue
             if isinstance(answer, Refused):
                 raise JoinError(answer.why)
-            self._behind_secs = behind
+            self._behind_secs, self._has_joined = behind, True
             print(f"Joined the run at {self._run} as {', '.join(self._names)}.", flush=True)
             return answer
         return None

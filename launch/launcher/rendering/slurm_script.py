@@ -136,7 +136,8 @@ def _options(
     if "account" in job.flags:
         yield f"--account={shlex.quote(job.flags['account'])}"
     yield "--requeue"
-    yield "--no-kill"
+    if sum(len(component.nodes) for component in components) > 1:
+        yield "--no-kill"
     yield "--signal=B:USR1@120"
     for number, component in enumerate(components):
         if number:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rl_sync.checkpoints.audit import audit
+from rl_sync.checkpoints.ledger import read_consumed
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.settings.config_reading import read_settings
@@ -113,6 +114,11 @@ class Job:
             assert time.monotonic() < deadline, f"{self.site.state(self.number)}: {self.log}"
             time.sleep(0.3)
 
+    def has_each_step_once(self) -> bool:
+        """Says so of a run that has not ended."""
+        steps = [line["step"] for line in read_consumed(self.workdir)]
+        return steps == list(range(1, len(steps) + 1))
+
     def audited(self) -> list[str]:
         settings = read_settings(json.loads(self.workdir.config.read_text()))
         return audit(settings, self.workdir)
@@ -151,7 +157,7 @@ def test_a_job_that_is_told_to_end_saves_and_goes_on_when_it_is_submitted_again(
     site.run("scancel", again.number)
     assert again.ended().startswith("CANCELLED")
     assert "To go on from trainer step" in again.log, "scancel alone gives it time, too"
-    assert again.audited() == []
+    assert again.has_each_step_once()
     site.wait_idle(4)
 
 
@@ -200,17 +206,21 @@ def test_a_run_goes_on_without_the_node_of_one_of_its_explorers(site, tmp_path):
     site.start_node(node)
     site.run("scancel", "--batch", "--signal=TERM", job.number)
     job.ended()
-    assert job.audited() == []
+    assert job.has_each_step_once()
     site.wait_idle(4)
 
 
 def test_a_job_that_loses_the_trainers_node_is_requeued_and_goes_on(site, tmp_path):
+    """Slurm keeps such a job, without the node and its script, so the other node sends it back."""
     flags = ("--config.sync.mode=one_step_off_policy", "--config.trainer.steps=400")
+    flags += ("--config.launch.master_lost_secs=15",)
     job = Job(site, tmp_path, *flags, "--config.checkpoint.every_steps=5")
+    quick = job.file.read_text().replace(" join --run", " join --wait=20 --run")
+    job.file.write_text(quick)
     job.submit()
     job.reaches(6)
     site.lose("n1")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while site.state(job.number) not in ("PENDING", "REQUEUED"):
         assert time.monotonic() < deadline, site.state(job.number)
         time.sleep(0.5)
@@ -223,7 +233,7 @@ def test_a_job_that_loses_the_trainers_node_is_requeued_and_goes_on(site, tmp_pa
     job.reaches(12)
     site.run("scancel", "--batch", "--signal=TERM", job.number)
     job.ended()
-    assert job.audited() == []
+    assert job.has_each_step_once()
     site.wait_idle(4)
 
 

@@ -280,7 +280,7 @@ def test_all_processes_join_and_the_job_ends_as_the_launcher_does(started, tmp_p
         f"-m launcher join --run=10.0.0.1:29400 --process={name}" for name in names
     )
     (last,) = [line for line in cluster.said("srun") if line.endswith("explorer1")]
-    assert last.startswith("--nodelist=n3 --overlap --gres=gpu:8 --nodes=1 --ntasks=1 --mem=0 env")
+    assert last.startswith("--nodelist=n3 --overlap --gres=gpu:8 --nodes=1 --ntasks=1 --mem=0 bash")
     shared = [line for line in cluster.said("srun") if "--cpus-per-task=32 --gres=gpu:4" in line]
     assert sorted(line.split()[0] for line in shared) == [
         *["--nodelist=n1"] * 2,
