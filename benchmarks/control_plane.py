@@ -3,6 +3,7 @@
     python benchmarks/control_plane.py [--explorers=10,100,1000,10000] [--schedules='NAME; NAME']
         [--seeds=0,1,2] [--steps=4] [--profile]
     python benchmarks/control_plane.py --calls [--explorers=8,64,256] [--seeds=0,1,2] [--secs=3]
+    python benchmarks/control_plane.py --paced [--explorers=1,10,100,1000] [--lease=16] [--secs=60]
 
 The first form simulates runs in virtual time, with the real master, and then hands the same events
 to `transition` again, with each lasting one written to a journal, and counts CPU time. A trainer
@@ -12,7 +13,8 @@ there are signs of life as often as explorers send them, and the requests that a
 every second while it is held back. The disk is left out: the journal is written, but not flushed.
 
 The second form starts the real server of the master in a process, and calls it over its real
-connections; see `control_plane_calls`.
+connections; see `control_plane_calls`. The third lets explorers work at a pace; see
+`control_plane_pace`.
 
 All CPU times are of one thread, so other work on the machine makes them longer only by its use of
 caches. The first step, which fills the buffer, is left out.
@@ -39,9 +41,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from control_plane_calls import figures, measure_calls
+from control_plane_pace import figures as pace_figures
+from control_plane_pace import paced
 
 from rl_sync.cluster.session import heartbeat_secs
 from rl_sync.configs import base
+from rl_sync.isolation.machine_limits import allow_open_files
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.role_names import is_explorer
 from rl_sync.roles.master.events import (
@@ -66,6 +71,8 @@ from rl_sync.transfer import TRANSFERS
 
 STEP_SECS, GROUPS_EACH, TICK_SECS, POLL_SECS = 60.0, 2, 0.5, 1.0
 MEDIAN, TAIL, SHORTEST, LONGEST = 256, 0.25, 16, 2048
+PACED = (1, 10, 100, 1000)
+_GROUPS_A_MINUTE = 64
 COUNTS, CONNECTIONS = (10, 100, 1000, 10_000), (8, 64, 256)
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -387,6 +394,19 @@ def calls_table(counts: Sequence[int], repeats: int, secs: float) -> str:
     return table(["explorers", *map(str, counts)], rows)
 
 
+def pace_table(counts: Sequence[int], repeats: int, secs: float, lease: int) -> str:
+    """Measures the real server at a pace of 64 groups a minute; returns the table."""
+    found = {
+        count: [pace_figures(paced(count, _GROUPS_A_MINUTE, lease, secs)) for _ in range(repeats)]
+        for count in counts
+    }
+    rows = [
+        [head, *(spread([one[head] for one in found[count]], number) for count in counts)]
+        for head in found[counts[0]][0]
+    ]
+    return table(["explorers", *(f"{count:,}" for count in counts)], rows)
+
+
 def number(value: float) -> str:
     """Writes three significant digits, and whole numbers from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -400,12 +420,18 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--steps", type=int, default=4, help="trainer steps of a simulated run")
     parser.add_argument("--calls", action="store_true", help="measure the real server")
+    parser.add_argument("--paced", action="store_true", help="the real server at a run's pace")
+    parser.add_argument("--lease", type=int, default=16, help="groups of a lease with --paced")
     parser.add_argument("--secs", type=float, default=3.0, help="seconds of a part with --calls")
     parser.add_argument("--profile", action="store_true", help="profile the master")
     arguments = parser.parse_args()
     seeds = [*map(int, arguments.seeds.split(","))]
     given = arguments.explorers and [*map(int, arguments.explorers.split(","))]
-    counts = given or (CONNECTIONS if arguments.calls else COUNTS)
+    counts = given or (CONNECTIONS if arguments.calls else PACED if arguments.paced else COUNTS)
+    if arguments.paced:
+        allow_open_files()
+        print(pace_table(counts, len(seeds), arguments.secs, arguments.lease))
+        return
     if arguments.calls:
         print(calls_table(counts, len(seeds), arguments.secs))
         return

@@ -58,14 +58,14 @@ from rl_sync.settings.run_settings import RunSettings
 GROUPS_EACH, THREADS, DEADLINE_SECS, WAIT_SECS, BEATS = 2, 8, 120.0, 1.0, 20
 
 
-def settings_of(workdir: str, explorers: int) -> RunSettings:
+def settings_of(workdir: str, explorers: int, lease: int = GROUPS_EACH) -> RunSettings:
     """Returns the settings of a run with many explorers."""
     config = arithmetic.get_config()
     config.workdir = workdir
     config.sync.update({"mode": "multi_explorer", "max_staleness": 8})
-    config.explorer.update({"count": explorers, "groups_per_lease": GROUPS_EACH})
+    config.explorer.update({"count": explorers, "groups_per_lease": lease})
     config.trainer.update(
-        {"groups_per_step": GROUPS_EACH * explorers, "group_size": 2, "steps": 1_000_000}
+        {"groups_per_step": lease * explorers, "group_size": 2, "steps": 1_000_000}
     )
     config.task.arithmetic.update({"greatest_operand": 19, "held_out_problems": 8})
     config.reward.workers = 0
@@ -125,67 +125,72 @@ class Explorers:
     Args:
       connect: makes a connection.
       count: number of explorers.
+      lease: groups of a lease.
     """
 
-    def __init__(self, connect: Callable[[], RpcClient], count: int) -> None:
-        self._trainer = connect()
-        self._clients = {number: connect() for number in range(1, count + 1)}
+    def __init__(
+        self, connect: Callable[[], RpcClient], count: int, lease: int = GROUPS_EACH
+    ) -> None:
+        self.trainer = connect()
+        self.clients = {number: connect() for number in range(1, count + 1)}
         self._requests = itertools.count(1)
         self._lock = threading.Lock()
         self._buffered: collections.deque[int] = collections.deque()
-        self._batch, self._step = GROUPS_EACH * count, 0
+        self._batch, self.step = lease * count, 0
 
     def begin(self) -> None:
         """Reports that the trainer is ready."""
-        self._trainer.call(TrainerReady(Position(0, 0, (), 0)), DEADLINE_SECS)
+        self.trainer.call(TrainerReady(Position(0, 0, (), 0)), DEADLINE_SECS)
 
     def beat(self, number: int) -> None:
         """Sends a sign of life of an explorer."""
-        self._clients[number].call(heartbeat(explorer_name(number)), DEADLINE_SECS)
+        self.clients[number].call(heartbeat(explorer_name(number)), DEADLINE_SECS)
 
     def beat_of_trainer(self) -> float:
         """Sends a sign of life of the trainer; returns the seconds until its answer."""
         began = time.monotonic()
-        self._trainer.call(heartbeat(TRAINER), DEADLINE_SECS)
+        self.trainer.call(heartbeat(TRAINER), DEADLINE_SECS)
         return time.monotonic() - began
 
     def publish(self) -> None:
         """Publishes the version of the last step."""
-        self._trainer.call(Happened(VersionPublished(self._step)), DEADLINE_SECS)
+        self.trainer.call(Happened(VersionPublished(self.step)), DEADLINE_SECS)
 
     def ask(self, number: int, wait_secs: float = 0.0) -> list[int]:
         """Asks for work of an explorer; returns its leases, none if it is held back."""
         call = AskLease(number, poll_secs=wait_secs, request=next(self._requests))
-        answer = self._clients[number].call(call, DEADLINE_SECS)
+        answer = self.clients[number].call(call, DEADLINE_SECS)
         return [one.lease_id for one in answer.leases] if isinstance(answer, LeaseGrant) else []
 
     def report(self, number: int, leases: list[int]) -> int:
         """Reports groups as buffered, and steps on them; returns the number of calls."""
-        self._clients[number].call(Happened(GroupsBuffered(tuple(leases))), DEADLINE_SECS)
+        self.clients[number].call(Happened(GroupsBuffered(tuple(leases))), DEADLINE_SECS)
         with self._lock:
             self._buffered += leases
             if len(self._buffered) < self._batch:
                 return 1
             batch = [self._buffered.popleft() for _ in range(self._batch)]
-            self._step += 1
-            event = BatchTrained(self._step, tuple(batch))
-            self._trainer.call(Trained(event, {"loss": 0.0}, {"train": 1.0}), DEADLINE_SECS)
+            self.step += 1
+            event = BatchTrained(self.step, tuple(batch))
+            self.trainer.call(Trained(event, {"loss": 0.0}, {"train": 1.0}), DEADLINE_SECS)
             self.publish()
         return 3
 
     def close(self) -> None:
         """Closes the ledger, so that the master ends, and all connections."""
         with contextlib.suppress(PeerLostError):
-            self._trainer.call(CloseLedger(), DEADLINE_SECS)
-        for client in (self._trainer, *self._clients.values()):
+            self.trainer.call(CloseLedger(), DEADLINE_SECS)
+        for client in (self.trainer, *self.clients.values()):
             client.close()
 
 
 @contextlib.contextmanager
-def master_of(explorers: int) -> Iterator[tuple[psutil.Process, Callable[[], RpcClient]]]:
+def master_of(
+    explorers: int, lease: int = GROUPS_EACH
+) -> Iterator[tuple[psutil.Process, Callable[[], RpcClient]]]:
     """Starts a master; yields its process, and a function that makes a connection to it."""
     with tempfile.TemporaryDirectory() as directory:
-        settings = settings_of(directory, explorers)
+        settings = settings_of(directory, explorers, lease)
         (port,) = free_ports("127.0.0.1", 1)
         address = f"127.0.0.1:{port}"
         secret = secret_of(directory)
