@@ -151,7 +151,7 @@ def answer_at(host: str, port: int) -> None:
     Reverb always listens on all interfaces, and a listening socket cannot be bound to one address
     afterwards. So a filter in the kernel drops packets for other addresses, like a firewall.
     """
-    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    address = host if ":" in host else socket.gethostbyname(host)
     if address in ("0.0.0.0", "::"):
         return
     code = b"".join(struct.pack("HBBI", *step) for step in address_filter(address))

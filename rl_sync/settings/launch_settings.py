@@ -106,7 +106,7 @@ class LaunchSettings:
         unit="Mbit/s",
         least=1,
     )
-    local_directory: str | None = setting(
+    scratch: str | None = setting(
         None,
         "Directory of the machines that do not reach the work directory, for the run's files.",
         implied="a directory in the machine's directory for temporary files",

@@ -41,3 +41,22 @@ def test_a_name_server_that_does_not_answer_is_waited_for_until_the_deadline(mon
     with pytest.raises(ConfigError, match=r"no name server answered within 0\.1 s"):
         host_names.look_up("launch.host", "nowhere", timeout_secs=0.1)
     answered.set()
+
+
+def test_an_interface_has_the_address_that_others_reach():
+    assert host_names.own_address("launch.host", "lo") == "127.0.0.1"
+    assert host_names.own_address("launch.host", "::1") == "::1"
+
+
+def test_auto_is_the_address_towards_the_other_machines():
+    assert host_names.own_address("launch.host", "auto", ["127.0.0.9"]) == "127.0.0.1"
+    assert host_names.own_address("launch.host", "auto", ["::1"]) == "::1"
+
+
+def test_auto_needs_a_route(monkeypatch):
+    def none(address: str) -> str:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(host_names, "interface_towards", none)
+    with pytest.raises(ConfigError, match=r"launch.host=auto finds no address of this machine"):
+        host_names.own_address("launch.host", "auto", ["10.0.0.2"])

@@ -126,6 +126,8 @@ def test_what_is_not_sent_to_the_wanted_address_is_dropped():
         assert [answers(a) for a in ("127.0.0.1", "127.0.0.2", "::1")] == [True, True, True]
         reverb_server.answer_at("localhost", port)
         assert [answers(a) for a in ("127.0.0.1", "127.0.0.2", "::1")] == [True, False, True]
+        reverb_server.answer_at("::1", port)
+        assert [answers(a) for a in ("127.0.0.1", "127.0.0.2", "::1")] == [False, False, True]
 
 
 def test_a_missing_uv_names_both_ways_out(monkeypatch, tmp_path):

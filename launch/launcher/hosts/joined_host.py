@@ -350,7 +350,7 @@ class JoinedHost:
             return False
 
     def _root(self, config: Mapping[str, Any]) -> Path:
-        chosen = config["launch"]["local_directory"]
+        chosen = config["launch"]["scratch"]
         default = Path(tempfile.gettempdir(), f"rl_sync-{os.getuid()}")
         drawn = hashlib.sha256(self._secret.encode()).hexdigest()[:16]
         mine = self._names[0].replace("/", ".")
@@ -363,7 +363,7 @@ class JoinedHost:
         except OSError as error:
             raise JoinError(
                 f"The run's files cannot be kept in {root}: {error.strerror or error}. Give another"
-                " launch.local_directory."
+                " launch.scratch."
             ) from error
         return root
 

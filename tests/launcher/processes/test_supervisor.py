@@ -25,6 +25,8 @@ class Ended:
     status: int | None
     log: Path = Path("log")
 
+    lost = ""
+
     def poll(self):
         return self.status
 
