@@ -187,6 +187,13 @@ _COMMANDS = [
                 "no forecast",
                 type=PathOf("run"),
             ),
+            _flag(
+                "network",
+                "BANDWIDTH,LATENCY",
+                "Network between the trainer and the explorers for that prediction, such as"
+                " 1Gbit/s,20ms.",
+                "that of the run",
+            ),
         ],
         {
             "--config=arithmetic --config.sync.mode=synchronous": "See who waits for whom.",

@@ -6,6 +6,7 @@ import pytest
 
 from rl_sync.plan.pace_text import describe_predicted
 from rl_sync.settings.records import ConfigError
+from rl_sync.simulation.speed.network_link import NetworkLink
 from tests.records.simulated_runs import MODES
 from tests.simulation.speed.recorded_runs import record, run_settings, true_work
 
@@ -40,3 +41,18 @@ def test_a_run_without_steps_is_refused(tmp_path):
     record(tmp_path, settings, true_work())
     with pytest.raises(ConfigError, match="has 3 trainer steps and 3 rollouts on record"):
         describe_predicted(settings, str(tmp_path), settings)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_network_makes_steps_longer(tmp_path, mode):
+    record(tmp_path, run_settings(mode), true_work())
+    settings = run_settings(mode)
+
+    def pace(*link):
+        given = NetworkLink(*link) if link else None
+        text = describe_predicted(settings, str(tmp_path), settings, given)
+        assert ("over 1 Gbit/s and 200 ms" in text) == (link == (1.25e8, 0.2))
+        return secs(re.findall(r"every ([\d.]+ m?s)", text)[0])
+
+    near, far = pace(1.25e9, 0.0), pace(1.25e8, 0.2)
+    assert far > near + 0.3, "a round trip is in each step"

@@ -22,6 +22,7 @@ def execute(arguments: Arguments) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
+    from rl_sync.launcher import what_if
     from rl_sync.launcher.processes import run_directory
     from rl_sync.plan.memory_text import describe_memory
     from rl_sync.plan.program_counts import describe_programs
@@ -29,6 +30,7 @@ def execute(arguments: Arguments) -> int:
     from rl_sync.plan.targets import target
     from rl_sync.roles import wiring
     from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+    from rl_sync.settings.records import ConfigError
 
     assert arguments.config is not None
     flags = arguments.flags
@@ -44,11 +46,17 @@ def execute(arguments: Arguments) -> int:
     ]
     if judging := _judging(settings, task):
         more.insert(2, lambda: judging)
+    if "network" in flags and "workdir" not in flags:
+        raise ConfigError(
+            f"--network={flags['network']} needs --workdir=RUN, the run whose times it is added to."
+        )
     if "workdir" in flags:
         from rl_sync.plan.pace_text import describe_predicted
 
         # Errors come before output.
-        predicted = describe_predicted(settings, flags["workdir"], _measured(flags["workdir"]))
+        link = what_if.network(flags["network"]) if "network" in flags else None
+        workdir = flags["workdir"]
+        predicted = describe_predicted(settings, workdir, _measured(workdir), link)
         more.append(lambda: predicted)
     if "find" in flags:
         from rl_sync.plan.mesh_search import describe_found

@@ -24,6 +24,7 @@ from rl_sync.cluster.host_names import OWN_ADDRESS
 from rl_sync.cluster.ports import HeldPorts
 from rl_sync.cluster.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
 from rl_sync.cluster.secret import read_secret
+from rl_sync.isolation.machine_limits import limit_met
 from rl_sync.launcher.hosts.host_calls import (
     AskOrders,
     AskPart,
@@ -46,7 +47,7 @@ from rl_sync.roles.exit_status import FAILED, MACHINE_LOST
 from rl_sync.workdir import Workdir
 
 _CALL_SECS = 10.0
-_POLL_SECS = 0.5
+_POLL_SECS, _MOST_POLL_SECS, _POLLS_A_SECOND = 0.5, 5.0, 200
 _RETRY_SECS = 0.5
 _TELL_SECS = 15.0
 _FLUSH_SECS = 5.0
@@ -120,7 +121,14 @@ class JoinedHost:
             enlisted = self._enlist()
             if enlisted is None:
                 return 128 + signal.SIGTERM
-            status = self._serve(enlisted)
+            try:
+                status = self._serve(enlisted)
+            except PeerLostError as error:
+                print(f"The launcher was lost while its files were fetched: {error}", flush=True)
+                continue
+            except (RemoteError, OSError) as error:
+                why = limit_met(error) or str(error)
+                raise JoinError(f"This machine cannot take part: {why}") from error
             if status is not None:
                 return status
 
@@ -146,6 +154,11 @@ class JoinedHost:
                 raise JoinError(
                     f"The launcher at {self._run} belongs to another run: its secret is another"
                     " than this process has (RL_SYNC_SECRET)."
+                ) from error
+            except RemoteError as error:
+                raise JoinError(
+                    f"{self._run} is not the address at which machines join, or its launcher has"
+                    f" another version of rl_sync: give the one that the launcher prints. {error}"
                 ) from error
             except PeerLostError as error:
                 waited = time.monotonic() - since
@@ -193,6 +206,9 @@ class JoinedHost:
         sender = None if site.root is None else self._sender(enlisted, config, site)
         ports = HeldPorts(self._address, _ports_of(config))
         held: list[int] = []
+        machines = config["launch"]["hosts"].count("=")
+        # So the launcher gets at most some hundreds of calls a second.
+        poll_secs = min(_MOST_POLL_SECS, max(_POLL_SECS, machines / _POLLS_A_SECOND))
         done, heard = 0, time.monotonic()
         try:
             while True:
@@ -207,7 +223,7 @@ class JoinedHost:
                     self._states(sender),
                     tuple(held),
                     site.root is None,
-                    _POLL_SECS,
+                    poll_secs,
                 )
                 try:
                     orders = self._client.call(report, _CALL_SECS)

@@ -30,6 +30,11 @@ class NetworkLink(NamedTuple):
     bytes_per_sec: float
     latency_secs: float
 
+    def __str__(self) -> str:
+        bits = 8 * self.bytes_per_sec
+        rate = f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+        return f"{rate} and {1000 * self.latency_secs:g} ms"
+
     def secs(self, nbytes: float) -> float:
         """Returns the time that bytes take."""
         return self.latency_secs + nbytes / self.bytes_per_sec

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rl_sync.cluster.rpc import RpcClient
+from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
 from rl_sync.configs import base
 from rl_sync.launcher.hosts.host_calls import (
     AskOrders,
@@ -22,6 +22,7 @@ from rl_sync.launcher.hosts.host_calls import (
     Refused,
 )
 from rl_sync.launcher.hosts.host_desk import HostDesk
+from rl_sync.launcher.hosts.joined_host import JoinedHost, JoinError
 from rl_sync.launcher.hosts.release import release, software
 from rl_sync.launcher.hosts.remote_process import AwaitedProcess, RemoteProcess
 from rl_sync.roles.exit_status import ENDED
@@ -185,6 +186,14 @@ def test_a_machine_that_lacks_a_directory_is_told_which(made, names, transfer, w
     other = Machine(desk, names, shares=True)
     other.join()
     assert other.orders() == []
+
+
+def test_another_server_is_not_taken_for_the_launcher():
+    server = RpcServer(CallHandlers(), 0, secret=SECRET)
+    joined = JoinedHost(f"127.0.0.1:{server.port}", SECRET, ["explorer1"], "127.0.0.1", 5)
+    with pytest.raises(JoinError, match="is not the address at which machines join"):
+        joined.run()
+    server.close(0)
 
 
 def test_ports_are_given_out_once(made):
