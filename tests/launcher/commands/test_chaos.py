@@ -170,6 +170,7 @@ def test_a_mistake_is_one_line(words, message):
 
 
 @pytest.mark.gate
+@pytest.mark.timeout(3 * TIMEOUT_SECS)
 def test_a_disturbed_run_ends_well_with_the_digest_of_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "launcher", "chaos", "--config=tests/runs/quick.py"]
     command += [f"--config.workdir={tmp_path / 'run'}", "--config.replay.backend=embedded"]
@@ -177,7 +178,7 @@ def test_a_disturbed_run_ends_well_with_the_digest_of_an_undisturbed_one(tmp_pat
     command += ["--config.trainer.steps=200", "--every=5", "--seed=2", "--compare"]
     environment = {**os.environ, **quickly(session_directory(tmp_path))}
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECS, env=environment
+        command, cwd=ROOT, capture_output=True, text=True, timeout=2 * TIMEOUT_SECS, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The undisturbed run has the same digest" in done.stdout

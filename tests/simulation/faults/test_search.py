@@ -24,6 +24,7 @@ def test_no_rule_is_broken_whatever_fails():
 
 
 @pytest.mark.gate
+@pytest.mark.timeout(900)
 def test_no_rule_is_broken_in_ten_thousand_runs():
     assert [found for found in search(range(10_000), processes=2) if found.failed] == []
 
