@@ -28,7 +28,7 @@ def execute(arguments: Arguments) -> int:
     run = str(flags["run"])
     host, _, port = run.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"--run={run} must be HOST:PORT, as the launcher prints it.")
     names = [name.strip() for name in str(flags["process"]).split(",") if name.strip()]
     if not names:
