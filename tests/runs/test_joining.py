@@ -246,3 +246,13 @@ def test_a_run_without_a_machine_that_it_awaits_ends_with_the_reason(place):
         output, _ = run.communicate(timeout=120)
     assert run.returncode == 1, output
     assert "explorer1 was not started: no machine has joined as explorer1 after 15 s" in output
+
+
+def test_a_run_that_awaits_machines_needs_their_secret(place):
+    place.variables.pop("RL_SYNC_SECRET")
+    run = place.launch("--config.sync.mode=asynchronous", "--config.launch.hosts=explorer1=join")
+    with ended(run):
+        output, _ = run.communicate(timeout=60)
+    assert run.returncode == 2, output
+    assert "machines that join need the run's secret" in output
+    assert "openssl rand -hex 32" in output

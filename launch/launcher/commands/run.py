@@ -26,6 +26,7 @@ from rl_sync.cluster.master_calls import (
 )
 from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.run_result import Summary
+from rl_sync.cluster.secret import SECRET
 from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.display.live import LiveDisplay, RunStatus
 from rl_sync.isolation.machine_limits import allow_open_files, check_limits, limit_met
@@ -65,6 +66,7 @@ from rl_sync.roles.restart_policy import (
     decide,
 )
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
+from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
@@ -489,6 +491,12 @@ def start(
         print(note, file=sys.stderr)
     if settings.launch.host:
         own_address("launch.host", settings.launch.host)
+    if JOIN in settings.launch.elsewhere.values() and not os.environ.get(SECRET):
+        raise ConfigError(
+            f"launch.hosts={settings.launch.hosts}: machines that join need the run's secret. Give"
+            f" this command and theirs the same {SECRET}, as by `export"
+            f" {SECRET}=$(openssl rand -hex 32)`."
+        )
     if settings.replay.address:
         _check_replay(settings, settings.replay.address)
     compilation_cache.check(settings.launch.compilation_cache, os.environ)

@@ -51,7 +51,8 @@ class Enlisted(NamedTuple):
     """The answer to a machine that may join.
 
     Attributes:
-      machine: number of the machine in the run.
+      machine: random number of the machine, so that no other launcher knows it.
+      run: identity of the run, the same once it is resumed.
       workdir: the work directory on the launcher's machine.
       directory: the launcher's current directory.
       config: the resolved config as JSON.
@@ -60,6 +61,7 @@ class Enlisted(NamedTuple):
     """
 
     machine: int
+    run: str
     workdir: str
     directory: str
     config: str
@@ -79,6 +81,7 @@ class Enlist(Call[Enlisted | Refused]):
       behind_secs, error_secs: how much its clock is behind the launcher's, and how exactly this is
         known.
       host: name of the machine, for messages.
+      identity: random text of this process, by which the launcher knows it when it joins again.
     """
 
     names: tuple[str, ...]
@@ -88,6 +91,7 @@ class Enlist(Call[Enlisted | Refused]):
     behind_secs: float
     error_secs: float
     host: str
+    identity: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +99,12 @@ class AskPart(Call[bytes]):
     """Asks for a part of one of the `Enlisted.files`.
 
     Attributes:
+      machine: see `Enlisted`; the call is a sign of life.
       place: the file.
       offset, count: in bytes.
     """
 
+    machine: int
     place: str
     offset: int
     count: int

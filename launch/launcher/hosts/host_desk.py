@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import secrets
 import signal
 import threading
 import time
@@ -34,7 +35,7 @@ from rl_sync.launcher.hosts.host_calls import (
 from rl_sync.launcher.hosts.received_records import ReceivedRecords
 from rl_sync.launcher.hosts.release import release, software
 from rl_sync.launcher.hosts.run_files import RunFiles
-from rl_sync.records.json_lines import JsonLinesWriter
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.role_names import TRAINER, role_of
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
@@ -43,7 +44,9 @@ _POLL_SECS = 20.0
 _THREADS_EACH = 3
 _FEWEST_THREADS = 8
 _LEAVE_SECS = 30.0
-LOST = "lost"
+_HEARD_SECS = 8.0
+"""Time since a sign of life after which another machine may take the place of one."""
+_NUMBER_BITS = 62
 
 
 @dataclasses.dataclass
@@ -53,6 +56,7 @@ class _Machine:
     Attributes:
       names: processes that it runs.
       address, host: see `Enlist`.
+      identity: see `Enlist`.
       heard_secs: when it was last heard, by the monotonic clock.
       orders: orders that it has not executed.
       states: its processes, by name.
@@ -64,6 +68,7 @@ class _Machine:
     names: tuple[str, ...]
     address: str
     host: str
+    identity: str
     heard_secs: float
     orders: collections.deque[Order] = dataclasses.field(default_factory=collections.deque)
     states: dict[str, ProcessState] = dataclasses.field(default_factory=dict)
@@ -100,11 +105,14 @@ class HostDesk:
         self._machines: dict[int, _Machine] = {}
         self._attempts = collections.Counter[str]()
         self._joins = JsonLinesWriter(self._workdir.hosts, vital=False)
+        lines = read_json_lines(self._workdir.hosts, strict=False)
+        known = [str(line["run"]) for line in lines if "run" in line]
+        self._run = known[0] if known else secrets.token_hex(8)
         names = settings.launch.elsewhere
         handlers = CallHandlers(
             AskTime.answered_by(lambda _: now_secs()),
             Enlist.answered_by(self._enlist),
-            AskPart.answered_by(lambda call: self._files.read(call.place, call.offset, call.count)),
+            AskPart.answered_by(self._part),
             AskOrders.answered_by(self._orders),
             BeginRecords.answered_by(self._begin_records),
             SendRecords.answered_by(self._write),
@@ -203,16 +211,17 @@ class HostDesk:
             for machine in machines:
                 self._send(machine, "leave", "", 0, status=status)
             deadline = time.monotonic() + _LEAVE_SECS
-            while not all(one.has_left or one.lost for one in machines):
-                if not self._changed.wait(min(1.0, max(0.0, deadline - time.monotonic()))):
-                    for machine in machines:
-                        silent = time.monotonic() - machine.heard_secs
-                        if silent > self._settings.launch.master_lost_secs:
-                            machine.lost = LOST
-                if time.monotonic() > deadline:
-                    left = ", ".join(one.host for one in machines if not one.has_left)
-                    print(f"Some records of {left} may be missing: they are kept there.")
-                    break
+            limit = self._settings.launch.master_lost_secs
+
+            def stays(machine: _Machine) -> bool:
+                is_silent = time.monotonic() - machine.heard_secs > limit
+                return not (machine.has_left or machine.lost or is_silent)
+
+            while any(map(stays, machines)) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(1.0, left))
+            if missing := [one.host for one in machines if not (one.has_left or one.lost)]:
+                told = ", ".join(missing)
+                print(f"Some records of {told} may be missing: they are kept there.")
         self._server.close()
         self._joins.close()
 
@@ -244,32 +253,42 @@ class HostDesk:
         if why := self._why_not(call):
             print(f"\n{call.host} ({call.address}) may not join: {why}", flush=True)
             return Refused(why, is_final=True)
+        now = time.monotonic()
         with self._changed:
-            for name in call.names:
-                if (other := self._machine_of(name)) is not None:
-                    # It joins again after it was lost, which may not have been noticed yet.
-                    other.lost = f"another machine, {call.host}, has joined as {name}"
-            number = len(self._machines) + 1
-            self._machines[number] = _Machine(call.names, call.address, call.host, time.monotonic())
+            others = [one for name in call.names if (one := self._machine_of(name)) is not None]
+            for other in others:
+                if other.identity != call.identity and now - other.heard_secs < _HEARD_SECS:
+                    names = ", ".join(other.names)
+                    return Refused(
+                        f"{other.host} ({other.address}) runs {names}: end it there, or join"
+                        " under another name",
+                        is_final=False,
+                    )
+            for other in others:  # It was lost, which may not have been noticed yet.
+                other.lost = f"another machine, {call.host}, has joined in its place"
+            number = secrets.randbits(_NUMBER_BITS)
+            machine = _Machine(call.names, call.address, call.host, call.identity, now)
+            self._machines[number] = machine
             self._changed.notify_all()
         here = dict(software())
-        others = [f"{a} {b}" for a, b in call.software if here.get(a) != b]
+        differing = [f"{a} {b}" for a, b in call.software if here.get(a) != b]
         self._joins.write(
             {
                 "time": now_secs(),
-                "machine": number,
+                "run": self._run,
                 "host": call.host,
                 "address": call.address,
                 "processes": call.names,
                 "clock_behind_secs": round(call.behind_secs, 4),
                 "clock_error_secs": round(call.error_secs, 4),
-                "other_software": others,
+                "other_software": differing,
             }
         )
-        note = f" It has other software: {', '.join(others)}." if others else ""
+        note = f" It has other software: {', '.join(differing)}." if differing else ""
         print(f"\n{call.host} ({call.address}) joins as {', '.join(call.names)}.{note}", flush=True)
         return Enlisted(
             number,
+            self._run,
             str(self._workdir),
             str(self._directory),
             self._config,
@@ -296,7 +315,9 @@ class HostDesk:
 
     def _orders(self, call: AskOrders) -> list[Order] | Refused:
         with self._changed:
-            machine = self._machines[call.machine]
+            machine = self._machines.get(call.machine)
+            if machine is None:
+                return Refused("The launcher was started again, and does not know it.", False)
             if machine.lost:
                 return Refused(f"The launcher has given up this machine: {machine.lost}.", False)
             machine.heard_secs = time.monotonic()
@@ -315,6 +336,12 @@ class HostDesk:
             self._changed.wait_for(lambda: machine.orders, min(call.poll_secs, _POLL_SECS))
             machine.heard_secs = time.monotonic()
             return list(machine.orders)
+
+    def _part(self, call: AskPart) -> bytes:
+        with self._changed:
+            if (machine := self._machines.get(call.machine)) is not None:
+                machine.heard_secs = time.monotonic()
+        return self._files.read(call.place, call.offset, call.count)
 
     def _lacking_disk(self, machine: _Machine, shares: bool) -> str:
         """Returns why a machine's processes need a directory that it does not reach; else empty."""
@@ -349,8 +376,8 @@ class HostDesk:
 
     def _leave(self, call: LeaveMachine) -> None:
         with self._changed:
-            machine = self._machines[call.machine]
-            if not machine.lost:
+            machine = self._machines.get(call.machine)
+            if machine is not None and not machine.lost:
                 machine.has_left = True
                 for name, state in machine.states.items():
                     if state.status is None:

@@ -7,16 +7,20 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import filelock
 
 import rl_sync
 from rl_sync.clock import BEHIND
@@ -104,6 +108,7 @@ class JoinedHost:
         self._processes: dict[str, tuple[int, RoleProcess]] = {}
         self._asked_to_end = threading.Event()
         self._why_end = ""
+        self._identity = secrets.token_hex(8)
         self._behind_secs, self._has_joined = 0.0, False
 
     def end(self, why: str) -> None:
@@ -128,7 +133,11 @@ class JoinedHost:
                 continue
             except (RemoteError, OSError) as error:
                 why = limit_met(error) or str(error)
+                self._tell_leaving(enlisted.machine, why)
                 raise JoinError(f"This machine cannot take part: {why}") from error
+            except JoinError as error:
+                self._tell_leaving(enlisted.machine, str(error))
+                raise
             if status is not None:
                 return status
 
@@ -147,6 +156,7 @@ class JoinedHost:
                         behind,
                         error,
                         socket.gethostname(),
+                        self._identity,
                     ),
                     _CALL_SECS,
                 )
@@ -178,7 +188,14 @@ class JoinedHost:
                 self._asked_to_end.wait(_RETRY_SECS)
                 continue
             if isinstance(answer, Refused):
-                raise JoinError(answer.why)
+                waited = time.monotonic() - since
+                if answer.is_final or waited > self._wait_secs:
+                    raise JoinError(f"{answer.why}.")
+                if time.monotonic() - told > _TELL_SECS:
+                    told = time.monotonic()
+                    print(f"Waiting to join for {waited:.0f} s: {answer.why}.", flush=True)
+                self._asked_to_end.wait(2 * _RETRY_SECS)
+                continue
             self._behind_secs, self._has_joined = behind, True
             print(f"Joined the run at {self._run} as {', '.join(self._names)}.", flush=True)
             return answer
@@ -202,7 +219,11 @@ class JoinedHost:
     def _serve(self, enlisted: Enlisted) -> int | None:
         """Executes orders until the run ends; returns None if the launcher was lost."""
         config = json.loads(enlisted.config)
-        site = self._site(enlisted, config)
+        with contextlib.ExitStack() as owned:
+            site = self._site(enlisted, config, owned)
+            return self._follow(enlisted, config, site)
+
+    def _follow(self, enlisted: Enlisted, config: dict[str, Any], site: _Places) -> int | None:
         sender = None if site.root is None else self._sender(enlisted, config, site)
         ports = HeldPorts(self._address, _ports_of(config))
         held: list[int] = []
@@ -214,7 +235,8 @@ class JoinedHost:
             while True:
                 if self._asked_to_end.is_set():
                     self._end_all()
-                    self._leave(enlisted.machine, sender, self._why_end)
+                    if self._leave(enlisted.machine, sender, self._why_end):
+                        _remove(site)
                     return 128 + signal.SIGTERM
                 held += ports.take(_PORTS - len(held))
                 report = AskOrders(
@@ -251,10 +273,8 @@ class JoinedHost:
                     done = order.number
                     if order.kind == "leave":
                         self._end_all()
-                        if self._leave(enlisted.machine, sender) and site.root is not None:
-                            shutil.rmtree(site.root, ignore_errors=True)
-                            with contextlib.suppress(OSError):  # Other machines' files are there.
-                                site.root.parent.rmdir()
+                        if self._leave(enlisted.machine, sender):
+                            _remove(site)
                         return order.status
                     used = _ports_in(order.arguments)
                     held = [port for port in held if port not in used]
@@ -319,12 +339,16 @@ class JoinedHost:
     def _leave(self, machine: int, sender: RecordsSender | None, why: str = "") -> bool:
         """Sends the last records, and says good-bye; returns whether all records are sent."""
         is_whole = sender is None or sender.flush(_FINISH_SECS)
+        return self._tell_leaving(machine, why) and is_whole
+
+    def _tell_leaving(self, machine: int, why: str) -> bool:
+        """Says good-bye; returns whether the launcher has heard it."""
         try:
             self._client.call(LeaveMachine(machine, why), _CALL_SECS)
         except (PeerLostError, RemoteError) as error:
             _log.warning("The launcher does not hear that this machine leaves: %s", error)
             return False
-        return is_whole
+        return True
 
     def _sender(
         self, enlisted: Enlisted, config: Mapping[str, Any], site: _Places
@@ -340,14 +364,21 @@ class JoinedHost:
             site.root / "bases.json",
         )
 
-    def _site(self, enlisted: Enlisted, config: dict[str, Any]) -> _Places:
-        """Makes the directories of the run, with the files that its processes read."""
+    def _site(
+        self, enlisted: Enlisted, config: dict[str, Any], owned: contextlib.ExitStack
+    ) -> _Places:
+        """Makes the directories of the run, with the files that its processes read.
+
+        Args:
+          owned: ends with the machine's part in the run; the secret is removed then.
+        """
         if self._reaches(enlisted.workdir):
             there = Path(enlisted.directory)
             return _Places(Workdir(enlisted.workdir), there if there.is_dir() else Path.cwd(), None)
-        root = self._root(config)
+        root = self._root(config, enlisted.run)
+        owned.enter_context(_locked(root))
         for file in enlisted.files:
-            self._fetch(file, root)
+            self._fetch(file, root, enlisted.machine)
         workdir = Workdir(root / "run")
         Path(workdir).mkdir(exist_ok=True)
         (root / CODE).mkdir(exist_ok=True)
@@ -355,6 +386,7 @@ class JoinedHost:
         rewritten["workdir"] = str(workdir)
         workdir.config.write_text(json.dumps(rewritten))
         workdir.secret.touch(0o600)
+        owned.callback(workdir.secret.unlink, missing_ok=True)
         workdir.secret.write_text(self._secret)
         return _Places(workdir, root / CODE, root)
 
@@ -365,17 +397,20 @@ class JoinedHost:
         except OSError:
             return False
 
-    def _root(self, config: Mapping[str, Any]) -> Path:
+    def _root(self, config: Mapping[str, Any], run: str) -> Path:
+        """Makes the directory of the machine's files, which no other user can write."""
         chosen = config["launch"]["scratch"]
-        default = Path(tempfile.gettempdir(), f"rl_sync-{os.getuid()}")
-        drawn = hashlib.sha256(self._secret.encode()).hexdigest()[:16]
+        root = Path(chosen).expanduser() if chosen else Path(tempfile.gettempdir())
         mine = self._names[0].replace("/", ".")
-        root = Path(chosen) if chosen else default
-        root = root.expanduser() / drawn / mine
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if root.stat().st_uid != os.getuid():
-                raise PermissionError(f"{root} belongs to another user")
+            for name in ("" if chosen else f"rl_sync-{os.getuid()}", run, mine):
+                root /= name
+                root.mkdir(exist_ok=True, mode=0o700)
+                status = root.lstat()
+                if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                    raise PermissionError(f"{root} is a link, or belongs to another user")
+                if name:
+                    root.chmod(0o700)
         except OSError as error:
             raise JoinError(
                 f"The run's files cannot be kept in {root}: {error.strerror or error}. Give another"
@@ -383,7 +418,7 @@ class JoinedHost:
             ) from error
         return root
 
-    def _fetch(self, file: RunFile, root: Path) -> None:
+    def _fetch(self, file: RunFile, root: Path, machine: int) -> None:
         """Gets a file from the launcher, unless it is there.
 
         Raises:
@@ -402,7 +437,7 @@ class JoinedHost:
         with partial.open("wb") as opened:
             while opened.tell() < file.size:
                 part = self._client.call(
-                    AskPart(file.place, opened.tell(), _PART_BYTES), 6 * _CALL_SECS
+                    AskPart(machine, file.place, opened.tell(), _PART_BYTES), 6 * _CALL_SECS
                 )
                 if not part:
                     break
@@ -412,6 +447,32 @@ class JoinedHost:
                 f"{file.place} has changed since the run was started: start the run again."
             )
         partial.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keeps other processes of this machine from a directory; raises JoinError if one has it."""
+    lock = filelock.FileLock(root.with_name(f".{root.name}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise JoinError(
+            f"Another process of this machine takes part with that name: its files are in {root}."
+            " End it, or join under another name."
+        ) from error
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
+        with contextlib.suppress(OSError):  # Files were kept, or others' are there.
+            root.parent.rmdir()
+
+
+def _remove(site: _Places) -> None:
+    """Removes the files of a run, of which the launcher has the records."""
+    if site.root is not None:
+        shutil.rmtree(site.root, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:

@@ -135,7 +135,10 @@ class RecordsSender:
         if not part and not is_cut:
             return False
         copied = self._call(SendRecords(self._machine, file.place, file.base + sent, part, is_cut))
-        file.sent = max(0, min(copied - file.base, size))
+        if copied < file.base:  # The launcher's copy was shortened, or is another one.
+            file.base, file.sent, file.seal = None, 0, b""
+            return True
+        file.sent = min(copied - file.base, size)
         with path.open("rb") as opened:
             opened.seek(max(0, file.sent - _SEAL_BYTES))
             file.seal = opened.read(file.sent - opened.tell())

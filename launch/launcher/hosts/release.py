@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 from pathlib import Path
 
@@ -18,9 +19,12 @@ def release() -> tuple[str, str]:
     """Returns the version of rl_sync, and a digest of its source, as a clone may be changed."""
     package = Path(rl_sync.__file__).resolve().parent
     found = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        found.update(file.relative_to(package).as_posix().encode() + b"\0")
-        found.update(file.read_bytes())
+    # In a clone, two of the package's folders are links.
+    for folder, names, files in os.walk(package, followlinks=True):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for file in sorted(Path(folder, name) for name in files if name.endswith(".py")):
+            found.update(file.relative_to(package).as_posix().encode() + b"\0")
+            found.update(file.read_bytes())
     return rl_sync.__version__, found.hexdigest()[:12]
 
 

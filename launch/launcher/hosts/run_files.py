@@ -75,7 +75,7 @@ class RunFiles:
     """
 
     def __init__(self, settings: RunSettings, directory: Path):
-        self._directory = directory
+        self._directory, self._workdir = directory, Path(settings.workdir).absolute()
         self._limit_bytes = settings.launch.file_mib * _MIB
         self._sources: dict[str, FileSource] = {}
         self.rewritten: list[tuple[str, str]] = []
@@ -121,7 +121,8 @@ class RunFiles:
         """Returns the place of a file or a folder."""
         absolute = Path(os.path.abspath(path))
         if absolute.is_relative_to(self._directory):
-            return f"{CODE}/{absolute.relative_to(self._directory).as_posix()}"
+            inside = absolute.relative_to(self._directory).as_posix()
+            return CODE if inside == "." else f"{CODE}/{inside}"
         drawn = hashlib.sha256(os.fspath(absolute.parent).encode()).hexdigest()[:8]
         return f"{OUTSIDE}/{drawn}/{absolute.name}"
 
@@ -135,12 +136,21 @@ class RunFiles:
         if path.is_file():
             return self._add(path, place)
         for folder, names, files in os.walk(path):
-            names[:] = sorted(name for name in names if name != "__pycache__")
+            names[:] = sorted(name for name in names if self._is_for_others(Path(folder, name)))
             for name in sorted(files):
                 one = Path(folder, name)
-                if one.is_file() and not (left_out and left_out.fullmatch(name)):
+                is_needed = not (left_out and left_out.fullmatch(name))
+                if is_needed and one.is_file() and self._is_for_others(one):
                     self._add(one, f"{place}/{one.relative_to(path).as_posix()}")
         return place
+
+    def _is_for_others(self, path: Path) -> bool:
+        """Says whether a file or folder below one that is named is sent with it.
+
+        Hidden ones may hold secrets. A checkpoint of the hub has links, into its own folder.
+        """
+        is_hidden = path.name.startswith(".") or path.name == "__pycache__"
+        return not (is_hidden or path.absolute() == self._workdir)
 
     def _add_setting(self, name: str, text: str) -> None:
         path = Path(text).expanduser()

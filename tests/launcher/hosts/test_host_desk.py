@@ -12,6 +12,7 @@ import pytest
 
 from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
 from rl_sync.configs import base
+from rl_sync.launcher.hosts import host_desk
 from rl_sync.launcher.hosts.host_calls import (
     AskOrders,
     Enlist,
@@ -56,10 +57,10 @@ def made(tmp_path):
 class Machine:
     """A machine that does what it is told."""
 
-    def __init__(self, desk, names=("explorer1",), address="10.0.0.7", shares=False):
+    def __init__(self, desk, names=("explorer1",), address="10.0.0.7", shares=False, identity="a"):
         self.client = RpcClient(desk.address, "launcher", SECRET)
         self.shares, self.done, self.states = shares, 0, ()
-        self.enlist = Enlist(names, address, release(), software(), 0.5, 0.01, "there")
+        self.enlist = Enlist(names, address, release(), software(), 0.5, 0.01, "there", identity)
 
     def join(self):
         self.answer = self.client.call(self.enlist, 10)
@@ -136,6 +137,43 @@ def test_a_silent_machine_is_lost_with_its_processes_and_may_join_again(made, tm
     assert desk.start("explorer1", [], {}) == 2
     assert machine.orders()[0].attempt == 2
     assert process.poll() == -9
+
+
+def test_a_launcher_that_was_started_again_does_not_take_a_machine_for_another(made):
+    """Its machines keep calling with the numbers that the launcher before gave them."""
+    earlier, later = made(), made()
+    machine = Machine(earlier)
+    machine.join()
+    other = Machine(later, identity="b")
+    other.join()
+    later.start("explorer1", [], {})
+    machine.client = other.client
+    refused = machine.orders()
+    assert isinstance(refused, Refused)
+    assert not refused.is_final
+    assert len(other.orders()) == 1
+
+
+def test_a_name_belongs_to_the_machine_that_is_heard(made, monkeypatch):
+    desk = made()
+    first, second = Machine(desk), Machine(desk, identity="b")
+    first.join()
+    refused = second.join()
+    assert isinstance(refused, Refused)
+    assert not refused.is_final
+    assert "there (10.0.0.7) runs explorer1" in refused.why
+    assert first.orders() == []
+    assert isinstance(first.join(), Enlisted), "it knows itself"
+    monkeypatch.setattr(host_desk, "_HEARD_SECS", 0.1)
+    time.sleep(0.2)
+    assert isinstance(second.join(), Enlisted)
+
+
+def test_a_run_is_known_again_once_it_is_resumed(made):
+    first = Machine(made()).join()
+    again = Machine(made()).join()
+    assert first.run == again.run
+    assert first.machine != again.machine
 
 
 def test_a_machine_that_leaves_early_takes_its_processes_with_it(made, tmp_path):

@@ -158,3 +158,18 @@ def test_a_part_that_comes_twice_or_too_early_changes_nothing(there):
     assert records.write(NAMES, place, 7, b"later", False) == 3
     assert records.write(NAMES, place, 1, b"bcde", False) == 5
     assert (there / place).read_bytes() == b"abcde"
+
+
+def test_a_copy_that_was_shortened_gets_the_records_again(desk, here, there):
+    log = here / "logs" / "explorer1.log"
+    log.write_text("before\n")
+    (there / "logs").mkdir(exist_ok=True)
+    copy = there / "logs" / "explorer1.log"
+    copy.write_text("x" * 5000)
+    with sending(desk, here) as sender:
+        assert sender.flush(20)
+        copy.write_text("")
+        with log.open("a") as file:
+            file.write("after\n")
+        assert sender.flush(20)
+    assert copy.read_text() == "before\nafter\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -109,3 +110,14 @@ def test_a_file_that_does_not_exist_is_named(tmp_path, here):
     settings = settings_with(tmp_path, launch__files="words,nothing.txt")
     with pytest.raises(ConfigError, match=r"there is no nothing\.txt in"):
         RunFiles(settings, here)
+
+
+def test_hidden_files_and_the_work_directory_are_not_sent(tmp_path, here):
+    for name in (".env", ".git/config", "runs/run/.secret", "runs/run/config.json", "data/a.csv"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("x")
+    settings = settings_with(tmp_path, launch__files=".")
+    settings = dataclasses.replace(settings, workdir=str(here / "runs" / "run"))
+    places = {file.place for file in RunFiles(settings, here).files}
+    assert {"code/data/a.csv", "code/own.py", "code/words/a.txt"} <= places
+    assert not any("env" in one or "git" in one or "runs/run" in one for one in places)
