@@ -256,3 +256,27 @@ def test_a_run_that_awaits_machines_needs_their_secret(place):
     assert run.returncode == 2, output
     assert "machines that join need the run's secret" in output
     assert "openssl rand -hex 32" in output
+
+
+@pytest.mark.gate
+def test_a_machine_joins_again_when_the_launcher_was_killed_and_the_run_is_resumed(place):
+    flags = ("--config.sync.mode=asynchronous", "--config.sync.transfer=server")
+    more = ("--config.trainer.steps=30", "--config.launch.hosts=explorer1=join")
+    run, machine = place.launch(*flags, *more), place.join("explorer1")
+    with ended(run, machine):
+        wait_for(lambda: reached(place.workdir, "rl"), run)
+        run.kill()
+        resume = [sys.executable, "-m", "rl_sync.launcher", "resume", f"--workdir={place.workdir}"]
+        resumed = place.started(resume, place.code)
+        with ended(resumed):
+            output, _ = resumed.communicate(timeout=240)
+            assert resumed.returncode == 0, output
+            told, _ = machine.communicate(timeout=60)
+    assert machine.returncode == 0, told
+    assert "The launcher was started again, and does not know it." in told
+    settings = read_settings(json.loads(place.workdir.config.read_text()))
+    assert audit(settings, place.workdir) == []
+    joined = read_json_lines(place.workdir.hosts)
+    assert len(joined) == 2
+    assert len({line["run"] for line in joined}) == 1
+    assert place.kept == []

@@ -3,8 +3,9 @@
 # The run {{ name }}, written by `render --to=hosts`; change what you like. Start it on
 # {{ host }} with
 #   bash {{ file }}
-# The launcher starts the processes on the other machines over ssh. All machines share this
-# directory, its Python, and the work directory.
+# The launcher starts the processes on the other machines over ssh. Without
+# --config.launch.remote_python they have this Python at the same path. The trainer's machines, and
+# with checkpoint transfer all of them, reach the work directory; others need no directory.
 # {{ memory }}
 
 set -eu
