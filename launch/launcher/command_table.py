@@ -320,6 +320,13 @@ _COMMANDS = [
                 "Partition of the trainer's nodes, which makes the job heterogeneous (slurm).",
                 "that of the explorers",
             ),
+            _flag(
+                "trainer-gpus-per-node",
+                "N",
+                "GPUs of each node of the trainer's partition (slurm).",
+                "as many as others",
+                type=_FROM_1,
+            ),
             _flag("account", "NAME", "Account to charge (slurm).", "the user's"),
             _flag("modules", "NAMES", "Modules to load, separated by commas (slurm).", "none"),
             _flag(
@@ -649,7 +656,7 @@ _COMMANDS = [
             _flag(
                 "from",
                 "PATH",
-                "Directory of the run's weights, such as runs/first/weights, or gs://bucket/….",
+                "Directory of the run's weights, such as runs/first/weights, gs://bucket/… or s3://bucket/….",
                 type=_FOLDER,
                 required=True,
             ),

@@ -47,7 +47,7 @@ from rl_sync.spelling import require_one_of
 from rl_sync.tasks.curriculum import EASY_TO_HARD
 from rl_sync.tasks.mixture import sets_of
 from rl_sync.transfer import TRANSFERS
-from rl_sync.weights.locations import is_remote
+from rl_sync.weights.locations import STORES, is_remote, store
 
 LOOSEST_BOUND = 10.0
 """Maximum `algorithm.clip_high` that still limits the effect of a stale token."""
@@ -161,17 +161,19 @@ def _directory(s: RunSettings) -> None:
     name = f"sync.directory={directory}"
     require(
         is_remote(directory) or os.path.isabs(directory),
-        f"{name} must be an absolute path, or gs://bucket/…: processes may run in different"
-        " directories.",
+        f"{name} must be an absolute path, gs://bucket/… or s3://bucket/…: processes may run in"
+        " different directories.",
     )
     require(
-        not is_remote(directory) or re.fullmatch(r"gs://[^/]+(/.*)?", directory) is not None,
-        f"{name} is in no object store that is known: give gs://bucket/…, or mount it and give its"
-        " path.",
+        not is_remote(directory)
+        or (store(directory) in STORES and re.fullmatch(r"\w+://[^/]+(/.*)?", directory) is not None),
+        f"{name} is in no object store that is known: give gs://bucket/… or s3://bucket/…, or mount"
+        " it and give its path.",
     )
+    package = STORES.get(store(directory))
     require(
-        not is_remote(directory) or importlib.util.find_spec("gcsfs") is not None,
-        f"{name} needs gcsfs: pip install gcsfs.",
+        package is None or importlib.util.find_spec(package) is not None,
+        f"{name} needs {package}: pip install {package}.",
     )
 
 
@@ -597,10 +599,15 @@ RULES: dict[str, Rule] = {
         f"sync.delta=on does not fit sync.transfer={s.transfer}, which moves whole weights between"
         " devices: use sync.transfer=server or checkpoint, or sync.delta=off.",
     ),
+    "sync.directory, sync.delta": lambda s: require(
+        store(s.sync.directory or "") != "s3" or s.deltas,
+        f"sync.directory={s.sync.directory} needs sync.delta=on: Orbax, which writes whole versions,"
+        " cannot write to s3://. Set it or leave it out.",
+    ),
     "sync.delta, sync.verify": lambda s: require(
-        s.sync.delta != "on" or s.sync.verify,
-        "sync.delta=on needs sync.verify=true: what changed is only right on the weights that it"
-        " was taken from, which their digest shows.",
+        s.sync.verify or not (s.deltas or s.sync.delta == "on"),
+        "sync.delta=on, which s3:// implies, needs sync.verify=true: what changed is only right"
+        " on the weights that it was taken from, which their digest shows.",
     ),
     "sync.fanout, sync.delta": lambda s: require(
         not s.sync.fanout or (s.deltas and s.transfer == "server"),

@@ -51,8 +51,8 @@ class SyncSettings:
     )
     directory: str | None = setting(
         None,
-        "Path that all processes reach, or `gs://bucket/…`: versions that go by checkpoint are"
-        " written there, in a directory of the run's name.",
+        "Path that all processes reach, `gs://bucket/…` or `s3://bucket/…`: versions that go by"
+        " checkpoint are written there, in a directory of the run's name.",
         implied="the work directory",
         free="always",
         is_path=True,
@@ -67,7 +67,7 @@ class SyncSettings:
         "auto",
         "Sends what changed since the version that an explorer has, with `server` and `checkpoint`:"
         " `on`, `off`, or `auto`: where the learning rate and `explorer.dtype` let most values stay"
-        " the same. Explorers get the same bits in any case.",
+        " the same, and in a bucket of s3://. Explorers get the same bits in any case.",
         choices=("auto", "on", "off"),
         free="always",
     )

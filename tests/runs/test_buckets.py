@@ -19,8 +19,12 @@ BY_CHECKPOINT = (*flags("synchronous", transfer="checkpoint", steps=4), EMBEDDED
 @pytest.fixture(autouse=True, scope="module")
 def _served():
     """One bucket for all, since forked processes keep the address that the first one had."""
-    with bucket.serving() as variables, pytest.MonkeyPatch.context() as monkeypatch:
-        for name, value in variables.items():
+    with (
+        bucket.serving() as variables,
+        bucket.serving_s3() as of_s3,
+        pytest.MonkeyPatch.context() as monkeypatch,
+    ):
+        for name, value in (variables | of_s3).items():
             monkeypatch.setenv(name, value)
         yield
 
@@ -40,24 +44,31 @@ def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path
         assert directory.held_versions(600) == set(), "an explorer went and left a mark"
 
 
-def test_what_changed_goes_through_a_bucket_with_the_same_bits_and_others_follow_it(runs, tmp_path):
-    changes = (*BY_CHECKPOINT, "--config.sync.delta=on")
+@pytest.mark.parametrize(
+    ("url", "delta"), [(bucket.URL, "on"), (bucket.S3_URL, "auto")], ids=["gs", "s3"]
+)
+def test_what_changed_goes_through_a_bucket_with_the_same_bits_and_others_follow_it(
+    url, delta, runs, tmp_path
+):
+    changes = (*BY_CHECKPOINT, f"--config.sync.delta={delta}")
     one = runs.get(*BY_CHECKPOINT, f"--config.sync.directory={tmp_path / 'weights'}")
-    other = runs.get(*changes, f"--config.sync.directory={bucket.URL}/changes")
+    other = runs.get(*changes, f"--config.sync.directory={url}/changes")
     assert_same_bits(one, other)
     source = other.settings.weights_directory(other.workdir)
-    assert source.startswith(bucket.URL)
+    assert source.startswith(url)
     told = []
     follow(source, tmp_path / "served", told.append, once=True)
     assert told[0].version == other.settings.trainer.steps - 1
     assert (tmp_path / "served" / "model.safetensors").exists()
 
 
-def test_a_bucket_that_is_not_there_is_named_before_anything_starts(tmp_path):
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_bucket_that_is_not_there_is_named_before_anything_starts(scheme, tmp_path):
+    place = f"{scheme}://nowhere/weights"
     process = launch(
-        *BY_CHECKPOINT, "--config.sync.directory=gs://nowhere/weights", workdir=tmp_path / "a" / "b"
+        *BY_CHECKPOINT, f"--config.sync.directory={place}", workdir=tmp_path / "a" / "b"
     )
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2, output
-    assert "Weights cannot be written to gs://nowhere/weights/b" in output
+    assert f"Weights cannot be written to {place}/b" in output
     assert "Traceback" not in output

@@ -132,6 +132,7 @@ def test_numbers_that_are_not_finite_or_too_large_are_refused_in_every_setting()
 
 
 ASYNCHRONOUS = {"sync__mode": "asynchronous"}
+S3 = {"sync__transfer": "checkpoint", "sync__directory": "s3://bucket"}
 GRPO = {"algorithm__name": "grpo", "sync__mode": "synchronous"}
 REWARD = {"algorithm__name": "reward_model", "trainer__group_size": 2, "sft__steps": 0}
 SFT = {"algorithm__name": "sft"}
@@ -161,8 +162,9 @@ EXAMPLES = {
     ],
     "rollout.stop_ids": [({"rollout__stop_ids": "2, x"}, "rollout.stop_ids='2, x' must be")],
     "sync.directory": [
-        ({"sync__directory": "weights"}, "an absolute path, or gs://"),
-        ({"sync__directory": "s3://bucket/weights"}, "gs://bucket/…, or mount it"),
+        ({"sync__directory": "weights"}, "an absolute path, gs://"),
+        ({"sync__directory": "az://bucket/weights"}, "s3://bucket/…, or mount it"),
+        ({"sync__directory": "s3://"}, "give gs://bucket/… or s3://bucket/…"),
         ({"sync__directory": "gs://"}, "give gs://bucket/…"),
     ],
     "sharding.embed": [
@@ -315,8 +317,12 @@ EXAMPLES = {
     "sync.delta, sync.verify": [
         (
             {"sync__transfer": "server", "sync__delta": "on", "sync__verify": False},
-            "sync.delta=on needs sync.verify=true",
+            "implies, needs sync.verify=true",
         ),
+        (S3 | {"sync__verify": False}, "implies, needs sync.verify=true"),
+    ],
+    "sync.directory, sync.delta": [
+        (S3 | {"sync__delta": "off"}, "s3://bucket needs sync.delta=on: Orbax")
     ],
     "sync.fanout, sync.delta": [
         ({"sync__transfer": "server", "sync__fanout": 2}, "or sync.fanout=0"),
@@ -601,10 +607,12 @@ def test_what_breaks_a_rule_is_refused_by_it_with_the_setting_the_value_and_the_
         assert any(one.rpartition(".")[2] in str(refused.value) for one in settings)
 
 
-def test_a_bucket_needs_what_reaches_it(monkeypatch):
+@pytest.mark.parametrize(("store", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])
+def test_a_bucket_needs_what_reaches_it(store, package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"sync.directory=gs://b needs gcsfs: pip install gcsfs"):
-        settings_with(sync__transfer="checkpoint", sync__directory="gs://b")
+    told = rf"sync.directory={store}://b needs {package}: pip install {package}"
+    with pytest.raises(ConfigError, match=told):
+        settings_with(sync__transfer="checkpoint", sync__directory=f"{store}://b")
 
 
 @pytest.mark.parametrize("reward", ["math", "exact + 0.1 * length_band(greatest=9)", "mine.py:one"])

@@ -1,4 +1,4 @@
-"""A bucket of an object store, served by an emulator in this process."""
+"""Buckets of two object stores, served by emulators in this process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import s3fs
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
+from moto.server import ThreadedMotoServer
 
 from rl_sync.cluster.ports import free_ports
 
 URL = "gs://bucket"
+S3_URL = "s3://bucket"
 _HOST = "127.0.0.1"
 
 
@@ -31,6 +34,26 @@ def serving() -> Iterator[dict[str, str]]:
             }
         finally:
             server.stop()
+
+
+@contextlib.contextmanager
+def serving_s3() -> Iterator[dict[str, str]]:
+    """Returns the variables with which `S3_URL` is the bucket."""
+    (port,) = free_ports(_HOST, 1)
+    server = ThreadedMotoServer(_HOST, port, verbose=False)
+    server.start()
+    address = f"http://{_HOST}:{port}"
+    keys = {"key": "key", "secret": "secret"}
+    try:
+        s3fs.S3FileSystem(endpoint_url=address, skip_instance_cache=True, **keys).mkdir("bucket")
+        yield {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ACCESS_KEY_ID": keys["key"],
+            "AWS_SECRET_ACCESS_KEY": keys["secret"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ ENGINES = {
             "time",
             "partition",
             "trainer-partition",
+            "trainer-gpus-per-node",
             "account",
             "container-image",
             "modules",

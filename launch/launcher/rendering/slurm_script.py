@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rl_sync.launcher.rendering.cluster_job import MAKE_SECRET, ClusterJob, Rendered, rendered_text
 from rl_sync.launcher.rendering.memory_note import memory_note
@@ -21,6 +22,7 @@ from rl_sync.roles.exit_status import MACHINE_LOST
 from rl_sync.settings.records import ConfigError
 
 _TIME = "24:00:00"
+_TIMES = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE")
 
 
 class JobComponent(NamedTuple):
@@ -30,11 +32,13 @@ class JobComponent(NamedTuple):
       partition: its partition; None for the cluster's default.
       nodes: its nodes, with the processes on each.
       suffix: end of the names of its variables of Slurm; empty unless there are two components.
+      gpus: GPUs of each node; None on CPUs.
     """
 
     partition: str | None
     nodes: Sequence[Node]
     suffix: str
+    gpus: int | None
 
 
 def render_slurm(job: ClusterJob) -> Rendered:
@@ -43,7 +47,7 @@ def render_slurm(job: ClusterJob) -> Rendered:
     Raises:
       ConfigError: the processes do not fit the nodes, or the config is invalid.
     """
-    gpus, components = job.flags.get("gpus-per-node"), _components(job)
+    components = _components(job)
     settings = job.joined()
     container = _container(job)
     first = '"${nodes_0[0]}"'
@@ -70,8 +74,8 @@ def render_slurm(job: ClusterJob) -> Rendered:
         "run.sbatch",
         file=file,
         name=job.name,
-        options=[*_options(job, components, gpus)],
-        memory=memory_note(settings, "gpu" if gpus else "cpu"),
+        options=[*_options(job, components)],
+        memory=memory_note(settings, "gpu" if components[0].gpus else "cpu"),
         preparation=[*_preparation(job)],
         directory=job.directory,
         workdir=job.workdir,
@@ -95,22 +99,26 @@ def render_slurm(job: ClusterJob) -> Rendered:
         container=container,
         lost=MACHINE_LOST,
         program=job.program,
-        steps=[*_steps(components, gpus)],
+        steps=[*_steps(components)],
     )
     return Rendered({file: text}, ["sbatch {0}"])
 
 
 def _components(job: ClusterJob) -> list[JobComponent]:
     flags, processes = job.flags, job.processes
-    room = NodeRoom(flags.get("gpus-per-node"), flags.get("processes-per-node"))
-    if room == NodeRoom():
-        room = NodeRoom(processes=1)  # Processes on CPUs would share a node's cores.
-    own = flags.get("trainer-partition")
+    own, gpus = flags.get("trainer-partition"), flags.get("gpus-per-node")
+    trainer_gpus = flags.get("trainer-gpus-per-node", gpus)
+    if trainer_gpus != gpus and own is None:
+        raise ConfigError(
+            f"--trainer-gpus-per-node={trainer_gpus} is for a partition of the trainer's own: name"
+            " it by --trainer-partition, or leave this flag out."
+        )
     trainer = [one for one in processes if one.program == TRAINER]
     explorers = [one for one in processes if one.program != TRAINER]
     apart = own is not None and bool(explorers)
     parts: list[list[PlacedProcess]] = [trainer, explorers] if apart else [processes]
-    filled = [fill(part, room, room) for part in parts]
+    rooms = [_room(flags, count) for count in (trainer_gpus, gpus)]
+    filled = [fill(part, room, room) for part, room in zip(parts, rooms, strict=False)]
     if "nodes" in flags:
         text = f"--nodes={flags['nodes']}"
         if not flags["nodes"].isdigit():
@@ -118,21 +126,39 @@ def _components(job: ClusterJob) -> list[JobComponent]:
         check_count([node for nodes in filled for node in nodes], int(flags["nodes"]), text)
     partition = flags.get("partition")
     if not apart:
-        return [JobComponent(own or partition, filled[0], "")]
+        return [JobComponent(own or partition, filled[0], "", trainer_gpus)]
     return [
-        JobComponent(own, filled[0], "_HET_GROUP_0"),
-        JobComponent(partition, filled[1], "_HET_GROUP_1"),
+        JobComponent(own, filled[0], "_HET_GROUP_0", trainer_gpus),
+        JobComponent(partition, filled[1], "_HET_GROUP_1", gpus),
     ]
 
 
-def _options(
-    job: ClusterJob, components: Sequence[JobComponent], gpus: int | None
-) -> Iterator[str]:
+def _room(flags: Mapping[str, Any], gpus: int | None) -> NodeRoom:
+    room = NodeRoom(gpus, flags.get("processes-per-node"))
+    # Processes on CPUs would share a node's cores.
+    return NodeRoom(processes=1) if room == NodeRoom() else room
+
+
+def _time(text: str) -> str:
+    """Returns a time limit that Slurm understands.
+
+    Raises:
+      ConfigError: it is none.
+    """
+    if _TIMES.fullmatch(text) is None:
+        raise ConfigError(
+            f"--time={text} is no time limit of Slurm: give minutes, HOURS:MINUTES:SECONDS or"
+            " DAYS-HOURS, such as --time=12:00:00 or --time=2-0."
+        )
+    return text
+
+
+def _options(job: ClusterJob, components: Sequence[JobComponent]) -> Iterator[str]:
     """Yields the options of sbatch."""
     yield f"--job-name={job.name}"
     yield f"--output={job.name}-%j.log"
     yield "--open-mode=append"
-    yield f"--time={shlex.quote(job.flags.get('time', _TIME))}"
+    yield f"--time={_time(job.flags.get('time', _TIME))}"
     if "account" in job.flags:
         yield f"--account={shlex.quote(job.flags['account'])}"
     yield "--requeue"
@@ -147,8 +173,8 @@ def _options(
         yield f"--nodes={len(component.nodes)}"
         yield "--exclusive"
         yield "--mem=0"
-        if gpus:
-            yield f"--gpus-per-node={gpus}"
+        if component.gpus:
+            yield f"--gpus-per-node={component.gpus}"
 
 
 def _preparation(job: ClusterJob) -> Iterator[str]:
@@ -192,7 +218,7 @@ def _container(job: ClusterJob) -> list[str]:
     ]
 
 
-def _steps(components: Sequence[JobComponent], gpus: int | None) -> Iterator[str]:
+def _steps(components: Sequence[JobComponent]) -> Iterator[str]:
     """Yields the process and the options of srun of each step.
 
     Steps with `--overlap` may get the same GPUs, so processes that share a node get theirs by
@@ -205,6 +231,6 @@ def _steps(components: Sequence[JobComponent], gpus: int | None) -> Iterator[str
             if len(node) > 1:
                 share = f"--exact --cpus-per-task=$((cores_{number} / {len(node)}))"
             for one in node:
-                gres = f" --gres=gpu:{one.devices}" if gpus else ""
+                gres = f" --gres=gpu:{one.devices}" if component.gpus else ""
                 where = f'--nodelist="${{nodes_{number}[{index}]}}"'
                 yield f"{one.name} {group}{where} {share}{gres}"

@@ -224,8 +224,8 @@ class VersionFiles:
         """
         path = f"{self._at}/{name}"
         try:
-            (length,) = _HEADER.unpack(self._files.cat_file(path, 0, _HEADER.size))
-            found = json.loads(self._files.cat_file(path, _HEADER.size, _HEADER.size + length))
+            (length,) = _HEADER.unpack(self._range(path, 0, _HEADER.size))
+            found = json.loads(self._range(path, _HEADER.size, _HEADER.size + length))
             tables = json.loads(found.pop("__metadata__")["blocks"])
             parts = {}
             for part, entry in found.items():
@@ -261,7 +261,7 @@ class VersionFiles:
             if not (length := sum(place.blocks.sizes)):
                 continue
             path = f"{self._at}/{file.name}"
-            content = memoryview(self._files.cat_file(path, place.start, place.start + length))
+            content = memoryview(self._range(path, place.start, place.start + length))
             at = 0
             for number, size in enumerate(place.blocks.sizes):
                 if size:
@@ -350,6 +350,10 @@ class VersionFiles:
                 f" rl_sync does not read: it knows format {FORMAT} with {BLOCK_BYTES}."
             )
         return stored
+
+    def _range(self, path: str, start: int, end: int) -> bytes:
+        content: bytes = self._files.cat_file(path, start=start, end=end)  # By position s3fs differs.
+        return content
 
     def _write(self, name: str, content: bytes) -> None:
         """Writes a file, which appears under its name once it is complete."""

@@ -48,6 +48,8 @@ MinJobAge=3000
 SchedulerParameters=bf_interval=1,sched_interval=1
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=first Nodes={first} MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=others Nodes={others} MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 
 
@@ -179,7 +181,12 @@ class SlurmSite:
         ]
         self._conf.write_text(
             _CONF.format(
-                folder=folder, port=self._base, controller="control", nodes="\n".join(lines)
+                folder=folder,
+                port=self._base,
+                controller="control",
+                nodes="\n".join(lines),
+                first=self.nodes[0],
+                others=",".join(self.nodes[1:]),
             )
         )
         mounted = f"hostname control; mount --bind {folder}/hosts /etc/hosts && exec sleep infinity"

@@ -114,6 +114,12 @@ class Job:
             assert time.monotonic() < deadline, f"{self.site.state(self.number)}: {self.log}"
             time.sleep(0.3)
 
+    def says(self, pattern: str, timeout_secs: float = 240.0) -> None:
+        deadline = time.monotonic() + timeout_secs
+        while not re.search(pattern, self.log):
+            assert time.monotonic() < deadline, f"{self.site.state(self.number)}: {self.log}"
+            time.sleep(0.5)
+
     def has_each_step_once(self) -> bool:
         """Says so of a run that has not ended."""
         steps = [line["step"] for line in read_consumed(self.workdir)]
@@ -166,12 +172,10 @@ def test_near_its_time_limit_a_job_goes_on_to_the_digest_of_one_that_had_time(si
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
-    slow = "--config.task.reward=exact_match + 0 * benchmarks/timed_rewards.py:slow(secs=0.7)"
     steady = Job(site, whole, *flags)
     steady.submit()
     assert steady.ended().startswith("COMPLETED"), steady.log
     site.wait_idle(4)
-    del slow
     job = Job(site, parts, *flags)
     job.submit()
     job.reaches(2)
@@ -181,6 +185,37 @@ def test_near_its_time_limit_a_job_goes_on_to_the_digest_of_one_that_had_time(si
     assert re.search(r"Goes on from trainer step \d", job.log)
     assert job.digest == steady.digest
     assert job.audited() == []
+    site.wait_idle(4)
+
+
+def test_slurm_itself_tells_a_job_that_its_time_is_near(site, tmp_path):
+    job = Job(site, tmp_path, "--config.sync.mode=one_step_off_policy", LONG, time="3")
+    job.submit()
+    job.reaches(1)
+    job.says("goes on in the next part of this job")
+    site.wait(job.number, "PENDING", "RUNNING")
+    site.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
+    job.says(r"Goes on from trainer step \d")
+    site.run("scancel", "--batch", "--signal=TERM", job.number)
+    job.ended()
+    assert job.has_each_step_once()
+    site.wait_idle(4)
+
+
+def test_a_job_has_nodes_of_two_partitions(site, tmp_path):
+    flags = ("--trainer-partition=first", "--partition=others")
+    mode = ("--config.sync.mode=multi_explorer", "--config.explorer.count=2")
+    job = Job(site, tmp_path, *flags, *mode, "--config.trainer.steps=4")
+    job.submit()
+    assert job.ended().startswith("COMPLETED"), job.log
+    assert job.audited() == []
+    nodes = {
+        name: line["host"]
+        for line in read_json_lines(job.workdir.hosts)
+        for name in line["processes"]
+    }
+    assert nodes["trainer"] == "n1"
+    assert {nodes["explorer1"], nodes["explorer2"]} <= {"n2", "n3", "n4"}
     site.wait_idle(4)
 
 
@@ -197,10 +232,7 @@ def test_a_run_goes_on_without_the_node_of_one_of_its_explorers(site, tmp_path):
     ]
     site.lose(node)
     at = max(one["step"] for one in read_metrics(job.workdir, "rl"))
-    deadline = time.monotonic() + 60
-    while "explorer2 is lost: " not in job.log:
-        assert time.monotonic() < deadline, job.log
-        time.sleep(0.5)
+    job.says("explorer2 is lost: ", timeout_secs=60)
     job.reaches(at + 20)
     assert site.state(job.number) == "RUNNING"
     site.start_node(node)
@@ -226,10 +258,7 @@ def test_a_job_that_loses_the_trainers_node_is_requeued_and_goes_on(site, tmp_pa
         time.sleep(0.5)
     site.start_node("n1")
     site.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
-    deadline = time.monotonic() + 200
-    while not re.search(r"Goes on from trainer step \d", job.log):
-        assert time.monotonic() < deadline, f"{site.state(job.number)}: {job.log}"
-        time.sleep(0.5)
+    job.says(r"Goes on from trainer step \d")
     job.reaches(12)
     site.run("scancel", "--batch", "--signal=TERM", job.number)
     job.ended()

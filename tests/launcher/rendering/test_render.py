@@ -66,6 +66,8 @@ def test_an_existing_file_stays_unless_it_is_to_be_replaced(tmp_path, capsys):
             ["--to=slurm", "--gpus-per-node=4", "--config.trainer.mesh.fsdp=8"],
             "trainer takes 8 devices, and a machine has --gpus-per-node=4: raise trainer.processes",
         ),
+        (["--to=slurm", "--time=tomorrow"], "--time=tomorrow is no time limit of Slurm"),
+        (["--to=slurm", "--trainer-gpus-per-node=8"], "name it by --trainer-partition"),
         (["--to=slurm", "--config.launch.colocate=true"], "launch.colocate=true runs all roles in"),
         (
             ["--to=slurm", "--config.launch.host=h", "--config.launch.hosts=explorer1=x"],

@@ -105,6 +105,22 @@ def test_partitions_of_their_own_make_a_heterogeneous_job(tmp_path):
     ]
 
 
+def test_nodes_of_two_partitions_may_have_other_numbers_of_gpus(tmp_path):
+    text = script(tmp_path, *APART, "--trainer-gpus-per-node=8", "--gpus-per-node=2")
+    assert [one for one in options(text) if "gpus" in one] == [
+        "--gpus-per-node=8",
+        "--gpus-per-node=2",
+    ]
+    first, *others = steps(text)
+    assert first.startswith('trainer --het-group=0 --nodelist="${nodes_0[0]}"')
+    assert all('--nodelist="${nodes_1[0]}" --exact' in one for one in others), "two on a node"
+
+
+@pytest.mark.parametrize("time", ["90", "12:00:00", "2-0", "1-12:30", "UNLIMITED"])
+def test_the_time_limit_is_as_slurm_writes_it(time, tmp_path):
+    assert f"--time={time}" in options(script(tmp_path, *GPUS, f"--time={time}"))
+
+
 def test_there_is_no_account_or_partition_unless_one_is_given(tmp_path):
     assert not [one for one in options(script(tmp_path, *GPUS)) if re.match("--(acc|part)", one)]
 
