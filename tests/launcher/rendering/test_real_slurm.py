@@ -193,7 +193,7 @@ def test_slurm_itself_tells_a_job_that_its_time_is_near(site, tmp_path):
     job.submit()
     job.reaches(1)
     job.says("goes on in the next part of this job")
-    site.wait(job.number, "PENDING", "RUNNING")
+    site.wait(job.number, "PENDING")
     site.run("scontrol", "update", f"jobid={job.number}", "starttime=now")
     job.says(r"Goes on from trainer step \d")
     site.run("scancel", "--batch", "--signal=TERM", job.number)
