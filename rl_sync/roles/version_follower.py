@@ -64,7 +64,8 @@ def follow(
     step. So whoever opens it finds one whole version; the one before is kept, too.
 
     Args:
-      source: directory of versions, `gs://bucket/…` or `s3://bucket/…`, that a run with `sync.delta` writes.
+      source: directory of versions, `gs://bucket/…` or `s3://bucket/…`, that a run with
+        `sync.delta` writes.
       target: the checkpoint.
       on_version: called with each version.
       once: whether to return after the first version.

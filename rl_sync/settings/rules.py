@@ -166,7 +166,9 @@ def _directory(s: RunSettings) -> None:
     )
     require(
         not is_remote(directory)
-        or (store(directory) in STORES and re.fullmatch(r"\w+://[^/]+(/.*)?", directory) is not None),
+        or (
+            store(directory) in STORES and re.fullmatch(r"\w+://[^/]+(/.*)?", directory) is not None
+        ),
         f"{name} is in no object store that is known: give gs://bucket/… or s3://bucket/…, or mount"
         " it and give its path.",
     )
@@ -601,8 +603,8 @@ RULES: dict[str, Rule] = {
     ),
     "sync.directory, sync.delta": lambda s: require(
         store(s.sync.directory or "") != "s3" or s.deltas,
-        f"sync.directory={s.sync.directory} needs sync.delta=on: Orbax, which writes whole versions,"
-        " cannot write to s3://. Set it or leave it out.",
+        f"sync.directory={s.sync.directory} needs sync.delta=on: Orbax, which writes whole"
+        " versions, cannot write to s3://. Set it, or leave it out.",
     ),
     "sync.delta, sync.verify": lambda s: require(
         s.sync.verify or not (s.deltas or s.sync.delta == "on"),

@@ -352,7 +352,9 @@ class VersionFiles:
         return stored
 
     def _range(self, path: str, start: int, end: int) -> bytes:
-        content: bytes = self._files.cat_file(path, start=start, end=end)  # By position s3fs differs.
+        content: bytes = self._files.cat_file(
+            path, start=start, end=end
+        )  # By position s3fs differs.
         return content
 
     def _write(self, name: str, content: bytes) -> None:

@@ -23,7 +23,8 @@ from rl_sync.launcher.hosts.host_calls import (
     Refused,
 )
 from rl_sync.launcher.hosts.host_desk import HostDesk
-from rl_sync.launcher.hosts.joined_host import JoinedHost, JoinError
+from rl_sync.launcher.hosts.host_site import JoinError
+from rl_sync.launcher.hosts.joined_host import JoinedHost
 from rl_sync.launcher.hosts.release import release, software
 from rl_sync.launcher.hosts.remote_process import AwaitedProcess, RemoteProcess
 from rl_sync.roles.exit_status import ENDED
