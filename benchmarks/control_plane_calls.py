@@ -62,7 +62,8 @@ def settings_of(workdir: str, explorers: int, lease: int = GROUPS_EACH) -> RunSe
     """Returns the settings of a run with many explorers."""
     config = arithmetic.get_config()
     config.workdir = workdir
-    config.sync.update({"mode": "multi_explorer", "max_staleness": 8})
+    mode = "multi_explorer" if explorers > 1 else "asynchronous"
+    config.sync.update({"mode": mode, "max_staleness": 8})
     config.explorer.update({"count": explorers, "groups_per_lease": lease})
     config.trainer.update(
         {"groups_per_step": lease * explorers, "group_size": 2, "steps": 1_000_000}

@@ -16,6 +16,7 @@ and value head, and the second, `group`, has the devices of a group.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -24,6 +25,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -71,8 +73,11 @@ class MeshShape:
     def mesh(self, devices: Sequence[jax.Device]) -> Mesh:
         """Makes the mesh on the first of these devices.
 
+        TPUs of several slices, which a network connects, share the mesh equally, and `data` goes
+        across slices: only gradients travel from slice to slice.
+
         Raises:
-          ValueError: there are too few devices.
+          ValueError: there are too few devices, or slices cannot share the mesh in this way.
         """
         if len(devices) < self.devices:
             raise ValueError(
@@ -80,12 +85,21 @@ class MeshShape:
                 f" {len(devices)}: make the mesh smaller, or give the process more devices"
                 " (on CPU JAX_NUM_CPU_DEVICES, on GPU CUDA_VISIBLE_DEVICES)."
             )
-        return jax.make_mesh(
-            self.sizes,
-            MESH_AXES,
-            axis_types=(AxisType.Auto,) * len(MESH_AXES),
-            devices=devices[: self.devices],
+        devices, kinds = devices[: self.devices], (AxisType.Auto,) * len(MESH_AXES)
+        slices = collections.Counter(getattr(device, "slice_index", 0) for device in devices)
+        if len(slices) == 1 or devices[0].platform != "tpu":
+            return jax.make_mesh(self.sizes, MESH_AXES, axis_types=kinds, devices=devices)
+        inside, rest = divmod(self.data, len(slices))
+        if rest or len(set(slices.values())) > 1:
+            raise ValueError(
+                f"A mesh of {self} is on {len(slices)} TPU slices, with"
+                f" {', '.join(map(str, slices.values()))} devices of each: use as many of each"
+                f" slice, and make data a multiple of {len(slices)}, since data goes across slices."
+            )
+        placed = mesh_utils.create_hybrid_device_mesh(
+            (inside, self.fsdp, self.tensor), (len(slices), 1, 1), devices
         )
+        return Mesh(placed, MESH_AXES, axis_types=kinds)
 
     def abstract(self) -> AbstractMesh:
         """Returns the mesh without devices, for planning."""

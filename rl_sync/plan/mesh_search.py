@@ -66,7 +66,7 @@ def trainers(settings: RunSettings, task: Task, where: Target) -> Iterator[Propo
     """Yields meshes, microbatches and remat policies of the trainer that fit."""
     updates = settings.optimizer.updates_per_batch
     rows = settings.trainer.groups_per_step * settings.trainer.group_size // updates
-    for mesh, remat in itertools.product(_meshes(where.count), ("none", "dots_no_batch", "full")):
+    for mesh, remat in itertools.product(_meshes(where), ("none", "dots_no_batch", "full")):
         shards = mesh.data * mesh.fsdp
         for micro in (rows >> power for power in range(rows.bit_length())):
             if not micro or rows % micro or micro % shards:
@@ -94,7 +94,7 @@ def trainers(settings: RunSettings, task: Task, where: Target) -> Iterator[Propo
 
 def explorers(settings: RunSettings, task: Task, where: Target) -> Iterator[Proposal]:
     """Yields meshes of an explorer that fit."""
-    for mesh in _meshes(where.count):
+    for mesh in _meshes(where):
         if mesh.fsdp > 1 or settings.slots % mesh.data:
             continue
         explorer = settings.explorer
@@ -119,9 +119,10 @@ def _with(mesh: TrainerMesh | ExplorerMesh, shape: MeshShape) -> Any:
     return dataclasses.replace(mesh, **sizes)
 
 
-def _meshes(devices: int) -> Iterator[MeshShape]:
-    """Yields all meshes of `devices` devices."""
-    for data in range(1, devices + 1):
+def _meshes(where: Target) -> Iterator[MeshShape]:
+    """Yields all meshes of a target's devices; `data` goes across slices."""
+    devices = where.count
+    for data in range(where.slices, devices + 1, where.slices):
         if devices % data:
             continue
         for fsdp in range(1, devices // data + 1):

@@ -23,7 +23,7 @@ from rl_sync.spelling import hint
 HOST_GPUS = 8
 _POD_SIDE = 16  # Chips along each axis of a pod of v5e or v6e.
 _CUBE_SIDE = 4  # Chips along each axis of a cube of v4, v5p or tpu7x, which switches join.
-_EXAMPLES = "v5e:4x4, v5p:2x2x1 or h100:8"
+_EXAMPLES = "v5e:4x4, 2xv5e:4x4 (two slices), v5p:2x2x1 or h100:8"
 
 
 class TargetError(ConfigError):
@@ -37,12 +37,19 @@ class Target:
     Attributes:
       name: kind of accelerator, a key of `CHIPS`.
       shape: number of chips along each axis of a TPU slice, or number of GPUs.
+      slices: number of TPU slices, which a network connects.
     """
 
     name: str
     shape: tuple[int, ...]
+    slices: int = 1
 
     def __str__(self) -> str:
+        return f"{f'{self.slices}x' if self.slices > 1 else ''}{self.slice}"
+
+    @property
+    def slice(self) -> str:
+        """One slice, as a text."""
         return f"{self.name}:{'x'.join(map(str, self.shape))}"
 
     @property
@@ -53,7 +60,7 @@ class Target:
     @property
     def count(self) -> int:
         """Number of devices, as JAX counts them."""
-        return math.prod(self.shape) * self.chip.devices
+        return self.slices * math.prod(self.shape) * self.chip.devices
 
     @property
     def links(self) -> int:
@@ -72,7 +79,11 @@ class Target:
         )
 
     def rates(self, devices: int) -> Rates:
-        """Returns the rates of a device in a role with `devices` devices."""
+        """Returns the rates of a device in a role with `devices` devices.
+
+        Of a role on several slices it is the links within a slice: the network between slices,
+        which is slower, is not told apart.
+        """
         chip, link = self.chip, self.chip.link
         if chip.platform == "tpu":
             # The devices of a single chip are assumed to be connected by all links that a chip can
@@ -109,19 +120,20 @@ def target(text: str) -> Target:
     Raises:
       TargetError: the text is not a target.
     """
-    match = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", text)
+    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)", text)
     if match is None:
         raise TargetError(
             f"{text!r} is not a target: give a chip and a shape, such as {_EXAMPLES}."
         )
-    name, shape = match[1], tuple(map(int, match[2].split("x")))
+    slices, name = int(match[1] or 1), match[2]
+    shape = tuple(map(int, match[3].split("x")))
     if name not in CHIPS:
         raise TargetError(f"{name!r} is not one of the chips {', '.join(CHIPS)}{hint(name, CHIPS)}")
     gpu = CHIPS[name].platform == "gpu"
-    if min(shape) < 1 or (gpu and len(shape) > 1):
-        what = "a number of GPUs" if gpu else "chips along each axis"
+    if min(shape) < 1 or slices < 1 or (gpu and len(shape) > 1) or (gpu and slices > 1):
+        what = "a number of GPUs, in no slices" if gpu else "chips along each axis"
         raise TargetError(f"The shape of {text!r} must be {what}, such as {_EXAMPLES}.")
-    return Target(name, shape)
+    return Target(name, shape, slices)
 
 
 def _packages(tpu: bool) -> tuple[str, ...]:
@@ -137,7 +149,10 @@ def _tpus(wanted: Target) -> list[jax.Device]:
     # Nothing runs on a TPU here, so several processes may use the compiler at once.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     more = {"chip_config_name": "megacore"} if wanted.name == "v4" else {}
-    return list(topologies.get_topology_desc(str(wanted), platform="tpu", **more).devices)
+    found = topologies.get_topology_desc(
+        wanted.slice, platform="tpu", num_slices=wanted.slices, **more
+    )
+    return list(found.devices)
 
 
 def _gpus(wanted: Target) -> list[jax.Device]:

@@ -24,14 +24,14 @@ TASK = types.SimpleNamespace(
 )
 
 
-def settings_of():
+def settings_of(data=1):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
     config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8))
-    config.trainer.mesh.fsdp = 4
+    config.trainer.mesh.update(dict(data=data, fsdp=4))
     config.model.update(
         dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
     )
@@ -39,8 +39,8 @@ def settings_of():
     return read_settings(config.to_dict())
 
 
-def step_on(devices):
-    settings = settings_of()
+def step_on(devices, data=1):
+    settings = settings_of(data)
     return lowered_programs.train_step(
         settings, TASK, lowered_programs.layout_on(settings, "trainer", devices)
     )

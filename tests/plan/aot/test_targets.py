@@ -12,6 +12,7 @@ from rl_sync.plan.targets import Target, TargetError, target
         ("v5p:2x2x1", (2, 2, 1), 4),
         ("tpu7x:2x2x1", (2, 2, 1), 8),  # Two devices a chip.
         ("h100:8", (8,), 8),
+        ("2xv5e:4x4", (4, 4), 32),
     ],
 )
 def test_a_target_is_a_chip_and_a_shape(text, shape, count):
@@ -26,6 +27,9 @@ def test_a_target_is_a_chip_and_a_shape(text, shape, count):
         ("v5x:2x2", "not one of the chips"),
         ("h100:2x4", "a number of GPUs"),
         ("v5e:0x2", "chips along each axis"),
+        ("0xv5e:2x2", "chips along each axis"),
+        ("2xh100:8", "in no slices"),
+        ("2xtpu:4", "not one of the chips"),
     ],
 )
 def test_others_are_refused_in_a_line(text, says):
