@@ -47,7 +47,7 @@ class Case(NamedTuple):
     Attributes:
       model: a directory of `SHAPES`.
       target: the accelerators.
-      mesh: devices along data, fsdp and tensor.
+      mesh: devices along data, fsdp, tensor and, if there are four numbers, experts.
       rows: the rows of a microbatch, or the slots.
       tokens: the tokens of a row.
       program: `step`, or a program of the engine.
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
     model: str
     target: str
-    mesh: tuple[int, int, int]
+    mesh: tuple[int, ...]
     rows: int
     tokens: int
     program: str = "step"
@@ -74,7 +74,8 @@ class Case(NamedTuple):
         )
 
 
-SMALL, LARGE = "qwen2.5-0.5b", "qwen2.5-7b"
+SMALL, LARGE, EXPERTS = "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-30b-a3b"
+LORA = (("model.lora.rank", 16), ("model.lora.targets", "q,k,v,o"))
 CASES = (
     Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"),
     Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024),
@@ -110,6 +111,12 @@ CASES = (
         Case("llama-3.2-1b", "v5e:2x4", (2, 1, 4), 192, 1500, name)
         for name in ("decode", "prefill", "insert")
     ),
+    Case(EXPERTS, "v5e:2x4", (1, 1, 4, 2), 64, 2048, "decode"),
+    Case(EXPERTS, "v5e:2x4", (1, 1, 4, 2), 64, 2048, "prefill"),
+    Case(EXPERTS, "v5p:4x4x4", (1, 4, 1, 16), 64, 4096),
+    Case(EXPERTS, "v5p:4x4x4", (1, 4, 1, 16), 64, 4096, settings=LORA),
+    Case(EXPERTS, "h100:32", (1, 4, 1, 8), 32, 4096),
+    Case(EXPERTS, "h100:32", (1, 4, 1, 8), 32, 4096, settings=LORA),
 )
 
 
@@ -121,12 +128,13 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
-    data, fsdp, tensor = case.mesh
+    data, fsdp, tensor, experts = (*case.mesh, 1)[:4]
     config.trainer.update(
         {"group_size": 4, "groups_per_step": case.rows, "microbatch_rows": case.rows}
     )
-    config.trainer.mesh.update({"data": data, "fsdp": fsdp, "tensor": tensor})
-    config.explorer.mesh.update({"data": data * fsdp, "tensor": tensor})
+    both = {"tensor": tensor, "experts": experts}
+    config.trainer.mesh.update({"data": data, "fsdp": fsdp, **both})
+    config.explorer.mesh.update({"data": data * fsdp, **both})
     config.rollout.slots = case.rows
     config.workdir = "/nowhere"
     for name, value in case.settings:

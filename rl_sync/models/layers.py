@@ -1,6 +1,6 @@
-"""The Linen modules of a block: norms, adapters, the gated MLP, the experts.
+"""The Linen modules of a block: norms, adapters, the gated MLP.
 
-Letters in shapes: B rows, T positions, D embed, F mlp, E experts, R rank of an adapter.
+Letters in shapes: B rows, T positions, D embed, F mlp, R rank of an adapter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.nn import initializers
 from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float
 
-from rl_sync.models.config import Experts, LoraTarget, ModelConfig
+from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.sharding import laid_out
 from rl_sync.models.shards import as_stored
 
@@ -159,38 +159,3 @@ class GatedMLP(nn.Module):
                 + Adapter(config, {"down": ((D,), ("embed",))}, name="down_lora")(hidden)["down"]
             )
         return out
-
-
-class MixtureMLP(nn.Module):
-    """A mixture of experts: sums a token's likeliest experts, weighted by the router's softmax.
-
-    Tokens are sorted by expert, so that each expert multiplies its own tokens once. No token is
-    dropped, however unbalanced the routing is.
-    """
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        config, experts = self.config, cast(Experts, self.config.experts)
-        D, F, E = config.embed_dim, experts.mlp_dim, experts.count
-        router = param(self, "router", fan_in(D), (D, E), ("embed", None))
-        gate_up = param(self, "gate_up", fan_in(D), (E, D, 2, F), ("experts", "embed", None, "mlp"))
-        down = param(
-            self, "down", fan_in(F, config.num_layers), (E, F, D), ("experts", "mlp", "embed")
-        )
-        flat = x.reshape(-1, D)
-        probs = jax.nn.softmax((flat @ router.astype(x.dtype)).astype(jnp.float32), axis=-1)
-        weights, chosen = jax.lax.top_k(probs, experts.per_token)
-        if experts.normalize:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
-        order = jnp.argsort(chosen.reshape(-1), stable=True)
-        counts = jnp.bincount(chosen.reshape(-1), length=E).astype(jnp.int32)
-        tokens = flat[order // experts.per_token]
-        kernel = gate_up.astype(x.dtype).reshape(E, D, 2 * F)
-        both = jax.lax.ragged_dot(tokens, kernel, counts).reshape(-1, 2, F)
-        hidden = ACTIVATIONS[config.activation](both[:, 0]) * both[:, 1]
-        out = jax.lax.ragged_dot(hidden, down.astype(x.dtype), counts)
-        by_choice = jnp.zeros_like(out).at[order].set(out).reshape(-1, experts.per_token, D)
-        mixed = jnp.einsum("ZCD,ZC->ZD", by_choice, weights.astype(x.dtype))
-        return mixed.reshape(x.shape)

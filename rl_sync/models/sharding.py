@@ -1,9 +1,11 @@
 """Makes meshes and shardings: maps logical axis names to the shards of each device.
 
-A program's devices form a mesh with three named axes. Along `data`, parameters are replicated and
-rows are sharded. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
-arXiv:1910.02054). Along `tensor`, the computation inside a layer is sharded (Megatron-LM,
-arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of them to mesh axes.
+A program's devices form a mesh with named axes. Along `data`, parameters are replicated and rows
+are sharded. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
+arXiv:1910.02054). Along `experts`, rows are sharded, and so are the experts of a mixture, to which
+tokens travel (GShard, arXiv:2006.16668). Along `tensor`, the computation inside a layer is sharded
+(Megatron-LM, arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of them
+to mesh axes.
 
 An axis whose size is not divisible by its mesh axes is not sharded along them: the array is
 replicated there.
@@ -23,13 +25,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "experts", "tensor")
 GROUP = "group"
 """Mesh axis of devices that share a key and value head."""
 KV, HEADS = "kv", "heads"
@@ -37,7 +38,7 @@ KV, HEADS = "kv", "heads"
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 """Mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
-first rule wins.
+first rule wins, and the other axes of the later rule still count.
 """
 
 
@@ -52,18 +53,20 @@ class MeshShape:
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
+    experts: int = 1
 
     def __post_init__(self) -> None:
         if min(self.sizes) < 1:
             raise ValueError(f"mesh sizes must be at least 1, not {self}.")
 
     def __str__(self) -> str:
-        return ", ".join(f"{axis}={getattr(self, axis)}" for axis in MESH_AXES)
+        named = zip(MESH_AXES, self.sizes, strict=True)
+        return ", ".join(f"{axis}={size}" for axis, size in named if size > 1 or axis != "experts")
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """Sizes in the order of `MESH_AXES`."""
-        return self.data, self.fsdp, self.tensor
+        return tuple(getattr(self, axis) for axis in MESH_AXES)
 
     @property
     def devices(self) -> int:
@@ -88,7 +91,13 @@ class MeshShape:
         devices, kinds = devices[: self.devices], (AxisType.Auto,) * len(MESH_AXES)
         slices = collections.Counter(getattr(device, "slice_index", 0) for device in devices)
         if len(slices) == 1 or devices[0].platform != "tpu":
-            return jax.make_mesh(self.sizes, MESH_AXES, axis_types=kinds, devices=devices)
+            try:
+                return jax.make_mesh(self.sizes, MESH_AXES, axis_types=kinds, devices=devices)
+            except NotImplementedError:  # No axes of the slice have these sizes: they are split.
+                split = mesh_utils.create_device_mesh(
+                    self.sizes, devices, allow_split_physical_axes=True
+                )
+                return Mesh(split, MESH_AXES, axis_types=kinds)
         inside, rest = divmod(self.data, len(slices))
         if rest or len(set(slices.values())) > 1:
             raise ValueError(
@@ -97,7 +106,7 @@ class MeshShape:
                 f" slice, and make data a multiple of {len(slices)}, since data goes across slices."
             )
         placed = mesh_utils.create_hybrid_device_mesh(
-            (inside, self.fsdp, self.tensor), (len(slices), 1, 1), devices
+            (inside, *self.sizes[1:]), (len(slices), *[1] * len(self.sizes[1:])), devices
         )
         return Mesh(placed, MESH_AXES, axis_types=kinds)
 
@@ -188,9 +197,16 @@ class Layout:
 
     def wanted(self, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
         """Returns the mesh axes that the rules name for each axis, without those of one device."""
-        found = nn.logical_to_mesh_axes(tuple(axes), self.rules) or ()
-        cuts = [cut if isinstance(cut, tuple) else (cut,) if cut else () for cut in found]
-        return [tuple(name for name in cut if self.mesh.shape[name] > 1) for cut in cuts]
+        found: dict[str | None, tuple[str, ...]] = {None: ()}
+        claimed: set[str] = set()
+        for axis, named in self.rules:
+            if axis in axes:
+                found[axis] = tuple(name for name in named if name not in claimed)
+                claimed.update(named)
+        return [
+            tuple(name for name in found.get(axis, ()) if self.mesh.shape[name] > 1)
+            for axis in axes
+        ]
 
     def abstract(self, x: Any, axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of x, with its sharding."""

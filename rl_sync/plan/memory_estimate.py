@@ -27,6 +27,7 @@ from rl_sync.models.lines import line_shape
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
+from rl_sync.models.transformer import param_axes
 from rl_sync.models.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
@@ -252,8 +253,13 @@ def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int)
 def _layer_weights(model: ModelConfig, layout: Layout) -> int:
     """Returns the bytes of one layer's gathered kernels, in the dtype of the computation."""
     one: Params = cast_abstract(abstract_params(model, layout), model.dtype)["blocks"]
-    split = layout.tensor_shards
-    return model_memory.tree_bytes(one) // model.num_layers // split
+    axes, split = jax.tree.leaves(param_axes(model)["blocks"]), layout.tensor_shards
+    experts = layout.mesh.shape["experts"]
+    total = sum(
+        model_memory.tree_bytes(leaf) // (experts if "experts" in names else 1)
+        for names, leaf in zip(axes, jax.tree.leaves(one), strict=True)
+    )
+    return total // model.num_layers // split
 
 
 def _loss_bytes(

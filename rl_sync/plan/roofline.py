@@ -18,6 +18,7 @@ from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import param_axes, param_shapes
 from rl_sync.plan import model_memory
 from rl_sync.plan.chips import Rates
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
@@ -191,18 +192,20 @@ def step_links(
       First the bytes of sums of activations, which the next product waits for; then all others,
       which can overlap with computation.
     """
-    data, fsdp = layout.mesh.shape["data"], layout.mesh.shape["fsdp"]
+    data, fsdp, experts = (layout.mesh.shape[name] for name in ("data", "fsdp", "experts"))
     tensor = layout.tensor_shards
     width = 2 if model.dtype != "float32" else 4
-    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_params(model, layout)))
-    own = count / tensor
+    of_experts, others = _parameters(model)
+    own = (others + of_experts / experts) / tensor
     gathers = microbatches * (2 + untrained) * width * own * (fsdp - 1) / fsdp
     scatters = microbatches * 4 * own * (fsdp - 1) / fsdp
-    reduced = 2 * 4 * own / fsdp * (data - 1) / data
-    tokens = math.prod(rows) / (data * fsdp)
+    replicas = data * experts
+    reduced = others * (replicas - 1) / replicas + of_experts / experts * (data - 1) / data
+    tokens = math.prod(rows) / (data * fsdp * experts)
     sums = 2 * model.num_layers * (2 + untrained + recomputed)
     summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
-    return summed, gathers + scatters + reduced
+    waited = summed + sums * _exchanged(model, layout, tokens, width)
+    return waited, gathers + scatters + 2 * 4 * reduced / (tensor * fsdp)
 
 
 def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
@@ -212,4 +215,21 @@ def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
     width = 2 if model.dtype != "float32" else 4
     summed = own * model.embed_dim * width * (2 * model.num_layers) * 2
     logits = own / tensor * model.vocab_size * 4
-    return (summed + logits) * (tensor - 1) / tensor
+    exchanges = 2 * model.num_layers * _exchanged(model, layout, own, width)
+    return (summed + logits) * (tensor - 1) / tensor + exchanges
+
+
+def _parameters(model: ModelConfig) -> tuple[int, int]:
+    """Returns the number of parameters of a mixture's experts, and of all others."""
+    axes, shapes = jax.tree.leaves(param_axes(model)), jax.tree.leaves(param_shapes(model))
+    sizes = [math.prod(x.shape) for x in shapes]
+    of_experts = sum(size for names, size in zip(axes, sizes, strict=True) if "experts" in names)
+    return of_experts, sum(sizes) - of_experts
+
+
+def _exchanged(model: ModelConfig, layout: Layout, tokens: float, width: int) -> float:
+    """Counts the bytes that a device sends to bring its tokens to their experts, in one layer."""
+    experts = layout.mesh.shape["experts"]
+    if model.experts is None:
+        return 0.0
+    return tokens * model.experts.per_token * model.embed_dim * width * (experts - 1) / experts

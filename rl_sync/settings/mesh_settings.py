@@ -30,6 +30,13 @@ class TrainerMesh:
         unit="devices",
         least=1,
     )
+    experts: int = setting(
+        1,
+        "Devices that rows, and the experts of a mixture, are split over: tokens travel to the"
+        " devices of their experts.",
+        unit="devices",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         check(self, "trainer.mesh")
@@ -37,7 +44,7 @@ class TrainerMesh:
     @property
     def shape(self) -> MeshShape:
         """The mesh."""
-        return MeshShape(self.data, self.fsdp, self.tensor)
+        return MeshShape(self.data, self.fsdp, self.tensor, self.experts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +63,12 @@ class ExplorerMesh:
         unit="devices",
         least=1,
     )
+    experts: int = setting(
+        1,
+        "Devices that slots and their caches, and the experts of a mixture, are split over.",
+        unit="devices",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         check(self, "explorer.mesh")
@@ -63,7 +76,7 @@ class ExplorerMesh:
     @property
     def shape(self) -> MeshShape:
         """The mesh."""
-        return MeshShape(data=self.data, tensor=self.tensor)
+        return MeshShape(data=self.data, tensor=self.tensor, experts=self.experts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +84,13 @@ class ShardingSettings:
     """`config.sharding`: the mesh axes of each logical axis, separated by commas.
 
     If several axes of an array claim the same mesh axis, the axis that comes first in this record
-    gets it. An axis that does not divide evenly is not sharded.
+    gets it, and the other one the rest of its mesh axes. An axis that does not divide evenly is not
+    sharded.
     """
 
-    batch: str = setting("data,fsdp", "Mesh axes that cut rows of a batch and slots of an engine.")
+    batch: str = setting(
+        "data,fsdp,experts", "Mesh axes that cut rows of a batch and slots of an engine."
+    )
     length: str = setting("", "Mesh axes that cut positions of a row.")
     vocab: str = setting(
         "tensor", "Mesh axes that cut the vocabulary of the embedding and the output projection."
@@ -87,7 +103,7 @@ class ShardingSettings:
     )
     head_dim: str = setting("", "Mesh axes that cut the width of a head.")
     mlp: str = setting("tensor", "Mesh axes that cut the width of the MLP.")
-    experts: str = setting("", "Mesh axes that cut the experts of a mixture.")
+    experts: str = setting("experts", "Mesh axes that cut the experts of a mixture.")
     embed: str = setting(
         "fsdp", "Mesh axes that cut the width of the residual stream in parameters."
     )

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from rl_sync.checkpoints.snapshots import load_snapshot
+from rl_sync.records.metrics import read_metrics
 from rl_sync.roles import wiring
 from rl_sync.roles.build import trainer_of
 from tests.models.meshes import layout
+from tests.runs.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
+MIXTURE = ROOT / "tests" / "data" / "models" / "qwen3_moe"
 FLAGS = (
     "--config.replay.backend=embedded",
     "--config.trainer.steps=6",
@@ -44,3 +47,32 @@ def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(run
         jax.tree.map(np.testing.assert_array_equal, states[0], state)
     dtypes = {str(x.dtype) for x in jax.tree.leaves(states[0].params)}
     assert dtypes == {"float32"}, "the trainer's own parameters stay float32"
+
+
+@pytest.mark.parametrize(
+    ("mode", "transfer"),
+    [
+        ("synchronous", "collective"),
+        ("one_step_off_policy", "server"),
+        ("asynchronous", "checkpoint"),
+    ],
+)
+def test_experts_pass_from_their_devices_to_others(runs, mode, transfer):
+    run = runs.get(
+        f"--config.sync.mode={mode}",
+        f"--config.sync.transfer={transfer}",
+        f"--config.sync.delta={'off' if transfer == 'collective' else 'on'}",
+        f"--config.model.path={MIXTURE}",
+        "--config.replay.backend=embedded",
+        "--config.trainer.steps=4",
+        "--config.trainer.mesh.experts=2",
+        "--config.trainer.mesh.tensor=2",
+        "--config.explorer.mesh.experts=2",
+        "--config.explorer.mesh.tensor=2",
+    )
+    assert [step["step"] for step in run.consumed] == [1, 2, 3, 4]
+    used = set(itertools.chain.from_iterable(run.versions(step) for step in run.consumed))
+    assert max(used) > 0, "no version was ever pulled"
+    if mode == "synchronous":
+        gaps = [line["logprob_gap"] for line in read_metrics(run.workdir, "rl")]
+        assert max(gaps) < 1e-3, "both compute the same policy"

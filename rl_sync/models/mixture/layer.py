@@ -1,0 +1,98 @@
+"""The Linen module of a mixture of experts, and where its parts run on a mesh.
+
+Letters in shapes: B rows, T positions, Z tokens, D embed, F mlp, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import flax.linen as nn
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from rl_sync.models.config import Experts, ModelConfig
+from rl_sync.models.layers import fan_in, param
+from rl_sync.models.mixture.products import ExpertKernels, mixed, mixed_between, routes_of
+from rl_sync.models.sharding import in_use, laid_out
+
+_GATE_UP = ("experts", None, None, "mlp")
+_DOWN = ("experts", "mlp", None)
+_TOKENS = ("batch", "length", None)
+
+
+class MixtureMLP(nn.Module):
+    """A mixture of experts: sums a token's likeliest experts, weighted by the router's softmax.
+
+    No token is dropped, however unbalanced the routing is.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        config, experts = self.config, cast(Experts, self.config.experts)
+        D, F, E = config.embed_dim, experts.mlp_dim, experts.count
+        router = param(self, "router", fan_in(D), (D, E), ("embed", None))
+        gate_up = param(self, "gate_up", fan_in(D), (E, D, 2, F), ("experts", "embed", None, "mlp"))
+        down = param(
+            self, "down", fan_in(F, config.num_layers), (E, F, D), ("experts", "mlp", "embed")
+        )
+        kernels = ExpertKernels(gate_up.astype(x.dtype), down.astype(x.dtype))
+        if laid_out():
+            return _on_mesh(config, x, router, kernels)
+        flat = x.reshape(-1, D)
+        return mixed(config, flat, routes_of(experts, flat, router), kernels).reshape(x.shape)
+
+
+def _on_mesh(
+    config: ModelConfig,
+    x: Float[Array, "B T D"],
+    router: Float[Array, "D E"],
+    kernels: ExpertKernels,
+) -> Float[Array, "B T D"]:
+    """Runs the mixture on each device's tokens; the width of the kernels is gathered before.
+
+    Experts on devices that have different tokens get their tokens from there. Devices with the same
+    tokens, or with parts of the same expert, sum what they have.
+    """
+    layout, settings = in_use(), cast(Experts, config.experts)
+    tokens = layout.cuts(_TOKENS, x.shape)
+    of_tokens = {name for cut in tokens for name in cut}
+    by_experts, _, _, by_width = layout.cuts(_GATE_UP, kernels.gate_up.shape)
+    by_width = tuple(name for name in by_width if name not in of_tokens)
+    between = tuple(name for name in by_experts if name in of_tokens)
+    by_experts = between or by_experts  # With some between devices, kernels of others are gathered.
+
+    def run(x: Array, router: Array, gate_up: Array, down: Array) -> Array:
+        flat, held = x.reshape(-1, x.shape[-1]), ExpertKernels(gate_up, down)
+        routes = routes_of(settings, flat, router)
+        if between:
+            out = mixed_between(config, flat, routes, held, between)
+        else:
+            first = jax.lax.axis_index(by_experts) * down.shape[0] if by_experts else 0
+            out = mixed(config, flat, routes, held, first)
+        if parts := (*by_width, *(() if between else by_experts)):
+            out = jax.lax.psum(out, parts)
+        return out.reshape(x.shape)
+
+    own = PartitionSpec(*map(_or_none, tokens))
+    mapped = jax.shard_map(
+        run,
+        mesh=layout.mesh,
+        in_specs=(
+            own,
+            PartitionSpec(),
+            PartitionSpec(_or_none(by_experts), None, None, _or_none(by_width)),
+            PartitionSpec(_or_none(by_experts), _or_none(by_width)),
+        ),
+        out_specs=own,
+        check_vma=False,
+    )
+    return mapped(x, router, *kernels)
+
+
+def _or_none(names: Sequence[str]) -> tuple[str, ...] | None:
+    return tuple(names) or None
