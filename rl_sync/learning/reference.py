@@ -26,7 +26,9 @@ def refreshed(algorithm: Algorithm, before: TrainState, trained: Params) -> Para
     if not every_steps or before.ref_params is None:
         return before.ref_params
     due = (before.step + 1) % every_steps == 0
-    return jax.tree.map(lambda new, old: jnp.where(due, new, old), trained, before.ref_params)
+    return jax.tree.map(
+        lambda new, old: jnp.where(due, new.astype(old.dtype), old), trained, before.ref_params
+    )
 
 
 def first_coefficient(algorithm: Algorithm, layout: Layout) -> Float[Array, ""] | None:

@@ -19,8 +19,8 @@ class TrainState(NamedTuple):
       params: the policy's parameters.
       opt_state: the optimizer's state for the trained parameters: all of them, or the adapters.
       ref_params: the reference model: the trained parameters from the start of RL, or from the
-        last refresh of the reference. The frozen parameters are the policy's. None for no
-        reference.
+        last refresh of the reference, in the dtype of the computation where a forward pass casts
+        them anyway. The frozen parameters are the policy's. None for no reference.
       critic: state of the critic; None if the algorithm needs no values.
       kl_coefficient: weight of the divergence from the reference model; None if it never changes.
     """

@@ -15,6 +15,9 @@ from rl_sync.models.sharding import GROUP, Layout
 from rl_sync.models.transformer import init_params, param_axes, param_shapes
 from rl_sync.types import Params
 
+_USED_IN_FLOAT32 = ("scale", "bias")
+"""Names of parameters that a forward pass does not cast."""
+
 
 def abstract_params(config: ModelConfig, layout: Layout) -> Params:
     """Returns shapes, dtypes and shardings of the parameters."""
@@ -40,6 +43,31 @@ def cast_abstract(abstract: Params, dtype: str) -> Params:
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), abstract
     )
+
+
+def as_computed(config: ModelConfig, params: Params) -> Params:
+    """Casts parameters that are only read to the dtype of the computation; may be traced.
+
+    A forward pass casts them itself, so its results have the same bits. It uses the scales of norms
+    and the bias of a scalar head in float32, so these stay.
+    """
+    return jax.tree.map_with_path(
+        lambda path, x: x.astype(config.dtype) if _is_cast(path) else jnp.asarray(x), params
+    )
+
+
+def as_computed_abstract(config: ModelConfig, abstract: Params) -> Params:
+    """Returns the shapes, dtypes and shardings of `as_computed`."""
+    return jax.tree.map_with_path(
+        lambda path, x: jax.ShapeDtypeStruct(
+            x.shape, config.dtype if _is_cast(path) else x.dtype, sharding=x.sharding
+        ),
+        abstract,
+    )
+
+
+def _is_cast(path: jax.tree_util.KeyPath) -> bool:
+    return jax.tree_util.keystr(path[-1:], simple=True) not in _USED_IN_FLOAT32
 
 
 def shardings(abstract: Params) -> Params:

@@ -24,7 +24,7 @@ from rl_sync.learning.opt_state import abstract_opt_state
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.lines import line_shape
-from rl_sync.models.placement import abstract_params, cast_abstract
+from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import param_axes
@@ -199,7 +199,7 @@ def _state(
         "optimizer": model_memory.device_bytes(abstract_opt_state(optimizer, trained, layout)),
     }
     if settings.algorithm.needs_reference:
-        held["reference"] = model_memory.device_bytes(trained)
+        held["reference"] = model_memory.device_bytes(as_computed_abstract(model, trained))
     if settings.algorithm.needs_values:
         critic = Critic(settings.critic, model, settings.optimizer, updates, layout).abstract(
             trained

@@ -11,7 +11,9 @@ from rl_sync.models import lora
 from rl_sync.models.cache import KVCache, cached, empty_cache, read_span
 from rl_sync.models.config import Lora, RopeScaling
 from rl_sync.models.logprobs import token_logprobs
+from rl_sync.models.placement import abstract_params, as_computed, as_computed_abstract
 from rl_sync.models.rope import frequencies, rotate, rotations
+from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import (
     Block,
     decode_step,
@@ -352,3 +354,19 @@ def test_rotation_turns_by_position_and_keeps_relative_angles():
 def test_a_fresh_mlp_is_not_zero(fresh):
     mlp = lora.split(fresh)[1]["blocks"]["mlp"]
     assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))
+
+
+@pytest.mark.samples("plain", "sliding")
+@pytest.mark.parametrize("name", tiny.VARIANTS)
+def test_parameters_in_the_dtype_of_the_computation_give_the_same_bits(name):
+    config = dataclasses.replace(tiny.VARIANTS[name], dtype="bfloat16")
+    params = tiny.params(config)
+    held = as_computed(config, params)
+    dtypes = {str(x.dtype) for x in jax.tree.leaves(held)}
+    assert dtypes == {"bfloat16", "float32"}, "scales of norms stay"
+    one, other = (token_logprobs(config, tree, TOKENS)[0] for tree in (params, held))
+    np.testing.assert_array_equal(one, other)
+    like = as_computed_abstract(config, abstract_params(config, Layout.single()))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), held) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), like
+    )

@@ -26,6 +26,8 @@ from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     abstract_params,
+    as_computed,
+    as_computed_abstract,
     constrain_like,
     in_host_memory,
     init_sharded,
@@ -103,7 +105,7 @@ class Trainer:
         trained, _ = self._forward.split(state.params)
         ref_params = None
         if self.loss.algorithm.needs_reference:
-            ref_params = jax.tree.map(jnp.copy, trained)
+            ref_params = jax.tree.map(jnp.copy, as_computed(self.model, trained))
             if self.offload_reference:
                 ref_params = move(ref_params, self._abstract_reference)
         return TrainState(
@@ -291,11 +293,8 @@ class Trainer:
 
     @functools.cached_property
     def _abstract_reference(self) -> Params:
-        return (
-            in_host_memory(self._abstract_trained)
-            if self.offload_reference
-            else self._abstract_trained
-        )
+        computed = as_computed_abstract(self.model, self._abstract_trained)
+        return in_host_memory(computed) if self.offload_reference else computed
 
     @functools.cached_property
     def _sft_optimizer(self) -> ShardedOptimizer:

@@ -217,6 +217,24 @@ def test_the_reference_is_refreshed_every_so_many_steps():
     assert not np.array_equal(jax.tree.leaves(state.params)[0], jax.tree.leaves(PARAMS)[0])
 
 
+def test_the_reference_is_held_in_the_dtype_of_the_computation():
+    model = dataclasses.replace(MODEL, dtype="bfloat16")
+    trainer = trainer_of({"kl_coefficient": 0.1, "refresh_reference_steps": 2}, model=model)
+    state, batch = state_of(trainer), batch_of()
+    for moved in (False, True):
+        dtypes = {str(x.dtype) for x in jax.tree.leaves(state.ref_params)}
+        assert dtypes == {"bfloat16", "float32"}, "float32 for the scales of norms"
+        like = trainer.abstract().ref_params
+        assert jax.tree.map(lambda x: x.dtype, state.ref_params) == jax.tree.map(
+            lambda x: x.dtype, like
+        )
+        state, metrics = trainer.step(state, batch)
+        if not moved:
+            assert metrics["kl_reference"] == 0, "the same bits as the policy, at first"
+            state, _ = trainer.step(state, batch)
+    assert metrics["kl_reference"] == 0, "and after it was refreshed"
+
+
 def test_metrics_describe_the_batch():
     trainer = trainer_of()
     state = state_of(trainer)._replace(step=jnp.int32(7))
