@@ -14,11 +14,17 @@ from rl_sync.setting import check, setting
 _Optimizer = Callable[["OptimizerConfig", optax.Schedule], optax.GradientTransformation]
 
 OPTIMIZERS: dict[str, _Optimizer] = {
-    "adamw": lambda c, rate: optax.adamw(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
-    "adam": lambda c, rate: optax.adam(rate, b1=c.b1, b2=c.b2),
-    "sgd": lambda c, rate: optax.sgd(rate, momentum=c.b1 or None),
+    "adamw": lambda c, rate: optax.adamw(
+        rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mu_dtype=c.momentum_dtype
+    ),
+    "adam": lambda c, rate: optax.adam(rate, b1=c.b1, b2=c.b2, mu_dtype=c.momentum_dtype),
+    "sgd": lambda c, rate: optax.sgd(
+        rate, momentum=c.b1 or None, accumulator_dtype=c.momentum_dtype
+    ),
     "adafactor": lambda c, rate: optax.adafactor(rate),
-    "lion": lambda c, rate: optax.lion(rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay),
+    "lion": lambda c, rate: optax.lion(
+        rate, b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mu_dtype=c.momentum_dtype
+    ),
 }
 """Optimizers by name; each is made from the config and a learning rate."""
 
@@ -79,6 +85,12 @@ class OptimizerConfig:
         "Decay rate of the second moment, of adamw, adam and lion.",
         least=0,
         below=1,
+    )
+    momentum_dtype: str = setting(
+        "float32",
+        "Dtype in which the first moment is kept: bfloat16 saves 2 bytes a trained parameter;"
+        " adafactor has none.",
+        choices=("float32", "bfloat16"),
     )
     weight_decay: float = setting(0.0, f"Weight decay, of {' and '.join(DECAYING)} alone.", least=0)
     max_gradient_norm: float = setting(

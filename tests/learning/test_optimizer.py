@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -92,3 +93,16 @@ def test_weight_decay_pulls_weights_to_zero():
     without = _moved(CONFIG.reinforcement(1), 1, start=2.0)
     (step,) = _moved(decaying.reinforcement(1), 1, start=2.0)
     np.testing.assert_allclose(step - without[0], 0.4 * 0.5 * 2.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"adafactor"}))
+def test_the_first_moment_may_be_kept_in_bfloat16(name):
+    config = dataclasses.replace(
+        CONFIG, name=name, max_gradient_norm=10.0, momentum_dtype="bfloat16"
+    )
+    params = jnp.linspace(-1.0, 1.0, 8)
+    state = config.reinforcement(3).init(params)
+    kept = [str(x.dtype) for x in jax.tree.leaves(state) if x.shape == params.shape]
+    assert kept.count("bfloat16") == 1
+    exact = _moved(dataclasses.replace(config, momentum_dtype="float32").reinforcement(5), 5)
+    np.testing.assert_allclose(_moved(config.reinforcement(5), 5), exact, rtol=0.01)
