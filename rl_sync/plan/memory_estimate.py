@@ -195,7 +195,7 @@ def _state(
     updates = settings.optimizer.updates(settings.trainer.steps)
     optimizer = settings.optimizer.reinforcement(updates)
     held = {
-        "parameters": model_memory.device_bytes(abstract_params(model, layout)),
+        "parameters": model_memory.device_bytes(_held(model, layout)),
         "optimizer": model_memory.device_bytes(abstract_opt_state(optimizer, trained, layout)),
     }
     if settings.algorithm.needs_reference:
@@ -213,6 +213,15 @@ def _state(
         ):  # fmt: skip
             apart[name] = held.pop(name)
     return held, apart
+
+
+def _held(model: ModelConfig, layout: Layout) -> Params:
+    """Returns the parameters as a state holds them; see `Trainer.held`."""
+    params = abstract_params(model, layout)
+    if not model.lora:
+        return params
+    trained, frozen = lora.split(params)
+    return lora.join(trained, as_computed_abstract(model, frozen))
 
 
 def _trained(model: ModelConfig, layout: Layout) -> Params:

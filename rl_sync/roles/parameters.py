@@ -10,9 +10,16 @@ import jax
 from jaxtyping import Array
 
 from rl_sync.models import lora
-from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.config import DTYPES, HEAD, ModelConfig
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
-from rl_sync.models.placement import abstract_params, cast_abstract, init_sharded, shardings, zeros
+from rl_sync.models.placement import (
+    abstract_params,
+    as_computed,
+    cast_abstract,
+    init_sharded,
+    shardings,
+    zeros,
+)
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.settings.records import ConfigError
@@ -90,8 +97,10 @@ class Parameters:
         if not self.model.lora:
             return kept
         base = self.base()
-        found = digest(base)
-        if found != base_digest:
+        # A trainer may have held it in another dtype; see `Trainer.held`.
+        forms = (as_computed(dataclasses.replace(self.model, dtype=one), base) for one in DTYPES)
+        if not any(digest(form) == base_digest for form in forms):
+            found = digest(base)
             start = f"seed={self.seed}" if self.path is None else f"model.path={self.path!r}"
             raise ConfigError(
                 f"The snapshot's adapters were trained on a base model with digest {base_digest},"

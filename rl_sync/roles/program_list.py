@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 
 from rl_sync.learning.batching import demonstration_batching
-from rl_sync.models.placement import abstract_params
 from rl_sync.roles import wiring
 from rl_sync.roles.engines import evaluation_engine, rollout_changes, sampled_changes
 from rl_sync.roles.parameters import Parameters
@@ -104,7 +103,7 @@ def evaluation_programs(settings: RunSettings, task: Task, trainer: Trainer) -> 
     if settings.algorithm.scores:
         return []
     engine = evaluation_engine(settings, task, trainer.model, trainer.layout)
-    abstract = abstract_params(trainer.model, trainer.layout)
+    abstract = trainer.abstract().params
     asked = _evaluations(settings, task, engine.slots)
     return _of_engine(EVALUATION, engine, abstract, asked)
 

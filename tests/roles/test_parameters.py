@@ -12,7 +12,7 @@ from rl_sync.checkpoints.snapshots import load_part, save_snapshot
 from rl_sync.models import lora
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.reading import load_config
-from rl_sync.models.placement import shardings
+from rl_sync.models.placement import as_computed, shardings
 from rl_sync.roles.parameters import Parameters
 from rl_sync.settings.records import ConfigError
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
@@ -85,6 +85,9 @@ def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted
     assert all("_lora" in name for name in names)
     expected = lora.join(kept, lora.split(initial)[1])
     assert same(parameters.completed(kept, parameters.base_digest(initial)), expected)
+    # A trainer that computes in bfloat16 holds the rest in it.
+    rough = as_computed(dataclasses.replace(parameters.model, dtype="bfloat16"), initial)
+    assert same(parameters.completed(kept, parameters.base_digest(rough)), expected)
     start = "seed=3" if path is None else "model.path="
     with pytest.raises(ConfigError, match=rf"digest 0123, but the one of config.{start}.* changed"):
         parameters.completed(kept, "0123")

@@ -96,9 +96,15 @@ class Trainer:
 
     def start(self, params: Params) -> TrainState:
         """Makes a state, ready for `sft_step`, from a policy in the trainer's layout."""
+        params = self.held(params)
         trained, _ = self._forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
         return TrainState(step, params, self._sft_optimizer.init(trained), None)
+
+    def held(self, params: Params) -> Params:
+        """Returns parameters as states hold them: frozen ones in the dtype of the computation."""
+        trained, frozen = self._forward.split(params)
+        return self._forward.join(trained, as_computed(self.model, frozen))
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start and the reference of RL, with a fresh optimizer."""
@@ -119,19 +125,15 @@ class Trainer:
 
     def abstract_sft_state(self) -> TrainState:
         """Returns abstract states of `start` and `sft_step`: shapes, dtypes and shardings."""
-        params, step = (
-            abstract_params(self.model, self.layout),
-            self.layout.abstract(jnp.int32(0), ()),
-        )
-        return TrainState(cast(Array, step), params, self._sft_optimizer.abstract_state(), None)
+        step = cast(Array, self.layout.abstract(jnp.int32(0), ()))
+        return TrainState(step, self._abstract_held, self._sft_optimizer.abstract_state(), None)
 
     def abstract(self) -> TrainState:
         """Returns abstract states of `begin` and `step`: shapes, dtypes and shardings."""
-        params = abstract_params(self.model, self.layout)
-        trained, _ = self._forward.split(params)
+        trained = self._abstract_trained
         return TrainState(
             step=cast(Array, self.layout.abstract(jnp.int32(0), ())),
-            params=params,
+            params=self._abstract_held,
             opt_state=self._rl_optimizer.abstract_state(),
             ref_params=self._abstract_reference if self.loss.algorithm.needs_reference else None,
             critic=self._critic.abstract(trained) if self.critic else None,
@@ -290,6 +292,11 @@ class Trainer:
         if self.offload_optimizer:
             taken = move(taken, self.layout.abstract(taken, ()))
         return jnp.float32(schedule(taken))
+
+    @functools.cached_property
+    def _abstract_held(self) -> Params:
+        trained, frozen = self._forward.split(abstract_params(self.model, self.layout))
+        return self._forward.join(trained, as_computed_abstract(self.model, frozen))
 
     @functools.cached_property
     def _abstract_reference(self) -> Params:

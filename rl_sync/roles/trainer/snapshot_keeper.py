@@ -286,7 +286,7 @@ class SnapshotKeeper:
 
     def _completed(self, state: TrainState, metadata: dict[str, Any]) -> TrainState:
         params = self.parameters.completed(state.params, metadata["base_digest"])
-        return state._replace(params=params)
+        return state._replace(params=self.trainer.held(params))
 
     def _adapted(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Loads the fields that fit the settings from the newest snapshot; others start anew."""

@@ -355,6 +355,25 @@ def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_refe
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, trained, adapters)))
 
 
+def test_the_frozen_base_is_held_in_the_dtype_of_the_computation_with_the_same_bits():
+    adapted = Lora(rank=2, alpha=4.0, targets=("q", "o", "down"))
+    model = dataclasses.replace(MODEL, lora=adapted, dtype="bfloat16")
+    params = tiny.params(model)
+    trainer, batch = trainer_of(HELD, model=model), batch_of(params=params, model=model)
+    state = trainer.begin(trainer.start(params))
+    trained, frozen = lora.split(state.params)
+    assert {str(x.dtype) for x in jax.tree.leaves(trained)} == {"float32"}
+    assert {str(x.dtype) for x in jax.tree.leaves(frozen)} == {"bfloat16", "float32"}
+    like = trainer.abstract().params
+    assert jax.tree.map(lambda x: x.dtype, state.params) == jax.tree.map(lambda x: x.dtype, like)
+    whole = state._replace(params=lora.join(jax.tree.map(jnp.copy, trained), lora.split(params)[1]))
+    after, metrics = trainer.step(jax.tree.map(jnp.copy, state), batch)
+    expected, expected_metrics = trainer.step(jax.tree.map(jnp.copy, whole), batch)
+    one, other = (lora.split(found.params)[0] for found in (after, expected))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    jax.tree.map(np.testing.assert_array_equal, metrics, expected_metrics)
+
+
 def test_a_step_takes_its_state_over():
     trainer = trainer_of()
     state, batch = state_of(trainer), batch_of()
