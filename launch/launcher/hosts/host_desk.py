@@ -270,6 +270,19 @@ class HostDesk:
             machine = _Machine(call.names, call.address, call.host, call.identity, now)
             self._machines[number] = machine
             self._changed.notify_all()
+        self._note(call)
+        return Enlisted(
+            number,
+            self._run,
+            str(self._workdir),
+            str(self._directory),
+            self._config,
+            self._files.files,
+            self._files.rewritten,
+        )
+
+    def _note(self, call: Enlist) -> None:
+        """Records and prints that a machine has joined."""
         here = dict(software())
         differing = [f"{a} {b}" for a, b in call.software if here.get(a) != b]
         self._joins.write(
@@ -286,15 +299,6 @@ class HostDesk:
         )
         note = f" It has other software: {', '.join(differing)}." if differing else ""
         print(f"\n{call.host} ({call.address}) joins as {', '.join(call.names)}.{note}", flush=True)
-        return Enlisted(
-            number,
-            self._run,
-            str(self._workdir),
-            str(self._directory),
-            self._config,
-            self._files.files,
-            self._files.rewritten,
-        )
 
     def _why_not(self, call: Enlist) -> str:
         """Returns why a machine may not join; empty if it may."""

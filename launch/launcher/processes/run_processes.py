@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -225,18 +226,23 @@ class RunProcesses:
             cluster = programs[0] if settings.is_joint else member.program
             needed = [("--coordinator", cluster)] * (cluster_size(settings, member.program) > 1)
             needed += [("--team", member.program)] * (settings.processes_of(member.program) > 1)
-
-            def arguments(
-                member: Member = member, needed: Sequence[tuple[str, str]] = needed
-            ) -> list[str] | None:
-                own = [*self._addresses, f"--process={member.process}"]
-                for flag, program in needed:
-                    if (head := heads.of(program)) is None:
-                        return None
-                    own.append(f"{flag}={head.coordinator if 'coord' in flag else head.team}")
-                return own
-
+            arguments = functools.partial(self._arguments, member, needed, heads)
             self._start_role(member.name, member.program, arguments)
+
+    def _arguments(
+        self, member: Member, needed: Sequence[tuple[str, str]], heads: _Heads
+    ) -> list[str] | None:
+        """Returns the arguments of a program's process; None if an address is not known yet.
+
+        Args:
+          needed: flags for addresses of a program's first process, and the programs.
+        """
+        own = [*self._addresses, f"--process={member.process}"]
+        for flag, program in needed:
+            if (head := heads.of(program)) is None:
+                return None
+            own.append(f"{flag}={head.coordinator if 'coord' in flag else head.team}")
+        return own
 
     def _start_role(
         self, name: str, role: str, arguments: Callable[[], Sequence[str] | None]
@@ -246,25 +252,26 @@ class RunProcesses:
         Args:
           arguments: returns its arguments, or None if an address is not known yet.
         """
-        log = self._workdir.log(name)
-        machines = self._machines
-        is_elsewhere = name in self._settings.launch.elsewhere
-
-        def start() -> Process | None:
-            if (others := arguments()) is None:
-                return None
-            own = [f"--role={role}", *others]
-            if is_elsewhere and machines is not None:
-                return machines.start(name, own)
-            command = [sys.executable, "-m", "rl_sync.roles.process", *own]
-            command += [f"--workdir={self._workdir}", "--lifeline"]
-            return RoleProcess.start(name, command, log, self._devices.get(name, {}))
-
-        process = start()
+        process = self._started(name, role, arguments)
         if process is None:
-            assert machines is not None, "only machines may be missing"
-            process = machines.awaited(name, start)
+            assert self._machines is not None, "only machines may be missing"
+            start = functools.partial(self._started, name, role, arguments)
+            process = self._machines.awaited(name, start)
         self._supervisor.add(process)
+
+    def _started(
+        self, name: str, role: str, arguments: Callable[[], Sequence[str] | None]
+    ) -> Process | None:
+        """Starts one process of a role here or elsewhere; returns None if it cannot start yet."""
+        if (others := arguments()) is None:
+            return None
+        own = [f"--role={role}", *others]
+        if name in self._settings.launch.elsewhere and self._machines is not None:
+            return self._machines.start(name, own)
+        command = [sys.executable, "-m", "rl_sync.roles.process", *own]
+        command += [f"--workdir={self._workdir}", "--lifeline"]
+        log = self._workdir.log(name)
+        return RoleProcess.start(name, command, log, self._devices.get(name, {}))
 
     def _start_replay(self, free: int) -> str:
         """Starts the replay server and returns its address, before it is ready."""
