@@ -47,7 +47,7 @@ class Case(NamedTuple):
     Attributes:
       model: a directory of `SHAPES`.
       target: the accelerators.
-      mesh: devices along data, fsdp, tensor and, if there are four numbers, experts.
+      mesh: devices along data, fsdp, tensor, and then experts and context, which may be left out.
       rows: the rows of a microbatch, or the slots.
       tokens: the tokens of a row.
       program: `step`, or a program of the engine.
@@ -128,12 +128,12 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
-    data, fsdp, tensor, experts = (*case.mesh, 1)[:4]
+    data, fsdp, tensor, experts, context = (*case.mesh, 1, 1)[:5]
     config.trainer.update(
         {"group_size": 4, "groups_per_step": case.rows, "microbatch_rows": case.rows}
     )
     both = {"tensor": tensor, "experts": experts}
-    config.trainer.mesh.update({"data": data, "fsdp": fsdp, **both})
+    config.trainer.mesh.update({"data": data, "fsdp": fsdp, "context": context, **both})
     config.explorer.mesh.update({"data": data * fsdp, **both})
     config.rollout.slots = case.rows
     config.workdir = "/nowhere"

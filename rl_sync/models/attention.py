@@ -33,12 +33,13 @@ from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
-from rl_sync.models.sharding import HEADS, constrain, kv_group
+from rl_sync.models.sharding import HEADS, constrain, cuts_positions, kv_group
 from rl_sync.models.shards import on_shards
 
 _MASKED = -1e30
-_QUERIES = ("batch", None, "kv", HEADS)
-_KEYS = ("batch", None, "kv")
+_QUERIES = ("batch", "length", "kv", HEADS)
+_KEYS = ("batch", None, "kv")  # Gathered where positions are cut.
+_ASKING = ("batch", "length")
 _TOKENS = ("batch",)
 
 
@@ -188,7 +189,7 @@ def attend(
     call = AttentionCall.of(
         config, queries.shape[1], context.segments is not None, context.prompts is not None
     )
-    if kernel := kernel_for(config, call):
+    if not cuts_positions() and (kernel := kernel_for(config, call)):
         by_kernel = functools.partial(attend_by, kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
         return run(queries, keys, values, context.segments, layer.slides)
@@ -197,10 +198,15 @@ def attend(
     positions = row if context.prompts is None else context.positions
     tokens = Tokens(positions, context.segments, context.prompts)
     dense = functools.partial(_attend_all, config)
-    if config.attention == "blocks" or (config.attention == "auto" and platform() != "cpu"):
+    if (
+        config.attention == "blocks"
+        or cuts_positions()
+        or (config.attention == "auto" and platform() != "cpu")
+    ):
         by_blocks = functools.partial(attend_by_blocks, dense)
-        run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), *[_TOKENS] * len(tokens))
-        return run(queries, keys, values, layer.window, *tokens)
+        of_tokens = [_ASKING] * len(tokens) + [_TOKENS] * len(tokens)
+        run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), *of_tokens)
+        return run(queries, keys, values, layer.window, *tokens, *tokens)
     return dense(queries, keys, values, visible(tokens, tokens, layer.window))
 
 

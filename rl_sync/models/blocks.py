@@ -9,7 +9,7 @@ head, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -55,21 +55,19 @@ def attend_by_blocks(
     window: Int[Array, ""],
     *tokens: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T K N H"]:
-    """Attends from one block of queries after another.
+    """Attends from one block of queries after another; there may be more keys than queries.
 
     The backward pass recomputes the scores of a block.
 
     Args:
       attend: attends from queries to keys and values under a mask.
-      tokens: the fields of `Tokens`.
+      tokens: the fields of `Tokens`, first of the queries, then of the keys.
     """
     B, T, K, N, _ = queries.shape
-    positions, *others = tokens
-    assert positions is not None
-    all_tokens = Tokens(positions, *others)
-    count = min(-(-4 * B * K * N * T * T // _SCORES_BYTES), -(-T // _TILE))
+    asking, asked = (_tokens(part) for part in (tokens[:3], tokens[3:]))
+    count = min(-(-4 * B * K * N * T * keys.shape[1] // _SCORES_BYTES), -(-T // _TILE))
     if count == 1:
-        return attend(queries, keys, values, visible(all_tokens, all_tokens, window))
+        return attend(queries, keys, values, visible(asking, asked, window))
     dtype, block = keys.dtype, -(-T // (count * _TILE)) * _TILE
     # The gradients of keys and values are sums over blocks.
     keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
@@ -81,8 +79,14 @@ def attend_by_blocks(
     @jax.checkpoint
     def attended(part: tuple[Array, Tokens]) -> Array:
         some, here = part
-        seen = visible(here, all_tokens, window)
+        seen = visible(here, asked, window)
         return attend(some, keys.astype(dtype), values.astype(dtype), seen)
 
-    mixed = jax.lax.map(attended, (cut(queries), jax.tree.map(cut, all_tokens)))
+    mixed = jax.lax.map(attended, (cut(queries), jax.tree.map(cut, asking)))
     return mixed.swapaxes(0, 1).reshape(B, count * block, *mixed.shape[3:])[:, :T]
+
+
+def _tokens(fields: Sequence[Int[Array, "B T"] | None]) -> Tokens:
+    positions, segments, prompts = fields
+    assert positions is not None
+    return Tokens(positions, segments, prompts)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import laid_out
+from rl_sync.models.sharding import cuts_positions, laid_out
 from rl_sync.models.token_sets import EVERYTHING, TokenSets, changed_logits
 from rl_sync.models.transformer import hidden_states, logits, output_projection
 from rl_sync.models.vocabulary_blocks import block_logprobs
@@ -66,17 +66,21 @@ def hidden_logprobs(
     Args:
       sets: token sets from the second token on; see `next_logprobs`.
     """
-    logprobs, entropy = next_logprobs(
+    compute = functools.partial(
+        next_logprobs,
         config,
         params,
-        hidden[:, :-1],
-        tokens[:, 1:],
-        temperature,
-        logits_bytes,
-        sets=sets,
+        temperature=temperature,
+        logits_bytes=logits_bytes,
         repetition_penalty=repetition_penalty,
     )
     first = ((0, 0), (1, 0))
+    if cuts_positions():  # One position less could not be cut evenly: the last has no meaning.
+        more = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0))), sets)
+        found = compute(hidden, jnp.roll(tokens, -1, axis=1), sets=more)
+        logprobs, entropy = (values[:, :-1] for values in found)
+    else:
+        logprobs, entropy = compute(hidden[:, :-1], tokens[:, 1:], sets=sets)
     return jnp.pad(logprobs, first), jnp.pad(entropy, first)
 
 

@@ -42,7 +42,7 @@ def lookup(
     Args:
       dtype: dtype of the result.
     """
-    cuts = Cuts.of(table.shape, tokens.shape[0])
+    cuts = Cuts.of(table.shape, tokens.shape)
     vocab = table.shape[0] // cuts.size(cuts.vocab)
     return _lookup(Lookup(cuts, vocab, table.dtype, dtype), table, tokens)
 
@@ -83,13 +83,13 @@ def _take(
     found = table.at[ids].get(mode="fill", fill_value=0).astype(of.dtype)
     last = found.ndim - 1
     for axis in _exchanges(cuts):
-        if axis in cuts.embed and axis in cuts.rows:
+        if axis in cuts.embed and axis in cuts.tokens:
             last -= 1
             found = jax.lax.all_to_all(found, axis, split_axis=0, concat_axis=last + 1, tiled=True)
             found = found[0]
         elif axis in cuts.embed:
             found = jax.lax.all_gather(found, axis, axis=last, tiled=True)
-        elif axis in cuts.rows:
+        elif axis in cuts.tokens:
             last -= 1
             found = jax.lax.psum_scatter(found, axis, scatter_dimension=0)
         else:
@@ -103,13 +103,13 @@ def _add(
     """Inverts the exchanges of `_take`, and sums the gradient of each device's shard."""
     cuts = of.cuts
     for axis in reversed(_exchanges(cuts)):
-        if axis in cuts.embed and axis in cuts.rows:
+        if axis in cuts.embed and axis in cuts.tokens:
             gradient = jax.lax.all_to_all(
                 gradient[None], axis, split_axis=gradient.ndim, concat_axis=0, tiled=True
             )
         elif axis in cuts.embed:
             gradient = own_part(gradient, axis, gradient.ndim - 1)
-        elif axis in cuts.rows:
+        elif axis in cuts.tokens:
             gradient = jax.lax.all_gather(gradient, axis)
     total = jnp.zeros((of.vocab, gradient.shape[-1]), jnp.float32)
     total = total.at[_places(of, tokens)].add(gradient.astype(jnp.float32), mode="drop")
@@ -129,7 +129,7 @@ def _places(of: Lookup, tokens: Int[Array, "B T"]) -> Int[Array, "... B T"]:
     `_take`'s exchanges. A token of another shard has an index after the last row of the table.
     """
     for axis in reversed(_exchanges(of.cuts)):
-        if axis in of.cuts.rows:
+        if axis in of.cuts.tokens:
             tokens = jax.lax.all_gather(tokens, axis)
     if not of.cuts.vocab:
         return tokens

@@ -2,10 +2,11 @@
 
 A program's devices form a mesh with named axes. Along `data`, parameters are replicated and rows
 are sharded. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
-arXiv:1910.02054). Along `experts`, rows are sharded, and so are the experts of a mixture, to which
-tokens travel (GShard, arXiv:2006.16668). Along `tensor`, the computation inside a layer is sharded
-(Megatron-LM, arXiv:1909.08053). Arrays have logical axis names; a layout's rules map each of them
-to mesh axes.
+arXiv:1910.02054). Along `context`, the positions of a row are sharded, and attention gathers keys
+and values (Llama 3, arXiv:2407.21783, section 3.3.2). Along `experts`, rows are sharded, and so are
+the experts of a mixture, to which tokens travel (GShard, arXiv:2006.16668). Along `tensor`, the
+computation inside a layer is sharded (Megatron-LM, arXiv:1909.08053). Arrays have logical axis
+names; a layout's rules map each of them to mesh axes.
 
 An axis whose size is not divisible by its mesh axes is not sharded along them: the array is
 replicated there.
@@ -30,7 +31,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-MESH_AXES = ("data", "fsdp", "experts", "tensor")
+MESH_AXES = ("data", "fsdp", "context", "experts", "tensor")
 GROUP = "group"
 """Mesh axis of devices that share a key and value head."""
 KV, HEADS = "kv", "heads"
@@ -54,6 +55,7 @@ class MeshShape:
     fsdp: int = 1
     tensor: int = 1
     experts: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
         if min(self.sizes) < 1:
@@ -61,7 +63,8 @@ class MeshShape:
 
     def __str__(self) -> str:
         named = zip(MESH_AXES, self.sizes, strict=True)
-        return ", ".join(f"{axis}={size}" for axis, size in named if size > 1 or axis != "experts")
+        rare = ("context", "experts")
+        return ", ".join(f"{axis}={size}" for axis, size in named if size > 1 or axis not in rare)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -249,6 +252,11 @@ def in_use() -> Layout:
 def laid_out() -> bool:
     """True if a layout of several devices is in use."""
     return in_use().mesh.size > 1
+
+
+def cuts_positions() -> bool:
+    """True if the current layout cuts the positions of rows."""
+    return bool(in_use().wanted(("length",))[0])
 
 
 def kv_group() -> int:

@@ -196,9 +196,9 @@ def plan_of(
     Args:
       logits_bytes: see `block_logprobs`.
     """
-    cuts = Cuts.of(matrix, rows[0])
+    cuts = Cuts.of(matrix, rows)
     vocab = matrix[0] // cuts.size(cuts.vocab)
-    tokens = math.prod(rows) // cuts.size(cuts.rows)
+    tokens = math.prod(rows) // cuts.size(cuts.tokens)
     most = logits_bytes // (4 * max(tokens, matrix[1]) * cuts.size(cuts.shared))
     return BlockPlan(cuts, vocab, _even_size(vocab, most), temperature)
 

@@ -26,20 +26,28 @@ class Cuts(NamedTuple):
     Attributes:
       mesh: mesh of all devices.
       rows: mesh axes that shard the rows of a batch.
+      positions: mesh axes that shard the positions of a row.
       vocab, embed: mesh axes that shard the matrix.
     """
 
     mesh: Mesh | AbstractMesh
     rows: tuple[str, ...]
+    positions: tuple[str, ...]
     vocab: tuple[str, ...]
     embed: tuple[str, ...]
 
     @classmethod
-    def of(cls, matrix: tuple[int, ...], rows: int) -> Cuts:
-        """Returns the cuts of a matrix of this shape, and of `rows` rows."""
+    def of(cls, matrix: tuple[int, ...], tokens: tuple[int, ...]) -> Cuts:
+        """Returns the cuts of a matrix of this shape, and of tokens [B, T] of this shape."""
         layout = in_use()
         vocab, embed = layout.cuts(("vocab", "embed"), matrix)
-        return cls(layout.mesh, layout.cuts(("batch",), (rows,))[0], vocab, embed)
+        rows, positions = layout.cuts(("batch", "length"), tokens)
+        return cls(layout.mesh, rows, positions, vocab, embed)
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Mesh axes along which devices have different tokens."""
+        return (*self.rows, *self.positions)
 
     @property
     def matrix_spec(self) -> PartitionSpec:
@@ -48,32 +56,32 @@ class Cuts(NamedTuple):
 
     @property
     def row_spec(self) -> PartitionSpec:
-        """Sharding of arrays whose first axis is rows."""
-        return PartitionSpec(self.rows or None)
+        """Sharding of arrays whose first axes are rows and positions."""
+        return PartitionSpec(self.rows or None, self.positions or None)
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Mesh axes along which devices have the same rows, and different parts of the vocabulary.
+        """Mesh axes along which devices have the same tokens, and other parts of the vocabulary.
 
         Logits stay sharded along them.
         """
-        return tuple(axis for axis in self.vocab if axis not in self.rows)
+        return tuple(axis for axis in self.vocab if axis not in self.tokens)
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Mesh axes along which devices have different rows and different parts of the vocabulary.
+        """Mesh axes along which devices have other tokens and other parts of the vocabulary.
 
         The vocabulary is gathered along them.
         """
-        return tuple(axis for axis in self.vocab if axis in self.rows)
+        return tuple(axis for axis in self.vocab if axis in self.tokens)
 
     @property
     def repeated(self) -> tuple[str, ...]:
-        """Mesh axes along which devices have the same shard of the matrix, and different rows.
+        """Mesh axes along which devices have the same shard of the matrix, and different tokens.
 
         The matrix's gradient is summed along them.
         """
-        return tuple(axis for axis in self.rows if axis not in self.vocab + self.embed)
+        return tuple(axis for axis in self.tokens if axis not in self.vocab + self.embed)
 
     def size(self, axes: tuple[str, ...]) -> int:
         """Returns the number of shards of an axis along some mesh axes."""
@@ -114,7 +122,7 @@ def gathered(cuts: Cuts, shard: Float[Array, "D V"]) -> Float[Array, "D V"]:
 def gathered_vocab(cuts: Cuts, shard: Shaped[Array, "... V"]) -> Shaped[Array, "... V"]:
     """Gathers V along `shared`, not along `apart`."""
     for axis in reversed(cuts.vocab):
-        if axis in cuts.rows:
+        if axis in cuts.tokens:
             shard = jax.lax.all_gather(shard, axis, axis=shard.ndim - 1, tiled=True)
     return shard
 
@@ -125,10 +133,10 @@ def reduced(cuts: Cuts, gradient: Float[Array, "D V"]) -> Float[Array, "D V"]:
     The sum over `repeated` is not included.
     """
     for axis in cuts.vocab:
-        if axis in cuts.rows:
+        if axis in cuts.tokens:
             gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=1, tiled=True)
     for axis in cuts.embed:
-        if axis in cuts.rows:
+        if axis in cuts.tokens:
             gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=0, tiled=True)
         else:
             gradient = own_part(gradient, axis, 0)

@@ -26,7 +26,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.lines import line_shape
 from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
-from rl_sync.models.sharding import Layout, using
+from rl_sync.models.sharding import Layout, cuts_positions, using
 from rl_sync.models.transformer import param_axes
 from rl_sync.models.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
@@ -103,6 +103,7 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
     model, layout = wiring.trainer_model(settings, task), settings.trainer_layout
     held, offloaded = _state(settings, model, layout)
     rows, row_tokens = rows_at_once(settings, task)
+    own_tokens = _own_positions(layout, row_tokens)
     made = {"gradients": model_memory.device_bytes(_trained(model, layout))}
     if settings.algorithm.needs_values:
         made["critic gradients"] = held["critic"]
@@ -110,14 +111,14 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
     batch = wiring.batching_of(settings, task).largest()
     made["batch"] = model_memory.tree_bytes(batch) // layout.batch_shards
     shard = _shard_of(model, layout)
-    made["activations"] = _activations(platform, settings, shard, rows, row_tokens)
+    made["activations"] = _activations(platform, settings, shard, rows, own_tokens)
     if batch.rows.sampling_masks is not None:
         made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
     work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
     if platform != "cpu":
         # Gradients of a microbatch are added to the sum over earlier ones.
         fresh = gradients if settings.trainer.microbatch_rows else 0
-        block = _block_bytes(platform, shard, rows, row_tokens)
+        block = _block_bytes(platform, shard, rows, own_tokens)
         work["a block"] = fresh + block + _LAYERS_AHEAD * _layer_weights(model, layout)
         return MemoryEstimate(held, made, work, offloaded)
     work["a block"] = round(_COPIED_GRADIENTS * gradients)
@@ -166,7 +167,14 @@ def _activations(
         for times in (1, 2)
     )
     # Bytes that do not grow with the rows are kernels that were cast before they were gathered.
-    return two - one + (2 * one - two) // layout.mesh.shape["fsdp"]
+    sizes = layout.mesh.shape
+    return two - one + (2 * one - two) // (sizes["fsdp"] * sizes["context"])
+
+
+def _own_positions(layout: Layout, row_tokens: int) -> int:
+    """Returns the number of positions of a row that a device has."""
+    (cut,) = layout.cuts(("length",), (row_tokens,))
+    return row_tokens // math.prod(layout.mesh.shape[name] for name in cut)
 
 
 def _shard_of(model: ModelConfig, layout: Layout) -> ModelConfig:
@@ -284,11 +292,14 @@ def _loss_bytes(
     matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
     if layout.mesh.size > 1:
         with using(layout):
-            plan = plan_of(matrix, (rows * layout.batch_shards, length - 1), 1.0, most)
+            # Positions stay cut evenly only if there are as many as in the row.
+            positions = length if cuts_positions() else length - 1
+            plan = plan_of(matrix, (rows * layout.batch_shards, positions), 1.0, most)
         cuts = plan.cuts
+        tokens = rows * positions // cuts.size(cuts.positions)
         shard = plan.number * plan.size * model.embed_dim // cuts.size(cuts.embed)
         block = plan.size * cuts.size(cuts.shared)
-        logits, kernel = 4 * rows * (length - 1) * block, block * model.embed_dim
+        logits, kernel = 4 * tokens * block, block * model.embed_dim
         # First the gradient's blocks, then the gradient. One block and the next are gathered.
         return shard * (width + 2 * 4) + kernel * (2 * width + 4) + _LOGITS_ARRAYS * logits
     position = 4 * rows * model.vocab_size

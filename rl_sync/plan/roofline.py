@@ -192,7 +192,9 @@ def step_links(
       First the bytes of sums of activations, which the next product waits for; then all others,
       which can overlap with computation.
     """
-    data, fsdp, experts = (layout.mesh.shape[name] for name in ("data", "fsdp", "experts"))
+    sizes = layout.mesh.shape
+    data, experts, context = sizes["data"], sizes["experts"], sizes["context"]
+    fsdp = sizes["fsdp"] * context  # Parameters are cut along both.
     tensor = layout.tensor_shards
     width = 2 if model.dtype != "float32" else 4
     of_experts, others = _parameters(model)
@@ -205,6 +207,9 @@ def step_links(
     sums = 2 * model.num_layers * (2 + untrained + recomputed)
     summed = tokens * model.embed_dim * width * sums * 2 * (tensor - 1) / tensor
     waited = summed + sums * _exchanged(model, layout, tokens, width)
+    # Keys and values of a row are gathered, and their gradients summed, in each layer.
+    keys = 2 * tokens * model.num_kv_heads * model.head_dim * width / tensor
+    waited += model.num_layers * (3 + untrained + recomputed) * keys * (context - 1)
     return waited, gathers + scatters + 2 * 4 * reduced / (tensor * fsdp)
 
 

@@ -37,6 +37,13 @@ class TrainerMesh:
         unit="devices",
         least=1,
     )
+    context: int = setting(
+        1,
+        "Devices that the positions of each row are split over, for rows that are too long for one"
+        " device. Parameters and the optimizer's state are split over them, too.",
+        unit="devices",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         check(self, "trainer.mesh")
@@ -44,7 +51,7 @@ class TrainerMesh:
     @property
     def shape(self) -> MeshShape:
         """The mesh."""
-        return MeshShape(self.data, self.fsdp, self.tensor, self.experts)
+        return MeshShape(self.data, self.fsdp, self.tensor, self.experts, self.context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +98,7 @@ class ShardingSettings:
     batch: str = setting(
         "data,fsdp,experts", "Mesh axes that cut rows of a batch and slots of an engine."
     )
-    length: str = setting("", "Mesh axes that cut positions of a row.")
+    length: str = setting("context", "Mesh axes that cut positions of a row.")
     vocab: str = setting(
         "tensor", "Mesh axes that cut the vocabulary of the embedding and the output projection."
     )
@@ -105,7 +112,7 @@ class ShardingSettings:
     mlp: str = setting("tensor", "Mesh axes that cut the width of the MLP.")
     experts: str = setting("experts", "Mesh axes that cut the experts of a mixture.")
     embed: str = setting(
-        "fsdp", "Mesh axes that cut the width of the residual stream in parameters."
+        "fsdp,context", "Mesh axes that cut the width of the residual stream in parameters."
     )
     layers: str = setting("", "Mesh axes that cut the stack of layers.")
 

@@ -202,18 +202,24 @@ STEPS = {
         {},
         {"layout": (1, 2), "microbatch_rows": 2},
     ),
+    "positions on a mesh, sliding windows": (
+        "ppo",
+        dataclasses.replace(tiny.VARIANTS["sliding"], vocab_size=12),
+        {},
+        {"layout": (1, 2, 1, 1, 2)},
+    ),
 }
 
 
 # The others have its mesh, and the outputs and gradients of its windows.
-SLOW = "a mesh, sliding windows"
+SLOW = ("a mesh, sliding windows", "positions on a mesh, sliding windows")
 
 
 @pytest.mark.samples("a mesh, microbatches, a critic")
 @pytest.mark.parametrize(
     ("name", "model", "changes", "fields"),
     [
-        pytest.param(*step, id=name, marks=[pytest.mark.slow] if name == SLOW else [])
+        pytest.param(*step, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name, step in STEPS.items()
     ],
 )

@@ -9,5 +9,7 @@ from rl_sync.settings.mesh_settings import ShardingSettings
 RULES = ShardingSettings(**base.get_config().sharding).rules
 
 
-def layout(data: int = 1, fsdp: int = 1, tensor: int = 1, experts: int = 1) -> Layout:
-    return Layout(MeshShape(data, fsdp, tensor, experts).mesh(jax.devices()), RULES)
+def layout(
+    data: int = 1, fsdp: int = 1, tensor: int = 1, experts: int = 1, context: int = 1
+) -> Layout:
+    return Layout(MeshShape(data, fsdp, tensor, experts, context).mesh(jax.devices()), RULES)

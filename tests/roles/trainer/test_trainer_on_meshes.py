@@ -10,7 +10,7 @@ import pytest
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
 from rl_sync.learning.critic import CriticConfig
-from rl_sync.models.config import Lora, ModelConfig
+from rl_sync.models.config import Experts, Lora, ModelConfig
 from rl_sync.models.placement import move
 from rl_sync.roles.trainer.actor import Trainer
 from tests.models import tiny
@@ -40,6 +40,17 @@ CASES = {
         {"offload_reference": True, "offload_optimizer": True},
     ),
     "data and tensor": ({"data": 2, "tensor": 2}, {"num_layers": 1}, {}),
+    "context": ({"context": 4}, {"num_layers": 1}, {}),
+    "context and fsdp with microbatches": (
+        {"context": 2, "fsdp": 2},
+        {"remat": "full", "sliding_window": 3, "sliding_layers": (True, False)},
+        {"microbatch_rows": 4},
+    ),
+    "context and experts": (
+        {"context": 2, "experts": 2},
+        {"num_layers": 1, "experts": Experts(4, 2, 6)},
+        {},
+    ),
     "fsdp and tensor, adapters": (
         {"fsdp": 2, "tensor": 2},
         {"num_layers": 1, "tie_embeddings": False, "lora": Lora(2, 4.0)},
@@ -103,12 +114,22 @@ def _laid_out(x):
 
 
 # Those of the slow ones are prepared as `decoupled_ppo` is; only their advantages differ.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "rloo")]
+DATA_AND_FSDP = {"data": 2, "fsdp": 2}
+ON_CONTEXT = {"fsdp": 2, "context": 2}
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("name", ["gspo", "decoupled_ppo", "ppo", *SLOW])
-def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gspo", DATA_AND_FSDP),
+        ("decoupled_ppo", DATA_AND_FSDP),
+        ("ppo", DATA_AND_FSDP),
+        ("ppo", ON_CONTEXT),
+        *(pytest.param(name, DATA_AND_FSDP, marks=pytest.mark.slow) for name in ("grpo", "rloo")),
+    ],
+)
+def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name, sizes):
     """Statistics of groups and of the batch, and all means, are those of one device.
 
     Stale data come from other parameters, so that ratios, clipping and weights matter.
@@ -126,7 +147,8 @@ def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name):
     }
     params = tiny.params(SMALL)
     drawn = {"params": jax.tree.map(lambda x: 0.9 * x, params), "model": SMALL}
-    one, mesh = _trainer(layout(), **fields), _trainer(layout(2, 2), microbatch_rows=4, **fields)
+    one = _trainer(layout(), **fields)
+    mesh = _trainer(layout(**sizes), microbatch_rows=4, **fields)
     batch = batch_of(UNEVEN, "packed", 2, 4, **drawn)
     assert batch.rows.tokens.shape[0] == 16
     assert (batch.rows.packing.trajectories < 0).all(axis=1).any(), "rows of nothing but padding"
