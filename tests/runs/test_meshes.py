@@ -49,30 +49,51 @@ def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(run
     assert dtypes == {"float32"}, "the trainer's own parameters stay float32"
 
 
-@pytest.mark.parametrize(
-    ("mode", "transfer"),
-    [
-        ("synchronous", "collective"),
-        ("one_step_off_policy", "server"),
-        ("asynchronous", "checkpoint"),
-    ],
-)
+BY_TRANSFER = [
+    ("synchronous", "collective"),
+    ("one_step_off_policy", "server"),
+    ("asynchronous", "checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("mode", "transfer"), BY_TRANSFER)
 def test_experts_pass_from_their_devices_to_others(runs, mode, transfer):
     run = runs.get(
-        f"--config.sync.mode={mode}",
-        f"--config.sync.transfer={transfer}",
-        f"--config.sync.delta={'off' if transfer == 'collective' else 'on'}",
+        *_by(mode, transfer),
         f"--config.model.path={MIXTURE}",
-        "--config.replay.backend=embedded",
-        "--config.trainer.steps=4",
         "--config.trainer.mesh.experts=2",
         "--config.trainer.mesh.tensor=2",
         "--config.explorer.mesh.experts=2",
         "--config.explorer.mesh.tensor=2",
     )
+    _check(run)
+
+
+@pytest.mark.parametrize(("mode", "transfer"), BY_TRANSFER)
+def test_weights_pass_from_devices_with_parts_of_rows_to_others(runs, mode, transfer):
+    run = runs.get(
+        *_by(mode, transfer),
+        "--config.trainer.mesh.context=2",
+        "--config.trainer.mesh.fsdp=2",
+        "--config.explorer.mesh.tensor=2",
+    )
+    _check(run)
+
+
+def _by(mode, transfer):
+    return (
+        f"--config.sync.mode={mode}",
+        f"--config.sync.transfer={transfer}",
+        f"--config.sync.delta={'off' if transfer == 'collective' else 'on'}",
+        "--config.replay.backend=embedded",
+        "--config.trainer.steps=4",
+    )
+
+
+def _check(run):
     assert [step["step"] for step in run.consumed] == [1, 2, 3, 4]
     used = set(itertools.chain.from_iterable(run.versions(step) for step in run.consumed))
     assert max(used) > 0, "no version was ever pulled"
-    if mode == "synchronous":
+    if run.settings.sync.mode == "synchronous":
         gaps = [line["logprob_gap"] for line in read_metrics(run.workdir, "rl")]
         assert max(gaps) < 1e-3, "both compute the same policy"
