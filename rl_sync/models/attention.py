@@ -33,12 +33,12 @@ from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
-from rl_sync.models.sharding import HEADS, constrain, cuts_positions, kv_group
+from rl_sync.models.sharding import HEADS, constrain, cuts_positions, in_use, kv_group
 from rl_sync.models.shards import on_shards
 
 _MASKED = -1e30
 _QUERIES = ("batch", "length", "kv", HEADS)
-_KEYS = ("batch", None, "kv")  # Gathered where positions are cut.
+_KEYS = ("batch", "length", "kv")
 _ASKING = ("batch", "length")
 _TOKENS = ("batch",)
 
@@ -203,11 +203,34 @@ def attend(
         or cuts_positions()
         or (config.attention == "auto" and platform() != "cpu")
     ):
-        by_blocks = functools.partial(attend_by_blocks, dense)
+        by_blocks = functools.partial(_attend_to_rows, dense, _cut_of(queries.shape))
         of_tokens = [_ASKING] * len(tokens) + [_TOKENS] * len(tokens)
         run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), *of_tokens)
         return run(queries, keys, values, layer.window, *tokens, *tokens)
     return dense(queries, keys, values, visible(tokens, tokens, layer.window))
+
+
+def _cut_of(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Returns the mesh axes that cut the positions of tokens [B, T, …] of this shape."""
+    return in_use().cuts(_ASKING, shape)[1]
+
+
+def _attend_to_rows(
+    dense: Callable[..., Array],
+    cut: tuple[str, ...],
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B T K H"],
+    values: Float[Array, "B T K H"],
+    *others: Array | None,
+) -> Float[Array, "B T K N H"]:
+    """Attends by blocks, from a device's positions to those of whole rows; see `attend_by_blocks`.
+
+    Args:
+      cut: mesh axes along which devices have other positions.
+    """
+    for axis in reversed(cut):
+        keys, values = (jax.lax.all_gather(x, axis, axis=1, tiled=True) for x in (keys, values))
+    return attend_by_blocks(dense, queries, keys, values, *others)
 
 
 def _attend_all(
