@@ -111,6 +111,8 @@ CASES = (
         Case("llama-3.2-1b", "v5e:2x4", (2, 1, 4), 192, 1500, name)
         for name in ("decode", "prefill", "insert")
     ),
+    Case(LARGE, "v5e:8x8", (1, 8, 1, 1, 8), 8, 131_072),
+    Case(LARGE, "h100:16", (1, 2, 1, 1, 8), 2, 131_072),
     Case(EXPERTS, "v5e:2x4", (1, 1, 4, 2), 64, 2048, "decode"),
     Case(EXPERTS, "v5e:2x4", (1, 1, 4, 2), 64, 2048, "prefill"),
     Case(EXPERTS, "v5p:4x4x4", (1, 4, 1, 16), 64, 4096),
