@@ -203,7 +203,7 @@ class Layout:
         found: dict[str | None, tuple[str, ...]] = {None: ()}
         claimed: set[str] = set()
         for axis, named in self.rules:
-            if axis in axes:
+            if axis in axes and axis not in found:
                 found[axis] = tuple(name for name in named if name not in claimed)
                 claimed.update(named)
         return [

@@ -1,4 +1,4 @@
-"""How a machine joins a run: it calls the launcher until that has a place for it."""
+"""Joining of a machine: it calls the launcher until that has a place for it."""
 
 from __future__ import annotations
 
