@@ -221,7 +221,8 @@ def _attend_to_rows(
     queries: Float[Array, "B T K N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
-    *others: Array | None,
+    window: Int[Array, ""],
+    *tokens: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T K N H"]:
     """Attends by blocks, from a device's positions to those of whole rows; see `attend_by_blocks`.
 
@@ -230,7 +231,7 @@ def _attend_to_rows(
     """
     for axis in reversed(cut):
         keys, values = (jax.lax.all_gather(x, axis, axis=1, tiled=True) for x in (keys, values))
-    return attend_by_blocks(dense, queries, keys, values, *others)
+    return attend_by_blocks(dense, queries, keys, values, window, *tokens)
 
 
 def _attend_all(
