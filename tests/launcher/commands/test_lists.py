@@ -33,7 +33,7 @@ def test_every_setting_is_listed_once_in_lines_that_a_terminal_has():
     [
         ("trainer.mesh.fsdp", ["trainer.mesh.fsdp"]),
         ("Warmup Updates", ["sft.learning_rate", "optimizer.warmup_updates"]),
-        ("adafactor momentum", ["optimizer.b1"]),
+        ("adafactor moment", ["optimizer.b1", "optimizer.momentum_dtype"]),
         ("multi_explorer", ["sync.mode"]),
         ("rounds of the host", []),
         ("lr", []),
