@@ -58,7 +58,7 @@ LOGITS_BYTES = 64 << 20
 
 
 class Way(NamedTuple):
-    """How tokens are decoded and scored.
+    """Choices of the two programs, which decode and score tokens.
 
     Attributes:
       explorer_dtype, trainer_dtype: dtypes of the two programs; weights are rounded to the

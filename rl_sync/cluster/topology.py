@@ -90,4 +90,7 @@ def layout_of(settings: RunSettings, program: str) -> Layout:
                 " CUDA_VISIBLE_DEVICES)."
             )
         devices += there[:share]
-    return settings.layout(shape.mesh(devices))
+    try:
+        return settings.layout(shape.mesh(devices))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -146,6 +146,11 @@ class Layout:
         return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("batch", ()))
 
     @property
+    def position_shards(self) -> int:
+        """Number of shards of the positions of a row whose length they divide."""
+        return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("length", ()))
+
+    @property
     def tensor_shards(self) -> int:
         """Number of devices along `tensor`, groups included."""
         return self.mesh.shape["tensor"] * self.mesh.shape.get(GROUP, 1)

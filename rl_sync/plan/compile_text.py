@@ -120,7 +120,10 @@ def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], s
                 f" {where.count}: make the mesh smaller, or compile for a larger target."
             )
     given = allot(settings, where.devices())
-    layouts = {role: settings.layout(needed[role].mesh(devices)) for role, devices in given.items()}
+    try:
+        layouts = {role: settings.layout(needed[role].mesh(on)) for role, on in given.items()}
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
     counts = " + ".join(str(shape.devices) for shape in needed.values())
     together = sum(shape.devices for shape in needed.values())
     if together <= where.count:

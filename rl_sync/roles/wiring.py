@@ -356,6 +356,8 @@ def mask_words(settings: RunSettings, task: Task) -> int:
 def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Batching:
     """Returns the layout of the trainer's batches, for trajectories of up to `row_tokens` tokens.
 
+    Rows are as long as the devices that share their positions can cut evenly.
+
     Args:
       mask_words: see `Batching`.
 
@@ -363,6 +365,8 @@ def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Bat
       ConfigError: a row of shared prompts has no room for such a trajectory.
     """
     shards = settings.trainer_layout.batch_shards
+    parts = settings.trainer_layout.position_shards
+    row_tokens = -(-row_tokens // parts) * parts
     shared = settings.trainer.shared_row_tokens or default_row_tokens(row_tokens)
     require(
         shared >= row_tokens,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models.config import Experts
+from rl_sync.models.logprobs import hidden_logprobs
 from rl_sync.models.mixture import products
 from rl_sync.models.mixture.products import routes_of
 from rl_sync.models.placement import abstract_params
@@ -52,10 +53,8 @@ def params(seed=0):
 @functools.cache
 def lopsided():
     """Returns parameters with which all tokens go to the same two experts."""
-    router = params()["blocks"]["mlp"]["router"]
-    one_way = np.zeros_like(router)
     changed = jax.tree.map(np.array, params())
-    changed["blocks"]["mlp"]["router"] = one_way  # A tie: the first experts are chosen.
+    changed["blocks"]["mlp"]["router"][...] = 0.0  # A tie: the first experts are chosen.
     return changed
 
 
@@ -98,7 +97,7 @@ def test_tokens_that_take_turns_give_the_same(which, monkeypatch):
 def test_a_step_of_decoding_gives_the_same(name):
     def run(params):
         _, cache = prefill(CONFIG, params, TOKENS[:, :8])
-        return decode_step(CONFIG, params, TOKENS[:, 8], np.full(4, 8), cache, 16)[0]
+        return decode_step(CONFIG, params, TOKENS[:, 8], np.full(4, 8), cache, span=16)[0]
 
     expected = jax.jit(run)(params())
     with using(MESHES[name]):
@@ -128,3 +127,31 @@ def test_the_router_computes_in_float32():
     exact = np.asarray(tokens).astype(np.float64) @ kernel
     np.testing.assert_array_equal(routes.experts, np.argsort(-exact, axis=1)[:, :2])
     assert routes.weights.dtype == jnp.float32
+
+
+UNEVEN = {
+    "five experts": (Experts(5, 2, 12), {"experts": 4}, (4, 9)),
+    "one expert a token, three rows": (Experts(8, 1, 10, normalize=False), {"experts": 4}, (3, 9)),
+    "all experts for one token": (Experts(4, 4, 12), {"experts": 4}, (4, 1)),
+    "positions cut, too": (Experts(4, 4, 12), {"experts": 2, "context": 2}, (3, 11)),
+}
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("experts", "sizes", "shape"), UNEVEN.values(), ids=UNEVEN)
+def test_sizes_that_devices_do_not_divide_give_the_same(experts, sizes, shape):
+    config = dataclasses.replace(tiny.CONFIG, experts=experts)
+    given, mesh = tiny.params(config), layout(**sizes)
+    tokens = np.random.default_rng(2).integers(0, config.vocab_size, shape)
+
+    def run(params):
+        hidden = hidden_states(config, params, tokens)
+        logprobs, _ = hidden_logprobs(config, params, hidden, tokens)
+        return jnp.sum(jnp.sin(logprobs)), logprobs
+
+    expected = jax.device_get(jax.jit(jax.value_and_grad(run, has_aux=True))(given))
+    with using(mesh):
+        like = abstract_params(config, mesh)
+        placed = jax.tree.map(lambda x, one: jax.device_put(x, one.sharding), given, like)
+        found = jax.device_get(jax.jit(jax.value_and_grad(run, has_aux=True))(placed))
+    assert_close(expected, found)

@@ -5,10 +5,12 @@ import re
 import pytest
 
 from rl_sync.models.sharding import MeshShape
+from rl_sync.plan.compile_text import _layouts
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.mesh_search import _meshes
 from rl_sync.plan.targets import target
-from tests.plan.aot.test_step import step_on
+from rl_sync.settings.records import ConfigError
+from tests.plan.aot.test_step import settings_of, step_on
 
 TWO = "2xv5e:2x2"
 
@@ -51,3 +53,10 @@ def test_the_step_sends_gradients_from_slice_to_slice_and_no_weights(devices):
     assert gathers
     # Weights are gathered within each slice: devices 0 to 3, and 4 to 7.
     assert not [one for one in gathers if re.search(r"\{0,[^}]*[4-7]", one)]
+
+
+@pytest.mark.aot
+def test_plan_refuses_such_a_mesh_in_a_line(devices):
+    devices(TWO)
+    with pytest.raises(ConfigError, match=r"^2xv5e:2x2: A mesh of data=1, fsdp=8, tensor=1 is on"):
+        _layouts(settings_of(data=1, fsdp=8), target(TWO))

@@ -24,14 +24,14 @@ TASK = types.SimpleNamespace(
 )
 
 
-def settings_of(data=1):
+def settings_of(data=1, fsdp=4):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
     config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8))
-    config.trainer.mesh.update(dict(data=data, fsdp=4))
+    config.trainer.mesh.update(dict(data=data, fsdp=fsdp))
     config.model.update(
         dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
     )
