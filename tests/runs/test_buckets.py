@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from tests.weights import bucket
 
 pytestmark = pytest.mark.slow
 
+WITH_S3 = importlib.util.find_spec("moto") is not None
+S3 = pytest.mark.skipif(not WITH_S3, reason="pip install -e '.[test_s3]' for a server of S3")
 BY_CHECKPOINT = (*flags("synchronous", transfer="checkpoint", steps=4), EMBEDDED)
 
 
@@ -21,7 +25,7 @@ def _served():
     """One bucket for all, since forked processes keep the address that the first one had."""
     with (
         bucket.serving() as variables,
-        bucket.serving_s3() as of_s3,
+        bucket.serving_s3() if WITH_S3 else contextlib.nullcontext({}) as of_s3,
         pytest.MonkeyPatch.context() as monkeypatch,
     ):
         for name, value in (variables | of_s3).items():
@@ -45,7 +49,11 @@ def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("url", "delta"), [(bucket.URL, "on"), (bucket.S3_URL, "auto")], ids=["gs", "s3"]
+    ("url", "delta"),
+    [
+        pytest.param(bucket.URL, "on", id="gs"),
+        pytest.param(bucket.S3_URL, "auto", id="s3", marks=S3),
+    ],
 )
 def test_what_changed_goes_through_a_bucket_with_the_same_bits_and_others_follow_it(
     url, delta, runs, tmp_path
@@ -62,7 +70,7 @@ def test_what_changed_goes_through_a_bucket_with_the_same_bits_and_others_follow
     assert (tmp_path / "served" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("scheme", ["gs", pytest.param("s3", marks=S3)])
 def test_a_bucket_that_is_not_there_is_named_before_anything_starts(scheme, tmp_path):
     place = f"{scheme}://nowhere/weights"
     process = launch(

@@ -165,6 +165,6 @@ def test_one_completion_a_prompt_will_do_where_none_are_compared():
 def test_weights_go_to_the_work_directory_or_to_one_of_the_runs_name():
     workdir = Workdir("/runs/mine")
     assert settings_with().weights_directory(workdir) == "/runs/mine/weights"
-    for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/", "s3://bucket"):
+    for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/"):
         settings = settings_with(sync__transfer="checkpoint", sync__directory=place)
         assert settings.weights_directory(workdir) == f"{place.rstrip('/')}/mine"

@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import s3fs
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
-from moto.server import ThreadedMotoServer
 
 from rl_sync.cluster.ports import free_ports
 
@@ -38,7 +36,13 @@ def serving() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def serving_s3() -> Iterator[dict[str, str]]:
-    """Returns the variables with which `S3_URL` is the bucket."""
+    """Returns the variables with which `S3_URL` is the bucket.
+
+    It takes packages of the extra `test_s3`.
+    """
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
     (port,) = free_ports(_HOST, 1)
     server = ThreadedMotoServer(_HOST, port, verbose=False)
     server.start()

@@ -19,7 +19,6 @@ from rl_sync.models.mixture.products import ExpertKernels, mixed, mixed_between,
 from rl_sync.models.sharding import in_use, laid_out
 
 _GATE_UP = ("experts", None, None, "mlp")
-_DOWN = ("experts", "mlp", None)
 _TOKENS = ("batch", "length", None)
 
 
