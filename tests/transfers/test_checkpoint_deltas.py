@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
 from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
@@ -94,6 +95,20 @@ def test_versions_arrive_to_the_bit_first_whole_then_as_changes(tmp_path, source
             assert not stats.full
             assert stats.received_bytes < stats.dense_bytes / 20
         assert puller.newest() == 2
+
+
+def test_a_store_may_have_arguments_of_its_own_between_those_of_others(tmp_path, monkeypatch):
+    """The file system of S3 takes a version of the file where others take the first byte."""
+    whole = LocalFileSystem.cat_file
+
+    def like_s3(self, path, version_id=None, start=None, end=None):
+        assert version_id is None
+        return whole(self, path, start=start, end=end)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", like_s3)
+    with publishing(tmp_path) as publish, pulling(tmp_path) as puller:
+        publish(0)
+        assert pulled(puller, 0).full
 
 
 def test_a_late_reader_gets_the_newest_full_copy_and_what_follows_it(tmp_path):
