@@ -68,6 +68,7 @@ class Way(NamedTuple):
       packed: whether the trainer has two completions in a row.
       explorer_mesh, trainer_mesh: sizes of the meshes.
       experts: whether the MLPs are mixtures of experts.
+      replays: whether the trainer replays the experts that the explorer recorded.
     """
 
     explorer_dtype: str = "float32"
@@ -78,6 +79,7 @@ class Way(NamedTuple):
     explorer_mesh: tuple[tuple[str, int], ...] = ()
     trainer_mesh: tuple[tuple[str, int], ...] = ()
     experts: bool = False
+    replays: bool = False
 
 
 BASE, ROUGH = Way(), Way("bfloat16", "bfloat16")
@@ -90,11 +92,13 @@ WAYS = {
     "trainer: fsdp 2, tensor 2": BASE._replace(trainer_mesh=(("fsdp", 2), ("tensor", 2))),
     "explorer: tensor 2": BASE._replace(explorer_mesh=(("tensor", 2),)),
     "experts": BASE._replace(experts=True),
+    "experts, replayed": BASE._replace(experts=True, replays=True),
     "experts, trainer: experts 4": BASE._replace(experts=True, trainer_mesh=(("experts", 4),)),
     "bfloat16": ROUGH,
     "bfloat16, 1 slot": ROUGH._replace(slots=1),
     "bfloat16, packed rows": ROUGH._replace(packed=True),
     "bfloat16, experts": ROUGH._replace(experts=True),
+    "bfloat16, experts, replayed": ROUGH._replace(experts=True, replays=True),
     "explorer bfloat16, trainer float32": ROUGH._replace(trainer_dtype="float32"),
     "float16": Way("float16", "float16"),
     "explorer float16, trainer float32": Way("float16", "float32"),
@@ -131,11 +135,21 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
     trainer = dataclasses.replace(config, dtype=way.trainer_dtype)
     rng = np.random.default_rng(seed)
     prompts = rng.integers(2, config.vocab_size, (count, PROMPT_TOKENS)).astype(np.int32)
-    found = decoded(explorer, held, layout_of(way.explorer_mesh), prompts, way.slots, tokens, seed)
+    found = decoded(
+        explorer,
+        held,
+        layout_of(way.explorer_mesh),
+        prompts,
+        slots=way.slots,
+        tokens=tokens,
+        seed=seed,
+        records_routes=way.replays,
+    )
     rows = np.stack(
         [np.concatenate([a, one.tokens]) for a, one in zip(prompts, found, strict=True)]
     )
-    scores = scored(trainer, held, layout_of(way.trainer_mesh), rows, way.packed)
+    routes = routes_of(config, found, rows) if way.replays else None
+    scores = scored(trainer, held, layout_of(way.trainer_mesh), rows, way.packed, routes)
     theirs = scores[:, PROMPT_TOKENS:]
     ours = np.stack([one.logprobs for one in found])
     difference = theirs.astype(np.float64) - ours
@@ -167,9 +181,10 @@ def decoded(
     slots: int,
     tokens: int,
     seed: int,
+    records_routes: bool,
 ) -> Sequence[FinishedCompletion]:
     """Samples a completion of each prompt."""
-    engine = Engine(config, slots, layout=layout)
+    engine = Engine(config, slots, layout=layout, records_routes=records_routes)
     engine.load(placed(config, params, layout, config.dtype), 0)
     requests = [
         CompletionRequest(prompt, Sampling(tokens, ()), seed=(seed, number))
@@ -178,8 +193,25 @@ def decoded(
     return [one for (one,) in engine.generate(requests)]
 
 
+def routes_of(
+    config: ModelConfig, found: Sequence[FinishedCompletion], rows: np.ndarray
+) -> np.ndarray:
+    """Returns the recorded experts of the tokens of rows."""
+    assert config.routes is not None
+    routes = config.routes.unrecorded(*rows.shape)
+    for row, one in zip(routes, found, strict=True):
+        assert one.routes is not None
+        one.routes.write(row)
+    return routes
+
+
 def scored(
-    config: ModelConfig, params: Params, layout: Layout, rows: np.ndarray, packed: bool
+    config: ModelConfig,
+    params: Params,
+    layout: Layout,
+    rows: np.ndarray,
+    packed: bool,
+    routes: np.ndarray | None,
 ) -> np.ndarray:
     """Computes the trainer's log-probability of each token of the rows."""
     layout = layout.grouped(config.num_kv_heads)
@@ -193,7 +225,7 @@ def scored(
         packing = Packing(jnp.asarray(positions), jnp.asarray(numbers))
     with using(layout):
         score = jax.jit(forward.logprobs, static_argnums=())
-        found = score(weights, {}, jnp.asarray(given), packing)
+        found = score(weights, {}, jnp.asarray(given), packing, None, routes)
     return np.asarray(jax.device_get(found)).reshape(rows.shape)
 
 

@@ -1,7 +1,7 @@
 """Records that pass between roles: prompts, leases, groups, train batches.
 
 Letters in shapes: G trajectories of a group, B rows of a batch, T token positions, C trained tokens
-of a row, E entries of a row's sampling masks.
+of a row, E entries of a row's sampling masks, L layers. In routes, C is the experts of a token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import record
@@ -144,6 +144,8 @@ class Group:
       truncated: whether a limit cut each episode; None without episodes.
       sampling_masks: set of tokens that each token could be sampled from, as entries (see
         `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
+      routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
+        without `rollout.routing_replay`.
       endings: ends of the episodes. They are not a column of a replay item, since only scoring
         needs them.
     """
@@ -162,6 +164,7 @@ class Group:
     segments: Int[np.ndarray, "G T"] | None = None
     truncated: Bool[np.ndarray, " G"] | None = None
     sampling_masks: UInt32[np.ndarray, "G E 3"] | None = None
+    routes: UInt[np.ndarray, "G T L C"] | None = None
     endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
 
     @property
@@ -288,6 +291,7 @@ class Rows(NamedTuple):
     packing: Packing | None = None
     turn_rewards: Float[Array, "B T"] | None = None
     sampling_masks: UInt32[Array, "B E 3"] | None = None
+    routes: UInt[Array, "B T L C"] | None = None
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:

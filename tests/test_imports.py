@@ -18,6 +18,7 @@ LEAVES = {
     "expression",
     "ending",
     "images",
+    "expert_routes",
     "sampling_masks",
     "transfer",
     "role_names",

@@ -18,14 +18,15 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
+from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.row_layout import (
-    EPISODE_PADDING,
     PADDING,
     Source,
     first_fit_decreasing,
     gather,
     masks_in_rows,
     packing_of,
+    padding_of,
     unpacked,
 )
 from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
@@ -68,6 +69,7 @@ class Batching:
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
       mask_words: expected maximum number of entries of a token's sampling mask; 0 for batches
         without masks.
+      routes: shape of the tokens' recorded routes; None for batches without them.
     """
 
     kind: str
@@ -80,6 +82,7 @@ class Batching:
     with_segments: bool = False
     shared_row_tokens: int = 0
     mask_words: int = 0
+    routes: RouteShape | None = None
 
     @property
     def _most_rows(self) -> int:
@@ -156,6 +159,7 @@ class Batching:
             turn_rewards=np.zeros(shape, np.float32) if self.of_episodes else None,
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
             truncated=np.zeros(self.trajectories, bool) if self.of_episodes else None,
+            routes=None if self.routes is None else self.routes.unrecorded(*shape),
         )
         batch = jax.eval_shape(lambda: self.batch([of_these]))
         rows, row_tokens = batch.rows.tokens.shape
@@ -185,6 +189,7 @@ class Batching:
         named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
+        named += ["routes"] if self.routes is not None else []
         columns, packing, source = self._in_rows(self._padded(groups, named))
         fields: dict[str, Any] = {**columns, "packing": packing}
         if self.mask_words:
@@ -197,11 +202,11 @@ class Batching:
 
     def _padded(self, groups: list[Group], names: Iterable[str]) -> dict[str, np.ndarray]:
         """Pads the rows of all groups, whose lengths differ between groups, to `row_tokens`."""
-        padding, columns = PADDING | EPISODE_PADDING, {}
+        columns = {}
         for name in names:
             parts = [getattr(group, name) for group in groups]
-            shape = sum(map(len, parts)), self.row_tokens
-            columns[name] = rows = np.full(shape, padding[name], parts[0].dtype)
+            shape = sum(map(len, parts)), self.row_tokens, *parts[0].shape[2:]
+            columns[name] = rows = np.full(shape, padding_of(name, parts[0].dtype), parts[0].dtype)
             start = 0
             for part in parts:
                 rows[start : start + len(part), : part.shape[1]] = part

@@ -1,6 +1,7 @@
 """Forward passes of a model over the rows of a batch, and the split of its parameters.
 
-Letters in shapes: B rows, T positions, C tokens of a row that are learned, D embed.
+Letters in shapes: B rows, T positions, C tokens of a row that are learned, D embed, L layers. In
+routes, C is the experts of a token.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Float, Int, Shaped, UInt, UInt32
 
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
@@ -74,9 +75,10 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
         masks: UInt32[Array, "B E 3"] | None = None,
+        routes: UInt[Array, "B T L C"] | None = None,
     ) -> Float[Array, "B T"]:
         """Computes the log-probability of each token; see `outputs`."""
-        return self.outputs(trained, None, frozen, tokens, packing, masks).logprobs
+        return self.outputs(trained, None, frozen, tokens, packing, masks, routes).logprobs
 
     def values(
         self,
@@ -85,10 +87,13 @@ class Forward:
         frozen: Params,
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
+        routes: UInt[Array, "B T L C"] | None = None,
     ) -> Float[Array, "B T"]:
         """Computes the values of `Outputs`; for the arguments see `outputs`."""
-        trunk = trained if _is_head(critic) else critic
-        return _values(critic, self._hidden(self.join(trunk, frozen), tokens, packing), packing)
+        if not _is_head(critic):
+            trained, routes = critic, None
+        hidden = self._hidden(self.join(trained, frozen), tokens, packing, routes)
+        return _values(critic, hidden, packing)
 
     def scalars(
         self,
@@ -109,6 +114,7 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
         masks: UInt32[Array, "B E 3"] | None = None,
+        routes: UInt[Array, "B T L C"] | None = None,
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
@@ -121,9 +127,11 @@ class Forward:
             pass; or a head with the trained parameters of its own model, for a second pass.
           frozen: parameters that both models share.
           masks: sampling masks of the rows; None if all tokens could be sampled.
+          routes: experts to which the policy sends the tokens again (see
+            `rl_sync.expert_routes`); None if it chooses. A critic's own model always chooses.
         """
         params = self.join(trained, frozen)
-        hidden = self._hidden(params, tokens, packing)
+        hidden = self._hidden(params, tokens, packing, routes)
         logprobs, entropy = self._logprobs(
             params, hidden, constrain(tokens, "batch"), packing, masks
         )
@@ -195,12 +203,16 @@ class Forward:
         return TokenSets(kept, seen)
 
     def _hidden(
-        self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        packing: Packing | None,
+        routes: UInt[Array, "B T L C"] | None = None,
     ) -> Float[Array, "B T D"]:
         trunk = {name: value for name, value in params.items() if name != HEAD}
         tokens = constrain(tokens, "batch")
         if packing is None:
-            return hidden_states(self.model, trunk, tokens)
+            return hidden_states(self.model, trunk, tokens, routes=routes)
         return hidden_states(
             self.model,
             trunk,
@@ -208,6 +220,7 @@ class Forward:
             positions=packing.positions,
             segments=packing.attending,
             prompts=None if packing.prompts is None else packing.prompts.copies,
+            routes=routes,
         )
 
 

@@ -49,22 +49,29 @@ class Preparation:
         def of_rows(one: Callable[[Rows], Array]) -> Float[Array, "B T"]:
             return map_rows(one, rows, self.loss.microbatch_rows)
 
-        def logprobs_of(trained: Params) -> Float[Array, "B T"]:
+        def logprobs_of(trained: Params, replays: bool) -> Float[Array, "B T"]:
             return of_rows(
                 lambda some: self.forward.logprobs(
-                    trained, frozen, some.tokens, some.packing, some.sampling_masks
+                    trained,
+                    frozen,
+                    some.tokens,
+                    some.packing,
+                    some.sampling_masks,
+                    some.routes if replays else None,
                 )
             )
 
         ref_logprobs = proximal_logprobs = values = None
         if state.ref_params is not None:
-            ref_logprobs = logprobs_of(state.ref_params)
+            ref_logprobs = logprobs_of(state.ref_params, replays=False)
         if objective.needs_proximal(self.loss.algorithm, self.updates):
-            proximal_logprobs = logprobs_of(trained)
+            proximal_logprobs = logprobs_of(trained, replays=True)
         if state.critic is not None:
             critic = state.critic.params
             values = of_rows(
-                lambda some: self.forward.values(trained, critic, frozen, some.tokens, some.packing)
+                lambda some: self.forward.values(
+                    trained, critic, frozen, some.tokens, some.packing, some.routes
+                )
             )
         estimate, weights, metrics = credit.give(
             self.loss.algorithm,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
+from rl_sync.expert_routes import unrecorded_in
 from rl_sync.sampling_masks import padded
 from rl_sync.types import Packing
 
@@ -68,11 +69,18 @@ def first_fit_decreasing(
 
 def gather(columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]) -> dict[str, np.ndarray]:
     """Gathers the columns' flattened tokens at `source`, with padding where `source` is -1."""
-    padding = PADDING | EPISODE_PADDING
-    return {
-        name: np.where(source >= 0, values.reshape(-1)[source], padding[name])
-        for name, values in columns.items()
-    }
+    gathered = {}
+    for name, values in columns.items():
+        gathered[name] = found = values.reshape(-1, *values.shape[2:])[source]
+        found[source < 0] = padding_of(name, values.dtype)
+    return gathered
+
+
+def padding_of(name: str, dtype: Any) -> Any:
+    """Returns the value of a column at padding."""
+    if name == "routes":
+        return unrecorded_in(dtype)
+    return (PADDING | EPISODE_PADDING)[name]
 
 
 def masks_in_rows(

@@ -204,7 +204,13 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
         if self.critic is not None and critic is not None:
             critic = self.critic.held(critic, self.policy.abstract)
         found = self.forward.outputs(
-            trained, critic, frozen, rows.tokens, rows.packing, rows.sampling_masks
+            trained,
+            critic,
+            frozen,
+            rows.tokens,
+            rows.packing,
+            rows.sampling_masks,
+            rows.routes,
         )
         algorithm = self.loss.algorithm
         loss, metrics = policy_loss(algorithm, found.logprobs, found.entropy, known, totals)

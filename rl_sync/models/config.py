@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
+from rl_sync.expert_routes import RouteShape
 from rl_sync.spelling import require_one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -200,6 +201,13 @@ class ModelConfig:
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ValueError(f"model.{name}={getattr(self, name)!r} {rule}.")
+
+    @property
+    def routes(self) -> RouteShape | None:
+        """Shape of a token's routes; None without a mixture of experts."""
+        if self.experts is None:
+            return None
+        return RouteShape(self.num_layers, self.experts.per_token, self.experts.count)
 
     @property
     def heads_per_kv(self) -> int:

@@ -9,20 +9,20 @@ not grow with depth. Only a model of a few layers is unrolled. Parameters and ac
 logical axis names: batch, length, vocab, embed, heads, kv, head_dim, mlp, layers, experts.
 
 Letters in shapes: B rows, T positions, S key positions, D embed, K kv heads, H head dim, V vocab,
-L layers.
+L layers, C experts of a token.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.nn import initializers
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from rl_sync.models.attention import Attention, AttentionLayer, Context
 from rl_sync.models.cache import KVCache
@@ -43,20 +43,34 @@ _UNROLLED_LAYERS = 4
 _EVERYTHING = np.iinfo(np.int32).max
 
 
+class Layered(NamedTuple):
+    """Values that blocks return beside their output; with a leading layer axis after the scan.
+
+    Attributes:
+      cache: keys and values, if a new cache is collected.
+      routes: experts of each token, if they are recorded.
+    """
+
+    cache: KVCache | None
+    routes: UInt[Array, "L B T C"] | None
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): one step of the scan over layers."""
 
     config: ModelConfig
     collect: bool
     span: int
+    records_routes: bool
 
     @nn.compact
     def __call__(
         self,
         carry: tuple[Float[Array, "B T D"], KVCache | None],
         layer: AttentionLayer,
+        replayed: UInt[Array, "B T C"] | None,
         context: Context,
-    ) -> tuple[tuple[Float[Array, "B T D"], KVCache | None], KVCache | None]:
+    ) -> tuple[tuple[Float[Array, "B T D"], KVCache | None], Layered]:
         config, (x, cache) = self.config, carry
         normed = RMSNorm(config, name="attention_norm")(x)
         attention = Attention(config, self.span, name="attention")
@@ -65,27 +79,26 @@ class Block(nn.Module):
             attended = RMSNorm(config, name="attention_post_norm")(attended)
         x = x + attended
         normed = RMSNorm(config, name="mlp_norm")(x)
-        decodes = cache is not None
-        mlp = (
-            MixtureMLP(config, name="mlp")
-            if config.experts
-            else GatedMLP(config, decodes, name="mlp")
-        )
-        y = mlp(normed)
+        routes = None
+        if config.experts:
+            y, routes = MixtureMLP(config, name="mlp")(normed, replayed)
+            routes = routes if self.records_routes else None
+        else:
+            y = GatedMLP(config, decodes=cache is not None, name="mlp")(normed)
         if config.post_norms:
             y = RMSNorm(config, name="mlp_post_norm")(y)
         x = constrain(x + y, "batch", "length", "embed")
         if cache is not None:
-            return (x, fresh), None
-        return (x, None), fresh if self.collect else None
+            return (x, fresh), Layered(None, routes)
+        return (x, None), Layered(fresh if self.collect else None, routes)
 
 
-def _run(block: Block, carry: Any, layer: AttentionLayer, context: Context) -> Any:
+def _run(block: Block, carry: Any, layer: AttentionLayer, replayed: Any, context: Context) -> Any:
     """Calls a block; Linen's transformations get this function instead of the class.
 
     Linen would derive another class from the class while other threads may be tracing it.
     """
-    return block(carry, layer, context)
+    return block(carry, layer, replayed, context)
 
 
 class ScalarHead(nn.Module):
@@ -108,16 +121,22 @@ class Transformer(nn.Module):
     Attributes:
       collect: whether keys and values are returned as a new cache if none is given.
       span: number of cache slots to read.
+      records_routes: whether the experts of tokens are returned.
     """
 
     config: ModelConfig
     collect: bool = False
     span: int = 0
+    records_routes: bool = False
 
     @nn.compact
     def __call__(
-        self, tokens: Int[Array, "B T"], context: Context, cache: KVCache | None
-    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        self,
+        tokens: Int[Array, "B T"],
+        context: Context,
+        cache: KVCache | None,
+        replayed: UInt[Array, "L B T C"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Layered]:
         config = self.config
         shape, axes = (config.vocab_size, config.embed_dim), ("vocab", "embed")
         start = initializers.normal(config.embed_dim**-0.5)
@@ -136,7 +155,7 @@ class Transformer(nn.Module):
             run,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(0, nn.broadcast),
+            in_axes=(0, 0, nn.broadcast),
             out_axes=0,
             length=config.num_layers,
             unroll=config.num_layers if unrolled else 1,
@@ -151,9 +170,11 @@ class Transformer(nn.Module):
         if config.scale_embedding:
             x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
         x = constrain(x, "batch", "length", "embed")
-        blocks = Block(config, self.collect, self.span, name="blocks")
-        (x, cache), fresh = run_all(blocks, (x, cache), _layers(config), context)
-        return RMSNorm(config, name="final_norm")(x), fresh if cache is None else cache
+        blocks = Block(config, self.collect, self.span, self.records_routes, name="blocks")
+        (x, cache), of_layers = run_all(blocks, (x, cache), _layers(config), replayed, context)
+        if cache is not None:
+            of_layers = of_layers._replace(cache=cache)
+        return RMSNorm(config, name="final_norm")(x), of_layers
 
 
 def _layers(config: ModelConfig) -> AttentionLayer:
@@ -208,6 +229,7 @@ def hidden_states(
     positions: Int[Array, "B T"] | None = None,
     segments: Int[Array, "B T"] | None = None,
     prompts: Int[Array, "B T"] | None = None,
+    routes: UInt[Array, "B T L C"] | None = None,
 ) -> Float[Array, "B T D"]:
     """Computes the normalized output of the last block, the input of `logits` and of scalar heads.
 
@@ -219,19 +241,39 @@ def hidden_states(
         is a sequence of its own.
       prompts: number of each prompt of a row, if sequences share prompts: at the prompt's tokens,
         which have a segment below 0, and at the tokens of sequences that continue it.
+      routes: experts that tokens go to again; see `rl_sync.expert_routes`. None to choose all.
     """
     context = _context(config, _positions(tokens, positions), segments, prompts)
-    return _apply(Transformer(config), params, tokens, context, None)[0]
+    replayed = None
+    if routes is not None:
+        replayed = constrain(jnp.moveaxis(routes, 2, 0), None, "batch", "length")
+    return _apply(Transformer(config), params, tokens, context, None, replayed)[0]
+
+
+class Fed(NamedTuple):
+    """Results of the tokens that a call feeds to the model; a decode step has no axis T.
+
+    Attributes:
+      hidden: normalized hidden states.
+      cache: their keys and values, or the whole cache after them.
+      routes: experts that they went to; None if they are not recorded.
+    """
+
+    hidden: Float[Array, "B T D"]
+    cache: KVCache
+    routes: UInt[Array, "B T L C"] | None
 
 
 def prefill(
-    config: ModelConfig, params: Params, tokens: Int[Array, "B T"]
-) -> tuple[Float[Array, "B T D"], KVCache]:
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    records_routes: bool = False,
+) -> Fed:
     """Computes the hidden states of rows padded on the right, and their keys and values."""
     context = _context(config, _positions(tokens, None))
-    hidden, cache = _apply(Transformer(config, collect=True), params, tokens, context, None)
-    assert cache is not None
-    return hidden, cache
+    model = Transformer(config, collect=True, records_routes=records_routes)
+    return _fed(_apply(model, params, tokens, context, None))
 
 
 def decode_step(
@@ -241,8 +283,9 @@ def decode_step(
     positions: Int[Array, " B"],
     cache: KVCache,
     span: int,
-) -> tuple[Float[Array, "B D"], KVCache]:
-    """Decodes one new token a row; returns its hidden state, and the cache with its key and value.
+    records_routes: bool = False,
+) -> Fed:
+    """Decodes one new token a row, and adds its key and value to the cache.
 
     Args:
       tokens: one token a row.
@@ -253,9 +296,16 @@ def decode_step(
         compiles once.
     """
     context = _context(config, positions[:, None])
-    hidden, after = _apply(Transformer(config, span=span), params, tokens[:, None], context, cache)
-    assert after is not None
-    return hidden[:, 0], after
+    model = Transformer(config, span=span, records_routes=records_routes)
+    fed = _fed(_apply(model, params, tokens[:, None], context, cache))
+    routes = None if fed.routes is None else fed.routes[:, 0]
+    return Fed(fed.hidden[:, 0], fed.cache, routes)
+
+
+def _fed(applied: tuple[Float[Array, "B T D"], Layered]) -> Fed:
+    hidden, (cache, routes) = applied
+    assert cache is not None
+    return Fed(hidden, cache, None if routes is None else jnp.moveaxis(routes, 0, 2))
 
 
 def logits(
@@ -285,6 +335,7 @@ def _apply(
     tokens: Int[Array, "B T"],
     context: Context,
     cache: KVCache | None,
-) -> tuple[Array, KVCache | None]:
-    applied = module.apply({"params": params}, tokens, context, cache)
-    return cast(tuple[Array, KVCache | None], applied)
+    replayed: UInt[Array, "L B T C"] | None = None,
+) -> tuple[Array, Layered]:
+    applied = module.apply({"params": params}, tokens, context, cache, replayed)
+    return cast(tuple[Array, Layered], applied)

@@ -274,6 +274,7 @@ def run_explorer(
             in_parts=wiring.delivers_in_parts(settings, task),
             streams=settings.rollout.streaming,
             with_baselines=settings.algorithm.needs_baselines,
+            routes=wiring.route_shape(settings, task),
         )
         transfer = decided_transfer(session)
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)

@@ -39,6 +39,7 @@ def rollout_engine(
         decode=task.tokenizer.decode,
         layout=layout,
         changes=rollout_changes(settings, task),
+        records_routes=settings.rollout.routing_replay,
         before_first=before_first,
     )
 

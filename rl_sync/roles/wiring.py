@@ -11,6 +11,7 @@ from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.secret import read_secret
 from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
 from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
+from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
@@ -341,7 +342,13 @@ def examination(settings: RunSettings, task: Task) -> EvaluationSet:
 
 def batching_of(settings: RunSettings, task: Task) -> Batching:
     """Returns the layout of the trainer's batches for a task; raises the errors of `batching`."""
-    return batching(settings, task.row_tokens, mask_words(settings, task))
+    routes = route_shape(settings, task) if settings.algorithm.generates else None
+    return batching(settings, task.row_tokens, mask_words(settings, task), routes)
+
+
+def route_shape(settings: RunSettings, task: Task) -> RouteShape | None:
+    """Returns the shape of the routes that explorers record; None for runs without replay."""
+    return model_config(settings, task).routes if settings.rollout.routing_replay else None
 
 
 def mask_words(settings: RunSettings, task: Task) -> int:
@@ -353,13 +360,18 @@ def mask_words(settings: RunSettings, task: Task) -> int:
     return min(most, top_k + 1) if top_k else most
 
 
-def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Batching:
+def batching(
+    settings: RunSettings,
+    row_tokens: int,
+    mask_words: int = 0,
+    routes: RouteShape | None = None,
+) -> Batching:
     """Returns the layout of the trainer's batches, for trajectories of up to `row_tokens` tokens.
 
     Rows are as long as the devices that share their positions can cut evenly.
 
     Args:
-      mask_words: see `Batching`.
+      mask_words, routes: see `Batching`.
 
     Raises:
       ConfigError: a row of shared prompts has no room for such a trajectory.
@@ -385,6 +397,7 @@ def batching(settings: RunSettings, row_tokens: int, mask_words: int = 0) -> Bat
         with_segments=settings.has_segments,
         shared_row_tokens=shared,
         mask_words=mask_words,
+        routes=routes,
     )
 
 

@@ -73,6 +73,7 @@ class Batch:
       before_first: called with each program before its first call.
       rows: current number of slots.
       changes: kinds of logits processors that sequences may ask for.
+      records_routes: whether prefills and chunks have the experts of their tokens.
       compiled: programs compiled so far.
       compile_secs: time spent on compilation.
     """
@@ -84,6 +85,7 @@ class Batch:
     before_first: Callable[[CompiledProgram], None] = lambda program: None
     rows: int = 0
     changes: LogitsProcessors = ALL_CHANGES
+    records_routes: bool = False
     compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
     _params: Params = None
@@ -135,7 +137,14 @@ class Batch:
         rows = self.sizes.prefill_rows(len(prompts), width)
         padded = _padded(prompts, rows, width)
         program = CompiledProgram("prefill", (rows, width))
-        return self._call(program, core.prefill, self.config, self._params, padded)
+        return self._call(
+            program,
+            core.prefill,
+            self.config,
+            self._params,
+            padded,
+            records_routes=self.records_routes,
+        )
 
     def copy_cache(self, slot: int, tokens: int) -> KVCache:
         """Copies the cache of a slot whose sequence has `tokens` tokens, rounded up to a bucket."""
@@ -164,7 +173,14 @@ class Batch:
         program = CompiledProgram(name, (self.rows, *prefix.tokens.shape, self._stop_ids))
         count = np.int32(len(starts))
         self._slots = self._call(
-            program, core.insert, self._slots, prefix, count, sources, targets, rows
+            program,
+            core.insert,
+            self._slots,
+            prefix._replace(routes=None),
+            count,
+            sources,
+            targets,
+            rows,
         )
 
     def extend(self, extensions: Sequence[Extension], most_given: int) -> None:
@@ -218,6 +234,7 @@ class Batch:
             span=span,
             chunk_tokens=self.chunk_tokens,
             changes=self.changes,
+            records_routes=self.records_routes,
         )
         return chunk
 

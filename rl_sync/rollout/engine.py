@@ -75,6 +75,7 @@ class Engine:
         seed: int = 0,
         layout: Layout,
         changes: LogitsProcessors = ALL_CHANGES,
+        records_routes: bool = False,
         before_first: Callable[[CompiledProgram], None] = lambda program: None,
     ) -> None:
         """Makes an engine without weights.
@@ -98,6 +99,8 @@ class Engine:
           layout: sharding of the weights and the slots.
           changes: kinds of logits processors that requests will ask for; a request that asks for
             another one recompiles decoding. Fewer kinds make programs that compile faster.
+          records_routes: whether completions record the experts of their tokens, for a model with
+            a mixture of experts.
           before_first: called with each program before its first call, which compiles it.
 
         Raises:
@@ -124,6 +127,7 @@ class Engine:
         sizes = Sizes(slots, length, paged=reads_by_pages(config))
         self._batch = Batch(config, sizes, chunk_tokens, layout, before_first)
         self._batch.changes = changes
+        self._batch.records_routes = records_routes
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
@@ -186,6 +190,7 @@ class Engine:
             chunk_tokens=batch.chunk_tokens,
             most_given=self._continuations.most_stepped,
             layout=batch.layout,
+            records_routes=batch.records_routes,
             params=params,
         )
 
@@ -313,7 +318,7 @@ class Engine:
         finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
         jax.block_until_ready([prefix.tokens for prefix in prefixes])
         prefilled = time.monotonic()
-        tokens, logprobs, goes_on, steps, kept = jax.device_get(chunk)
+        tokens, logprobs, goes_on, steps, kept, routes = jax.device_get(chunk)
         ended = time.monotonic()
         if not np.isfinite(logprobs[:steps]).all():
             raise NonFiniteLogitsError(
@@ -331,6 +336,8 @@ class Engine:
                 None if kept is None else kept[:steps, slot],
                 self._config.vocab_size,
             )
+            if routes is not None:
+                sequence.record_routes(routes[:steps, slot])
             if not goes_on[slot]:
                 sequence.cut(self._decode)
                 if sequence.is_over:

@@ -92,6 +92,7 @@ class EnginePrograms:
       most_given: maximum number of tokens of an extension that decode steps read.
       layout: sharding of the weights and the slots.
       params: abstract parameters: shapes, dtypes and shardings of the weights.
+      records_routes: see `Engine`.
     """
 
     config: ModelConfig
@@ -100,6 +101,7 @@ class EnginePrograms:
     most_given: int
     layout: Layout
     params: Params
+    records_routes: bool = False
 
     def listed(self, requests: Requests) -> list[CompiledProgram]:
         """Lists the programs that an engine may need, roughly in the order of their first use.
@@ -161,7 +163,9 @@ class EnginePrograms:
         return core.empty_slots.lower(self.config, rows, self.sizes.length, stop_ids)
 
     def _prefill(self, rows: int, tokens: int) -> jax.stages.Lowered:
-        return core.prefill.lower(self.config, self.params, _given(rows, tokens))
+        return core.prefill.lower(
+            self.config, self.params, _given(rows, tokens), records_routes=self.records_routes
+        )
 
     def _insert(self, rows: int, read: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
         whole = _given(rows)
@@ -185,6 +189,7 @@ class EnginePrograms:
             span=span,
             chunk_tokens=self.chunk_tokens,
             changes=LogitsProcessors(*changes),
+            records_routes=self.records_routes,
         )
 
     def _rearrange(self, rows: int, after: int, stop_ids: int) -> jax.stages.Lowered:

@@ -460,6 +460,7 @@ class EpisodeEngine:
                 completion.versions,
                 completion.masks,
                 segment=reply.segment,
+                routes=completion.routes,
             )
         else:
             episode.opponents[speaker].turns += 1

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
+from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sampling_masks import Entries, no_entries
@@ -73,6 +74,8 @@ class FinishedCompletion:
       finish: reason of its end: `stop` at a stop token or stop string, `length` at the token limit.
       masks: set of tokens that each token could be sampled from; see `rl_sync.sampling_masks`. It
         has no entries if the engine does not record them.
+      routes: experts of the tokens of prompt and completion that the engine fed to the model, by
+        their positions in both together; None if it does not record them.
     """
 
     ticket: int
@@ -82,6 +85,7 @@ class FinishedCompletion:
     versions: Int[np.ndarray, " T"]
     finish: Finish
     masks: Entries = dataclasses.field(default_factory=no_entries)
+    routes: RecordedRoutes | None = None
 
     @property
     def handle(self) -> Handle:

@@ -1,14 +1,20 @@
-"""The host's record of a sequence in a slot: sampled tokens, and the search for stop strings."""
+"""The host's record of a sequence in a slot: sampled tokens, and the search for stop strings.
+
+Letters in shapes: C steps of a chunk, W words of the vocabulary, R prompts of a prefill, P their
+positions, L layers, E experts of a token.
+"""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import Array, Int, UInt, UInt32
 
+from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.rollout.request import (
     CompletionProgress,
     CompletionRequest,
@@ -23,6 +29,13 @@ Decode = Callable[[Sequence[int]], str]
 _MOST_BYTES_A_CHARACTER = 4
 
 
+class PromptRoutes(NamedTuple):
+    """Experts of a prefill's tokens, of which row `row` is the prompt; they are on the device."""
+
+    of_prefill: UInt[Array, "R P L E"]
+    row: int
+
+
 @dataclasses.dataclass
 class GrowingSequence:
     """A completion in flight.
@@ -33,6 +46,7 @@ class GrowingSequence:
       unread: number of its prompt's last tokens that decode steps have not read yet.
       tokens, logprobs, versions: as in `FinishedCompletion`, so far.
       masks: sampling masks of each chunk; they may include tokens after the end.
+      prompt_routes: experts of its prompt's tokens, if a prefill recorded them.
     """
 
     ticket: int
@@ -43,8 +57,15 @@ class GrowingSequence:
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
     masks: list[Entries] = dataclasses.field(default_factory=list)
+    prompt_routes: PromptRoutes | None = None
+    _routes: list[UInt[np.ndarray, "C L E"]] = dataclasses.field(default_factory=list)
+    _steps: int = 0
     _read: int = 0
     _cut: bool = False
+
+    def __post_init__(self) -> None:
+        # The first token that decode steps feed to the model.
+        self._first_fed = len(self.request.prompt) - 1 - self.unread
 
     @property
     def length(self) -> int:
@@ -75,6 +96,7 @@ class GrowingSequence:
         vocab_size: int,
     ) -> None:
         """Appends the tokens of a chunk; see `Chunk`."""
+        self._steps = min(self.unread, len(tokens)) + sum(token != NOT_DRAWN for token in tokens)
         self.unread = max(0, self.unread - len(tokens))
         if NOT_DRAWN in tokens:
             drawn = [i for i, token in enumerate(tokens) if token != NOT_DRAWN]
@@ -85,6 +107,10 @@ class GrowingSequence:
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += [version] * len(tokens)
+
+    def record_routes(self, routes: UInt[np.ndarray, "C L E"]) -> None:
+        """Appends the experts of the tokens that the steps of the last chunk fed to the model."""
+        self._routes.append(routes[: self._steps])
 
     def cut(self, decode: Decode | None) -> bool:
         """Says whether a stop string is complete, and removes the tokens after it.
@@ -148,4 +174,16 @@ class GrowingSequence:
             versions=versions,
             finish="stop" if self._stopped else "length",
             masks=before(np.concatenate(self.masks), len(tokens)) if self.masks else no_entries(),
+            routes=self._recorded_routes(),
         )
+
+    def _recorded_routes(self) -> RecordedRoutes | None:
+        """Returns the experts of all tokens that were fed to the model, before the last token."""
+        if not self._routes:
+            return None
+        parts, first = list(self._routes), self._first_fed
+        if self.prompt_routes is not None:
+            of_prefill, row = self.prompt_routes
+            parts.insert(0, np.asarray(of_prefill)[row, :first])
+            first = 0
+        return RecordedRoutes(first, np.concatenate(parts)[: self.length - 1 - first])

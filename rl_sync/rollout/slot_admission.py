@@ -13,7 +13,7 @@ from rl_sync.rollout.batch import Batch, Start
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import CompletionRequest, draw_keys
-from rl_sync.rollout.sequence import GrowingSequence
+from rl_sync.rollout.sequence import GrowingSequence, PromptRoutes
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.slots import Prefix
 
@@ -78,7 +78,10 @@ class Admission:
     ) -> Start:
         """Records on the host that a completion starts in a slot, and returns its `Start`."""
         request = waiting.request
-        self.occupancy.start(slot, GrowingSequence(waiting.ticket, index, request))
+        sequence = GrowingSequence(waiting.ticket, index, request)
+        if waiting.prefix is not None and waiting.prefix.routes is not None:
+            sequence.prompt_routes = PromptRoutes(waiting.prefix.routes, waiting.row)
+        self.occupancy.start(slot, sequence)
         return Start(waiting.row, slot, request.prompt, request.sampling, key)
 
     def _prefill(self, free: int) -> int:

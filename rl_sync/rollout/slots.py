@@ -14,7 +14,7 @@ them need no recompilation. Programs are compiled for shapes, `span` and `chunk_
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
 prefill, T tokens that extend a sequence, C steps of a chunk, W words of the vocabulary, L layers,
-K kv heads, H head dim.
+K kv heads, H head dim, E experts of a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from rl_sync.models import transformer
 from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
@@ -83,10 +83,15 @@ class Slots(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Prompts, padded on the right, and their keys and values."""
+    """Prompts, padded on the right, and their keys and values.
+
+    Attributes:
+      routes: experts of the tokens; None if they are not recorded.
+    """
 
     tokens: Int[Array, "R P"]
     cache: KVCache
+    routes: UInt[Array, "R P L E"] | None = None
 
 
 class Chunk(NamedTuple):
@@ -101,6 +106,8 @@ class Chunk(NamedTuple):
       steps: number of steps taken.
       kept: set of tokens that each token could be sampled from, as bits (`rl_sync.sampling_masks`);
         None without `LogitsProcessors.masks`.
+      routes: experts of the token that each live row fed to the model in a step, which is the one
+        before the step's sampled token; None if they are not recorded.
     """
 
     tokens: Int[Array, "C B"]
@@ -108,6 +115,7 @@ class Chunk(NamedTuple):
     live: Bool[Array, " B"]
     steps: Int[Array, ""]
     kept: UInt32[Array, "C B W"] | None = None
+    routes: UInt[Array, "C B L E"] | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width"))
@@ -144,11 +152,15 @@ def _gathered(x: Array, axes: Axes) -> Array:
     return constrain(x, *(None if axis == "batch" else axis for axis in axes))
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def prefill(config: ModelConfig, params: Params, tokens: Int[Array, "R P"]) -> Prefix:
+@functools.partial(jax.jit, static_argnames=("config", "records_routes"))
+def prefill(
+    config: ModelConfig, params: Params, tokens: Int[Array, "R P"], records_routes: bool = False
+) -> Prefix:
     """Prefills prompts that are padded on the right."""
-    cache = transformer.prefill(config, params, tokens)[1]
-    return Prefix(constrain(tokens, "batch"), KVCache(*map_with_axes(_sharded, cache)))
+    _, cache, routes = transformer.prefill(config, params, tokens, records_routes)
+    # Every process's host reads the routes.
+    routes = None if routes is None else constrain(routes)
+    return Prefix(constrain(tokens, "batch"), KVCache(*map_with_axes(_sharded, cache)), routes)
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -208,7 +220,9 @@ def _with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> Slot
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "span", "chunk_tokens", "changes"), donate_argnames="slots"
+    jax.jit,
+    static_argnames=("config", "span", "chunk_tokens", "changes", "records_routes"),
+    donate_argnames="slots",
 )
 def decode_chunk(
     config: ModelConfig,
@@ -220,6 +234,7 @@ def decode_chunk(
     span: int,
     chunk_tokens: int,
     changes: LogitsProcessors = ALL_CHANGES,
+    records_routes: bool = False,
 ) -> tuple[Slots, Chunk]:
     """Takes up to `chunk_tokens` steps: in each, a live row samples or reads a token.
 
@@ -241,8 +256,8 @@ def decode_chunk(
         slots, chunk = carry
         (tokens, cache, rows), live = slots, chunk.live
         positions = jnp.where(live, rows.newest, -1)
-        hidden, cache = transformer.decode_step(
-            config, params, tokens[everyone, positions], positions, cache, span
+        hidden, cache, routes = transformer.decode_step(
+            config, params, tokens[everyone, positions], positions, cache, span, records_routes
         )
         generated = rows.newest + 1 - rows.prompt_lengths
         draws = live & (generated >= 0)
@@ -266,6 +281,7 @@ def decode_chunk(
             live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
             steps=chunk.steps + 1,
             kept=None if chunk.kept is None else chunk.kept.at[chunk.steps].set(kept),
+            routes=None if chunk.routes is None else chunk.routes.at[chunk.steps].set(routes),
         )
         return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
 
@@ -281,10 +297,16 @@ def decode_chunk(
         kept=jnp.zeros((chunk_tokens, B, word_count(config.vocab_size)), jnp.uint32)
         if changes.masks
         else None,
+        routes=_no_routes(config, chunk_tokens, B) if records_routes else None,
     )
     slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
     # Every process's host reads the whole chunk.
     return on_mesh(slots), jax.tree.map(constrain, chunk)
+
+
+def _no_routes(config: ModelConfig, *shape: int) -> UInt[Array, "... L E"]:
+    assert config.routes is not None
+    return jnp.asarray(config.routes.unrecorded(*shape))
 
 
 def _sampled(

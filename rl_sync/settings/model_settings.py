@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import cast, get_args
 
-from rl_sync.models.config import DTYPES, AttentionPath, Lora, LoraTarget, ModelConfig, Remat
+from rl_sync.models.config import (
+    DTYPES,
+    AttentionPath,
+    Experts,
+    Lora,
+    LoraTarget,
+    ModelConfig,
+    Remat,
+)
 from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.records import ConfigError, require
@@ -45,6 +53,28 @@ class LoraSettings:
         """Returns the names in `targets`."""
         names = tuple(name.strip() for name in self.targets.split(",") if name.strip())
         return cast(tuple[LoraTarget, ...], names)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertSettings:
+    """`config.model.experts`, for a policy from a random start."""
+
+    count: int = setting(
+        0, "Experts of a mixture in place of each MLP; 0 for MLPs without experts.", least=0
+    )
+    per_token: int = setting(2, "Experts that each token goes to.", least=1)
+    mlp_dim: int = setting(96, "Width of an expert.", least=1)
+
+    def __post_init__(self) -> None:
+        check(self, "model.experts")
+
+    def experts(self) -> Experts | None:
+        """Returns the mixture; None if there is none.
+
+        Raises:
+          ValueError: a token goes to more experts than there are.
+        """
+        return None if self.count == 0 else Experts(self.count, self.per_token, self.mlp_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +121,7 @@ class ModelSettings:
         choices=get_args(AttentionPath),
         free="always",
     )
+    experts: ExpertSettings = section(ExpertSettings, "Mixture of experts.")
     lora: LoraSettings = section(LoraSettings, "Low-rank adapters.")
 
     def __post_init__(self) -> None:
@@ -106,10 +137,15 @@ class ModelSettings:
         sizes = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("path", "dtype", "remat", "attention", "lora")
+            if name not in ("path", "dtype", "remat", "attention", "experts", "lora")
         }
         if self.path is None:
-            model = ModelConfig(vocab_size=vocab_size, max_length=max_length, **sizes)
+            model = ModelConfig(
+                vocab_size=vocab_size,
+                max_length=max_length,
+                experts=self.experts.experts(),
+                **sizes,
+            )
         else:
             model = self._stored(self.path, vocab_size, max_length)
         return dataclasses.replace(

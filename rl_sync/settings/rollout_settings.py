@@ -51,6 +51,13 @@ class RolloutSettings:
         " it, probabilities are over the whole vocabulary for explorers and trainer: that takes"
         " less memory, and corrects nothing for tokens that could not be drawn.",
     )
+    routing_replay: bool = setting(
+        False,
+        "Records the experts of every token and layer in the explorer, and sends the tokens of the"
+        " batch to the same experts in the trainer, with the weights of the present router. It is"
+        " for mixtures of experts, whose explorer and trainer otherwise choose different experts"
+        " for some tokens. It takes a byte for each layer and expert of a token.",
+    )
     stop_ids: str = setting(
         "", "Token ids that end a completion besides the tokenizer's, separated by commas."
     )

@@ -836,6 +836,13 @@ RULES: dict[str, Rule] = {
     ),
     "trainer.groups_per_step, trainer.mesh": _batch_cut,
     "rollout.slots, explorer.mesh": _slots_cut,
+    "model.experts.count, model.experts.per_token": lambda s: s.model.experts.experts(),
     "model.num_heads, model.num_kv_heads": lambda s: s.model.config(vocab_size=1, max_length=1),
+    "rollout.routing_replay, model.experts": lambda s: require(
+        not s.rollout.routing_replay
+        or s.model.config(vocab_size=1, max_length=1).experts is not None,
+        "rollout.routing_replay=True replays the experts that explorers chose, but the model has"
+        " none: leave it out, or use a model with a mixture of experts.",
+    ),
 }
 """Rules by the names of their settings, separated by commas; a colon precedes a further subject."""

@@ -44,7 +44,7 @@ def test_decoding_from_lines_gives_the_logits_of_the_full_forward_pass(platform,
         for step in range(6):
             positions = np.array([5, 3, 2]) + step
             tokens = TOKENS[np.arange(3), positions]
-            hidden, cache = step_of(config, params, tokens, positions, cache, 11)
+            hidden, cache, _ = step_of(config, params, tokens, positions, cache, 11)
             scores = logits(config, params, hidden)
             np.testing.assert_allclose(scores, full[np.arange(3), positions], atol=tolerance)
 
@@ -58,7 +58,7 @@ def test_one_token_of_each_row_with_a_position_is_written(platform, parts):
         keys, values = np.random.default_rng(0).standard_normal((2, L, 3, 15, K, H), np.float32)
         cache = jax.vmap(functools.partial(cached, config))(keys, values)
         positions = np.array([7, -1, 14])
-        _, after = decode_step(config, params, TOKENS[:, 0], positions, cache, 15)
+        after = decode_step(config, params, TOKENS[:, 0], positions, cache, 15).cache
     for new, old in zip(after, cache, strict=True):
         assert new.shape == (L, 1, 3, K, -(-15 // parts), parts * H)
         changed = np.asarray(new != old).reshape(L, 3, K, -1, H)

@@ -96,8 +96,8 @@ def test_tokens_that_take_turns_give_the_same(which, monkeypatch):
 @pytest.mark.parametrize("name", ["experts", "experts and tensor"])
 def test_a_step_of_decoding_gives_the_same(name):
     def run(params):
-        _, cache = prefill(CONFIG, params, TOKENS[:, :8])
-        return decode_step(CONFIG, params, TOKENS[:, 8], np.full(4, 8), cache, span=16)[0]
+        cache = prefill(CONFIG, params, TOKENS[:, :8]).cache
+        return decode_step(CONFIG, params, TOKENS[:, 8], np.full(4, 8), cache, span=16).hidden
 
     expected = jax.jit(run)(params())
     with using(MESHES[name]):

@@ -84,7 +84,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     params = tiny.params(config)
     full = tiny.forward(config, params, TOKENS)
     # Prompts of 4 and 2 tokens in one padded call, then a token at a time, each at its own pace.
-    hidden, filled = prefill(config, params, TOKENS[:, :4])
+    hidden, filled, _ = prefill(config, params, TOKENS[:, :4])
     scores = logits(config, params, hidden)
     np.testing.assert_allclose(scores[0], full[0, :4], atol=1e-5)
     np.testing.assert_allclose(scores[1, :2], full[1, :2], atol=1e-5)
@@ -93,7 +93,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     for step in range(3):
         positions = np.array([4 + step, 2 + step])
         tokens = TOKENS[np.arange(2), positions]
-        hidden, cache = step_of(config, params, tokens, positions, cache, 7 + step // 2)
+        hidden, cache, _ = step_of(config, params, tokens, positions, cache, 7 + step // 2)
         scores = logits(config, params, hidden)
         np.testing.assert_allclose(scores[0], full[0, 4 + step], atol=1e-5)
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
@@ -112,7 +112,7 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
 
     def after(config):
         cache = jax.vmap(functools.partial(cached, config))(keys, values)
-        hidden, cache = decode_step(config, params, tokens, positions, cache, span=50)
+        hidden, cache, _ = decode_step(config, params, tokens, positions, cache, span=50)
         return hidden, [read_span(cache, layer, 50) for layer in range(config.num_layers)]
 
     expected = after(dataclasses.replace(config, attention=path))
@@ -132,8 +132,8 @@ def test_rows_without_a_position_keep_their_cache_and_disturb_no_other(path):
     keys, values = jnp.asarray(rng.standard_normal(shape), jnp.float32)
     cache = jax.vmap(functools.partial(cached, config))(keys, values)
     tokens = np.array([3, 4, 5])
-    hidden, after = decode_step(config, params, tokens, np.array([20, -1, 49]), cache, span=50)
-    expected, _ = decode_step(config, params, tokens, np.array([20, 7, 49]), cache, span=50)
+    hidden, after, _ = decode_step(config, params, tokens, np.array([20, -1, 49]), cache, span=50)
+    expected, _, _ = decode_step(config, params, tokens, np.array([20, 7, 49]), cache, span=50)
     np.testing.assert_allclose(hidden[::2], expected[::2], atol=1e-6)
     assert np.isfinite(hidden).all()
     for x, y in zip(after, cache, strict=True):
@@ -145,7 +145,7 @@ def test_slots_beyond_the_longest_row_are_not_read():
     config = tiny.CONFIG
     params = tiny.params(config)
     cache = KVCache(*(x.at[:, 2:].set(jnp.nan) for x in empty_cache(config, 2, 500)))
-    hidden, _ = decode_step(config, params, np.array([3, 4]), np.array([9, 63]), cache, span=500)
+    hidden, _, _ = decode_step(config, params, np.array([3, 4]), np.array([9, 63]), cache, span=500)
     assert np.isfinite(hidden).all()
 
 

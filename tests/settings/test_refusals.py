@@ -581,7 +581,13 @@ EXAMPLES = {
             "Use at least 3",
         ),
     ],
+    "model.experts.count, model.experts.per_token": [
+        ({"model__experts__count": 3, "model__experts__per_token": 4}, "per_token=4 of count=3"),
+    ],
     "model.num_heads, model.num_kv_heads": [({"model__num_kv_heads": 3}, "num_kv_heads=3")],
+    "rollout.routing_replay, model.experts": [
+        ({"rollout__routing_replay": True}, "use a model with a mixture of experts"),
+    ],
 }
 """By rule: settings that break it, and a part of the message with the value or the way out."""
 

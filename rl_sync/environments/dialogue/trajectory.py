@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.sampling_masks import Entries, no_entries, shifted
 
 NOT_DRAWN = -1
@@ -32,6 +33,8 @@ class Segment:
         sampled from, in nats; 0 elsewhere.
       policy_versions: the version of the weights that drew each token; -1 elsewhere.
       masks: sampling masks of the sampled tokens; see `rl_sync.sampling_masks`.
+      routes: experts that the tokens went to, as each reply recorded them; positions count in the
+        segment. The first record of a token is valid.
     """
 
     tokens: Int[np.ndarray, " T"]
@@ -39,6 +42,7 @@ class Segment:
     behavior_logprobs: Float[np.ndarray, " T"]
     policy_versions: Int[np.ndarray, " T"]
     masks: Entries = dataclasses.field(default_factory=no_entries)
+    routes: tuple[RecordedRoutes, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -105,6 +109,7 @@ def append_reply(
     versions: Ids,
     masks: Entries | None = None,
     segment: int = -1,
+    routes: RecordedRoutes | None = None,
 ) -> Trajectory:
     """Appends a sampled reply of T tokens to a segment.
 
@@ -115,6 +120,7 @@ def append_reply(
       versions: the versions of the weights that drew them.
       masks: their sampling masks; None for the whole vocabulary.
       segment: the number of the segment; the last one if left out.
+      routes: recorded experts, by their tokens' positions in the segment; None without a record.
 
     Raises:
       ValueError: the lengths differ; a logprob is not a number of at most 0; a version is
@@ -137,7 +143,8 @@ def append_reply(
     number = segment % len(trajectory.segments)
     before = trajectory.segments[number]
     masks = no_entries() if masks is None else masks
-    reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by, masks)
+    recorded = () if routes is None else (routes,)
+    reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by, masks, recorded)
     span = ReplySpan(number, len(before), len(before) + len(reply))
     appended = _appended(trajectory, reply, number)
     return dataclasses.replace(appended, replies=(*trajectory.replies, span))
@@ -183,14 +190,17 @@ def _given(ids: Ids) -> Segment:
 def _appended(trajectory: Trajectory, more: Segment, number: int) -> Trajectory:
     before = trajectory.segments[number]
     more = dataclasses.replace(more, masks=shifted(more.masks, len(before)))
-    names = [field.name for field in dataclasses.fields(Segment)]
-    joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in names}
+    joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in _array_names()}
     segments = list(trajectory.segments)
-    segments[number] = _frozen(Segment(**joined))
+    segments[number] = _frozen(Segment(**joined, routes=before.routes + more.routes))
     return dataclasses.replace(trajectory, segments=tuple(segments))
 
 
 def _frozen(segment: Segment) -> Segment:
-    for field in dataclasses.fields(segment):
-        getattr(segment, field.name).flags.writeable = False
+    for name in _array_names():
+        getattr(segment, name).flags.writeable = False
     return segment
+
+
+def _array_names() -> list[str]:
+    return [field.name for field in dataclasses.fields(Segment) if field.name != "routes"]

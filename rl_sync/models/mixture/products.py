@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
+from rl_sync.expert_routes import unrecorded_in
 from rl_sync.models.config import Experts, ModelConfig
 from rl_sync.models.layers import ACTIVATIONS
 from rl_sync.models.mixture.exchange import exchanged
@@ -40,16 +41,30 @@ class Routes(NamedTuple):
 
 
 def routes_of(
-    settings: Experts, tokens: Float[Array, "Z D"], router: Float[Array, "D E"]
+    settings: Experts,
+    tokens: Float[Array, "Z D"],
+    router: Float[Array, "D E"],
+    recorded: UInt[Array, "Z C"] | None = None,
 ) -> Routes:
-    """Chooses each token's likeliest experts.
+    """Chooses each token's likeliest experts, or replays the recorded ones.
 
     The scores and the softmax are in float32, whatever the dtype of the tokens: the experts of a
     token whose scores are close would otherwise change with the rounding.
+
+    Weights are those of the present scores, so that the router learns from replayed routes, too
+    (rollout routing replay, arXiv:2510.11370, equation 7).
+
+    Args:
+      recorded: experts that tokens went to before; see `rl_sync.expert_routes`.
     """
     kernel = router.astype(tokens.dtype).astype(jnp.float32)  # Rounded as an explorer has it.
     scores = jnp.dot(tokens.astype(jnp.float32), kernel, precision="highest")
-    weights, experts = jax.lax.top_k(jax.nn.softmax(scores, axis=-1), settings.per_token)
+    shares = jax.nn.softmax(scores, axis=-1)
+    weights, experts = jax.lax.top_k(shares, settings.per_token)
+    if recorded is not None:
+        is_there = recorded != unrecorded_in(recorded.dtype)
+        experts = jnp.where(is_there, recorded.astype(experts.dtype), experts)
+        weights = jnp.take_along_axis(shares, experts, axis=-1)
     if settings.normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return Routes(experts, weights)

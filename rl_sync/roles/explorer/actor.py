@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.ending import CUTS
+from rl_sync.expert_routes import RouteShape
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS, columns_of
 from rl_sync.roles.master.group_admission import filled
 from rl_sync.rollout.engine import Engine
@@ -86,6 +87,7 @@ class Explorer:
       streams: whether new groups can also begin after each chunk.
       with_baselines: whether a greedy completion is generated for each group. It is the last row of
         the group until the group is scored (`rewarded`).
+      routes: shape of the tokens' routes, which groups then have; None if they are not recorded.
     """
 
     number: int
@@ -99,6 +101,7 @@ class Explorer:
     in_parts: bool = False
     streams: bool = False
     with_baselines: bool = False
+    routes: RouteShape | None = None
 
     def rollout(
         self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
@@ -273,7 +276,7 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        columns: dict[str, Any] = columns_of(rows, whole.prompt)
+        columns: dict[str, Any] = columns_of(rows, whole.prompt, self.routes)
         drawn = columns["policy_versions"] >= 0
         # Each trajectory needs a version, even if its environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version

@@ -7,26 +7,30 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
+from rl_sync.expert_routes import RouteShape
 from rl_sync.rollout.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
 
 TOKEN_COLUMNS = (
     *("tokens", "completion_mask", "behavior_logprobs", "policy_versions"),
-    *("turn_rewards", "segments", "sampling_masks"),
+    *("turn_rewards", "segments", "sampling_masks", "routes"),
 )
 """Fields of `Group` that describe the tokens of each trajectory."""
-MASKS = "sampling_masks"
+MASKS, ROUTES = "sampling_masks", "routes"
 
 
 def columns_of(
-    finished: Sequence[FinishedCompletion | Played], prompt: Int[np.ndarray, " P"]
+    finished: Sequence[FinishedCompletion | Played],
+    prompt: Int[np.ndarray, " P"],
+    routes: RouteShape | None = None,
 ) -> dict[str, np.ndarray]:
     """Makes the columns of a group, by their names in `Group`; all rows are as long as the longest.
 
     Args:
       finished: completions or episodes, in the order of the rows.
       prompt: prompt of the completions; episodes have their own.
+      routes: shape of the tokens' recorded routes; None if none are recorded.
     """
     tokens = max(_tokens(one, prompt) for one in finished)
     shape = len(finished), max(1, tokens)
@@ -36,6 +40,8 @@ def columns_of(
         "behavior_logprobs": np.zeros(shape, np.float32),
         "policy_versions": np.full(shape, -1, np.int32),
     }
+    if routes is not None:
+        columns[ROUTES] = routes.unrecorded(*shape)
     if isinstance(finished[0], Played):
         columns["turn_rewards"] = np.zeros(shape, np.float32)
         columns["segments"] = np.full(shape, -1, np.int32)
@@ -53,6 +59,8 @@ def columns_of(
             row["behavior_logprobs"][here] = one.logprobs
             row["policy_versions"][here] = one.versions
             masks.append(shifted(one.masks, len(prompt)) if len(one.masks) else one.masks)
+            if routes is not None and one.routes is not None:
+                one.routes.write(row[ROUTES])
     return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
 
 
@@ -76,6 +84,9 @@ def _write_episode(row: dict[str, np.ndarray], played: Played) -> Entries:
         row["policy_versions"][here] = segment.policy_versions
         row["segments"][here] = number
         masks.append(shifted(segment.masks, at))
+        if ROUTES in row:
+            for recorded in segment.routes:
+                recorded.write(row[ROUTES][here])
         at = here.stop
     for reward, reply in zip(played.turn_rewards, played.trajectory.replies, strict=True):
         row["turn_rewards"][starts[reply.segment] + reply.stop - 1] = reward
