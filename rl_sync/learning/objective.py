@@ -69,6 +69,8 @@ class BatchExperience(NamedTuple):
         and they differ from the current ones.
       ref_logprobs: logprobs of the reference model, if there is one.
       values: value before each token, by the critic at the step's start, if there is one.
+      recorded_logprobs: log-probabilities as the explorer recorded them, if those of `rows` are the
+        trainer's.
     """
 
     rows: Rows
@@ -78,6 +80,7 @@ class BatchExperience(NamedTuple):
     proximal_logprobs: Float[Array, "B T"] | None = None
     ref_logprobs: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
+    recorded_logprobs: Float[Array, "B T"] | None = None
 
     def named(self) -> dict[str, object]:
         """Returns all fields by the names that the pieces of algorithms use."""
@@ -227,6 +230,8 @@ def _metrics(
     """
     behavior, mask = known.rows.behavior_logprobs, known.rows.completion_mask
     log_ratio = _log_ratio(current, behavior)
+    recorded = behavior if known.recorded_logprobs is None else known.recorded_logprobs
+    is_fresh = known.staleness == 0
 
     def mean(values: Array) -> Float[Array, ""]:
         values = jnp.broadcast_to(values, mask.shape)
@@ -238,6 +243,8 @@ def _metrics(
         "kl_proximal_current": mean(k3(proximal, current)),
         "mask_fraction": mean(weights == 0),
         "logprob_gap": mean(jnp.abs(log_ratio)),
+        "mismatch": mean(jnp.where(is_fresh, jnp.abs(current - recorded), 0.0)),
+        "fresh_fraction": mean(is_fresh),
         "weight_mean": mean(jnp.exp(log_ratio)),
         "weight_square": mean(jnp.exp(2 * log_ratio)),
         "ratio_counts": diagnostics.log_ratio_counts(
@@ -256,9 +263,10 @@ def _metrics(
 
 
 def summary(of_updates: dict[str, Array]) -> Metrics:
-    """Combines the metrics of updates into those of a step: means, with three exceptions.
+    """Combines the metrics of updates into those of a step: means, with four exceptions.
 
-    logprob_gap is that of the first update, before which the step has changed nothing.
+    logprob_gap is that of the first update, before which the step has changed nothing. So is
+    mismatch, over the tokens that the present weights drew; NaN if there are none.
     effective_sample_share is computed from the unbounded weights π / π_behavior.
     ratio_p5_staleness_0 and similar names are percentiles of π / π_behavior over the tokens of one
     staleness; the last staleness includes all greater ones.
@@ -269,7 +277,11 @@ def summary(of_updates: dict[str, Array]) -> Metrics:
     means = {name: values.mean(axis=0) for name, values in of_updates.items()}
     counts = means.pop("ratio_counts")
     share = diagnostics.effective_sample_share(means.pop("weight_mean"), means.pop("weight_square"))
-    means |= {"logprob_gap": of_updates["logprob_gap"][0], "effective_sample_share": share}
+    first = {name: values[0] for name, values in of_updates.items()}
+    means |= {"logprob_gap": first["logprob_gap"], "effective_sample_share": share}
+    fresh = first["fresh_fraction"]
+    means["mismatch"] = jnp.where(fresh > 0, first["mismatch"] / fresh, jnp.nan)
+    del means["fresh_fraction"]
     for percent in QUANTILES:
         quantiles = diagnostics.ratio_quantile(counts, percent / 100)
         for staleness in range(STALENESS_KINDS):

@@ -6,12 +6,14 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rl_sync.learning import credit, objective
+from rl_sync.learning.drawing_versions import KeptVersions, scored
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
@@ -28,11 +30,28 @@ class Preparation:
       loss: the settings of the loss.
       forward: the model's passes.
       updates: number of updates of a step.
+      kept: versions that score the tokens that they drew; None if the explorers' log-probabilities
+        are used.
     """
 
     loss: LossConfig
     forward: Forward
     updates: int
+    kept: KeptVersions | None = None
+
+    @property
+    def scores_in_update(self) -> bool:
+        """True if an update's own log-probabilities are those of the weights that drew its tokens.
+
+        It is so if data are never stale and a step has one update. Then no pass before the update
+        is needed, unless something else needs the log-probabilities before.
+        """
+        if self.kept is None or self.kept.count or self.updates > 1:
+            return False
+        algorithm = self.loss.algorithm
+        return not algorithm.looks_ahead and not (
+            algorithm.needs_reference and algorithm.kl_place == "reward"
+        )
 
     def experience(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch
@@ -73,6 +92,19 @@ class Preparation:
                     trained, critic, frozen, some.tokens, some.packing, some.routes
                 )
             )
+        recorded = mismatch = None
+        if self.kept is not None and not self.scores_in_update:
+            recorded = rows.behavior_logprobs
+            found, mismatch = scored(
+                rows,
+                state.step,
+                trained,
+                state.drawing,
+                functools.partial(logprobs_of, replays=True),
+                start=proximal_logprobs,
+            )
+            rows = rows._replace(behavior_logprobs=found)
+            batch = batch._replace(rows=rows)
         estimate, weights, metrics = credit.give(
             self.loss.algorithm,
             batch,
@@ -102,5 +134,8 @@ class Preparation:
             proximal_logprobs=proximal_logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
+            recorded_logprobs=recorded,
         )
+        if mismatch is not None:
+            metrics["mismatch"] = mismatch
         return experience, metrics

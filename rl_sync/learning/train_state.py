@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from rl_sync.learning.critic import CriticState
+from rl_sync.learning.drawing_versions import DrawingVersions
 from rl_sync.types import Params
 
 
@@ -23,6 +24,7 @@ class TrainState(NamedTuple):
         them anyway. The frozen parameters are the policy's. None for no reference.
       critic: state of the critic; None if the algorithm needs no values.
       kl_coefficient: weight of the divergence from the reference model; None if it never changes.
+      drawing: earlier versions that may have drawn tokens; None if they are not needed.
     """
 
     step: Int[Array, ""]
@@ -31,3 +33,4 @@ class TrainState(NamedTuple):
     ref_params: Params | None
     critic: CriticState | None = None
     kl_coefficient: Float[Array, ""] | None = None
+    drawing: DrawingVersions | None = None

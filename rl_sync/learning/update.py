@@ -9,6 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import jax
 import optax
 from jaxtyping import Array, Bool, Float
 
@@ -174,7 +175,14 @@ class Update(ABC, Generic[Share, Common]):
 
 @dataclasses.dataclass(frozen=True)
 class PolicyUpdate(Update[BatchExperience, Totals]):
-    """Updates of a policy, by the loss of the algorithm."""
+    """Updates of a policy, by the loss of the algorithm.
+
+    Attributes:
+      scores: whether the update's log-probabilities are those of the weights that drew the tokens;
+        see `Preparation.scores_in_update`.
+    """
+
+    scores: bool = False
 
     def _has_tokens(self, share: BatchExperience) -> Bool[Array, ""]:
         # Tokens of unjudged completions are masked.
@@ -212,6 +220,10 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
             rows.sampling_masks,
             rows.routes,
         )
+        if self.scores:
+            drawn = rows._replace(behavior_logprobs=jax.lax.stop_gradient(found.logprobs))
+            known = known._replace(rows=drawn, recorded_logprobs=rows.behavior_logprobs)
+            rows = drawn
         algorithm = self.loss.algorithm
         loss, metrics = policy_loss(algorithm, found.logprobs, found.entropy, known, totals)
         tokens = of_tokens(found.logprobs, found.entropy, rows)

@@ -208,6 +208,9 @@ def _state(
     }
     if settings.algorithm.needs_reference:
         held["reference"] = model_memory.device_bytes(as_computed_abstract(model, trained))
+    if (kept := wiring.kept_versions(settings)) is not None:
+        version = model_memory.device_bytes(as_computed_abstract(model, trained))
+        held["earlier versions"] = kept.count * version
     if settings.algorithm.needs_values:
         critic = Critic(settings.critic, model, settings.optimizer, updates, layout).abstract(
             trained

@@ -204,6 +204,14 @@ _POLICY = (
         verl="training/rollout_probs_diff_mean",
     ),
     Metric(
+        "mismatch",
+        "Mean distance of the trainer's log-probabilities from the explorers' for the same weights"
+        " and tokens: rounding, not staleness. It is over the tokens that the weights at the step's"
+        " start drew, or over all of them with `rollout.score=trainer`.",
+        unit="nats",
+        normal="below 0.02",
+    ),
+    Metric(
         "effective_sample_share",
         "(Σw)² / (n Σw²) of the weights π / π_behavior: the share of equal samples that the tokens"
         " are worth.",

@@ -192,6 +192,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         critic=settings.critic if settings.algorithm.needs_values else None,
         offload_reference=settings.trainer.offload_reference,
         offload_optimizer=settings.trainer.offload_optimizer,
+        kept_versions=wiring.kept_versions(settings),
     )
 
 

@@ -13,6 +13,7 @@ from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
 from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
 from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.batching import Batching, default_row_tokens
+from rl_sync.learning.drawing_versions import KeptVersions
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.records.spans import SpanRecorder
@@ -399,6 +400,15 @@ def batching(
         mask_words=mask_words,
         routes=routes,
     )
+
+
+def kept_versions(settings: RunSettings) -> KeptVersions | None:
+    """Returns the versions by which the trainer scores tokens; None if explorers score them."""
+    if settings.rollout.score != "trainer" or not settings.algorithm.generates:
+        return None
+    schedule = settings.schedule
+    count = -(-schedule.staleness_bound // schedule.interval)
+    return KeptVersions(schedule.interval, schedule.start, count)
 
 
 def prompt_pool(settings: RunSettings, task: Task) -> PromptPool:

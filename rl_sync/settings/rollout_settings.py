@@ -58,6 +58,15 @@ class RolloutSettings:
         " for mixtures of experts, whose explorer and trainer otherwise choose different experts"
         " for some tokens. It takes a byte for each layer and expert of a token.",
     )
+    score: str = setting(
+        "explorer",
+        "Program whose log-probabilities of the drawn tokens the loss takes: `explorer` for those"
+        " that they were drawn with, or `trainer` for those that the trainer computes with the same"
+        " weights, so that a ratio shows the change of the policy alone. The trainer then keeps the"
+        " versions that may have drawn a batch, and needs a forward pass for each that did, but"
+        " none if data are never stale and a step has one update.",
+        choices=("explorer", "trainer"),
+    )
     stop_ids: str = setting(
         "", "Token ids that end a completion besides the tokenizer's, separated by commas."
     )

@@ -215,7 +215,11 @@ def test_the_gap_is_that_of_the_first_update():
         "weight_square": jnp.array([1.0, 3.0]),
         "ratio_counts": jnp.ones((2, objective.STALENESS_KINDS, 61)),
         "loss": jnp.array([1.0, 2.0]),
+        "mismatch": jnp.array([0.01, 0.8]),
+        "fresh_fraction": jnp.array([0.25, 1.0]),
     }
     metrics = objective.summary(updates)
+    assert metrics["mismatch"] == jnp.float32(0.04)
+    assert "fresh_fraction" not in metrics
     assert metrics["logprob_gap"] == jnp.float32(0.1)
     assert (metrics["loss"], metrics["effective_sample_share"]) == (1.5, 0.5)

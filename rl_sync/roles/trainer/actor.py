@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
+from rl_sync.learning.drawing_versions import DrawingVersions, KeptVersions
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
@@ -72,6 +73,8 @@ class Trainer:
       critic: settings of the critic; None for algorithms that need no values.
       offload_reference, offload_optimizer: whether the reference model, and the optimizer's state,
         are in host memory while they are not used.
+      kept_versions: versions that score the tokens that they drew; None if the explorers'
+        log-probabilities are used.
     """
 
     model: ModelConfig
@@ -86,6 +89,7 @@ class Trainer:
     offload_reference: bool = False
     offload_optimizer: bool = False
     repetition_penalty: float = 1.0
+    kept_versions: KeptVersions | None = None
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.loss.algorithm.needs_values
@@ -121,7 +125,14 @@ class Trainer:
             ref_params=ref_params,
             critic=self._critic.begin(trained) if self.critic else None,
             kl_coefficient=reference.first_coefficient(self.loss.algorithm, self.layout),
+            drawing=self._first_versions(trained),
         )
+
+    def _first_versions(self, trained: Params) -> DrawingVersions | None:
+        if self.kept_versions is None:
+            return None
+        kept = self.kept_versions.begin(as_computed(self.model, trained))
+        return None if kept is None else move(kept, self._abstract_versions)
 
     def abstract_sft_state(self) -> TrainState:
         """Returns abstract states of `start` and `sft_step`: shapes, dtypes and shardings."""
@@ -140,6 +151,7 @@ class Trainer:
             kl_coefficient=cast(Array, self.layout.abstract(jnp.float32(0), ()))
             if self.loss.algorithm.adapts_kl
             else None,
+            drawing=self._abstract_versions,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
@@ -221,6 +233,10 @@ class Trainer:
             kept = reference.refreshed(self.loss.algorithm, state, trained)
             kept = move(kept, self._abstract_reference) if self.offload_reference else kept
         learns &= ~unjudged.astype(bool).all()
+        kept_versions = None
+        if self.kept_versions is not None:
+            before = as_computed(self.model, self._forward.split(state.params)[0])
+            kept_versions = self.kept_versions.after(state.drawing, state.step, before)
         coefficient = reference.next_coefficient(self.loss.algorithm, state, metrics, learns)
         after = TrainState(
             step=state.step + 1,
@@ -229,6 +245,7 @@ class Trainer:
             ref_params=kept,
             critic=critic,
             kl_coefficient=coefficient,
+            drawing=kept_versions,
         )
         return after, metrics
 
@@ -304,6 +321,16 @@ class Trainer:
         return in_host_memory(computed) if self.offload_reference else computed
 
     @functools.cached_property
+    def _abstract_versions(self) -> DrawingVersions | None:
+        """Shapes, dtypes and shardings of the earlier versions that the trainer keeps."""
+        if self.kept_versions is None or not self.kept_versions.count:
+            return None
+        count = self.kept_versions.count
+        computed = as_computed_abstract(self.model, self._abstract_trained)
+        numbers = self.layout.abstract(jnp.zeros(count, jnp.int32), ())
+        return DrawingVersions(cast(Array, numbers), (computed,) * count)
+
+    @functools.cached_property
     def _sft_optimizer(self) -> ShardedOptimizer:
         """Optimizer of SFT."""
         transformation = self.optimizer.sft(self.sft)
@@ -338,6 +365,7 @@ class Trainer:
             self._forward,
             policy=self._rl_optimizer,
             critic=self._critic if self.critic else None,
+            scores=self._preparation.scores_in_update,
         )
         return *self._taken(update, known, state, trained, frozen, batch), of_batch
 
@@ -381,7 +409,12 @@ class Trainer:
 
     @functools.cached_property
     def _preparation(self) -> Preparation:
-        return Preparation(self.loss, self._forward, updates=self.optimizer.updates_per_batch)
+        return Preparation(
+            self.loss,
+            self._forward,
+            updates=self.optimizer.updates_per_batch,
+            kept=self.kept_versions,
+        )
 
 
 def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:

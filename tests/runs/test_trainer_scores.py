@@ -1,0 +1,73 @@
+"""Runs whose trainer scores the explorers' tokens by the weights that drew them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from rl_sync.records.metrics import read_metrics
+from rl_sync.workdir import Workdir
+from tests.runs.conftest import EMBEDDED, RunRecord, launch
+from tests.runs.living import ended
+
+SCORES = "--config.rollout.score=trainer"
+
+
+@pytest.mark.parametrize(
+    ("flags", "least", "most"),
+    [
+        pytest.param(
+            ("--config.sync.mode=synchronous", "--config.optimizer.updates_per_batch=1"),
+            0.0,
+            0.0,
+            marks=pytest.mark.gate,
+        ),
+        pytest.param(("--config.sync.mode=synchronous",), 0.0, 1e-6, marks=pytest.mark.slow),
+        pytest.param(
+            (
+                "--config.sync.mode=asynchronous",
+                "--config.sync.max_staleness=3",
+                "--config.trainer.mesh.fsdp=2",
+                "--config.model.lora.rank=4",
+            ),
+            1e-5,
+            1.0,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (
+                "--config.sync.mode=custom",
+                "--config.sync.interval=2",
+                "--config.sync.offset=1",
+                "--config.trainer.batching=shared",
+            ),
+            1e-5,
+            1.0,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["one update", "several updates", "asynchronous", "interval"],
+)
+def test_every_token_is_scored_by_the_weights_that_drew_it(runs, flags, least, most):
+    run = runs.get(*flags, SCORES, "--config.trainer.steps=6", EMBEDDED)
+    lines = read_metrics(run.workdir, "rl")
+    assert max(line["mismatch"] for line in lines) < 1e-5
+    gaps = [line["logprob_gap"] for line in lines]
+    assert least <= max(gaps) <= most
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_keeps_the_versions_that_score(started, runs):
+    flags = ("--config.sync.mode=one_step_off_policy", SCORES)
+    process, workdir = started(*flags)
+    os.kill(process.pid, signal.SIGTERM)
+    ended(process)
+    last = RunRecord(Workdir(workdir), "").consumed[-1]["step"]
+    steps = f"--config.trainer.steps={last + 3}"
+    again = launch(*flags, EMBEDDED, steps, workdir=workdir)
+    output = ended(again)
+    assert again.returncode == 0, output
+    assert RunRecord(Workdir(workdir), output).digest == runs.get(*flags, EMBEDDED, steps).digest
+    assert max(line["mismatch"] for line in read_metrics(workdir, "rl")) < 1e-5
