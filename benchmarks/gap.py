@@ -31,9 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.learning.forward import Forward
-from rl_sync.models.config import AttentionPath, Experts, ModelConfig
+from rl_sync.models.config import AttentionPath, Experts, ModelConfig, Quantization
 from rl_sync.models.huggingface.reading import load_config, load_params
 from rl_sync.models.placement import abstract_params, cast_abstract
+from rl_sync.models.quantization import quantized
 from rl_sync.models.sharding import Layout, MeshShape, using
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
@@ -69,6 +70,8 @@ class Way(NamedTuple):
       explorer_mesh, trainer_mesh: sizes of the meshes.
       experts: whether the MLPs are mixtures of experts.
       replays: whether the trainer replays the experts that the explorer recorded.
+      quantization: dtype of the explorer's kernels; None for its own. The trainer then has the
+        weights that they were made from.
     """
 
     explorer_dtype: str = "float32"
@@ -80,6 +83,7 @@ class Way(NamedTuple):
     trainer_mesh: tuple[tuple[str, int], ...] = ()
     experts: bool = False
     replays: bool = False
+    quantization: Quantization | None = None
 
 
 BASE, ROUGH = Way(), Way("bfloat16", "bfloat16")
@@ -100,6 +104,9 @@ WAYS = {
     "bfloat16, experts": ROUGH._replace(experts=True),
     "bfloat16, experts, replayed": ROUGH._replace(experts=True, replays=True),
     "explorer bfloat16, trainer float32": ROUGH._replace(trainer_dtype="float32"),
+    "explorer int8, float32": BASE._replace(quantization="int8"),
+    "explorer int8, bfloat16": ROUGH._replace(quantization="int8"),
+    "explorer float8, bfloat16": ROUGH._replace(quantization="float8_e4m3fn"),
     "float16": Way("float16", "float16"),
     "explorer float16, trainer float32": Way("float16", "float32"),
 }
@@ -135,9 +142,12 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
     trainer = dataclasses.replace(config, dtype=way.trainer_dtype)
     rng = np.random.default_rng(seed)
     prompts = rng.integers(2, config.vocab_size, (count, PROMPT_TOKENS)).astype(np.int32)
+    if way.quantization is not None:
+        explorer = dataclasses.replace(explorer, quantization=way.quantization)
+        params = quantized(explorer, params)
     found = decoded(
         explorer,
-        held,
+        params,
         layout_of(way.explorer_mesh),
         prompts,
         slots=way.slots,
@@ -170,7 +180,9 @@ def layout_of(mesh: tuple[tuple[str, int], ...]) -> Layout:
 def placed(config: ModelConfig, params: Params, layout: Layout, dtype: str) -> Params:
     """Puts weights on a mesh, in a dtype."""
     like = cast_abstract(abstract_params(config, layout), dtype)
-    return jax.tree.map(lambda x, one: jax.device_put(x.astype(dtype), one.sharding), params, like)
+    return jax.tree.map(
+        lambda x, one: jax.device_put(x.astype(one.dtype), one.sharding), params, like
+    )
 
 
 def decoded(

@@ -29,7 +29,7 @@ from rl_sync.models.cache import (
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.flash import AttentionCall, attend_by, kernel_for
-from rl_sync.models.layers import Adapter, RMSNorm, fan_in, param, project
+from rl_sync.models.layers import Adapter, RMSNorm, fan_in, kernel, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
@@ -101,21 +101,22 @@ class Attention(nn.Module):
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
         axes = ("embed", "kv", None, "head_dim")
-        kernel = param(self, "qkv", fan_in(D), (D, K, N + 2, H), axes)
-        out = param(
+        stored = [kernel(self, config, "qkv", fan_in(D), (D, K, N + 2, H), axes)]
+        out = kernel(
             self,
+            config,
             "out",
             fan_in(K * N * H, config.num_layers),
             (K, N, H, D),
             ("kv", "heads", "head_dim", "embed"),
+            inputs=(0, 1, 2),
         )
-        stored = [kernel]
         if config.qkv_bias:
             stored.append(param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:]))
         deltas = self._adapt_qkv(x) if config.lora else {}
 
-        def project_by(kernel: Array, *bias: Array, targets: tuple[LoraTarget, ...]) -> Array:
-            y = project(x, kernel)
+        def project_by(weights: Array, *bias: Array, targets: tuple[LoraTarget, ...]) -> Array:
+            y = project(x, weights)
             for one in bias:
                 y = y + one.astype(x.dtype)
             return y + jnp.concatenate([deltas[of] for of in targets], axis=-2) if deltas else y

@@ -10,6 +10,7 @@ from rl_sync.spelling import require_one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 Activation = Literal["silu", "gelu_tanh"]
+Quantization = Literal["int8", "float8_e4m3fn"]
 Remat = Literal["none", "full", "dots", "dots_no_batch"]
 AttentionPath = Literal["auto", "einsum", "dot_product", "blocks", "splash", "cudnn", "triton"]
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -125,6 +126,8 @@ class ModelConfig:
       local_rope_base: θ of sliding layers, without scaling; None for the same RoPE in all layers.
       experts: mixture of experts; None for a dense MLP in each layer.
       lora: low-rank adapters; None for none.
+      quantization: dtype of the kernels of a model that only generates; see
+        `rl_sync.models.quantization`. None for kernels that are not quantized.
       scalar_head: whether a scalar head without a bias replaces the output projection, as in a
         reward model.
       dtype: dtype of the blocks' computations. Log-probabilities are always float32.
@@ -164,6 +167,7 @@ class ModelConfig:
     local_rope_base: float | None = None
     experts: Experts | None = None
     lora: Lora | None = None
+    quantization: Quantization | None = None
     scalar_head: bool = False
     dtype: str = "float32"
     remat: Remat = "none"

@@ -37,6 +37,31 @@ def param(
     return cast(Array, module.param(name, nn.with_logical_partitioning(init, axes), shape))
 
 
+def kernel(
+    module: nn.Module,
+    config: ModelConfig,
+    name: str,
+    init: Initializer,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    inputs: tuple[int, ...] = (0,),
+) -> Array:
+    """Creates a kernel; one of a quantized model is returned in the dtype of the computation.
+
+    Args:
+      shape, axes: sizes and logical names of its axes.
+      inputs: axes that a product sums over; all weights along them share one scale.
+    """
+    if config.quantization is None:
+        return param(module, name, init, shape, axes)
+    zeros = functools.partial(initializers.zeros, dtype=config.quantization)
+    held = param(module, name, cast(Initializer, zeros), shape, axes)
+    sizes = tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
+    own = tuple(None if axis in inputs else name for axis, name in enumerate(axes))
+    scale = param(module, f"{name}_scale", initializers.ones, sizes, own)
+    return held.astype(config.dtype) * scale.astype(config.dtype)
+
+
 def fan_in(inputs: int, layers: int = 0) -> Initializer:
     """Returns an initializer: normal with variance 1/inputs.
 
@@ -139,9 +164,10 @@ class GatedMLP(nn.Module):
         config = self.config
         D, F = config.embed_dim, config.mlp_dim
         axes = ("embed", None, "mlp")
-        gate_up = param(self, "gate_up", fan_in(D), (D, 2, F), axes)
-        down = param(self, "down", fan_in(F, config.num_layers), (F, D), ("mlp", "embed"))
-        if self.decodes:
+        gate_up = kernel(self, config, "gate_up", fan_in(D), (D, 2, F), axes)
+        start = fan_in(F, config.num_layers)
+        down = kernel(self, config, "down", start, (F, D), ("mlp", "embed"))
+        if self.decodes and config.quantization is None:
             # Otherwise XLA wants the kernels of all layers with the axis of gate and up in front,
             # and a loop of decode steps starts by copying them.
             gate_up = as_stored(gate_up, *axes)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.quantization import held_dtypes
 from rl_sync.models.sharding import GROUP, Layout
 from rl_sync.models.transformer import init_params, param_axes, param_shapes
 from rl_sync.types import Params
@@ -39,9 +40,11 @@ def zeros(abstract: Params) -> Params:
 
 
 def cast_abstract(abstract: Params, dtype: str) -> Params:
-    """Returns the same shapes and shardings with another dtype."""
+    """Returns the same shapes and shardings with another dtype; quantized kernels keep theirs."""
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), abstract
+        lambda x, own: jax.ShapeDtypeStruct(x.shape, own, sharding=x.sharding),
+        abstract,
+        held_dtypes(abstract, dtype),
     )
 
 

@@ -342,6 +342,7 @@ def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Paramete
         seed=settings.seed,
         layout=layout,
         dtype=settings.explorer_dtype,
+        quantization=settings.quantization,
     )
 
 

@@ -18,9 +18,10 @@ from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
 def frame_of(settings: RunSettings, task: Task, model: ModelConfig) -> dict[str, bytes]:
     """Returns the files of a checkpoint besides its weights, by name: config and tokenizer.
 
-    There are none for a model that transformers does not know, or if adapters alone are published.
+    There are none for a model that transformers does not know, or if adapters or quantized kernels
+    are published.
     """
-    if model.lora:
+    if model.lora or settings.quantization:
         return {}
     path = settings.model.path
     with tempfile.TemporaryDirectory() as folder:

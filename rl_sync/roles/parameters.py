@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 from jaxtyping import Array
 
 from rl_sync.models import lora
-from rl_sync.models.config import DTYPES, HEAD, ModelConfig
+from rl_sync.models.config import DTYPES, HEAD, ModelConfig, Quantization
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import (
     abstract_params,
@@ -20,6 +21,7 @@ from rl_sync.models.placement import (
     shardings,
     zeros,
 )
+from rl_sync.models.quantization import held_dtypes, quantized
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.settings.records import ConfigError
@@ -39,6 +41,8 @@ class Parameters:
       layout: sharding in this process.
       dtype: dtype of explorers' parameters and of published ones. Adapters are published in
         float32, and merged in it.
+      quantization: dtype of explorers' kernels; None for `dtype`. Without adapters the trainer
+        quantizes what it publishes; with adapters each explorer quantizes the merged kernels.
     """
 
     model: ModelConfig
@@ -46,6 +50,7 @@ class Parameters:
     seed: int
     layout: Layout
     dtype: str
+    quantization: Quantization | None = None
 
     @functools.cached_property
     def abstract(self) -> Params:
@@ -113,7 +118,9 @@ class Parameters:
         """Returns the part of the parameters that is published."""
         if self.model.lora:
             return lora.split(params)[0]
-        return params if self.dtype == "float32" else _cast(params, self.dtype)
+        if self.quantization is None and self.dtype == "float32":
+            return params
+        return _held(self._held_model, self.dtype, params)
 
     def abstract_published(self) -> Params:
         """Shapes and shardings of the published parameters."""
@@ -127,7 +134,8 @@ class Parameters:
         """Turns a puller of published parameters into a puller of explorers' parameters."""
         if not self.model.lora:
             return puller
-        return MergingPuller(puller, self.model, self.base(), self.abstract_held)
+        as_held = functools.partial(_as_held, self._held_model, self.dtype)
+        return MergingPuller(puller, self.model, self.base(), self.abstract_held, as_held)
 
     def _stored_head(self) -> Params:
         """Returns a checkpoint's scalar head, if it has one, which replaces a random one."""
@@ -151,12 +159,24 @@ class Parameters:
     @property
     def abstract_held(self) -> Params:
         """Shapes, dtypes and shardings of explorers' parameters."""
-        return cast_abstract(lora.split(self.abstract)[1], self.dtype)
+        if self.quantization is None:
+            return cast_abstract(lora.split(self.abstract)[1], self.dtype)
+        return cast_abstract(abstract_params(self._held_model, self.layout), self.dtype)
+
+    @property
+    def _held_model(self) -> ModelConfig:
+        """The model config of explorers' parameters."""
+        merged = lora.merged_config(self.model)
+        return dataclasses.replace(merged, quantization=self.quantization)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _cast(params: Params, dtype: str) -> Params:
-    return jax.tree.map(lambda x: x.astype(dtype), params)
+def _as_held(model: ModelConfig, dtype: str, params: Params) -> Params:
+    """Quantizes parameters where the model says so, and casts the others."""
+    held = params if model.quantization is None else quantized(model, params)
+    return jax.tree.map(lambda x, own: x.astype(own), held, held_dtypes(held, dtype))
+
+
+_held = jax.jit(_as_held, static_argnums=(0, 1))
 
 
 class MergingPuller:
@@ -167,14 +187,21 @@ class MergingPuller:
       model: model config with `lora`.
       base: parameters without adapters.
       abstract: dtypes and shardings of the result.
+      as_held: turns merged parameters into those of explorers.
     """
 
-    def __init__(self, puller: Puller, model: ModelConfig, base: Params, abstract: Params) -> None:
+    def __init__(
+        self,
+        puller: Puller,
+        model: ModelConfig,
+        base: Params,
+        abstract: Params,
+        as_held: Callable[[Params], Params],
+    ) -> None:
         self._puller, self._base = puller, base
 
         def merge(adapters: Params, base: Params) -> Params:
-            merged = lora.merge(model, lora.join(adapters, base))
-            return jax.tree.map(lambda x, held: x.astype(held.dtype), merged, abstract)
+            return as_held(lora.merge(model, lora.join(adapters, base)))
 
         self._merge = jax.jit(merge, out_shardings=shardings(abstract))
 

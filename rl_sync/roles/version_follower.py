@@ -145,8 +145,8 @@ def _model(
         raise ConfigError(f"--from={source}: {error}") from error
     if "config.json" not in content:
         raise ConfigError(
-            f"--from={source} has no model/config.json: the run publishes adapters alone, or"
-            " transformers has no such model. Use export for its snapshots."
+            f"--from={source} has no model/config.json: the run publishes adapters alone or"
+            " quantized kernels, or transformers has no such model. Use export for its snapshots."
         )
     frame = folder / "frame"
     frame.mkdir()

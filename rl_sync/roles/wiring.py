@@ -281,7 +281,8 @@ def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
 
 def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
     """Returns the model config for explorers' computations; raises as `trainer_model` does."""
-    return _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
+    model = _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
+    return dataclasses.replace(model, quantization=settings.quantization)
 
 
 def _computed(

@@ -19,7 +19,8 @@ _ATTEMPTS = 10
 def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the config, with the algorithm's values for settings that are None.
 
-    Without a name, the algorithm is chosen by the staleness that the schedule allows. If the user
+    Without a name, the algorithm is chosen by the staleness that the schedule allows, and by
+    whether explorers are quantized. If the user
     sets which groups are useless, but not how many prompts to try, `max_attempts` gets a default
     that replaces useless groups.
 
@@ -31,7 +32,10 @@ def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config  # It is rejected when the sections are made.
     sync: SyncSettings = build(SyncSettings, config["sync"], "config.sync")
     schedule = resolve(sync.mode, sync.interval, sync.offset, sync.max_staleness, sync.pull)
-    usual = STALE if schedule.staleness_bound > 0 else FRESH
+    explorer = config.get("explorer")
+    quantizes = isinstance(explorer, Mapping) and explorer.get("quantization", "none") != "none"
+    # A quantized explorer draws from another policy than the trainer's, as a stale one does.
+    usual = STALE if schedule.staleness_bound > 0 or quantizes else FRESH
     name = usual if given.get("name") is None else given["name"]
     if not isinstance(name, str):
         return config

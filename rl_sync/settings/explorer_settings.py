@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
-from rl_sync.models.config import DTYPES
+from rl_sync.models.config import DTYPES, Quantization
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.mesh_settings import ExplorerMesh
 
@@ -34,6 +35,13 @@ class ExplorerSettings:
         " cache in.",
         choices=DTYPES,
         implied="model.dtype",
+    )
+    quantization: str = setting(
+        "none",
+        "Dtype of 8 bits, or `none`, that kernels of attention, MLPs and experts are rounded to, with a scale"
+        " for each output, when they are published; explorers hold them so, and compute in `dtype`."
+        " Norms, routers and embeddings stay.",
+        choices=("none", *get_args(Quantization)),
     )
     processes: int = setting(
         1,

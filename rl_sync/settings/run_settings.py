@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import Mesh
 
@@ -20,6 +20,7 @@ from rl_sync.environments.environment_settings import SEGMENT, EnvironmentSettin
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.optimizer import OptimizerConfig
 from rl_sync.learning.sft import SftConfig
+from rl_sync.models.config import Quantization
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.records.alarms import AlarmLimits
 from rl_sync.rewards.reward_settings import RewardSettings
@@ -291,6 +292,12 @@ class RunSettings:
     def explorer_dtype(self) -> str:
         """The dtype of parameters and computations in explorers."""
         return self.explorer.dtype or self.model.dtype
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """The dtype of explorers' quantized kernels; None if they are not quantized."""
+        chosen = self.explorer.quantization
+        return None if chosen == "none" else cast(Quantization, chosen)
 
     @property
     def roles(self) -> list[str]:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt
 
 from rl_sync.models.config import Experts, ModelConfig
-from rl_sync.models.layers import fan_in, param
+from rl_sync.models.layers import fan_in, kernel, param
 from rl_sync.models.mixture.products import (
     ExpertKernels,
     Routes,
@@ -48,9 +48,23 @@ class MixtureMLP(nn.Module):
         config, experts = self.config, cast(Experts, self.config.experts)
         D, F, E = config.embed_dim, experts.mlp_dim, experts.count
         router = param(self, "router", fan_in(D), (D, E), ("embed", None))
-        gate_up = param(self, "gate_up", fan_in(D), (E, D, 2, F), ("experts", "embed", None, "mlp"))
-        down = param(
-            self, "down", fan_in(F, config.num_layers), (E, F, D), ("experts", "mlp", "embed")
+        gate_up = kernel(
+            self,
+            config,
+            "gate_up",
+            fan_in(D),
+            (E, D, 2, F),
+            ("experts", "embed", None, "mlp"),
+            inputs=(1,),
+        )
+        down = kernel(
+            self,
+            config,
+            "down",
+            fan_in(F, config.num_layers),
+            (E, F, D),
+            ("experts", "mlp", "embed"),
+            inputs=(1,),
         )
         kernels = ExpertKernels(gate_up.astype(x.dtype), down.astype(x.dtype))
         if laid_out():
