@@ -16,7 +16,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import cuts_positions, laid_out
 from rl_sync.models.token_sets import EVERYTHING, TokenSets, changed_logits
 from rl_sync.models.transformer import hidden_states, logits, output_projection
-from rl_sync.models.vocabulary_blocks import block_logprobs
+from rl_sync.models.vocabulary.vocabulary_blocks import block_logprobs
 from rl_sync.types import Params
 
 LOGITS_BYTES = 64 << 20

@@ -28,10 +28,10 @@ from rl_sync.models.attention import Attention, AttentionLayer, Context
 from rl_sync.models.cache import KVCache
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.layers import GatedMLP, RMSNorm, fan_in, param
-from rl_sync.models.lookup import lookup
 from rl_sync.models.mixture.mixture_layer import MixtureMLP
 from rl_sync.models.rope import rotations
 from rl_sync.models.sharding import constrain, laid_out
+from rl_sync.models.vocabulary.lookup import lookup
 from rl_sync.types import Params
 
 _REMAT_POLICIES: dict[str, Any] = {

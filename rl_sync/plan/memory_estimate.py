@@ -28,7 +28,7 @@ from rl_sync.models.placement import abstract_params, as_computed_abstract, cast
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, cuts_positions, using
 from rl_sync.models.transformer import param_axes
-from rl_sync.models.vocabulary_blocks import plan_of
+from rl_sync.models.vocabulary.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
 from rl_sync.roles import wiring

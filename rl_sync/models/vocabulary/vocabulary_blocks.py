@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 
 from rl_sync.models.platform import platform
 from rl_sync.models.token_sets import EVERYTHING, NOTHING, TokenSets, changed_logits, holds
-from rl_sync.models.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
+from rl_sync.models.vocabulary.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
 _LANES = 128  # A block's size is a multiple of this, as matrix units prefer.
 

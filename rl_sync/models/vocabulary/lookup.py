@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rl_sync.models.vocabulary_cuts import Cuts, own_part
+from rl_sync.models.vocabulary.vocabulary_cuts import Cuts, own_part
 
 
 class Lookup(NamedTuple):
