@@ -38,9 +38,9 @@ class ExplorerSettings:
     )
     quantization: str = setting(
         "none",
-        "Dtype of 8 bits, or `none`, that kernels of attention, MLPs and experts are rounded to, with"
-        " a scale for each output, when they are published; explorers hold them so, and compute in"
-        " `dtype`. Norms, routers and embeddings stay.",
+        "Dtype of 8 bits, or `none`, that kernels of attention, MLPs and experts are rounded to,"
+        " with a scale for each output, when they are published. Explorers compute in `dtype`."
+        " Norms, routers and embeddings stay.",
         choices=("none", *get_args(Quantization)),
     )
     processes: int = setting(
