@@ -111,6 +111,10 @@ CASES = (
         Case("llama-3.2-1b", "v5e:2x4", (2, 1, 4), 192, 1500, name)
         for name in ("decode", "prefill", "insert")
     ),
+    *(
+        Case(LARGE, on, (1, 1, 4), 64, 2048, "decode", settings=(("explorer.quantization", of),))
+        for on, of in (("v5e:2x2", "int8"), ("h100:4", "int8"), ("h100:4", "float8_e4m3fn"))
+    ),
     Case(LARGE, "v5e:8x8", (1, 8, 1, 1, 8), 8, 131_072),
     Case(LARGE, "h100:16", (1, 2, 1, 1, 8), 2, 131_072),
     Case(EXPERTS, "v5e:2x4", (1, 1, 4, 2), 64, 2048, "decode"),

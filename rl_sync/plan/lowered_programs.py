@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -90,8 +91,11 @@ def _for_devices(
     """Makes a function trace for the devices of a layout, which this process need not have."""
 
     def lowered() -> jax.stages.Lowered:
-        name = layout.mesh.devices.flat[0].platform
-        with compiling_for(name if name in ("cpu", "tpu") else "gpu"), using(layout):
+        device = layout.mesh.devices.flat[0]
+        platform = device.platform if device.platform in ("cpu", "tpu") else "gpu"
+        with compiling_for(platform), using(layout), contextlib.ExitStack() as of_gpu:
+            if platform == "gpu":  # Libraries of kernels ask the default device for its kind.
+                of_gpu.enter_context(jax.default_device(device))
             return lower()
 
     return lowered

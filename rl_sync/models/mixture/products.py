@@ -17,6 +17,7 @@ from rl_sync.expert_routes import unrecorded_in
 from rl_sync.models.config import Experts, ModelConfig
 from rl_sync.models.layers import ACTIVATIONS
 from rl_sync.models.mixture.exchange import exchanged
+from rl_sync.models.mixture.grouped_product import grouped
 
 _EXCHANGE_BYTES = 256 << 20
 
@@ -166,10 +167,10 @@ def _through(
     # What a product, or its gradient, leaves in rows of no expert is not defined.
     has_expert = (jnp.arange(len(rows)) < sizes.sum())[:, None]
     rows = jnp.where(has_expert, rows, 0)
-    both = jax.lax.ragged_dot(rows, kernels.gate_up.reshape(E, D, 2 * F), sizes)
+    both = grouped(rows, kernels.gate_up.reshape(E, D, 2 * F), sizes)
     both = both.reshape(-1, 2, F)
     hidden = ACTIVATIONS[config.activation](both[:, 0]) * both[:, 1]
-    return jnp.where(has_expert, jax.lax.ragged_dot(hidden, kernels.down, sizes), 0)
+    return jnp.where(has_expert, grouped(hidden, kernels.down, sizes), 0)
 
 
 def _summed(
