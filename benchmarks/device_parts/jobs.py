@@ -109,6 +109,7 @@ def run(
     ends = [one["time"] for one in steps]
     between = [after - before for before, after in itertools.pairwise(ends)]
     counted = between[_UNCOUNTED_STEPS:] or between
-    yield Finding("trainer steps", str(len(steps)), beside=f"{median(counted):.3g} s each")
+    each = f"{median(counted):.3g} s each" if counted else "too few to time them"
+    yield Finding("trainer steps", str(len(steps)), beside=each)
     yield Finding("accuracy before RL", 100 * evaluations[0]["accuracy"], "%")
     yield Finding("accuracy after RL", 100 * evaluations[-1]["accuracy"], "%")

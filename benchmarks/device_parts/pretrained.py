@@ -26,6 +26,6 @@ def measure(options: PartOptions) -> Iterator[Finding]:
     yield from compared(GreedyJob(path, prompts, tokens))
     settings = {"model.path": path, "launch.colocate": "true", "launch.share_devices": "true"}
     if options.small:
-        settings |= {"trainer.steps": "1", "trainer.groups_per_step": "2"}
+        settings |= {"trainer.steps": "2", "trainer.groups_per_step": "2"}
         settings |= {"evaluation.problems": "2", "evaluation.every_steps": "0"}
     yield from run("configs/smollm2.py", settings)
