@@ -45,10 +45,26 @@ def test_findings_arrive_and_the_end_is_told(module, tmp_path):
 
 
 def test_a_part_that_hangs_is_ended_and_its_findings_stay(module, tmp_path):
-    program = f"import time; print('{_LINE}', flush=True); time.sleep(60)"
+    program = (
+        f"import sys, time; print('{_LINE}', flush=True);"
+        "print('slow work', file=sys.stderr, flush=True); time.sleep(60)"
+    )
     found, end = _run(module, tmp_path, program, secs=1.0)
-    assert end == "failed: not over after its 1 s"
+    assert end == "failed: not over after its 1 s; last: slow work"
     assert len(found) == 1
+
+
+def test_processes_that_a_part_started_in_groups_of_their_own_end_with_it(module, tmp_path):
+    program = (
+        "import json, subprocess, sys, time\n"
+        "one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " process_group=0)\n"
+        "print(json.dumps({'name': 'pid', 'value': one.pid}), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (found,), _ = _run(module, tmp_path, program, secs=1.5)
+    stat = Path(f"/proc/{found.value}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_part_that_is_killed_says_by_what_and_what_it_wrote_last(module, tmp_path):

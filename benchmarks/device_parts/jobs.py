@@ -88,8 +88,8 @@ def run(
         command += [f"--config.workdir={workdir}", "--config.replay.backend=embedded"]
         command += ["--config.launch.compilation_cache="]
         started = time.monotonic()
-        # The launcher and its processes are in this process's group, and end with it.
-        done = subprocess.run(
+        said = []
+        with subprocess.Popen(
             command,
             cwd=_ROOT,
             env={**os.environ, **(environment or {})},
@@ -97,11 +97,13 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:  # The part's log has them also if the part is ended.
+                print(line, end="", flush=True)
+                said += [line.strip()] if line.strip() else []
         secs = time.monotonic() - started
-        print(done.stdout, flush=True)
-        if done.returncode:
-            said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        if process.returncode:
             errors = [line for line in said if "rror" in line]
             raise RuntimeError((errors or said or ["it wrote nothing"])[-1])
         evaluations, steps = read_metrics(workdir, "evaluation"), read_metrics(workdir, "rl")

@@ -25,6 +25,7 @@ from device_parts.finding import Finding, PartOptions
 DONE = "done"
 _LONGEST_REASON = 300
 _POLL_SECS = 0.2
+_LEAVE_SECS, _LOOK_SECS = 10.0, 0.05
 
 
 class PartProcess:
@@ -78,25 +79,32 @@ class PartProcess:
                     end = told["end"]
                 else:
                     on_finding(Finding(**told))
-            return f"failed: not over after its {secs:.0f} s"
+            return f"failed: not over after its {secs:.0f} s; last: {self._last()}"[
+                :_LONGEST_REASON
+            ]
         finally:
             self.end()
 
     def end(self) -> None:
-        """Ends the process and those that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+        """Ends the process and those that it started, and waits until they have left the device."""
+        end_session(self._popen.pid)
         self._popen.wait()
+        deadline = time.monotonic() + _LEAVE_SECS
+        while _members(self._popen.pid) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECS)
 
     def _why_it_died(self) -> str:
-        code = self._popen.wait()
-        said = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
-        last = next((line for line in reversed(said) if line), "it wrote nothing")
+        code, last = self._popen.wait(), self._last()
         if code < 0:
             name = signal.Signals(-code).name
             hint = " (out of the machine's memory?)" if name == "SIGKILL" else ""
             return f"failed: ended by {name}{hint}; last: {last}"[:_LONGEST_REASON]
         return f"failed: ended with code {code}; last: {last}"[:_LONGEST_REASON]
+
+    def _last(self) -> str:
+        """Returns the last line of the log."""
+        said = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+        return next((line for line in reversed(said) if line), "it wrote nothing")
 
 
 def serve(measure: Callable[[PartOptions], Iterator[Finding]], options: PartOptions) -> int:
@@ -126,4 +134,26 @@ def _end_with_asker() -> None:
     """Waits until standard input ends, and then ends this process and those that it started."""
     while os.read(0, 1):
         pass
-    os.killpg(0, signal.SIGKILL)
+    end_session(os.getsid(0))
+
+
+def end_session(session: int) -> None:
+    """Kills all processes of a session; its leader comes last, as it may be this process.
+
+    The roles of a run have process groups of their own, so killing one group is not enough.
+    """
+    for pid in [*_members(session), session]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _members(session: int) -> list[int]:
+    """Returns the living processes of a session without its leader; none without /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        with contextlib.suppress(OSError):
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            if pid != session and os.getsid(pid) == session and state != "Z":
+                found.append(pid)
+    return found
