@@ -119,6 +119,7 @@ def test_the_table_is_whole_after_every_change(module, tmp_path):
     assert {part["status"] for part in parts.values()} == {"not reached"}
     table.add("machine", finding("device", "a chip", beside="one | two"))
     table.add("decode", finding("rate", 1234.5678, "tokens/s", "1 / 2 / 3"))
+    assert json.loads(data.read_text())["parts"]["decode"]["findings"][0]["unit"] == "tokens/s"
     table.mark("decode", "failed: ValueError: why", 3.4)
     assert "| device | a chip  one / two |" in text.read_text()
     assert "| rate | 1,235 | tokens/s | 1 / 2 / 3 |" in text.read_text()
