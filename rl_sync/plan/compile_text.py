@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import collections
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
 
 from rl_sync.models.sharding import Layout
 from rl_sync.plan import model_memory
+from rl_sync.plan.compile_progress import CompileProgress
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
 from rl_sync.plan.forecast import Durations, forecast
 from rl_sync.plan.lowered_programs import LowerableProgram, rollout_programs, train_step
@@ -39,30 +39,42 @@ class _Compiled(NamedTuple):
     why: str = ""
 
 
-def describe_compiled(settings: RunSettings, task: Task, name: str) -> str:
-    """Compiles a run's programs for a target, and describes the results.
+def describe_compiled(settings: RunSettings, task: Task, name: str) -> Iterator[str]:
+    """Compiles a run's programs for a target; yields each line as soon as it is known.
 
     Raises:
       ConfigError: the target does not exist here, or a mesh is larger than it.
+      CompilingInterruptedError: the user has interrupted it.
     """
     where = target(name)
     layouts, division = _layouts(settings, where)
-    lines = [f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"]
-    step, of_step = _step(settings, task, where, layouts[TRAINER])
-    lines += of_step
+    yield f"Compiled for {where}, and not run (jax {jax.__version__}): {division}"
+    programs = []
     if settings.explorers:
-        rate, of_engine = _engine(settings, task, where, layouts[explorer_name(1)])
-        lines += of_engine
-        if step and rate:
-            lines += _timeline(settings, task, where, step, rate)
-    return "\n".join(lines)
+        programs = rollout_programs(settings, task, layouts[explorer_name(1)])
+    progress = CompileProgress(1 + len(programs))
+    step, of_step = _step(settings, task, where, layouts[TRAINER], progress)
+    yield from of_step
+    rate = 0.0
+    for program in programs:
+        found, of_program = _of_engine(settings, task, where, program, progress)
+        yield from of_program
+        rate = rate or found
+    if settings.explorers:
+        whole = explorer_estimate(settings, task, where.chip.platform).peak
+        yield (
+            "  explorer   with weights that arrive, slots and its largest program, from shapes:"
+            f" {format_bytes(whole)} a device, {_fits(whole, where)}"
+        )
+    if step and rate:
+        yield from _timeline(settings, task, where, step, rate)
 
 
 def _step(
-    settings: RunSettings, task: Task, where: Target, layout: Layout
+    settings: RunSettings, task: Task, where: Target, layout: Layout, progress: CompileProgress
 ) -> tuple[float, list[str]]:
     """Compiles the trainer's step; returns its minimum seconds (0 if none), and a description."""
-    found = _compiled(train_step(settings, task, layout))
+    found = _compiled(train_step(settings, task, layout), progress)
     lines = _describe(found, where, step_estimate(settings, task, where.chip.platform))
     if found.reading is None:
         return 0.0, lines
@@ -75,33 +87,30 @@ def _step(
     return secs, lines
 
 
-def _engine(
-    settings: RunSettings, task: Task, where: Target, layout: Layout
+def _of_engine(
+    settings: RunSettings,
+    task: Task,
+    where: Target,
+    program: LowerableProgram,
+    progress: CompileProgress,
 ) -> tuple[float, list[str]]:
-    """Compiles an explorer's programs; returns its maximum tokens a second and a description.
+    """Compiles a program of an explorer; returns its maximum tokens a second and a description.
 
-    The maximum is 0 if decoding does not compile.
+    The maximum is 0 unless it is decoding, and compiles.
     """
-    platform, rate = where.chip.platform, 0.0
-    lines: list[str] = []
-    for program in rollout_programs(settings, task, layout):
-        found = _compiled(program)
-        planned = ESTIMATES[program.name](settings, task, platform, program.sizes)
-        lines += _describe(found, where, planned)
-        if program.name == "decode" and found.reading is not None:
-            slots, span = program.sizes
-            work = decode_work(settings, task, slots, span, found.reading)
-            rates = where.rates(layout.mesh.size)
-            secs = work.secs(rates)
-            rate = slots / secs
-            lines.append(
-                f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
-                f" by {work.limit(rates)}: at most {rate:,.0f} tokens/s"
-            )
-    whole = explorer_estimate(settings, task, platform).peak
+    found = _compiled(program, progress)
+    planned = ESTIMATES[program.name](settings, task, where.chip.platform, program.sizes)
+    lines = _describe(found, where, planned)
+    if program.name != "decode" or found.reading is None:
+        return 0.0, lines
+    slots, span = program.sizes
+    work = decode_work(settings, task, slots, span, found.reading)
+    rates = where.rates(settings.explorer.mesh.shape.devices)
+    secs = work.secs(rates)
+    rate = slots / secs
     lines.append(
-        "  explorer   with weights that arrive, slots and its largest program, from shapes:"
-        f" {format_bytes(whole)} a device, {_fits(whole, where)}"
+        f"    at least {format_secs(secs)} for a token of each of {slots:,} slots, limited"
+        f" by {work.limit(rates)}: at most {rate:,.0f} tokens/s"
     )
     return rate, lines
 
@@ -135,12 +144,14 @@ def _named(program: LowerableProgram) -> str:
     return f"{program.name} [{' × '.join(f'{size:,}' for size in program.sizes)}]"
 
 
-def _compiled(program: LowerableProgram) -> _Compiled:
-    """Compiles a program, which may take minutes, and announces it first."""
-    print(f"  compiling {program.role} {_named(program)} …", file=sys.stderr, flush=True)
+def _compiled(program: LowerableProgram, progress: CompileProgress) -> _Compiled:
+    """Compiles a program, which may take minutes."""
     started = time.monotonic()
     try:
-        reading = CompiledProgramText.of(program.lower().compile())
+        reading = progress.compiling(
+            f"{program.role} {_named(program)}",
+            lambda: CompiledProgramText.of(program.lower().compile()),
+        )
     except jax.errors.JaxRuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return _Compiled(program, None, time.monotonic() - started, " ".join(lines[:2])[:300])

@@ -1,12 +1,22 @@
-"""`plan --compile` says what it compiles before it does, which may take minutes."""
+"""`plan --compile` shows what it compiles, which may take minutes, and can be interrupted."""
 
 from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.plan import compile_text
+from rl_sync.plan import compile_progress, compile_text
+from rl_sync.plan.compile_progress import CompileProgress, CompilingInterruptedError
 from rl_sync.plan.compiled_text import CompiledProgramText, MemoryUse
 from rl_sync.plan.lowered_programs import LowerableProgram
 from rl_sync.plan.targets import Target
@@ -21,8 +31,10 @@ def test_a_program_is_named_before_it_is_compiled(capsys):
         said_before.append(capsys.readouterr().err)
         return jax.jit(lambda x: x * 2).lower(jnp.zeros(3))
 
-    found = compile_text._compiled(LowerableProgram("explorer", "decode", (8, 1024), lower))
-    assert said_before == ["  compiling explorer decode [8 × 1,024] …\n"]
+    found = compile_text._compiled(
+        LowerableProgram("explorer", "decode", (8, 1024), lower), CompileProgress(4)
+    )
+    assert said_before == ["  compiling explorer decode [8 × 1,024] (1 of 4) …\n"]
     assert found.reading is not None
     assert capsys.readouterr() == ("", "")
 
@@ -31,9 +43,74 @@ def test_a_program_that_does_not_compile_was_named_too(capsys):
     def lower():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    found = compile_text._compiled(LowerableProgram("trainer", "train_step", (4,), lower))
-    assert "compiling trainer train_step [4] …" in capsys.readouterr().err
+    program = LowerableProgram("trainer", "train_step", (4,), lower)
+    found = compile_text._compiled(program, CompileProgress(1))
+    assert "compiling trainer train_step [4] (1 of 1) …" in capsys.readouterr().err
     assert (found.reading, "RESOURCE_EXHAUSTED" in found.why) == (None, True)
+
+
+def test_a_terminal_shows_the_seconds_so_far_in_one_line_that_vanishes(monkeypatch, capsys):
+    monkeypatch.setattr(compile_progress, "_LOOK_SECS", 0.4)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = CompileProgress(2)
+    assert progress.compiling("one", lambda: "first") == "first"
+    capsys.readouterr()
+    progress.compiling("two", lambda: time.sleep(1.3))
+    shown = capsys.readouterr().err
+    assert "\n" not in shown
+    assert re.findall(r"compiling two \(2 of 2\), (\d) s", shown)[::3] == ["0", "1"]
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler():
+    progress, over = CompileProgress(3), threading.Event()
+    progress.compiling("one", lambda: None)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(CompilingInterruptedError, match="while two was compiled: 1 of 3 programs"):
+        progress.compiling("two", lambda: over.wait(20))
+    assert time.monotonic() - started < 10
+    over.set()
+
+
+_PLAN = """
+import sys, time, jax
+from rl_sync.plan import compile_text
+from rl_sync.plan.targets import Target
+from rl_sync.launcher.__main__ import main
+
+Target.devices = lambda self: jax.devices()
+compile_text.rollout_programs = lambda *of, real=compile_text.rollout_programs: [
+    one._replace(lower=lambda: time.sleep(60)) for one in real(*of)
+]
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.gate
+def test_an_interrupted_plan_keeps_what_is_compiled_and_says_so_in_one_line():
+    flags = ["plan", "--config=configs/arithmetic.py", "--compile=v5e:1x1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _PLAN, *flags],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stderr:
+            if "(2 of 4)" in line:
+                break
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert time.monotonic() - interrupted < 20
+    assert process.returncode == 130
+    assert re.search(r"\n  trainer    step \[[\d, ×]+\], compiled in \d+ s\n", out)
+    assert " a step, limited by " in out.splitlines()[-1]
+    assert re.fullmatch(
+        r"Interrupted while explorer prefill \[.*\] was compiled: 1 of 4 programs are done.\n", err
+    )
 
 
 class Slow(Target):
@@ -50,10 +127,12 @@ class Slow(Target):
 def test_a_bound_of_mfu_is_named_where_it_says_something(monkeypatch, kl, says):
     read = CompiledProgramText("", MemoryUse(0, 0, 0, 0, 0))
     monkeypatch.setattr(
-        compile_text, "_compiled", lambda one: compile_text._Compiled(one, read, 1.0)
+        compile_text, "_compiled", lambda one, _: compile_text._Compiled(one, read, 1.0)
     )
     settings = settings_with(algorithm__name="grpo", algorithm__kl_coefficient=kl)
     task, where = wiring.load_task(settings), Slow("v5e", (1, 1))
-    _, lines = compile_text._step(settings, task, where, settings.trainer_layout)
+    _, lines = compile_text._step(
+        settings, task, where, settings.trainer_layout, CompileProgress(1)
+    )
     assert f"limited by computing{says}" in lines[-1]
     assert "100%" not in lines[-1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 def execute(arguments: Arguments) -> int:
     """Prints the plan of a run, which is not started.
+
+    An interrupted compilation ends the process; what is known by then was printed.
 
     Raises:
       ConfigError: the config is invalid, or a target does not exist.
@@ -64,12 +69,20 @@ def execute(arguments: Arguments) -> int:
         target(flags["find"])
         more.append(lambda: describe_found(settings, task, flags["find"]))
     if "compile" in flags:
+        from rl_sync.plan.compile_progress import CompilingInterruptedError
         from rl_sync.plan.compile_text import describe_compiled
 
         target(flags["compile"]).devices()
-        more.append(lambda: describe_compiled(settings, task, flags["compile"]))
     for number, text in enumerate(more):
         print("\n" * (number > 0) + text(), flush=True)
+    if "compile" in flags:
+        print()
+        try:
+            for line in describe_compiled(settings, task, flags["compile"]):
+                print(line, flush=True)
+        except CompilingInterruptedError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(128 + signal.SIGINT)  # Nothing else ends the compiler's threads.
     return 0
 
 

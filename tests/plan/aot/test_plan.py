@@ -23,7 +23,7 @@ def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
     config.trainer.mesh.fsdp = 2
     config.model.update(SIZES)
     settings = read_settings({**config.to_dict(), "workdir": "none"})
-    text = describe_compiled(settings, wiring.load_task(settings), name)
+    text = "\n".join(describe_compiled(settings, wiring.load_task(settings), name))
     for program in ("step", "prefill", "insert", "decode"):
         assert re.search(
             rf" {program} \[[\d, ×]+\], compiled in \d+ s\n    .* a device at most", text
@@ -41,4 +41,4 @@ def test_a_mesh_that_is_larger_than_the_target_is_refused(devices):
     config.trainer.mesh.update({"fsdp": 2, "tensor": 4})
     settings = read_settings({**config.to_dict(), "workdir": "none"})
     with pytest.raises(ConfigError, match="has 8 devices, but v5e:2x2 has 4"):
-        describe_compiled(settings, wiring.load_task(settings), "v5e:2x2")
+        [*describe_compiled(settings, wiring.load_task(settings), "v5e:2x2")]
