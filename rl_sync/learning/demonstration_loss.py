@@ -26,6 +26,7 @@ def mix_in(
     demonstrations: Demonstrations,
     share: float,
     microbatch_rows: int,
+    scale: Float[Array, ""] | None = None,
 ) -> tuple[Params, Metrics]:
     """Mixes the gradient of the loss of demonstrations into the gradient of another loss.
 
@@ -35,7 +36,7 @@ def mix_in(
       gradients: gradient of the loss of rollouts with respect to the trained parameters.
       logprobs: function from trained parameters and tokens to log-probabilities.
       share: μ of `losses.mixed`.
-      microbatch_rows: see `gradient`.
+      microbatch_rows, scale: see `gradient`.
     """
     count = demonstrations.mask.sum()
 
@@ -45,5 +46,5 @@ def mix_in(
         loss = aggregation.token_mean(losses.sft(logprobs(trained, rows.tokens)), rows.mask, count)
         return loss, ({"demonstration_loss": loss}, None)
 
-    towards, (metrics, _) = gradient(loss_of, trained, demonstrations, microbatch_rows)
+    towards, (metrics, _) = gradient(loss_of, trained, demonstrations, microbatch_rows, scale)
     return jax.tree.map(functools.partial(losses.mixed, share=share), gradients, towards), metrics

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from rl_sync.models.sharding import constrain
 
@@ -23,7 +23,11 @@ Loss = Callable[[Trained, Rows], tuple[Array, tuple[Sums, OfRows]]]
 
 
 def gradient(
-    loss: Loss[Trained, Rows, Sums, OfRows], params: Trained, rows: Rows, microbatch_rows: int
+    loss: Loss[Trained, Rows, Sums, OfRows],
+    params: Trained,
+    rows: Rows,
+    microbatch_rows: int,
+    scale: Float[Array, ""] | None = None,
 ) -> tuple[Trained, tuple[Sums, OfRows]]:
     """Computes the gradient of a loss, its metrics and per-row figures, one microbatch at a time.
 
@@ -33,10 +37,15 @@ def gradient(
         `of_rows` is a pytree of arrays with a leading axis of rows.
       rows: a pytree of arrays with a leading axis of rows.
       microbatch_rows: number of rows at once, a divisor of all rows; 0 for all of them.
+      scale: factor on the loss in the backward pass, by which the gradient is divided afterwards in
+        the dtype of `params`; None for none.
 
     Returns:
       (gradient, (metrics, of_rows)) for all rows.
     """
+    if scale is not None:
+        gradients, figures = gradient(_scaled(loss, scale), params, rows, microbatch_rows)
+        return jax.tree.map(lambda x: x / scale, gradients), figures
     grad = jax.grad(loss, has_aux=True)
     if not microbatch_rows:
         return grad(params, rows)
@@ -50,6 +59,16 @@ def gradient(
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
     (gradients, metrics), of_rows = jax.lax.scan(add, nothing, parts)
     return gradients, (metrics, jax.tree.map(_joined, of_rows))
+
+
+def _scaled(
+    loss: Loss[Trained, Rows, Sums, OfRows], scale: Float[Array, ""]
+) -> Loss[Trained, Rows, Sums, OfRows]:
+    def scaled(params: Trained, rows: Rows) -> tuple[Array, tuple[Sums, OfRows]]:
+        value, figures = loss(params, rows)
+        return value * scale, figures
+
+    return scaled
 
 
 def map_rows(function: Callable[[Rows], Array], rows: Rows, microbatch_rows: int) -> Array:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from rl_sync.learning.critic import CriticState
 from rl_sync.learning.drawing_versions import DrawingVersions
+from rl_sync.learning.loss_scale import LossScale
 from rl_sync.types import Params
 
 
@@ -25,6 +26,7 @@ class TrainState(NamedTuple):
       critic: state of the critic; None if the algorithm needs no values.
       kl_coefficient: weight of the divergence from the reference model; None if it never changes.
       drawing: earlier versions that may have drawn tokens; None if they are not needed.
+      loss_scale: state of the loss scaling; None if the computation is not in float16.
     """
 
     step: Int[Array, ""]
@@ -34,3 +36,4 @@ class TrainState(NamedTuple):
     critic: CriticState | None = None
     kl_coefficient: Float[Array, ""] | None = None
     drawing: DrawingVersions | None = None
+    loss_scale: LossScale | None = None

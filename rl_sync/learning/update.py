@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 from rl_sync.learning import demonstration_loss, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.loss_scale import NORMS, LossScale, next_scale
 from rl_sync.learning.microbatches import gradient
 from rl_sync.learning.objective import (
     BatchExperience,
@@ -30,8 +31,8 @@ from rl_sync.learning.opt_state import ShardedOptimizer, all_finite
 from rl_sync.models.placement import constrain_like
 from rl_sync.types import Demonstrations, Params, Rows
 
-_DECISIVE = ("loss", "value_loss", "demonstration_loss", "gradient_norm", "critic_gradient_norm")
-"""Metrics that must be finite; otherwise the update is skipped."""
+_LOSSES = ("loss", "value_loss", "demonstration_loss")
+"""Losses that must be finite, as the norms of gradients; otherwise the update is skipped."""
 
 
 class Learned(NamedTuple):
@@ -40,6 +41,7 @@ class Learned(NamedTuple):
     trained: Params
     opt_state: optax.OptState
     critic: CriticState | None
+    loss_scale: LossScale | None = None
 
 
 class HasRows(Protocol):
@@ -86,7 +88,8 @@ class Update(ABC, Generic[Share, Common]):
         """Applies one update, or skips it.
 
         It is skipped if it is not finite, and then the metric `skipped` is true; or if there is no
-        token to learn from, and then the metric `unjudged` is true.
+        token to learn from, and then the metric `unjudged` is true. If only the scale of the loss
+        was too high for the gradient, `overflows` is true instead of `skipped`.
 
         Args:
           share: rows of the update, with the inputs of the loss.
@@ -107,7 +110,11 @@ class Update(ABC, Generic[Share, Common]):
             return self._loss(*params, frozen, some, totals)
 
         params = learned.trained, learned.critic.params if learned.critic else None
-        gradients, (metrics, tokens) = gradient(loss, params, share, self.loss.microbatch_rows)
+        scaling = learned.loss_scale
+        scale = None if scaling is None else scaling.scale
+        gradients, (metrics, tokens) = gradient(
+            loss, params, share, self.loss.microbatch_rows, scale
+        )
         if demonstrations is not None:
             plain = self.forward.plain
             mixed, more = demonstration_loss.mix_in(
@@ -117,15 +124,24 @@ class Update(ABC, Generic[Share, Common]):
                 demonstrations,
                 share=self.loss.algorithm.demonstration_coefficient,
                 microbatch_rows=self.loss.microbatch_rows,
+                scale=scale,
             )
             gradients, metrics = (mixed, gradients[1]), metrics | more
         metrics["gradient_norm"] = optax.tree.norm(gradients[0])
         if learned.critic is not None:
             metrics["critic_gradient_norm"] = optax.tree.norm(gradients[1])
-        finite = all_finite([metrics[name] for name in _DECISIVE if name in metrics])
+        has_loss, has_gradient = (
+            all_finite([metrics[name] for name in names if name in metrics])
+            for names in (_LOSSES, NORMS)
+        )
+        finite = has_loss & has_gradient
         judged = self._has_tokens(share) | (demonstrations is not None)
         metrics |= {"skipped": judged & ~finite, "unjudged": ~judged}
-        return self._learn(learned, gradients, learns, finite & judged), metrics, tokens
+        after = self._learn(learned, gradients, learns, finite & judged)
+        if scaling is not None:
+            scaling, overflows = next_scale(scaling, judged & has_loss, has_gradient)
+            metrics |= {"skipped": metrics["skipped"] & ~overflows, "overflows": overflows}
+        return after._replace(loss_scale=scaling), metrics, tokens
 
     def _learn(
         self,

@@ -113,6 +113,19 @@ _OPTIMIZATION = (
         ),
     ),
     Metric(
+        "loss_scale",
+        "Factor on the loss in float16, so that small gradients do not vanish; after the step.",
+        normal="a power of two; it is halved when a gradient overflows",
+        alarm="1: gradients are too large for float16",
+    ),
+    Metric(
+        "loss_scale_skips",
+        "Updates of the phase so far that were skipped, since `loss_scale` was too high for their"
+        " gradient; they do not count as `skipped_updates`.",
+        unit="updates",
+        normal="grows slowly, by a few updates at the start",
+    ),
+    Metric(
         "unjudged_updates",
         "Updates that changed nothing, since none of their completions could be judged, or"
         " `experience.pipeline` left all out.",

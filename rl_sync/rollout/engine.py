@@ -321,9 +321,14 @@ class Engine:
         tokens, logprobs, goes_on, steps, kept, routes = jax.device_get(chunk)
         ended = time.monotonic()
         if not np.isfinite(logprobs[:steps]).all():
+            dtype = self._config.dtype
+            remedy = (
+                " float16 has no values beyond 65,504: use bfloat16 or float32 (model.dtype;"
+                " explorer.dtype and trainer.compute_dtype for one role)."
+            )
             raise NonFiniteLogitsError(
                 "The model's logits are NaN or infinite: either its weights are, or values"
-                f" computed with them in {self._config.dtype} are."
+                f" computed with them in {dtype} are.{remedy if dtype == 'float16' else ''}"
             )
         done = {}
         # Converting all rows at once takes a third of the time that one row after the other takes.

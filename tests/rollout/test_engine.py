@@ -69,6 +69,14 @@ def test_weights_that_are_not_numbers_are_refused_when_they_are_drawn_with(greed
         engine.generate(_requests(sampling))
 
 
+def test_values_that_are_too_large_for_float16_name_the_way_out():
+    params = {**PARAMS, "final_norm": {"scale": 1e6 * PARAMS["final_norm"]["scale"]}}
+    engine = Engine(dataclasses.replace(tiny.CONFIG, dtype="float16"), 2, layout=Layout.single())
+    engine.load(params, version=0)
+    with pytest.raises(NonFiniteLogitsError, match=r"beyond 65,504: use bfloat16 .*model.dtype"):
+        engine.generate(_requests(SAMPLING))
+
+
 @pytest.mark.samples("auto-keep")
 @pytest.mark.parametrize(
     ("attention", "cache"), [("auto", "keep"), ("auto", "recompute"), ("einsum", "keep")]

@@ -17,6 +17,14 @@ from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic, CriticConfig
 from rl_sync.learning.drawing_versions import DrawingVersions, KeptVersions
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.loss_scale import (
+    LossScale,
+    first_scale,
+    metrics_of,
+    next_scale,
+    without_overflows,
+)
+from rl_sync.learning.microbatches import gradient
 from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
 from rl_sync.learning.optimizer import OptimizerConfig
@@ -103,7 +111,13 @@ class Trainer:
         params = self.held(params)
         trained, _ = self._forward.split(params)
         step = put(jnp.int32(0), self.layout.repeated)
-        return TrainState(step, params, self._sft_optimizer.init(trained), None)
+        return TrainState(
+            step=step,
+            params=params,
+            opt_state=self._sft_optimizer.init(trained),
+            ref_params=None,
+            loss_scale=self._first_loss_scale,
+        )
 
     def held(self, params: Params) -> Params:
         """Returns parameters as states hold them: frozen ones in the dtype of the computation."""
@@ -126,6 +140,7 @@ class Trainer:
             critic=self._critic.begin(trained) if self.critic else None,
             kl_coefficient=reference.first_coefficient(self.loss.algorithm, self.layout),
             drawing=self._first_versions(trained),
+            loss_scale=self._first_loss_scale,
         )
 
     def _first_versions(self, trained: Params) -> DrawingVersions | None:
@@ -137,7 +152,13 @@ class Trainer:
     def abstract_sft_state(self) -> TrainState:
         """Returns abstract states of `start` and `sft_step`: shapes, dtypes and shardings."""
         step = cast(Array, self.layout.abstract(jnp.int32(0), ()))
-        return TrainState(step, self._abstract_held, self._sft_optimizer.abstract_state(), None)
+        return TrainState(
+            step=step,
+            params=self._abstract_held,
+            opt_state=self._sft_optimizer.abstract_state(),
+            ref_params=None,
+            loss_scale=self._abstract_loss_scale,
+        )
 
     def abstract(self) -> TrainState:
         """Returns abstract states of `begin` and `step`: shapes, dtypes and shardings."""
@@ -152,6 +173,7 @@ class Trainer:
             if self.loss.algorithm.adapts_kl
             else None,
             drawing=self._abstract_versions,
+            loss_scale=self._abstract_loss_scale,
         )
 
     def place(self, batch: TrainBatch) -> TrainBatch:
@@ -177,27 +199,39 @@ class Trainer:
     ) -> tuple[TrainState, Metrics]:
         """Takes one supervised update on demonstrations; `mask` is true at tokens to train on.
 
-        A non-finite update is skipped, and counted in `skipped_updates`; see `step`.
+        A non-finite update is skipped, and counted in `skipped_updates` or `loss_scale_skips`; see
+        `step`.
         """
         trained, frozen = self._forward.split(state.params)
         tokens, mask = constrain(tokens, "batch"), constrain(mask, "batch")
         forward = self._forward.plain
 
-        def loss_of(trained: Params) -> Float[Array, ""]:
+        def loss_of(
+            trained: Params, tokens: Int[Array, "B T"]
+        ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], None]]:
             logprobs = forward.logprobs(
                 constrain_like(trained, self._abstract_trained), frozen, tokens, packing
             )
-            return aggregation.token_mean(losses.sft(logprobs), mask)
+            loss = aggregation.token_mean(losses.sft(logprobs), mask)
+            return loss, (loss, None)
 
-        loss, gradients = jax.value_and_grad(loss_of)(trained)
+        scaling = state.loss_scale
+        scale = None if scaling is None else scaling.scale
+        gradients, (loss, _) = gradient(loss_of, trained, tokens, 0, scale)
         metrics = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
         finite = all_finite(metrics)
         trained, opt_state = self._sft_optimizer.update(trained, state.opt_state, gradients, finite)
-        metrics["skipped_updates"] = (~finite).astype(jnp.float32)
+        skipped = ~finite
+        if scaling is not None:
+            has_gradient = all_finite([metrics["gradient_norm"]])
+            scaling, overflows = next_scale(scaling, all_finite([loss]), has_gradient)
+            skipped &= ~overflows
+        metrics["skipped_updates"] = skipped.astype(jnp.float32)
+        metrics |= metrics_of(scaling)
         rate = self.optimizer.sft_rate(self.sft)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
         params = self._forward.join(trained, frozen)
-        return state._replace(params=params, opt_state=opt_state), metrics
+        return state._replace(params=params, opt_state=opt_state, loss_scale=scaling), metrics
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     @_in_layout
@@ -209,21 +243,26 @@ class Trainer:
         An update whose loss or gradient is not finite is skipped: it changes nothing, and
         `skipped_updates` counts it. `skipped_at_end` counts the skipped updates in a row at the
         step's end. An update without any scored completion is skipped too; `unjudged_updates`
-        counts it. Metrics are scalars, except the `advantages` of trajectories, and per-token
-        values in the batch's rows: `token_ratios` and `token_entropies`, and `token_advantages` if
-        each token has its own advantage. Values outside the completion mask are undefined.
+        counts it. If only the gradient overflowed, because of the loss scale of float16, the update
+        is skipped too, but only `loss_scale_skips` counts it. Metrics are scalars, except the
+        `advantages` of trajectories, and per-token values in the batch's rows: `token_ratios` and
+        `token_entropies`, and `token_advantages` if each token has its own advantage. Values
+        outside the completion mask are undefined.
         """
         trained, frozen = self._forward.split(state.params)
         kept = state.ref_params
         if self.offload_reference and kept is not None:
             state = state._replace(ref_params=move(kept, self._abstract_trained))
         learned, of_updates, of_tokens, of_batch = self._learned(state, trained, frozen, batch)
-        trained, opt_state, critic = learned
+        trained, opt_state, critic, loss_scale = learned
         learns = state.step >= self._critic_steps
         params = self._forward.join(trained, frozen)
         skipped = of_updates.pop("skipped").astype(jnp.float32)
         unjudged = of_updates.pop("unjudged").astype(jnp.float32)
+        if loss_scale is not None:
+            of_updates = without_overflows(of_updates)
         metrics = self._summary(of_updates) | of_batch | jax.tree.map(_whole_batch, of_tokens)
+        metrics |= metrics_of(loss_scale)
         metrics["skipped_updates"] = skipped.sum()
         metrics["unjudged_updates"] = unjudged.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
@@ -246,6 +285,7 @@ class Trainer:
             critic=critic,
             kl_coefficient=coefficient,
             drawing=kept_versions,
+            loss_scale=loss_scale,
         )
         return after, metrics
 
@@ -314,6 +354,16 @@ class Trainer:
     def _abstract_held(self) -> Params:
         trained, frozen = self._forward.split(abstract_params(self.model, self.layout))
         return self._forward.join(trained, as_computed_abstract(self.model, frozen))
+
+    @property
+    def _abstract_loss_scale(self) -> LossScale | None:
+        first = first_scale(self.model.dtype)
+        return jax.tree.map(lambda x: self.layout.abstract(x, ()), first)
+
+    @property
+    def _first_loss_scale(self) -> LossScale | None:
+        first = first_scale(self.model.dtype)
+        return jax.tree.map(lambda x: put(x, self.layout.repeated), first)
 
     @functools.cached_property
     def _abstract_reference(self) -> Params:
@@ -395,7 +445,7 @@ class Trainer:
             )
             return learned, (metrics, of_tokens)
 
-        before = Learned(trained, state.opt_state, state.critic)
+        before = Learned(trained, state.opt_state, state.critic, state.loss_scale)
         learned, (metrics, of_tokens) = jax.lax.scan(take, before, shares)
         return learned, metrics, of_tokens
 

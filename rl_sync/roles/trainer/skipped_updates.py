@@ -117,10 +117,14 @@ class SkippedUpdates:
     def _reason(self, step: int) -> str:
         rate = "optimizer.learning_rate" if self._phase == "rl" else "sft.learning_rate"
         steps = f"from {PHASES[self._phase]} {self._since} to {step}"
-        most = self._session.settings.optimizer.max_skipped_updates
+        settings = self._session.settings
+        most = settings.optimizer.max_skipped_updates
+        wider = ""
+        if settings.compute_dtype == "float16":
+            wider = " or trainer.compute_dtype=float32, as float16 has no values beyond 65,504"
         return (
             f"{self._row} updates in a row, {steps}, had a loss or a gradient that is NaN or"
             f" infinite (optimizer.max_skipped_updates={most}). They were skipped, so the"
             " parameters are those from before. Look at the last finite values in metrics.jsonl,"
-            f" and resume with a lower {rate}, which needs launch.resume_changed=true."
+            f" and resume with a lower {rate}{wider}, which needs launch.resume_changed=true."
         )

@@ -245,6 +245,14 @@ def test_a_row_of_skipped_updates_stops_the_run(run, caplog):
     ]
 
 
+def test_in_float16_a_row_of_skipped_updates_names_a_wider_dtype(run):
+    changes = {"trainer__compute_dtype": "float16", "optimizer__max_skipped_updates": 2}
+    run.settings = settings_with(optimizer__updates_per_batch=2, **changes)
+    taken(run, 1, 2, 2)
+    (reason,) = run.failures
+    assert "or trainer.compute_dtype=float32, as float16 has no values beyond 65,504" in reason
+
+
 def test_updates_that_are_taken_end_a_row_of_skipped_ones(run):
     for step, skipped in enumerate([2, 2, 0, 2, 2, 0], start=1):
         taken(run, step, skipped, skipped)

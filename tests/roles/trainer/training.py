@@ -62,7 +62,7 @@ def trainer_of(algorithm=None, optimizer=None, **fields):
 
 def state_of(trainer, params=PARAMS):
     """Makes a trainer state after its SFT; a new one each time, since a step donates it."""
-    abstract = trainer.abstract_sft_state()._replace(opt_state=None)
+    abstract = trainer.abstract_sft_state()._replace(opt_state=None, loss_scale=None)
     return trainer.begin(move(TrainState(jnp.int32(0), params, None, None), abstract))
 
 
