@@ -73,6 +73,7 @@ class Case(NamedTuple):
 
 
 SMALL, LARGE, EXPERTS = "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-30b-a3b"
+OFFLOADED = (("trainer.offload_optimizer", True), ("trainer.offload_reference", True))
 LORA = (("model.lora.rank", 16), ("model.lora.targets", "q,k,v,o"))
 CASES = (
     Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"),
@@ -80,6 +81,8 @@ CASES = (
     Case(SMALL, "v5e:2x2", (1, 4, 1), 4, 8192),
     Case(SMALL, "v5e:2x2", (1, 4, 1), 4, 32_768),
     Case(LARGE, "v5e:4x4", (1, 16, 1), 16, 1024),
+    Case(LARGE, "v5e:4x4", (1, 16, 1), 16, 1024, settings=OFFLOADED[:1]),
+    Case(LARGE, "v5e:4x4", (1, 16, 1), 16, 1024, settings=OFFLOADED),
     # Two that do not fit.
     Case(LARGE, "v5e:2x2", (1, 4, 1), 4, 1024),
     Case(LARGE, "v5e:2x2", (4, 1, 1), 64, 2048, "decode"),

@@ -21,7 +21,7 @@ from rl_sync.algorithms import aggregation
 from rl_sync.algorithms.values import clipped_value_loss, is_value_clipped
 from rl_sync.learning.objective import BatchExperience, Metrics, Totals
 from rl_sync.learning.opt_state import ShardedOptimizer
-from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.optimizer import ClippedOptimizer, OptimizerConfig
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, blank_scalar_head
 from rl_sync.models.placement import constrain_like, put
@@ -97,7 +97,7 @@ class Critic:
     offloaded: bool = False
 
     @property
-    def transformation(self) -> optax.GradientTransformation:
+    def transformation(self) -> ClippedOptimizer:
         """The critic's optimizer."""
         rate = self.config.learning_rate
         own = self.optimizer

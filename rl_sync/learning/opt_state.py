@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int
 
+from rl_sync.learning.optimizer import ClippedOptimizer
 from rl_sync.models.placement import constrain_like, in_host_memory, move, shardings
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
+
+_BLOCKS = "blocks"
+"""Name of the parameters whose first axis is the layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +32,7 @@ class ShardedOptimizer:
       offloaded: whether the optimizer's state is in host memory between updates.
     """
 
-    transformation: optax.GradientTransformation
+    transformation: ClippedOptimizer
     abstract: Params
     layout: Layout
     offloaded: bool = False
@@ -59,18 +64,108 @@ class ShardedOptimizer:
           learns: whether anything changes. It must not depend on the update, or the old and the
             new state would be in memory at the same time.
         """
+        of = self.transformation
+        if self.offloaded and of.is_elementwise and _BLOCKS in params:
+            gradient, clipping = of.clipping.update(gradient, opt_state[0], params)
+            params, rule = self._by_layers(params, opt_state[1], gradient, learns)
+            return params, (clipping, rule)
         if self.offloaded:
             opt_state = move(opt_state, self._on_devices)
-        updates, after = self.transformation.update(gradient, opt_state, params)
-        updated = optax.apply_updates(params, updates), after
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(learns, new, old), updated, (params, opt_state)
-        )
+        params, opt_state = _updated(of, params, opt_state, gradient, learns)
         params = constrain_like(params, self.abstract)
         opt_state = constrain_like(opt_state, self._on_devices)
         if self.offloaded:
             opt_state = move(opt_state, self.abstract_state())
         return params, opt_state
+
+    def _by_layers(
+        self, params: Params, state: optax.OptState, gradient: Params, learns: Bool[Array, ""]
+    ) -> tuple[Params, optax.OptState]:
+        """Updates one layer after the other, and then the other parameters.
+
+        So devices hold the optimizer's state of few layers at a time. If it were moved as a whole,
+        the compiler would start that before the gradients are computed.
+
+        Args:
+          state: state of the optimizer's rule, in host memory.
+          gradient: clipped gradient.
+          learns: see `update`.
+        """
+        rule = self.transformation.rule
+        others = [name for name in params if name != _BLOCKS]
+        abstract = self._on_devices[1], self.abstract_state()[1]
+        of_layer = [_mapped(_without_layers, _chosen(tree, [_BLOCKS])) for tree in abstract]
+        of_others = [_chosen(tree, others) for tree in abstract]
+
+        def take(layer: Int[Array, ""], held: tuple[Params, Any]) -> tuple[Params, Any]:
+            def of(tree: Any) -> Any:
+                return _mapped(lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False), tree)
+
+            def put(new: Array, whole: Array) -> Array:
+                return jax.lax.dynamic_update_index_in_dim(whole, new, layer, 0)
+
+            blocks, of_blocks = held
+            before = move(of(of_blocks), of_layer[0])
+            block, after = _updated(
+                rule, {_BLOCKS: of(blocks)}, before, {_BLOCKS: of(gradient[_BLOCKS])}, learns
+            )
+            # Counts stay for the next layer.
+            return _mapped(put, (block[_BLOCKS], move(after, of_layer[1])), held)
+
+        held = params[_BLOCKS], _chosen(state, [_BLOCKS])
+        layers = jax.tree.leaves(params[_BLOCKS])[0].shape[0]
+        blocks, of_blocks = jax.lax.fori_loop(0, layers, take, held)
+        rest, after = _updated(
+            rule,
+            {name: params[name] for name in others},
+            move(_chosen(state, others), of_others[0]),
+            {name: gradient[name] for name in others},
+            learns,
+        )
+        after = move(constrain_like(after, of_others[0]), of_others[1])
+        params = constrain_like({**rest, _BLOCKS: blocks}, self.abstract)
+        return params, jax.tree.map(
+            lambda a, b: {**a, **b} if _is_tree(a) else a, after, of_blocks, is_leaf=_is_tree
+        )
+
+
+def _updated(
+    transformation: ClippedOptimizer | optax.GradientTransformation,
+    params: Params,
+    state: optax.OptState,
+    gradient: Params,
+    learns: Bool[Array, ""],
+) -> tuple[Params, optax.OptState]:
+    """Returns the parameters and the state after an update, or those before it."""
+    changes, after = transformation.update(gradient, state, params)
+    updated = optax.apply_updates(params, changes), after
+    return jax.tree.map(lambda new, old: jnp.where(learns, new, old), updated, (params, state))
+
+
+def _mapped(function: Callable[..., Any], tree: Any, whole: Any = None) -> Any:
+    """Applies a function to all arrays; scalars, such as counts, are those of the last tree."""
+    if whole is None:
+        return jax.tree.map(lambda x: function(x) if x.ndim else x, tree)
+    return jax.tree.map(lambda x, of: function(x, of) if of.ndim else of, tree, whole)
+
+
+def _without_layers(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    sharding = x.sharding.update(spec=jax.sharding.PartitionSpec(*x.sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=sharding)
+
+
+def _is_tree(part: object) -> bool:
+    """Says whether a part of an optimizer's state is a tree like the parameters."""
+    return isinstance(part, dict)
+
+
+def _chosen(state: optax.OptState, names: Sequence[str]) -> Any:
+    """Returns an optimizer's state for the parameters of some names."""
+    return jax.tree.map(
+        lambda x: {name: x[name] for name in names if name in x} if _is_tree(x) else x,
+        state,
+        is_leaf=_is_tree,
+    )
 
 
 def updates_taken(opt_state: optax.OptState) -> Int[Array, ""]:
@@ -91,7 +186,7 @@ def all_finite(tree: Mapping[str, Array] | Sequence[Array]) -> Bool[Array, ""]:
 
 
 def abstract_opt_state(
-    transformation: optax.GradientTransformation, params: Params, layout: Layout
+    transformation: ClippedOptimizer, params: Params, layout: Layout
 ) -> optax.OptState:
     """Returns shapes, dtypes and shardings of an optimizer's state.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import optax
 
 from rl_sync.learning.schedules import SCHEDULES
 from rl_sync.learning.sft import SftConfig
 from rl_sync.setting import check, setting
+from rl_sync.types import Params
 
 _Optimizer = Callable[["OptimizerConfig", optax.Schedule], optax.GradientTransformation]
 
@@ -30,6 +32,37 @@ OPTIMIZERS: dict[str, _Optimizer] = {
 
 DECAYING = ("adamw", "lion")
 """Optimizers with weight decay."""
+
+WHOLE = ("adafactor",)
+"""Optimizers whose update of a value depends on others of its array."""
+
+
+class ClippedOptimizer(NamedTuple):
+    """An optimizer on the clipped gradient: the `optax.chain` of both.
+
+    Attributes:
+      clipping: scales the gradient down by the norm of all of it.
+      rule: the optimizer.
+      is_elementwise: whether `rule` updates each value by itself, so that parts of arrays may be
+        updated one after the other.
+    """
+
+    clipping: optax.GradientTransformation
+    rule: optax.GradientTransformation
+    is_elementwise: bool
+
+    def init(self, params: Params) -> tuple[optax.OptState, optax.OptState]:
+        """Makes the initial state."""
+        return self.clipping.init(params), self.rule.init(params)
+
+    def update(
+        self, gradient: Params, state: tuple[optax.OptState, optax.OptState], params: Params
+    ) -> tuple[Params, tuple[optax.OptState, optax.OptState]]:
+        """Returns the changes of the parameters, and the next state."""
+        clipping, rule = state
+        gradient, clipping = self.clipping.update(gradient, clipping, params)
+        changes, rule = self.rule.update(gradient, rule, params)
+        return changes, (clipping, rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +142,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check(self, "optimizer")
 
-    def sft(self, sft: SftConfig) -> optax.GradientTransformation:
+    def sft(self, sft: SftConfig) -> ClippedOptimizer:
         """The optimizer of the SFT steps."""
         return self._transformation(self.sft_rate(sft))
 
@@ -121,7 +154,7 @@ class OptimizerConfig:
         """Returns the number of updates after which the schedule of a run of `steps` ends."""
         return (self.schedule_steps or steps) * self.updates_per_batch
 
-    def reinforcement(self, updates: int) -> optax.GradientTransformation:
+    def reinforcement(self, updates: int) -> ClippedOptimizer:
         """The optimizer of the RL steps.
 
         Args:
@@ -150,7 +183,9 @@ class OptimizerConfig:
             [warmup, lambda count: learning_rate * shares(count)], [self._warmup]
         )
 
-    def _transformation(self, rate: optax.Schedule) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm), OPTIMIZERS[self.name](self, rate)
+    def _transformation(self, rate: optax.Schedule) -> ClippedOptimizer:
+        return ClippedOptimizer(
+            clipping=optax.clip_by_global_norm(self.max_gradient_norm),
+            rule=OPTIMIZERS[self.name](self, rate),
+            is_elementwise=self.name not in WHOLE,
         )

@@ -111,6 +111,7 @@ class MemoryUse(NamedTuple):
       temporaries: bytes of temporary arrays.
       peak: maximum at any time, from the compiler; if it gives none, arguments + outputs −
         aliased + temporaries.
+      hosted: bytes of arguments in host memory, which the others leave out.
     """
 
     arguments: int
@@ -118,6 +119,7 @@ class MemoryUse(NamedTuple):
     aliased: int
     temporaries: int
     peak: int
+    hosted: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +144,12 @@ class CompiledProgramText:
             aliased=found.alias_size_in_bytes,
             temporaries=found.temp_size_in_bytes,
             peak=getattr(found, "peak_memory_in_bytes", 0),
+            hosted=getattr(found, "host_argument_size_in_bytes", 0),
         )
         whole = use.arguments + use.outputs - use.aliased + use.temporaries
-        return cls(compiled.as_text(), use._replace(peak=use.peak or whole))
+        # The compiler's peak is that of all memories.
+        peak = use.peak - use.hosted - getattr(found, "host_temp_size_in_bytes", 0)
+        return cls(compiled.as_text(), use._replace(peak=peak if use.peak else whole))
 
     @functools.cached_property
     def operations(self) -> list[Operation]:

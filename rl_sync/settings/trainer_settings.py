@@ -57,8 +57,8 @@ class TrainerSettings:
     )
     offload_optimizer: bool = setting(
         False,
-        "Keeps the optimizer's state, the critic's too, in the host's memory, except while it is"
-        " updated.",
+        "Keeps the optimizer's state, the critic's too, in the host's memory; updates bring it to"
+        " the devices layer by layer.",
         free="always",
     )
     compute_dtype: str | None = setting(

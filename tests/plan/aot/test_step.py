@@ -1,5 +1,6 @@
 """The trainer's step as compiled for TPUs and GPUs: its state, its dtypes, its gathers."""
 
+import math
 import re
 import types
 
@@ -24,13 +25,13 @@ TASK = types.SimpleNamespace(
 )
 
 
-def settings_of(data=1, fsdp=4):
+def settings_of(data=1, fsdp=4, **trainer):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
     config.algorithm.name = "grpo"
     config.optimizer.updates_per_batch = 1
-    config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8))
+    config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8, **trainer))
     config.trainer.mesh.update(dict(data=data, fsdp=fsdp))
     config.model.update(
         dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
@@ -39,8 +40,8 @@ def settings_of(data=1, fsdp=4):
     return read_settings(config.to_dict())
 
 
-def step_on(devices, data=1):
-    settings = settings_of(data)
+def step_on(devices, data=1, **trainer):
+    settings = settings_of(data, **trainer)
     return lowered_programs.train_step(
         settings, TASK, lowered_programs.layout_on(settings, "trainer", devices)
     )
@@ -77,6 +78,23 @@ def test_large_products_read_the_dtype_of_the_computation(lowered):
     kernels = [(a, b) for one, a, other, b in products if _size(other) > 512 * 512]
     assert len(kernels) > 4
     assert {dtype for pair in kernels for dtype in pair} == {"bf16"}
+
+
+def test_what_is_offloaded_is_in_host_memory_while_gradients_are_computed(devices):
+    """The target's devices must say which memories they have, as those of GPUs do not."""
+    of = devices("v5e:2x2")
+    plain = CompiledProgramText.of(step_on(of).lower().compile())
+    step = step_on(of, offload_reference=True, offload_optimizer=True).lower()
+    found = CompiledProgramText.of(step.compile())
+    abstract = step.args_info[0][0]
+    parts = jax.tree.leaves((abstract.opt_state, abstract.ref_params))
+    arrays = [leaf for leaf in parts if leaf.shape]
+    layout = next(line for line in found.text.splitlines() if "entry_computation_layout" in line)
+    assert layout.count("S(5)") == 2 * len(arrays), "as arguments and as results"
+    size = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in arrays) / 4
+    assert found.memory.hosted == pytest.approx(size, rel=0.02)
+    assert plain.memory.arguments - found.memory.arguments == pytest.approx(size, rel=0.02)
+    assert plain.memory.peak - found.memory.peak > 0.85 * size
 
 
 def _size(text):
