@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from rl_sync.models.platform import compiling_for
+from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout, using
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of, trainer_of
@@ -92,7 +92,8 @@ def _for_devices(
 
     def lowered() -> jax.stages.Lowered:
         device = layout.mesh.devices.flat[0]
-        platform = device.platform if device.platform in ("cpu", "tpu") else "gpu"
+        name = device.platform
+        platform: Platform = name if name in ("cpu", "tpu") else "gpu"
         with compiling_for(platform), using(layout), contextlib.ExitStack() as of_gpu:
             if platform == "gpu":  # Libraries of kernels ask the default device for its kind.
                 of_gpu.enter_context(jax.default_device(device))
