@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import jax
 from jax.experimental.layout import Layout as DeviceLayout
 from jax.experimental.layout import with_layout_constraint
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from rl_sync.models.platform import TPU_LANES, platform
 from rl_sync.models.sharding import in_use, laid_out
 
 T = TypeVar("T")
+_TILE_ROWS = 8
 
 
 def as_stored(x: Array, *axes: str | None) -> Array:
@@ -30,15 +31,43 @@ def as_stored(x: Array, *axes: str | None) -> Array:
     if platform() != "tpu":
         return x
 
+    return _in_stored_order(x, in_use().sharding(axes, x.shape))
+
+
+def all_as_stored(tree: T, abstract: T) -> T:
+    """Does the same for every array of a tree, given its shapes and shardings."""
+    if platform() != "tpu":
+        return tree
+    return jax.tree.map(lambda x, like: _in_stored_order(x, like.sharding), tree, abstract)
+
+
+def _stored_order(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the order of axes, outermost first, in which a TPU stores an argument; None for one
+    that is not known.
+
+    The last axis is innermost, unless another one leaves fewer of the lanes and rows of a tile
+    empty.
+    """
+    usual = tuple(range(len(shape)))
+    if not shape or not shape[-1] % TPU_LANES:
+        return usual if shape else None
+    if len(shape) != 2:
+        return None
+
+    def stored(rows: int, lanes: int) -> int:
+        return math.ceil(rows / _TILE_ROWS) * _TILE_ROWS * math.ceil(lanes / TPU_LANES) * TPU_LANES
+
+    return (1, 0) if stored(shape[1], shape[0]) < stored(*shape) else usual
+
+
+def _in_stored_order(x: Array, sharding: NamedSharding) -> Array:
     def pinned(x: Array) -> Array:
-        if x.shape[-1] % TPU_LANES:
-            return x  # Another axis may be innermost, to reduce padding.
-        return with_layout_constraint(x, DeviceLayout(major_to_minor=tuple(range(x.ndim))))
+        order = _stored_order(x.shape)
+        return x if order is None else with_layout_constraint(x, DeviceLayout(order))
 
     if not laid_out():
         return pinned(x)
     # The compiler cannot partition the constraint, so each device sets it on its own shard.
-    sharding = in_use().sharding(axes, x.shape)
     cut = sharding.spec
     return jax.shard_map(pinned, mesh=sharding.mesh, in_specs=cut, out_specs=cut, check_vma=False)(
         x

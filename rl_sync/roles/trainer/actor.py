@@ -45,6 +45,7 @@ from rl_sync.models.placement import (
     shardings,
 )
 from rl_sync.models.sharding import Layout, constrain, using
+from rl_sync.models.shards import all_as_stored
 from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
@@ -436,18 +437,32 @@ class Trainer:
             learned: Learned, shares: tuple[Share, Demonstrations | None]
         ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
             learned, metrics, of_tokens = update.take(
-                learned,
+                self._as_stored(learned),
                 *shares,
                 frozen,
                 sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
                 kl_coefficient=state.kl_coefficient,
                 learns=learns,
             )
-            return learned, (metrics, of_tokens)
+            return self._as_stored(learned), (metrics, of_tokens)
 
         before = Learned(trained, state.opt_state, state.critic, state.loss_scale)
         learned, (metrics, of_tokens) = jax.lax.scan(take, before, shares)
         return learned, metrics, of_tokens
+
+    def _as_stored(self, learned: Learned) -> Learned:
+        """Makes the loop over updates hold its arrays in the order in which the state holds them.
+
+        A TPU's compiler would choose other orders for the loop, and copy the arrays before and
+        after it.
+        """
+        if self.optimizer.updates_per_batch == 1:
+            return learned
+        abstract = self.abstract()
+        held = Learned(
+            self._abstract_trained, abstract.opt_state, abstract.critic, abstract.loss_scale
+        )
+        return all_as_stored(learned, held)
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
         """Combines the metrics of a step's updates into the metrics of the step."""

@@ -25,13 +25,14 @@ TASK = types.SimpleNamespace(
 )
 
 
-def settings_of(data=1, fsdp=4, **trainer):
+def settings_of(data=1, fsdp=4, updates=1, **trainer):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
     config.algorithm.name = "grpo"
-    config.optimizer.updates_per_batch = 1
-    config.trainer.update(dict(group_size=4, groups_per_step=4, microbatch_rows=8, **trainer))
+    config.optimizer.updates_per_batch = updates
+    sizes = {"group_size": 4, "groups_per_step": 4, "microbatch_rows": 8} | trainer
+    config.trainer.update(sizes)
     config.trainer.mesh.update(dict(data=data, fsdp=fsdp))
     config.model.update(
         dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
@@ -40,8 +41,8 @@ def settings_of(data=1, fsdp=4, **trainer):
     return read_settings(config.to_dict())
 
 
-def step_on(devices, data=1, **trainer):
-    settings = settings_of(data, **trainer)
+def step_on(devices, data=1, updates=1, **trainer):
+    settings = settings_of(data, updates=updates, **trainer)
     return lowered_programs.train_step(
         settings, TASK, lowered_programs.layout_on(settings, "trainer", devices)
     )
@@ -68,6 +69,16 @@ def test_its_memory_is_that_estimated_from_shapes(request, read):
     name = request.node.callspec.params["lowered"]
     planned = step_estimate(settings_of(), TASK, target(name).chip.platform)
     assert planned.peak == pytest.approx(read.memory.peak, rel=0.15)
+
+
+def test_a_loop_over_updates_copies_neither_parameters_nor_moments(devices):
+    one, several = (
+        CompiledProgramText.of(
+            step_on(devices("v5e:2x2"), updates=updates, microbatch_rows=4).lower().compile()
+        )
+        for updates in (1, 2)
+    )
+    assert several.memory.peak < 1.1 * one.memory.peak
 
 
 def test_large_products_read_the_dtype_of_the_computation(lowered):
