@@ -25,7 +25,7 @@ TASK = types.SimpleNamespace(
 )
 
 
-def settings_of(data=1, fsdp=4, updates=1, **trainer):
+def settings_of(data=1, fsdp=4, updates=1, embed_dim=512, **trainer):
     config = base.get_config()
     config.workdir = "/nowhere"
     config.sft.steps = 0
@@ -35,14 +35,14 @@ def settings_of(data=1, fsdp=4, updates=1, **trainer):
     config.trainer.update(sizes)
     config.trainer.mesh.update(dict(data=data, fsdp=fsdp))
     config.model.update(
-        dict(embed_dim=512, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
+        dict(embed_dim=embed_dim, num_layers=LAYERS, num_heads=8, num_kv_heads=2, head_dim=64)
     )
     config.model.update(dict(mlp_dim=2048, dtype="bfloat16", remat="full"))
     return read_settings(config.to_dict())
 
 
-def step_on(devices, data=1, updates=1, **trainer):
-    settings = settings_of(data, updates=updates, **trainer)
+def step_on(devices, data=1, **fields):
+    settings = settings_of(data, **fields)
     return lowered_programs.train_step(
         settings, TASK, lowered_programs.layout_on(settings, "trainer", devices)
     )
@@ -74,11 +74,14 @@ def test_its_memory_is_that_estimated_from_shapes(request, read):
 def test_a_loop_over_updates_copies_neither_parameters_nor_moments(devices):
     one, several = (
         CompiledProgramText.of(
-            step_on(devices("v5e:2x2"), updates=updates, microbatch_rows=4).lower().compile()
+            # A shard's width of 224 is no multiple of 128, so its rows are innermost.
+            step_on(devices("v5e:2x2"), updates=updates, embed_dim=896, microbatch_rows=4)
+            .lower()
+            .compile()
         )
         for updates in (1, 2)
     )
-    assert several.memory.peak < 1.1 * one.memory.peak
+    assert several.memory.peak < 0.97 * one.memory.peak  # 1.01 with the copies
 
 
 def test_large_products_read_the_dtype_of_the_computation(lowered):
