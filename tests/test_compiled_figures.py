@@ -30,6 +30,14 @@ def test_each_line_of_the_table_is_of_one_case(figures):
         assert ("least_secs" in line) == (decodes or " step, " in line["case"])
 
 
+def test_each_case_is_a_run_that_its_target_has_devices_for(figures):
+    for case in figures.CASES:
+        settings, _ = figures.run_of(case)
+        role = settings.trainer if case.program == "step" else settings.explorer
+        assert role.mesh.shape.devices <= figures.target(case.target).count, case
+        assert case.rows % (case.mesh[0] * case.mesh[1]) == 0, case
+
+
 @pytest.mark.parametrize(
     "worse",
     [
