@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
-from compiled import Case, run_of
+from compiled_cases import Case, run_of
 
 from device_parts.finding import Finding, PartOptions, median, spread
 from device_parts.memory_peak import beside_plan, memory_limit

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from compiled import SHAPES
+from compiled_cases import SHAPES
 from jax import lax
 
 from rl_sync.types import Params

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compiled import Case, run_of
+from compiled_cases import Case, run_of
 
 from device_parts.finding import Finding, PartOptions, median, spread
 from device_parts.memory_peak import beside_plan, memory_limit

@@ -14,6 +14,7 @@ Quantization = Literal["int8", "float8_e4m3fn"]
 Remat = Literal["none", "full", "dots", "dots_no_batch"]
 AttentionPath = Literal["auto", "einsum", "dot_product", "blocks", "splash", "cudnn", "triton"]
 LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
+ATTENTION_TARGETS: tuple[LoraTarget, ...] = ("q", "k", "v", "o")
 _MLP_TARGETS = ("gate", "up", "down")
 HEAD = "scalar_head"
 """Name of a scalar head among a model's parameters."""
@@ -54,11 +55,13 @@ class Experts:
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.per_token <= self.count or self.mlp_dim < 1:
+        if not 1 <= self.per_token <= self.count:
             raise ValueError(
-                f"model.experts: per_token={self.per_token} of count={self.count} experts of"
-                f" mlp_dim={self.mlp_dim} is not possible."
+                f"model.experts.per_token={self.per_token} must be from 1 to"
+                f" model.experts.count={self.count}: a token goes to different experts."
             )
+        if self.mlp_dim < 1:
+            raise ValueError(f"model.experts.mlp_dim={self.mlp_dim} must be at least 1.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import cast, get_args
 
 from rl_sync.models.config import (
+    ATTENTION_TARGETS,
     DTYPES,
     AttentionPath,
     Experts,
@@ -32,25 +33,30 @@ class LoraSettings:
     alpha: float = setting(
         32.0, "Numerator of the adapters' scale; their rank is the denominator.", above=0
     )
-    targets: str = setting(
-        "q,k,v,o,gate,up,down",
-        "Projections that get an adapter, separated by commas.",
+    targets: str | None = setting(
+        None,
+        "Projections that get an adapter, separated by commas, of q, k, v, o, gate, up and down.",
+        implied="all of them; with a mixture of experts q, k, v and o",
     )
 
     def __post_init__(self) -> None:
         check(self, "model.lora")
 
-    def lora(self) -> Lora | None:
+    def lora(self, experts: bool = False) -> Lora | None:
         """Returns the adapters; None if there are none.
+
+        Args:
+          experts: whether the model has a mixture of experts.
 
         Raises:
           ValueError: a value outside its range.
         """
-        return None if self.rank == 0 else Lora(self.rank, self.alpha, self.projections)
+        return None if self.rank == 0 else Lora(self.rank, self.alpha, self.projections(experts))
 
-    @property
-    def projections(self) -> tuple[LoraTarget, ...]:
-        """Returns the names in `targets`."""
+    def projections(self, experts: bool = False) -> tuple[LoraTarget, ...]:
+        """Returns the names in `targets`, or the default ones; for the argument see `lora`."""
+        if self.targets is None:
+            return ATTENTION_TARGETS if experts else get_args(LoraTarget)
         names = tuple(name.strip() for name in self.targets.split(",") if name.strip())
         return cast(tuple[LoraTarget, ...], names)
 
@@ -60,7 +66,10 @@ class ExpertSettings:
     """`config.model.experts`, for a policy from a random start."""
 
     count: int = setting(
-        0, "Experts of a mixture in place of each MLP; 0 for MLPs without experts.", least=0
+        0,
+        "Experts of a mixture in place of each MLP, as in Qwen 3's mixtures; 0 for MLPs without"
+        " experts.",
+        least=0,
     )
     per_token: int = setting(2, "Experts that each token goes to.", least=1)
     mlp_dim: int = setting(96, "Width of an expert.", least=1)
@@ -144,6 +153,7 @@ class ModelSettings:
                 vocab_size=vocab_size,
                 max_length=max_length,
                 experts=self.experts.experts(),
+                qk_norm=self.experts.count > 0,
                 **sizes,
             )
         else:
@@ -154,7 +164,7 @@ class ModelSettings:
             dtype=self.dtype,
             remat=cast(Remat, self.remat),
             attention=cast(AttentionPath, self.attention),
-            lora=self.lora.lora(),
+            lora=self.lora.lora(experts=model.experts is not None),
         )
 
     def kv_heads(self) -> int:

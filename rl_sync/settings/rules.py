@@ -294,6 +294,19 @@ def _bears_staleness(s: RunSettings) -> None:
     )
 
 
+def _bears_quantization(s: RunSettings) -> None:
+    require(
+        s.quantization is None
+        or s.schedule.staleness_bound > 0
+        or not s.algorithm.generates
+        or s.algorithm.allow_unsafe
+        or danger(s) is None,
+        f"algorithm.name={s.algorithm.name} does not fit explorer.quantization={s.quantization},"
+        f" with which explorers draw from another policy than the trainer's: {danger(s)}, leave out"
+        " algorithm.name for one that bears it, or insist with algorithm.allow_unsafe=True.",
+    )
+
+
 def _explorer_count(s: RunSettings) -> None:
     mode, count = MODES[s.sync.mode], s.explorers
     least, most = mode.least_explorers if s.algorithm.generates else 0, mode.most_explorers
@@ -421,7 +434,7 @@ RULES: dict[str, Rule] = {
         f"environment.evaluation_opponent={s.environment.evaluation_opponent} changes with"
         " training, so success against it says nothing: use a scripted player, such as random.",
     ),
-    "model.lora.targets": lambda s: Lora(1, 1.0, s.model.lora.projections),
+    "model.lora.targets": lambda s: Lora(1, 1.0, s.model.lora.projections()),
     "algorithm.correction": _corrections,
     "rollout.stop_ids": lambda s: require(
         all(part.isdecimal() and int(part) < 2**31 for part in s.rollout.stop_parts),
@@ -525,6 +538,7 @@ RULES: dict[str, Rule] = {
         " algorithm.advantage=reinforce_pp_baseline, or dr_grpo.",
     ),
     "algorithm.name, sync.mode, algorithm.allow_unsafe": _bears_staleness,
+    "algorithm.name, explorer.quantization, algorithm.allow_unsafe": _bears_quantization,
     # Settings that need completions from the policy.
     "curriculum.selection, algorithm.name": lambda s: require(
         s.algorithm.generates or not s.curriculum.follows_history,

@@ -265,6 +265,16 @@ EXAMPLES = {
         ({"algorithm__clip_high": 99.0}, "clip_high=99 leaves the ratio as good as unclipped"),
         ({"algorithm__name": "grpo", "algorithm__loss": "reinforce"}, "without end"),
     ],
+    "algorithm.name, explorer.quantization, algorithm.allow_unsafe": [
+        (
+            {
+                "sync__mode": "synchronous",
+                "algorithm__name": "rloo",
+                "explorer__quantization": "int8",
+            },
+            "rloo does not fit explorer.quantization=int8",
+        ),
+    ],
     "curriculum.selection, algorithm.name": [
         (SFT | {"curriculum__selection": "least_seen"}, "algorithm.name=sft generates nothing"),
     ],
@@ -582,7 +592,10 @@ EXAMPLES = {
         ),
     ],
     "model.experts.count, model.experts.per_token": [
-        ({"model__experts__count": 3, "model__experts__per_token": 4}, "per_token=4 of count=3"),
+        (
+            {"model__experts__count": 3, "model__experts__per_token": 4},
+            "must be from 1 to model.experts.count=3",
+        ),
     ],
     "model.num_heads, model.num_kv_heads": [({"model__num_kv_heads": 3}, "num_kv_heads=3")],
     "rollout.routing_replay, model.experts": [

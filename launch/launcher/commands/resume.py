@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
 from rl_sync.launcher.processes.run_directory import counted_step, saved, settings_of
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.workdir import Workdir
 
 
@@ -20,6 +24,7 @@ def execute(arguments: Arguments) -> int:
     assert arguments.config is not None
     workdir = Path(arguments.flags["workdir"])
     config = arguments.config.copy_and_resolve_references()
+    _follow_dtype(config, read_config(Workdir(workdir).config))
     config.workdir = str(workdir)
     has_snapshot = saved(Workdir(workdir)) != (None, None)
     if not has_snapshot and counted_step(Workdir(workdir), settings_of(config.to_dict())) is None:
@@ -28,3 +33,17 @@ def execute(arguments: Arguments) -> int:
             " again with its config."
         )
     return run.execute(arguments._replace(config=config))
+
+
+def _follow_dtype(config: ConfigDict, before: Mapping[str, Any]) -> None:
+    """Lets the dtypes of the roles follow a changed `model.dtype`, if they were the same before.
+
+    A run's own config has them as values, even if they were left out when the run began.
+    """
+    of_model = before["model"]["dtype"]
+    if config.model.dtype == of_model:
+        return
+    for section, name in (("trainer", "compute_dtype"), ("explorer", "dtype")):
+        if config[section][name] == before[section][name] == of_model:
+            with config.ignore_type():
+                config[section][name] = None

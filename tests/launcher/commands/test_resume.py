@@ -45,6 +45,18 @@ def test_the_runs_own_config_is_taken_with_changes_to_it(workdir, resumed):
     assert (config["trainer"]["steps"], config["workdir"]) == (99, str(workdir))
 
 
+def test_dtypes_of_roles_follow_that_of_the_model(workdir, resumed):
+    save_snapshot(workdir.snapshots, 3, {"x": jnp.ones(2)}, {})
+    resume_with(f"--workdir={workdir}", "--config.model.dtype=bfloat16")
+    named = "--config.explorer.dtype=float16"
+    resume_with(f"--workdir={workdir}", "--config.model.dtype=bfloat16", named)
+    dtypes = []
+    for config in resumed:
+        settings = read_settings(config)
+        dtypes.append((settings.compute_dtype, settings.explorer_dtype))
+    assert dtypes == [("bfloat16", "bfloat16"), ("bfloat16", "float16")]
+
+
 def test_a_directory_without_a_snapshot_is_refused(workdir, resumed):
     with pytest.raises(ConfigError, match="holds no snapshot yet"):
         resume_with(f"--workdir={workdir}")
