@@ -74,11 +74,13 @@ def test_an_interrupt_does_not_wait_for_the_compiler():
 
 
 _PLAN = """
-import sys, time, jax
+import signal, sys, time, jax
 from rl_sync.plan import compile_text
 from rl_sync.plan.targets import Target
 from rl_sync.launcher.__main__ import main
 
+# Processes that a shell started in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 Target.devices = lambda self: jax.devices()
 compile_text.rollout_programs = lambda *of, real=compile_text.rollout_programs: [
     one._replace(lower=lambda: time.sleep(60)) for one in real(*of)

@@ -135,7 +135,8 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     (state, metrics), (other, other_metrics) = results
     assert metrics.keys() == other_metrics.keys()
     for key, value in metrics.items():
-        assert key.startswith("ratio_p") or np.isfinite(value).all(), key
+        # None of the tokens is fresh.
+        assert key.startswith("ratio_p") or key == "mismatch" or np.isfinite(value).all(), key
         np.testing.assert_allclose(other_metrics[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
     assert_close(state.params, other.params, atol=1e-4)
 
