@@ -101,14 +101,14 @@ class Attention(nn.Module):
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
         axes = ("embed", "kv", None, "head_dim")
-        stored = [kernel(self, config, "qkv", fan_in(D), (D, K, N + 2, H), axes)]
+        stored = [kernel(self, config, "qkv", fan_in(D), shape=(D, K, N + 2, H), axes=axes)]
         out = kernel(
             self,
             config,
             "out",
             fan_in(K * N * H, config.num_layers),
-            (K, N, H, D),
-            ("kv", "heads", "head_dim", "embed"),
+            shape=(K, N, H, D),
+            axes=("kv", "heads", "head_dim", "embed"),
             inputs=(0, 1, 2),
         )
         if config.qkv_bias:

@@ -42,6 +42,7 @@ def kernel(
     config: ModelConfig,
     name: str,
     init: Initializer,
+    *,
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
     inputs: tuple[int, ...] = (0,),
@@ -164,9 +165,9 @@ class GatedMLP(nn.Module):
         config = self.config
         D, F = config.embed_dim, config.mlp_dim
         axes = ("embed", None, "mlp")
-        gate_up = kernel(self, config, "gate_up", fan_in(D), (D, 2, F), axes)
+        gate_up = kernel(self, config, "gate_up", fan_in(D), shape=(D, 2, F), axes=axes)
         start = fan_in(F, config.num_layers)
-        down = kernel(self, config, "down", start, (F, D), ("mlp", "embed"))
+        down = kernel(self, config, "down", start, shape=(F, D), axes=("mlp", "embed"))
         if self.decodes and config.quantization is None:
             # Otherwise XLA wants the kernels of all layers with the axis of gate and up in front,
             # and a loop of decode steps starts by copying them.

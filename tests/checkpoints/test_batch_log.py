@@ -47,6 +47,7 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
         segments=np.zeros((2, 5), np.int32),
         truncated=np.array([True, False]),
         sampling_masks=np.zeros((2, 1, 3), np.uint32),
+        routes=np.full((2, 3, 2, 1), 65535, np.uint16),
     )
     consumed = Consumed([rich, group(8)], left_out=[9], kept=[8], notes={"pipeline/x": 0.125})
     BatchLog(tmp_path).write(3, LoggedBatch(consumed, [group(11)], {8: 1}))

@@ -96,6 +96,22 @@ def test_completions_have_the_experts_of_a_full_pass(options):
             assert (recorded(one, request.prompt)[-1] == 255).all()
 
 
+@pytest.mark.parametrize(
+    "experts", [Experts(300, 3, 4), Experts(1, 1, 4), Experts(4, 4, 4)], ids=str
+)
+def test_one_expert_all_of_them_and_more_than_a_byte_tells_apart_are_recorded(experts):
+    config = dataclasses.replace(CONFIG, experts=experts)
+    params = tiny.params(config)
+    engine = make_engine(config, params, records_routes=True)
+    ((one,),) = engine.generate([CompletionRequest(PROMPT, Sampling(9, ()), seed=(3,))])
+    whole = np.concatenate([PROMPT, one.tokens])[None]
+    live = prefill(config, params, whole, records_routes=True).routes
+    assert one.routes.experts.dtype == (np.uint16 if experts.count > 255 else np.uint8)
+    np.testing.assert_array_equal(one.routes.experts, np.asarray(live)[0, :-1])
+    found = hidden_states(config, params, whole, routes=live)
+    np.testing.assert_allclose(found, hidden_states(config, params, whole), atol=1e-5)
+
+
 @pytest.mark.samples("steps")
 @pytest.mark.parametrize("stepped_tokens", [64, 0], ids=["steps", "prefill"])
 def test_replies_of_an_episode_have_the_experts_of_all_tokens_before_them(stepped_tokens):

@@ -53,8 +53,8 @@ class MixtureMLP(nn.Module):
             config,
             "gate_up",
             fan_in(D),
-            (E, D, 2, F),
-            ("experts", "embed", None, "mlp"),
+            shape=(E, D, 2, F),
+            axes=("experts", "embed", None, "mlp"),
             inputs=(1,),
         )
         down = kernel(
@@ -62,8 +62,8 @@ class MixtureMLP(nn.Module):
             config,
             "down",
             fan_in(F, config.num_layers),
-            (E, F, D),
-            ("experts", "mlp", "embed"),
+            shape=(E, F, D),
+            axes=("experts", "mlp", "embed"),
             inputs=(1,),
         )
         kernels = ExpertKernels(gate_up.astype(x.dtype), down.astype(x.dtype))
