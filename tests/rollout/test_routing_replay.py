@@ -26,6 +26,7 @@ from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 from tests.models.meshes import layout
+from tests.models.test_mixture import assert_close
 from tests.rollout.turns import EOS, GIVEN, LENGTH, PROMPT, decode, make_engine
 
 CONFIG = dataclasses.replace(
@@ -162,15 +163,6 @@ def test_the_first_record_of_a_token_is_valid():
 
 
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (4, 12)).astype(np.int32)
-
-
-def assert_close(one, other):
-    scale = max(float(np.abs(x).max()) for x in jax.tree.leaves(one))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, scale), rtol=1e-4),
-        one,
-        other,
-    )
 
 
 def others(seed=1):
