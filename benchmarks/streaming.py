@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
-import numpy as np
 from streaming_simulation import GROUP_SIZE, LONGEST, length_of, table
 
 from rl_sync.cluster import master_calls, scoring_calls
@@ -68,11 +67,11 @@ from rl_sync.roles.master.events import (
     StopRequested,
     VersionPublished,
 )
-from rl_sync.rollout.batch import Start
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.queue import Waiting
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.sequence import GrowingSequence
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.stats import Stats
 from rl_sync.settings.config_reading import read_settings
@@ -89,13 +88,13 @@ NAMES = ("occupancy", "steps", "CPU", "waited", "groups/s")
 class TimedAdmission(Admission):
     """An admission that gives completions the lengths of `length_of`."""
 
-    def start(self, waiting: Waiting, index: int, slot: int, key: np.ndarray) -> Start:
-        """Starts a completion that ends after its own number of tokens."""
-        request = waiting.request
-        tokens = length_of(waiting.seed, index)
-        sampling = dataclasses.replace(request.sampling, max_new_tokens=tokens)
-        own = dataclasses.replace(waiting, request=dataclasses.replace(request, sampling=sampling))
-        return super().start(own, index, slot, key)
+    def sequence(self, waiting: Waiting, unread: int) -> GrowingSequence:
+        """Makes a sequence that ends after its own number of tokens."""
+        made = super().sequence(waiting, unread)
+        tokens = length_of(waiting.seed, made.index)
+        sampling = dataclasses.replace(made.request.sampling, max_new_tokens=tokens)
+        made.request = dataclasses.replace(made.request, sampling=sampling)
+        return made
 
 
 class TimedEngine(Engine):

@@ -31,6 +31,17 @@ from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.flash import AttentionCall, attend_by, kernel_for
 from rl_sync.models.layers import Adapter, RMSNorm, fan_in, kernel, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
+from rl_sync.models.paging.paged_cache import (
+    PAGE_TOKENS,
+    AnyCache,
+    PagedCache,
+    page_axes,
+    read_row_lines,
+    read_row_page,
+    read_row_span,
+    write_paged,
+)
+from rl_sync.models.paging.ragged import attend_by_kernel
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
 from rl_sync.models.sharding import HEADS, constrain, cuts_positions, in_use, kv_group
@@ -94,10 +105,10 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        cache: KVCache | None,
+        cache: AnyCache | None,
         layer: AttentionLayer,
         context: Context,
-    ) -> tuple[Float[Array, "B T D"], KVCache]:
+    ) -> tuple[Float[Array, "B T D"], AnyCache]:
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
         axes = ("embed", "kv", None, "head_dim")
@@ -135,13 +146,16 @@ class Attention(nn.Module):
         by = _rotation_of(layer, context)
         queries, keys = rotate(queries, by), rotate(keys, by)
         if cache is None:
-            fresh = cached(config, keys, values)
+            fresh: AnyCache = cached(config, keys, values)
             attended = attend(config, queries, keys, values, layer=layer, context=context)
         else:
-            cache = write(cache, layer.number, keys[:, 0], values[:, 0], context.positions[:, 0])
-            fresh = cache
+            new = keys[:, 0], values[:, 0], context.positions[:, 0]
+            if isinstance(cache, PagedCache):
+                fresh = write_paged(cache, layer.number, *new)
+            else:
+                fresh = write(cache, layer.number, *new)
             attended = attend_cached(
-                config, queries, cache, layer=layer, context=context, span=self.span
+                config, queries, fresh, layer=layer, context=context, span=self.span
             )
         y = project(attended, out, inputs=3)
         if config.lora:
@@ -264,7 +278,7 @@ def _attend_all(
 def attend_cached(
     config: ModelConfig,
     queries: Float[Array, "B 1 K N H"],
-    cache: KVCache,
+    cache: AnyCache,
     layer: AttentionLayer,
     context: Context,
     span: int,
@@ -274,28 +288,63 @@ def attend_cached(
     If the cache is read by pages, only the pages that some row's window needs are read, however
     long the span is. Otherwise the whole span is read at once.
     """
+    positions = context.positions[:, 0]
+    if isinstance(cache, KVCache):
+        return _attend_to_cache(config, span, queries, cache, positions, layer.number, layer.window)
+
+    def attend_to_pages(
+        queries: Array, keys: Array, values: Array | None, table: Array, *of: Array
+    ) -> Array:
+        pool = PagedCache(keys, values, table)
+        return _attend_to_cache(config, span, queries, pool, *of)
+
+    run = on_shards(attend_to_pages, _QUERIES, *page_axes(cache), _TOKENS, _TOKENS, (), ())
+    return run(queries, *cache, positions, layer.number, layer.window)
+
+
+def _attend_to_cache(
+    config: ModelConfig,
+    span: int,
+    queries: Float[Array, "B 1 K N H"],
+    cache: AnyCache,
+    positions: Int[Array, " B"],
+    layer: Int[Array, ""],
+    window: Int[Array, ""],
+) -> Float[Array, "B 1 K N H"]:
     # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
-    positions = jnp.maximum(context.positions[:, 0], 0)
+    positions = jnp.maximum(positions, 0)
 
     def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:
         behind = positions[:, None] - slots
-        return (behind >= 0) & (behind < layer.window)
+        return (behind >= 0) & (behind < window)
 
+    if isinstance(cache, PagedCache) and cache.values is None:
+        assert cache.table is not None
+        return attend_by_kernel(config, queries, cache.keys, cache.table, positions, layer)
     if in_lines():
-        keys, values = read_lines(config, cache, layer.number, span)
+        if isinstance(cache, PagedCache):
+            keys, values = read_row_lines(cache, layer, span)
+        else:
+            keys, values = read_lines(config, cache, layer, span)
         seen = visible(jnp.arange(keys.shape[2] * keys.shape[3] // config.head_dim))
         scale = config.attention_scale
         return attend_to_lines(queries[:, 0], keys, values, seen, scale=scale)[:, None]
     if not reads_by_pages(config):
-        keys, values = read_span(cache, layer.number, span)
+        if isinstance(cache, PagedCache):
+            keys, values = read_row_span(cache, layer, span)
+        else:
+            keys, values = read_span(cache, layer, span)
         seen = visible(jnp.arange(span))[:, None]
         return _attend_all(config, queries, keys, values, seen)
-    slots = cache.values.shape[4]
-    first = jnp.maximum(positions.min() - layer.window + 1, 0) // slots
+    slots = PAGE_TOKENS if isinstance(cache, PagedCache) else cache.values.shape[4]
+    first = jnp.maximum(positions.min() - window + 1, 0) // slots
     last = jnp.minimum(positions.max(), span - 1) // slots
 
     def read(number: Int[Array, ""]) -> tuple[CacheSlots, Bool[Array, "B C"]]:
-        page = read_page(cache, layer.number, number)
+        if isinstance(cache, PagedCache):
+            page = read_row_page(cache, layer, number)
+        else:
+            page = read_page(cache, layer, number)
         return page, visible(number * slots + jnp.arange(slots))
 
     query = queries[:, 0].astype(jnp.float32) * config.attention_scale

@@ -25,10 +25,10 @@ from jax.nn import initializers
 from jaxtyping import Array, Float, Int, UInt
 
 from rl_sync.models.attention import Attention, AttentionLayer, Context
-from rl_sync.models.cache import KVCache
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.layers import GatedMLP, RMSNorm, fan_in, param
 from rl_sync.models.mixture.mixture_layer import MixtureMLP
+from rl_sync.models.paging.paged_cache import AnyCache
 from rl_sync.models.rope import rotations
 from rl_sync.models.sharding import constrain, laid_out
 from rl_sync.models.vocabulary.lookup import lookup
@@ -51,7 +51,7 @@ class Layered(NamedTuple):
       routes: experts of each token, if they are recorded.
     """
 
-    cache: KVCache | None
+    cache: AnyCache | None
     routes: UInt[Array, "L B T C"] | None
 
 
@@ -66,11 +66,11 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        carry: tuple[Float[Array, "B T D"], KVCache | None],
+        carry: tuple[Float[Array, "B T D"], AnyCache | None],
         layer: AttentionLayer,
         replayed: UInt[Array, "B T C"] | None,
         context: Context,
-    ) -> tuple[tuple[Float[Array, "B T D"], KVCache | None], Layered]:
+    ) -> tuple[tuple[Float[Array, "B T D"], AnyCache | None], Layered]:
         config, (x, cache) = self.config, carry
         normed = RMSNorm(config, name="attention_norm")(x)
         attention = Attention(config, self.span, name="attention")
@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         context: Context,
-        cache: KVCache | None,
+        cache: AnyCache | None,
         replayed: UInt[Array, "L B T C"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Layered]:
         config = self.config
@@ -260,7 +260,7 @@ class Fed(NamedTuple):
     """
 
     hidden: Float[Array, "B T D"]
-    cache: KVCache
+    cache: AnyCache
     routes: UInt[Array, "B T L C"] | None
 
 
@@ -281,7 +281,7 @@ def decode_step(
     params: Params,
     tokens: Int[Array, " B"],
     positions: Int[Array, " B"],
-    cache: KVCache,
+    cache: AnyCache,
     span: int,
     records_routes: bool = False,
 ) -> Fed:
@@ -334,7 +334,7 @@ def _apply(
     params: Params,
     tokens: Int[Array, "B T"],
     context: Context,
-    cache: KVCache | None,
+    cache: AnyCache | None,
     replayed: UInt[Array, "L B T C"] | None = None,
 ) -> tuple[Array, Layered]:
     applied = module.apply({"params": params}, tokens, context, cache, replayed)

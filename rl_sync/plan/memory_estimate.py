@@ -24,6 +24,7 @@ from rl_sync.learning.opt_state import abstract_opt_state
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.lines import line_shape
+from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, cuts_positions, using
@@ -363,14 +364,17 @@ def decode_estimate(
     Args:
       sizes: number of slots in use, and of positions that are read.
     """
-    rows, _ = sizes
+    rows, span = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
     weights = model_memory.device_bytes(_policy(settings, task).abstract_held)
-    cache = _cache_bytes(platform, model, layout, rows, model.max_length)
+    cache = _engine_cache_bytes(settings, task, platform, rows)
     # Sharding over `tensor` was not measured on CPUs.
     shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
     logits = 4 * math.ceil(rows / shards) * model.vocab_size
     work = {"sampling": round(SAMPLING_ARRAYS[platform] * logits)}
+    if settings.rollout.cache_bytes is not None and platform == "gpu":
+        whole = _cache_bytes(platform, model, layout, rows, span)
+        work["gathered pages"] = whole // model.num_layers
     return MemoryEstimate({"parameters": weights, _CACHE: cache}, {}, work)
 
 
@@ -403,7 +407,7 @@ def insert_estimate(
     slots, rows, tokens = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
     prompts = _cache_bytes(platform, model, layout, rows, tokens)
-    cache = _cache_bytes(platform, model, layout, slots, model.max_length)
+    cache = _engine_cache_bytes(settings, task, platform, slots)
     gathered = prompts * layout.batch_shards if layout.batch_shards > 1 else 0
     return MemoryEstimate({_CACHE: cache, _PROMPTS: prompts}, {}, {"gathered prompts": gathered})
 
@@ -414,6 +418,15 @@ ESTIMATES: dict[str, Callable[[RunSettings, Task, Platform, Sequence[int]], Memo
     "decode": decode_estimate,
 }
 """Estimators of an explorer's programs."""
+
+
+def _engine_cache_bytes(settings: RunSettings, task: Task, platform: Platform, rows: int) -> int:
+    """Returns the bytes of an explorer's cache on each device, with `rows` slots in use."""
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    with compiling_for(platform):
+        if (pages := wiring.cache_pages(settings, task)) is not None:
+            return pages.pages * page_bytes(model, layout)
+    return _cache_bytes(platform, model, layout, rows, model.max_length)
 
 
 def _cache_bytes(

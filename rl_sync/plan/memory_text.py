@@ -80,10 +80,18 @@ def describe_explorer(settings: RunSettings, task: Task) -> str:
         [
             _held("explorer", settings.explorer.mesh.shape, engine),
             *([f"in the host's memory, at most: {_list(on_host)}"] if on_host else []),
-            f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens:",
+            f"and for {slots} slots of {wiring.explorer_model(settings, task).max_length} tokens"
+            f"{_pages(settings, task)}:",
             *_on_platforms({platform: _besides(one) for platform, one in engines.items()}),
         ]
     )
+
+
+def _pages(settings: RunSettings, task: Task) -> str:
+    """Describes the pages of an explorer's cache on each device, if it has pages."""
+    if (pages := wiring.cache_pages(settings, task)) is None:
+        return ""
+    return f" in {pages.pages} pages of {pages.page_tokens}"
 
 
 def _held(role: str, mesh: MeshShape, estimate: MemoryEstimate) -> str:

@@ -35,6 +35,9 @@ def rollout_engine(
         settings.slots,
         chunk_tokens=settings.rollout.chunk_tokens,
         cache=cast(CachePolicy, settings.rollout.cache),
+        cache_bytes=settings.rollout.cache_bytes,
+        # With exact pulls a run that was resumed must come to the same bits.
+        reuses_prefixes=settings.schedule.pull == "latest",
         kv_offload_bytes=settings.environment.kv_offload_bytes,
         decode=task.tokenizer.decode,
         layout=layout,

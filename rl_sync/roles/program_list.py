@@ -150,6 +150,6 @@ def _requests(
         stop_ids=len(sampling.stop_ids),
         changes=sampled_changes(settings, task),
         held=plays,
-        offloads_kv=plays and settings.environment.kv_offload_bytes > 0,
+        offloads_kv=settings.environment.kv_offload_bytes > 0,
         recomputes=recomputes,
     )

@@ -24,6 +24,8 @@ from rl_sync.role_names import MASTER
 from rl_sync.roles.evaluator import EvaluationSet
 from rl_sync.roles.explorer.episode_wiring import environment_of
 from rl_sync.roles.master.events import MasterSettings
+from rl_sync.rollout.paging.page_table import PageTable
+from rl_sync.rollout.paging.pool_size import pages_of
 from rl_sync.rollout.sampling import LogitsProcessors, Sampling
 from rl_sync.sampling_masks import word_count
 from rl_sync.scoring.judging import MasterScoring, Scored, Scorer, Success, Verdicts
@@ -66,7 +68,7 @@ def load_task(settings: RunSettings) -> Task:
         raise ConfigError(str(error)) from error
     _require_text(settings, task)
     trainer_model(settings, task)
-    explorer_model(settings, task)
+    cache_pages(settings, task)
     sampling(settings, task)
     _require_demonstrations(settings, task)
     _require_preferences(settings, task)
@@ -283,6 +285,22 @@ def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
     """Returns the model config for explorers' computations; raises as `trainer_model` does."""
     model = _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
     return dataclasses.replace(model, quantization=settings.quantization)
+
+
+def cache_pages(settings: RunSettings, task: Task) -> PageTable | None:
+    """Returns the pages of an explorer's cache; None if each slot has a cache of its own.
+
+    Raises:
+      ConfigError: as `trainer_model` does, or the cache cannot hold the longest sequence.
+    """
+    model, size = explorer_model(settings, task), settings.rollout.cache_bytes
+    if size is None:
+        return None
+    layout, slots = settings.explorer_layout, settings.slots
+    try:
+        return pages_of(model, layout, slots=slots, length=model.max_length, cache_bytes=size)
+    except ValueError as error:
+        raise ConfigError(f"rollout.{error}") from error
 
 
 def _computed(

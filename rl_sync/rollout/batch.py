@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,10 +14,13 @@ from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.models.cache import KVCache
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.paging.paged_cache import PagedCache, PageFills
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram, stop_ids_bucket
+from rl_sync.rollout.paging import paged_slots
+from rl_sync.rollout.paging.page_table import PageFill, PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.slots import Chunk, Prefix, SlotRows, Slots
 from rl_sync.types import Params
@@ -29,18 +32,24 @@ class Start(NamedTuple):
     """A sequence to start in a slot.
 
     Attributes:
-      source: row of its prompt in the prefix.
+      source: row of its tokens in the prefix.
       target: slot that it gets.
-      prompt: token ids of its prompt.
+      tokens: token ids that it begins with: its prompt, and what was sampled already.
       sampling: sampling choices for its tokens.
       key: random key of its sampling.
+      prompt_tokens: number of tokens of its prompt.
+      newest: position where its cache ends; decode steps read its tokens from there on.
+      fills: pages that get its tokens' keys and values from the prefix, if the cache is in pages.
     """
 
     source: int
     target: int
-    prompt: Int[np.ndarray, " P"]
+    tokens: Int[np.ndarray, " P"]
     sampling: Sampling
     key: UInt32[np.ndarray, " 2"]
+    prompt_tokens: int
+    newest: int
+    fills: Sequence[PageFill] = ()
 
 
 class Extension(NamedTuple):
@@ -71,6 +80,7 @@ class Batch:
       chunk_tokens: maximum decode steps of a chunk.
       layout: sharding of the weights and the slots.
       before_first: called with each program before its first call.
+      pages: pages of each slot; None if each slot has a cache of its own.
       rows: current number of slots.
       changes: kinds of logits processors that sequences may ask for.
       records_routes: whether prefills and chunks have the experts of their tokens.
@@ -83,6 +93,7 @@ class Batch:
     chunk_tokens: int
     layout: Layout
     before_first: Callable[[CompiledProgram], None] = lambda program: None
+    pages: PageTable | None = None
     rows: int = 0
     changes: LogitsProcessors = ALL_CHANGES
     records_routes: bool = False
@@ -90,6 +101,7 @@ class Batch:
     compile_secs: float = 0.0
     _params: Params = None
     _slots: Slots | None = None
+    _pool: PagedCache | None = None
     _stop_ids: int = LEAST_STOP_IDS
 
     @property
@@ -120,14 +132,20 @@ class Batch:
             self._slots = self._slots._replace(rows=self._slots.rows._replace(choice=wider))
         self._stop_ids = width
 
-    def resize(self, rows: int, kept: Sequence[int]) -> None:
-        """Changes the number of slots; the kept slots become the first ones."""
+    def resize(self, rows: int, kept: Mapping[int, int]) -> None:
+        """Changes the number of slots.
+
+        Args:
+          kept: former slot of each new slot that is in use.
+        """
+        if self.pages is not None:
+            self.pages.move(rows, kept)
         if not kept:
             self._slots = None  # Freed first: two caches may not fit in memory.
             self._slots = self._empty_slots(rows)
         else:
             sources = np.zeros(rows, np.int32)
-            sources[: len(kept)] = kept
+            sources[list(kept)] = list(kept.values())
             program = CompiledProgram("rearrange", (self.rows, rows, self._stop_ids))
             self._slots = self._call(program, core.rearrange, self._slots, sources)
         self.rows = rows
@@ -149,39 +167,76 @@ class Batch:
     def copy_cache(self, slot: int, tokens: int) -> KVCache:
         """Copies the cache of a slot whose sequence has `tokens` tokens, rounded up to a bucket."""
         span = self.sizes.prompt_bucket(tokens)
-        program = CompiledProgram("copy_cache", (self.rows, span, self._stop_ids))
-        source = np.array([slot], np.int32)
-        return self._call(program, core.copy_cache, self._slots, source, span=span)
+        if self.pages is None:
+            program = CompiledProgram("copy_cache", (self.rows, span, self._stop_ids))
+            source = np.array([slot], np.int32)
+            return self._call(program, core.copy_cache, self._slots, source, span=span)
+        pages = np.zeros(self.pages.count(span), np.int32)
+        held = self.pages.of(slot)[: len(pages)]
+        pages[: len(held)] = np.array(held) + self.pages.shard(slot) * self.pages.pages
+        program = CompiledProgram("copy_pages", (span,))
+        return self._call(program, paged_slots.copy_pages_of, self._pool, pages, span=span)
 
     def insert_copy(self, cache: KVCache, start: Start) -> None:
-        """Starts a sequence from a copy of its prompt's cache."""
-        tokens: Any = _padded([start.prompt], 1, self.sizes.prompt_bucket(len(start.prompt)))
+        """Starts a sequence from a copy of its cache."""
+        tokens: Any = _padded([start.tokens], 1, self.sizes.prompt_bucket(len(start.tokens)))
         self._insert("insert_copy", Prefix(tokens, cache), [start])
 
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
-        """Starts sequences whose prompts are in a prefix."""
+        """Starts sequences whose tokens are in a prefix."""
         self._insert("insert", prefix, starts)
+
+    def insert_shared(self, starts: Sequence[Start]) -> None:
+        """Starts sequences whose first pages are filled already."""
+        width = self.sizes.prompt_bucket(max(len(start.tokens) for start in starts))
+        tokens: Any = _padded([start.tokens for start in starts], self.rows, width)
+        numbered = [start._replace(source=row) for row, start in enumerate(starts)]
+        self._insert("insert_shared", Prefix(tokens, None), numbered)
 
     def _insert(self, name: str, prefix: Prefix, starts: Sequence[Start]) -> None:
         filled = [*starts, *[starts[-1]] * (self.rows - len(starts))]
         sources = np.array([start.source for start in filled], np.int32)
         targets = self._targets([start.target for start in starts])
-        lengths: Any = np.array([len(start.prompt) for start in filled], np.int32)
+        newest: Any = np.array([start.newest for start in filled], np.int32)
+        lengths: Any = np.array([start.prompt_tokens for start in filled], np.int32)
         keys: Any = np.stack([start.key for start in filled])
         choice = knobs([start.sampling for start in filled], self._stop_ids)
-        rows = SlotRows(lengths - 1, lengths, keys, choice)
+        rows = SlotRows(newest, lengths, keys, choice)
         program = CompiledProgram(name, (self.rows, *prefix.tokens.shape, self._stop_ids))
-        count = np.int32(len(starts))
-        self._slots = self._call(
-            program,
-            core.insert,
-            self._slots,
-            prefix._replace(routes=None),
-            count,
-            sources,
-            targets,
-            rows,
-        )
+        prefix = prefix._replace(routes=None)
+        if self.pages is None:
+            count = np.int32(len(starts))
+            self._slots = self._call(
+                program, core.insert, self._slots, prefix, count, sources, targets, rows
+            )
+            return
+        fills = self._fills(prefix, [(s.target, s.source, s.fills) for s in starts])
+        self._fill(program, prefix, sources, targets, rows, fills)
+
+    def _fill(self, program: CompiledProgram, *of: Any) -> None:
+        self._keep(self._call(program, paged_slots.insert_pages, self._with_pool(), *of))
+
+    def _fills(
+        self, prefix: Prefix, of: Sequence[tuple[int, int, Sequence[PageFill]]]
+    ) -> PageFills:
+        """Lists the pages to fill by share of the rows.
+
+        Args:
+          of: slots, the row of the prefix for each, and the pages that are filled from the row.
+        """
+        assert self.pages is not None
+        shares = len(self.pages.pools)
+        found: list[list[tuple[int, int, int]]] = [[] for _ in range(shares)]
+        for slot, row, fills in of:
+            found[self.pages.shard(slot)] += [(row, fill.number, fill.page) for fill in fills]
+        prompts, width = prefix.tokens.shape
+        most = most_fills(self.pages.count(width), prompts, self.rows // shares)
+        padded = np.zeros((shares, most, 3), np.int32)
+        for share, listed in zip(padded, found, strict=True):
+            share[: len(listed)] = np.array(listed, np.int32).reshape(-1, 3)
+        counts: Any = np.array([len(listed) for listed in found], np.int32)
+        columns: Any = padded.reshape(-1, 3).T
+        return PageFills(counts, *columns)
 
     def extend(self, extensions: Sequence[Extension], most_given: int) -> None:
         """Continues sequences after given tokens.
@@ -222,12 +277,12 @@ class Batch:
         """
         span = self.sizes.span_bucket(longest + self.chunk_tokens)
         program = CompiledProgram("decode", (self.rows, span, self._stop_ids, *self.changes))
-        self._slots, chunk = self._call(
+        slots, chunk = self._call(
             program,
             core.decode_chunk,
             self.config,
             self._params,
-            self._slots,
+            self._slots if self.pages is None else self._with_pool(self.pages.array()),
             live,
             np.int32(enough),
             pauses,
@@ -236,15 +291,34 @@ class Batch:
             changes=self.changes,
             records_routes=self.records_routes,
         )
+        self._keep(slots)
         return chunk
 
-    def recompute(self, longest: int) -> None:
-        """Recomputes the cache of all slots with the current weights, and waits for it.
+    def _with_pool(self, table: Int[np.ndarray, "B Z"] | None = None) -> Slots:
+        """Returns the slots with their pages."""
+        assert self._slots is not None
+        assert self._pool is not None
+        given: Any = table
+        return self._slots._replace(cache=self._pool._replace(table=given))
+
+    def _keep(self, slots: Slots) -> None:
+        """Keeps the slots that a program returns, and their pages apart, if there are any."""
+        if isinstance(slots.cache, PagedCache):
+            self._pool = slots.cache._replace(table=None)
+            slots = slots._replace(cache=None)
+        self._slots = slots
+
+    def recompute(self, sequences: Mapping[int, Int[np.ndarray, " S"]]) -> None:
+        """Recomputes the cache of sequences with the current weights, and waits for it.
 
         Args:
-          longest: number of tokens of the longest sequence.
+          sequences: tokens of the sequence in each slot.
         """
+        longest = max(map(len, sequences.values()))
         span = self.sizes.prompt_bucket(longest)
+        if self.pages is not None:
+            self._recompute_pages(sequences, span)
+            return
         count = self.sizes.recomputed_rows(self.rows, span)
         for start in range(0, self.rows, count):
             self._slots = self._call(
@@ -259,13 +333,45 @@ class Batch:
             )
         jax.block_until_ready(self._slots)
 
+    def _recompute_pages(self, sequences: Mapping[int, Int[np.ndarray, " S"]], width: int) -> None:
+        assert self.pages is not None
+        left, filled = list(sequences), set[tuple[int, int]]()
+        nothing = knobs([Sampling(max_new_tokens=1, stop_ids=())] * self.rows, self._stop_ids)
+        zeros: Any = np.zeros(self.rows, np.int32)
+        keys: Any = np.zeros((self.rows, 2), np.uint32)
+        nobody = np.full(self.rows, self.rows, np.int32)
+        while left:
+            slots = left[: self.sizes.prefill_rows(len(left), width)]
+            left = left[len(slots) :]
+            prefix = self.prefill([sequences[slot] for slot in slots], width)
+            of = []
+            for row, slot in enumerate(slots):
+                shard, count = self.pages.shard(slot), self.pages.count(len(sequences[slot]))
+                held = list(enumerate(self.pages.of(slot)[:count]))
+                fills = [PageFill(*one) for one in held if (shard, one[1]) not in filled]
+                filled |= {(shard, page) for _, page in held}  # Shared pages are filled once.
+                of.append((slot, row, fills))
+            program = CompiledProgram("insert", (self.rows, *prefix.tokens.shape, self._stop_ids))
+            rows = SlotRows(zeros, zeros, keys, nothing)
+            prefix = prefix._replace(routes=None)
+            self._fill(program, prefix, zeros, nobody, rows, self._fills(prefix, of))
+        jax.block_until_ready(self._pool)
+
     def _empty_slots(self, rows: int) -> Slots:
+        paged = self.pages is not None
+        if self.pages is not None and self._pool is None:
+            pages = self.pages.total
+            program = CompiledProgram("empty_pool", (pages,))
+            self._pool = self._placed(
+                self._call(program, paged_slots.empty_pool, self.config, pages)
+            )
         program = CompiledProgram("empty_slots", (rows, self._stop_ids))
-        slots = self._call(
-            program, core.empty_slots, self.config, rows, self.length, self._stop_ids
-        )
+        sizes = (rows, self.length, self._stop_ids, paged)
+        return self._placed(self._call(program, core.empty_slots, self.config, *sizes))
+
+    def _placed(self, made: T) -> T:
         # On one device nothing has placed the arrays yet.
-        return slots if self.layout.mesh.size > 1 else jax.device_put(slots, self.layout.repeated)
+        return made if self.layout.mesh.size > 1 else jax.device_put(made, self.layout.repeated)
 
     def _call(
         self, program: CompiledProgram, function: Callable[..., T], *args: Any, **sizes: Any

@@ -21,17 +21,21 @@ class Sizes:
       slots: maximum rows of a batch.
       length: positions of a row.
       paged: whether a cache is read only as far as its rows reach, so that one span serves all.
+      shards: number of equal shares of the slots, each of which gets as many rows.
     """
 
     slots: int
     length: int
     paged: bool = False
+    shards: int = 1
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Possible numbers of rows of a batch, largest first: all slots, then powers of two."""
         sizes = [self.slots]
         while (smaller := power_of_two(sizes[-1]) // 2) >= _LEAST_ROWS:
+            if smaller % self.shards:
+                break
             sizes.append(smaller)
         return tuple(sizes)
 

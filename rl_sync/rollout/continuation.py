@@ -1,4 +1,7 @@
-"""Continuations: held sequences continue after given tokens, in their slots or in others."""
+"""Continuations: held sequences continue after given tokens, in their slots or in others.
+
+Interrupted sequences continue like held ones whose caches are offloaded.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ class Continuations:
     aside: KvOffload
     most_stepped: int
     _extensions: list[Extension] = dataclasses.field(default_factory=list)
+    _reused_tokens: int = 0
 
     def begin(self, held: Held, waiting: Waiting, given: Int[np.ndarray, " T"]) -> None:
         """Lets a sequence continue; it is held no longer.
@@ -49,18 +53,37 @@ class Continuations:
             self.aside.use_soon(held.copy)
             self.queue.put_ahead(waiting)
         else:
-            self._start(waiting, held.slot, given)
+            sequence = GrowingSequence(
+                waiting.ticket, 0, waiting.request, waiting.seed, unread=len(given)
+            )
+            self.occupancy.start(held.slot, sequence)
+            self._extend(sequence, held.slot, given)
 
     def restore(self, waiting: Waiting, slot: int) -> None:
-        """Starts a request in a slot with its offloaded cache."""
+        """Starts or resumes a sequence in a slot with its offloaded cache."""
         assert waiting.copy is not None, "its cache is set aside"
-        prompt = waiting.request.prompt
-        before, given = np.split(prompt, [len(prompt) - waiting.given])
+        request, pages = waiting.request, self.batch.pages
+        sequence = waiting.resumed or GrowingSequence(
+            waiting.ticket, 0, request, waiting.seed, unread=waiting.given
+        )
+        before, given = np.split(waiting.tokens, [len(waiting.tokens) - sequence.unread])
         waiting.next += 1
-        key = draw_key(waiting.seed, 0)
-        start = Start(0, slot, before, waiting.request.sampling, key)
+        start = Start(
+            source=0,
+            target=slot,
+            tokens=before,
+            sampling=request.sampling,
+            key=draw_key(waiting.seed, sequence.index),
+            prompt_tokens=min(len(before), len(request.prompt)),
+            newest=len(before) - 1,
+            fills=pages.fills(slot, 0, (), len(before)) if pages else (),
+        )
         self.batch.insert_copy(self.aside.restore(waiting.copy), start)
-        self._start(waiting, slot, given)
+        self.occupancy.start(slot, sequence)
+        if sequence.tokens:
+            self._reused_tokens += len(before) - 1
+        else:
+            self._extend(sequence, slot, given)
 
     def flush(self) -> tuple[int, int]:
         """Runs the extension of all sequences that were started since the last call.
@@ -69,15 +92,14 @@ class Continuations:
           The number of their given tokens, and the number of tokens whose cache was reused.
         """
         extensions, self._extensions = self._extensions, []
+        reused, self._reused_tokens = self._reused_tokens, 0
         if extensions:
             self.batch.extend(extensions, self.most_stepped)
         given = sum(len(extension.given) for extension in extensions)
-        return given, sum(extension.newest for extension in extensions)
+        return given, reused + sum(extension.newest for extension in extensions)
 
-    def _start(self, waiting: Waiting, slot: int, given: Int[np.ndarray, " T"]) -> None:
-        request = waiting.request
-        sequence = GrowingSequence(waiting.ticket, 0, request, unread=len(given))
-        self.occupancy.start(slot, sequence)
-        newest = len(request.prompt) - len(given) - 1
-        key = draw_key(waiting.seed, 0)
-        self._extensions.append(Extension(slot, newest, given, request.sampling, key))
+    def _extend(self, sequence: GrowingSequence, slot: int, given: Int[np.ndarray, " T"]) -> None:
+        prompt, key = sequence.request.prompt, draw_key(sequence.seed, sequence.index)
+        newest = len(prompt) - len(given) - 1
+        sampling = sequence.request.sampling
+        self._extensions.append(Extension(slot, newest, given, sampling, key))

@@ -19,6 +19,8 @@ from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
 from rl_sync.rollout.kv_offload import KvOffload
+from rl_sync.rollout.paging.page_supply import PageSupply
+from rl_sync.rollout.paging.pool_size import pages_of
 from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (
@@ -70,6 +72,8 @@ class Engine:
         chunk_tokens: int = 16,
         stepped_tokens: int = 64,
         cache: CachePolicy = "keep",
+        cache_bytes: int | None = None,
+        reuses_prefixes: bool = True,
         kv_offload_bytes: int = 0,
         decode: Decode | None = None,
         seed: int = 0,
@@ -91,9 +95,15 @@ class Engine:
           cache: treatment of the KV caches of in-flight and parked sequences when new weights
             arrive: `keep` them, or `recompute` them with the new weights. Offloaded caches are then
             kept or dropped.
-          kv_offload_bytes: host memory for the caches of evicted sequences, for all processes of
-            the program together. The least recently used caches are dropped first. With 0 no cache
-            is offloaded.
+          cache_bytes: memory for caches on each device, as a pool of pages. Sequences start as far
+            as pages suffice, and those that begin alike share pages. If pages lack, the youngest
+            sequences are put aside and continue later. None to reserve a cache of `max_length`
+            tokens for each slot.
+          reuses_prefixes: whether requests may share pages with other requests that begin alike.
+            Then rounding depends on earlier requests. The completions of one request always share.
+          kv_offload_bytes: host memory for the caches of evicted and interrupted sequences, for all
+            processes of the program together. The least recently used caches are dropped first.
+            With 0 no cache is offloaded.
           decode: function from token ids to text, which stop strings need.
           seed: seed for requests without a seed of their own.
           layout: sharding of the weights and the slots.
@@ -124,15 +134,19 @@ class Engine:
         self._cache_policy = cache
         self._decode = decode
         self._seed = seed
-        sizes = Sizes(slots, length, paged=reads_by_pages(config))
-        self._batch = Batch(config, sizes, chunk_tokens, layout, before_first)
+        pages, shards = None, 1
+        if cache_bytes is not None:
+            pages = pages_of(config, layout, slots=slots, length=length, cache_bytes=cache_bytes)
+            shards = len(pages.pools)
+        sizes = Sizes(slots, length, paged=reads_by_pages(config), shards=shards)
+        self._batch = Batch(config, sizes, chunk_tokens, layout, before_first, pages)
         self._batch.changes = changes
         self._batch.records_routes = records_routes
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
         self._aside = KvOffload(self._batch, kv_offload_bytes)
-        self._occupancy = SlotTable(self._aside.put)
+        self._occupancy = SlotTable(self._aside.put, shards)
         self._continuations = Continuations(
             batch=self._batch,
             queue=self._queue,
@@ -140,8 +154,24 @@ class Engine:
             aside=self._aside,
             most_stepped=min(stepped_tokens, length),
         )
-        self._admission = Admission(self._batch, self._queue, self._occupancy, self._continuations)
-        self._sizing = Sizing(sizes, chunk_tokens, self._queue, self._occupancy)
+        self._supply = None
+        if pages is not None:
+            self._supply = PageSupply(
+                table=pages,
+                occupancy=self._occupancy,
+                queue=self._queue,
+                aside=self._aside,
+                chunk_tokens=chunk_tokens,
+                most_stepped=self._continuations.most_stepped,
+                # Of a prompt that decode steps read in part, no experts are known.
+                reuses=reuses_prefixes and not records_routes,
+            )
+        self._admission = Admission(
+            self._batch, self._queue, self._occupancy, self._continuations, self._supply
+        )
+        self._sizing = Sizing(
+            sizes, chunk_tokens, self._queue, self._occupancy, lambda: self._admission.fitting
+        )
         self._chunks = 0
         self._pauses = Pauses()
         self._counted = Stats()
@@ -191,6 +221,7 @@ class Engine:
             most_given=self._continuations.most_stepped,
             layout=batch.layout,
             records_routes=batch.records_routes,
+            pages=batch.pages,
             params=params,
         )
 
@@ -201,6 +232,7 @@ class Engine:
         return dataclasses.replace(
             self._counted,
             evictions=self._occupancy.evictions,
+            preemptions=0 if self._supply is None else self._supply.preemptions,
             set_aside=self._aside.set_aside,
             restored=self._aside.restored,
             dropped=self._aside.dropped,
@@ -216,14 +248,17 @@ class Engine:
         self._batch.load(params)
         self._version = version
         self._queue.forget_prefixes()
+        if self._supply is not None:
+            self._supply.take_weights(version)
         if self._cache_policy == "keep":
             return
         self._aside.drop_all()
-        if lengths := self._occupancy.lengths:
+        if sequences := self._occupancy.tokens:
             started, compiled = time.monotonic(), self._batch.compile_secs
-            self._batch.recompute(max(lengths))
+            self._batch.recompute(sequences)
             secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
-            self._counted += Stats(prefill_tokens=sum(lengths), prefill_secs=secs)
+            tokens = sum(map(len, sequences.values()))
+            self._counted += Stats(prefill_tokens=tokens, prefill_secs=secs)
 
     def submit(self, requests: Sequence[CompletionRequest]) -> list[int]:
         """Puts requests at the end of the queue.
@@ -285,6 +320,8 @@ class Engine:
         """
         self._aside.forget(self._occupancy.find(handle).copy)
         self._occupancy.release(handle)
+        if self._supply is not None:
+            self._supply.tidy()
 
     def step(self) -> list[FinishedCompletion]:
         """Starts sequences in free slots, decodes a chunk, and returns finished completions.
@@ -299,10 +336,12 @@ class Engine:
             return []
         started, compiled = time.monotonic(), self._batch.compile_secs
         stepped, reused = self._continuations.flush()
+        if self._supply is not None:
+            self._supply.supply()
         rows = self._sizing.rows(self._chunks)
         if rows != self._batch.rows:
             self._batch.resize(rows, self._occupancy.resize(rows))
-        prefixes, prompt_tokens = self._admission.admit()
+        prefixes, prompt_tokens, known_stepped, known = self._admission.admit()
         restepped, restored = self._continuations.flush()
         live = self._occupancy.live
         chunk = self._batch.decode(
@@ -311,7 +350,7 @@ class Engine:
             self._pauses.tokens,
             longest=max(s.length for s in live.values()),
         )
-        parked = sum(len(held.tokens) for held in self._occupancy.parked.values())
+        use = self._cache_use()
         self._chunks += 1
         # The device computes from here on. Meanwhile the host looks for stop strings in the
         # previous chunk's text. Tokens that are now sampled after a stop string are dropped.
@@ -352,17 +391,16 @@ class Engine:
         prefill_secs = max(0.0, prefilled - started - compile_secs) if prefixes else 0.0
         self._counted += Stats(
             completions=len(finished),
-            prefill_tokens=prompt_tokens + stepped + restepped,
+            prefill_tokens=prompt_tokens + stepped + restepped + known_stepped,
             prefill_secs=prefill_secs,
-            stepped_tokens=stepped + restepped,
-            reused_tokens=reused + restored,
+            stepped_tokens=stepped + restepped + known_stepped,
+            reused_tokens=reused + restored + known,
             decode_tokens=int((tokens >= 0).sum()),
             decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
             steps=int(steps),
             row_steps=int(steps) * self._batch.rows,
-            cache_filled=sum(sequence.length for sequence in live.values()) + parked,
-            cache_allocated=self._batch.rows * self._batch.length,
         )
+        self._counted += use
         return finished
 
     def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
@@ -371,7 +409,7 @@ class Engine:
         The finished completion will begin with these tokens.
         """
         found = {}
-        for sequence in self._occupancy.live.values():
+        for sequence in (*self._occupancy.live.values(), *self._queue.resumed):
             if sequence.handle in handles:
                 sequence.cut(self._decode)  # Drop what follows a stop string.
                 found[sequence.handle] = sequence.progress()
@@ -422,10 +460,23 @@ class Engine:
             by_ticket[completion.ticket].append(completion)
         return list(by_ticket.values())
 
+    def _cache_use(self) -> Stats:
+        """Counts the use of the cache in the next chunk."""
+        if (pages := self._batch.pages) is not None:
+            return Stats(
+                cache_filled=pages.used * pages.page_tokens,
+                cache_shared=pages.shared * pages.page_tokens,
+                cache_allocated=pages.total * pages.page_tokens,
+            )
+        filled = sum(map(len, self._occupancy.tokens.values()))
+        return Stats(cache_filled=filled, cache_allocated=self._batch.rows * self._batch.length)
+
     def _take_out(self, done: dict[int, GrowingSequence]) -> list[FinishedCompletion]:
         for slot, sequence in done.items():
             self._occupancy.finish(slot, self._chunks)
             self._pauses.learn(sequence.stop_token(self._decode))
+        if self._supply is not None:
+            self._supply.tidy()
         return [sequence.finished() for sequence in done.values()]
 
     def _require_servable(self, request: CompletionRequest) -> None:

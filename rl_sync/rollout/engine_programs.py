@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,12 @@ import jax.numpy as jnp
 
 from rl_sync.models.cache import KVCache, map_with_axes
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.paging.paged_cache import PagedCache, PageFills, page_axes
 from rl_sync.models.sharding import Layout, using
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes, power_of_two
+from rl_sync.rollout.paging import paged_slots
+from rl_sync.rollout.paging.page_table import PageTable, most_fills
 from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.slots import Prefix, SlotRows, Slots
@@ -91,6 +94,7 @@ class EnginePrograms:
       chunk_tokens: maximum decode steps of a chunk.
       most_given: maximum number of tokens of an extension that decode steps read.
       layout: sharding of the weights and the slots.
+      pages: pages of each slot; None if each slot has a cache of its own.
       params: abstract parameters: shapes, dtypes and shardings of the weights.
       records_routes: see `Engine`.
     """
@@ -100,6 +104,7 @@ class EnginePrograms:
     chunk_tokens: int
     most_given: int
     layout: Layout
+    pages: PageTable | None
     params: Params
     records_routes: bool = False
 
@@ -118,6 +123,8 @@ class EnginePrograms:
         def add(name: str, *size: int) -> None:
             found[CompiledProgram(name, size)] = None
 
+        if self.pages is not None:
+            add("empty_pool", self.pages.total)
         for number, rows in enumerate(sizes.rows):
             for larger in reversed(sizes.rows[:number]):
                 add("rearrange", larger, rows, width)
@@ -132,6 +139,9 @@ class EnginePrograms:
         for larger, smaller in itertools.combinations(sizes.rows, 2):
             add("rearrange", smaller, larger, width)
         held = sizes.prompt_buckets(range(min(requests.prompt_tokens, default=1), sizes.length + 1))
+        if self.pages is not None:
+            self._add_paged(add, requests, held)
+            return list(found)
         for rows, tokens in itertools.product(sizes.rows, held):
             if requests.offloads_kv:
                 add("copy_cache", rows, tokens, width)
@@ -139,6 +149,27 @@ class EnginePrograms:
             if requests.recomputes:
                 add("recompute", rows, sizes.recomputed_rows(rows, tokens), tokens, width)
         return list(found)
+
+    def _add_paged(self, add: Callable[..., None], requests: Requests, held: Sequence[int]) -> None:
+        """Adds the programs of a cache in pages for interrupted sequences and known prefixes.
+
+        Args:
+          held: padded lengths of sequences that are interrupted, held or recomputed.
+        """
+        assert self.pages is not None
+        width, page_tokens = stop_ids_bucket(requests.stop_ids), self.pages.page_tokens
+        known = self.sizes.prompt_buckets(n for n in requests.prompt_tokens if n > page_tokens)
+        for rows in self.sizes.rows:
+            for tokens in known:
+                add("insert_shared", rows, rows, tokens, width)
+            for read, tokens in _prefills(self.sizes, held, self.sizes.slots):
+                add("prefill", read, tokens)
+                add("insert", rows, read, tokens, width)
+            for tokens in held if requests.offloads_kv else ():
+                add("copy_pages", tokens)
+                add("insert_copy", rows, 1, tokens, width)
+            if requests.offloads_kv:
+                add("extend", rows, self.most_given, width)
 
     def lower(self, program: CompiledProgram) -> jax.stages.Lowered:
         """Lowers a program for arguments of the same shapes as in the engine's calls."""
@@ -151,16 +182,23 @@ class EnginePrograms:
             "empty_slots": self._empty_slots,
             "prefill": self._prefill,
             "insert": self._insert,
-            "insert_copy": self._insert,
+            "insert_copy": self._insert_copy,
             "extend": self._extend,
             "decode": self._decode,
             "rearrange": self._rearrange,
             "copy_cache": self._copy_cache,
             "recompute": self._recompute,
+            "empty_pool": self._empty_pool,
+            "insert_shared": self._insert_shared,
+            "copy_pages": self._copy_pages,
         }
 
     def _empty_slots(self, rows: int, stop_ids: int) -> jax.stages.Lowered:
-        return core.empty_slots.lower(self.config, rows, self.sizes.length, stop_ids)
+        paged = self.pages is not None
+        return core.empty_slots.lower(self.config, rows, self.sizes.length, stop_ids, paged)
+
+    def _empty_pool(self, pages: int) -> jax.stages.Lowered:
+        return paged_slots.empty_pool.lower(self.config, pages)
 
     def _prefill(self, rows: int, tokens: int) -> jax.stages.Lowered:
         return core.prefill.lower(
@@ -168,9 +206,32 @@ class EnginePrograms:
         )
 
     def _insert(self, rows: int, read: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
-        whole = _given(rows)
-        slots, prefix = self._slots(rows, stop_ids), self._prefix(read, tokens)
-        return core.insert.lower(slots, prefix, _given(), whole, whole, _rows(rows, stop_ids))
+        return self._lower_insert(rows, self._prefix(read, tokens), stop_ids)
+
+    def _insert_copy(self, rows: int, _: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
+        prefix = self._prefix(1, tokens)
+        if self.pages is not None:
+            pool, pages = self._pool(), _given(self.pages.count(tokens))
+            copy = jax.eval_shape(
+                lambda pool, pages: paged_slots.copy_pages_of(pool, pages, tokens), pool, pages
+            )
+            prefix = Prefix(_given(1, tokens), self._cache(copy))
+        return self._lower_insert(rows, prefix, stop_ids)
+
+    def _insert_shared(self, rows: int, _: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
+        return self._lower_insert(rows, Prefix(_given(rows, tokens), None), stop_ids)
+
+    def _lower_insert(self, rows: int, prefix: Prefix, stop_ids: int) -> jax.stages.Lowered:
+        whole, new = _given(rows), _rows(rows, stop_ids)
+        if self.pages is None:
+            slots = self._slots(rows, stop_ids)
+            return core.insert.lower(slots, prefix, _given(), whole, whole, new)
+        prompts, tokens = prefix.tokens.shape
+        shares = len(self.pages.pools)
+        fills = _given(shares * most_fills(self.pages.count(tokens), prompts, rows // shares))
+        slots = self._paged_slots(rows, stop_ids)
+        to_fill = PageFills(_given(shares), fills, fills, fills)
+        return paged_slots.insert_pages.lower(slots, prefix, whole, whole, new, to_fill)
 
     def _extend(self, rows: int, most_given: int, stop_ids: int) -> jax.stages.Lowered:
         new, targets = _rows(rows, stop_ids), _given(rows)
@@ -182,7 +243,7 @@ class EnginePrograms:
         return core.decode_chunk.lower(
             self.config,
             self.params,
-            self._slots(rows, stop_ids),
+            self._paged_slots(rows, stop_ids, reads=True),
             jax.ShapeDtypeStruct((rows,), jnp.bool_),
             _given(),
             Pauses().tokens,
@@ -198,6 +259,11 @@ class EnginePrograms:
     def _copy_cache(self, rows: int, span: int, stop_ids: int) -> jax.stages.Lowered:
         return core.copy_cache.lower(self._slots(rows, stop_ids), _given(1), span=span)
 
+    def _copy_pages(self, span: int) -> jax.stages.Lowered:
+        assert self.pages is not None
+        pages = _given(self.pages.count(span))
+        return paged_slots.copy_pages_of.lower(self._pool(), pages, span=span)
+
     def _recompute(self, rows: int, count: int, span: int, stop_ids: int) -> jax.stages.Lowered:
         slots = self._slots(rows, stop_ids)
         return core.recompute.lower(
@@ -206,11 +272,32 @@ class EnginePrograms:
 
     def _slots(self, rows: int, stop_ids: int) -> Slots:
         """Returns abstract slots, sharded as the engine keeps them between two calls."""
+        paged = self.pages is not None
         abstract = jax.eval_shape(
-            lambda: core.empty_slots(self.config, rows, self.sizes.length, stop_ids)
+            lambda: core.empty_slots(self.config, rows, self.sizes.length, stop_ids, paged)
         )
         by_rows: Any = jax.tree.map(lambda x: self.layout.abstract(x, ("batch",)), abstract)
-        return Slots(by_rows.tokens, self._cache(abstract.cache), by_rows.rows)
+        cache = None if abstract.cache is None else self._cache(abstract.cache)
+        return Slots(by_rows.tokens, cache, by_rows.rows)
+
+    def _paged_slots(self, rows: int, stop_ids: int, reads: bool = False) -> Slots:
+        """Returns abstract slots with their cache, and with the pages of each row if it is read."""
+        slots = self._slots(rows, stop_ids)
+        if self.pages is None:
+            return slots
+        table = _given(rows, self.pages.width) if reads else None
+        return slots._replace(cache=self._pool()._replace(table=table))
+
+    def _pool(self) -> PagedCache:
+        assert self.pages is not None
+        total = self.pages.total
+        abstract = jax.eval_shape(lambda: paged_slots.empty_pool(self.config, total))
+        keys, values = page_axes(abstract)
+        held: Any = self.layout.abstract(abstract.keys, keys)
+        if abstract.values is None:
+            return PagedCache(held, None)
+        other: Any = self.layout.abstract(abstract.values, values)
+        return PagedCache(held, other)
 
     def _prefix(self, rows: int, tokens: int) -> Prefix:
         """Returns the abstract result of a prefill."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
 
 from rl_sync.rollout.kv_offload import OffloadedCache
 from rl_sync.rollout.request import CompletionRequest
+from rl_sync.rollout.sequence import GrowingSequence
 from rl_sync.rollout.slots import Prefix
 
 
@@ -20,8 +25,10 @@ class Waiting:
       request: the request itself.
       seed: the request's own seed, or a seed from the engine.
       prefix, row: its prefilled prompt and the row in it; None and 0 before the prefill.
-      given, copy: for a held sequence with an offloaded cache: the number of prompt tokens that
-        follow the sequence, and its cache.
+      copy: an offloaded cache to begin with, of a held or an interrupted sequence.
+      given: for a held sequence, the number of prompt tokens that follow it.
+      resumed: the interrupted sequence that continues; None for sequences to start.
+      keys: keys of the pages of its tokens; None if they are not known yet.
     """
 
     ticket: int
@@ -32,11 +39,18 @@ class Waiting:
     row: int = 0
     given: int = 0
     copy: OffloadedCache | None = None
+    resumed: GrowingSequence | None = None
+    keys: tuple[bytes, ...] | None = None
+
+    @functools.cached_property
+    def tokens(self) -> Int[np.ndarray, " P"]:
+        """Tokens whose keys and values a sequence begins with: the prompt, unless it is resumed."""
+        return self.request.prompt if self.resumed is None else self.resumed.whole
 
     @property
     def left(self) -> int:
         """Number of completions to start."""
-        return self.request.completions - self.next
+        return (self.request.completions if self.resumed is None else 1) - self.next
 
     @property
     def is_aside(self) -> bool:
@@ -65,6 +79,14 @@ class Queue:
         return max((w.request.sampling.max_new_tokens for w in self._waiting), default=0)
 
     @property
+    def resumed(self) -> list[GrowingSequence]:
+        """Interrupted sequences that are to continue."""
+        return [waiting.resumed for waiting in self._waiting if waiting.resumed is not None]
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._waiting)
+
+    @property
     def head(self) -> Waiting:
         """The next request to start."""
         return self._waiting[0]
@@ -78,6 +100,11 @@ class Queue:
         self._waiting.insert(self._ahead, waiting)
         self._ahead += 1
 
+    def put_first(self, waiting: Waiting) -> None:
+        """Puts a request before all others."""
+        self._waiting.appendleft(waiting)
+        self._ahead += 1
+
     def drop_finished_head(self) -> None:
         """Removes the next request if all of its completions are started."""
         if not self.head.left:
@@ -87,10 +114,10 @@ class Queue:
     def forget_prefixes(self) -> None:
         """Drops all prefixes, which older weights computed; the prompts are prefilled again."""
         for waiting in self._waiting:
-            waiting.prefix = None
+            waiting.prefix = waiting.keys = None
 
     def unread(
-        self, free: int, alike: Callable[[CompletionRequest], bool], capacity: Callable[[int], int]
+        self, free: int, alike: Callable[[Waiting], bool], capacity: Callable[[int], int]
     ) -> Sequence[Waiting]:
         """Returns the requests whose prompts to prefill now, in order, beginning with the head.
 
@@ -102,7 +129,7 @@ class Queue:
         """
         needed, unread = 0, []
         for waiting in self._waiting:
-            if waiting.prefix is None and not waiting.is_aside and alike(waiting.request):
+            if waiting.prefix is None and not waiting.is_aside and alike(waiting):
                 needed += free > 0
                 unread.append(waiting)
             free -= waiting.left

@@ -43,6 +43,7 @@ class GrowingSequence:
     Attributes:
       ticket, index: see `FinishedCompletion`.
       request: request that it belongs to.
+      seed: seed of its request's sampling.
       unread: number of its prompt's last tokens that decode steps have not read yet.
       tokens, logprobs, versions: as in `FinishedCompletion`, so far.
       masks: sampling masks of each chunk; they may include tokens after the end.
@@ -52,6 +53,7 @@ class GrowingSequence:
     ticket: int
     index: int
     request: CompletionRequest
+    seed: tuple[int, ...]
     unread: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
@@ -71,6 +73,11 @@ class GrowingSequence:
     def length(self) -> int:
         """Number of tokens of the prompt and the completion so far."""
         return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Order of sequences by the time of their requests, oldest first."""
+        return self.ticket, self.index
 
     @property
     def handle(self) -> Handle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.queue import Queue
@@ -20,12 +21,14 @@ class Sizing:
       sizes: numbers of slots for which programs exist.
       chunk_tokens: maximum decode steps of a chunk.
       queue, occupancy: parts of the engine with the sequences.
+      fitting: returns the number of waiting completions that memory has room for.
     """
 
     sizes: Sizes
     chunk_tokens: int
     queue: Queue
     occupancy: SlotTable
+    fitting: Callable[[], int]
 
     def rows(self, chunks: int) -> int:
         """Returns the number of slots for the next chunk.
@@ -37,9 +40,10 @@ class Sizing:
         Args:
           chunks: number of chunks so far.
         """
-        unfinished = self.queue.completions + len(self.occupancy.live)
+        unfinished = self.fitting() + len(self.occupancy.live)
         parked = self.occupancy.parked_after(chunks - _PATIENCE_CHUNKS)
-        rows, now = self.sizes.row_bucket(unfinished + parked), self.occupancy.rows
+        wanted = max(unfinished + parked, self.occupancy.least_rows)
+        rows, now = self.sizes.row_bucket(wanted), self.occupancy.rows
         return rows if rows > now or self._may_shrink() else now
 
     def enough(self) -> int:
@@ -50,7 +54,7 @@ class Sizing:
         """
         live, rows = len(self.occupancy.live), self.occupancy.rows
         if self.queue:
-            return min(live - 1, rows - max(1, rows // _REFILLED_SHARE))
+            return live - max(1, live // _REFILLED_SHARE)
         smaller = self.sizes.next_smaller(rows)
         return smaller if live > smaller and self._may_shrink() else 0
 

@@ -2,106 +2,182 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
-from jaxtyping import UInt32
 
 from rl_sync.rollout.batch import Batch, Start
 from rl_sync.rollout.continuation import Continuations
+from rl_sync.rollout.paging.page_supply import PageSupply, Place
+from rl_sync.rollout.paging.page_table import PageFill
 from rl_sync.rollout.queue import Queue, Waiting
-from rl_sync.rollout.request import CompletionRequest, draw_keys
+from rl_sync.rollout.request import draw_keys
 from rl_sync.rollout.sequence import GrowingSequence, PromptRoutes
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.slots import Prefix
 
 
 class Admitted(NamedTuple):
-    """The prefills of an admission.
+    """The work of an admission.
 
     Attributes:
       prefixes: prefixes that the device computes.
-      prompt_tokens: number of prompt tokens in them, without padding.
+      prompt_tokens: number of tokens in them, without padding.
+      stepped_tokens: number of prompt tokens that decode steps will read.
+      reused_tokens: number of prompt tokens whose pages were known.
     """
 
     prefixes: list[Prefix]
     prompt_tokens: int
+    stepped_tokens: int
+    reused_tokens: int
+
+
+class _Begun(NamedTuple):
+    """A sequence that has a slot.
+
+    Attributes:
+      waiting, sequence: its request, and the sequence.
+      slot: its slot.
+      fills: pages that its tokens have to fill.
+    """
+
+    waiting: Waiting
+    sequence: GrowingSequence
+    slot: int
+    fills: list[PageFill]
 
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Moves sequences from a queue into the slots of a batch."""
+    """Moves sequences from a queue into the slots of a batch.
+
+    Attributes:
+      batch, queue, occupancy, continuations: parts of the engine.
+      supply: pages for sequences; None if each slot has a cache of its own.
+    """
 
     batch: Batch
     queue: Queue
     occupancy: SlotTable
     continuations: Continuations
+    supply: PageSupply | None = None
+
+    @property
+    def fitting(self) -> int:
+        """Number of waiting completions that memory has room for."""
+        return self.queue.completions if self.supply is None else self.supply.fitting()
 
     def admit(self) -> Admitted:
         """Starts waiting completions in free slots, in the order of the queue.
 
-        If there are too few free slots, held sequences are evicted.
+        If there are too few free slots or pages, held sequences are evicted.
         """
-        self.occupancy.make_room(self.queue.completions)
-        free = deque(self.occupancy.free)
-        begun: list[tuple[Waiting, int, int]] = []
-        used: dict[int, Prefix] = {}
+        self.occupancy.make_room(self.fitting)
+        if self.supply is not None:
+            self.supply.tidy()
+        begun: dict[int, list[_Begun]] = {}
+        known: list[_Begun] = []
         read: list[Prefix] = []
         prompt_tokens = 0
-        while free and self.queue:
+        free = deque(self.occupancy.free)
+        while self.queue and (place := self._place(self.queue.head, free)):
             waiting = self.queue.head
             if waiting.is_aside:
-                self.continuations.restore(waiting, free.popleft())
+                self.continuations.restore(waiting, place.slot)
                 self.queue.drop_finished_head()
                 continue
-            if waiting.prefix is None:
-                prompt_tokens += self._prefill(len(free))
+            steps = None
+            if self.supply is not None and waiting.prefix is None:
+                steps = self.supply.steps(waiting, place.shared)
+            if steps is None and waiting.prefix is None:
+                prompt_tokens += self._prefill(1 + len(free))
                 assert waiting.prefix is not None
                 read.append(waiting.prefix)
-            used[id(waiting.prefix)] = waiting.prefix
-            while free and waiting.left:
-                begun.append((waiting, waiting.next, free.popleft()))
-                waiting.next += 1
+            sequence = waiting.resumed
+            if sequence is None or not sequence.tokens:
+                sequence = self.sequence(waiting, steps or 0)
+            self.occupancy.start(place.slot, sequence)
+            waiting.next += 1
+            fills = list[PageFill]()
+            if self.supply is not None and waiting.prefix is not None:
+                fills = self.supply.fills(waiting, place)
+            one = _Begun(waiting, sequence, place.slot, fills)
+            (known if steps is not None else begun.setdefault(id(waiting.prefix), [])).append(one)
             self.queue.drop_finished_head()
-        starts: dict[int, list[Start]] = {name: [] for name in used}
-        keys = draw_keys([(*waiting.seed, index) for waiting, index, _ in begun])
-        for (waiting, index, slot), key in zip(begun, keys, strict=True):
-            starts[id(waiting.prefix)].append(self.start(waiting, index, slot, key))
-        for name, group in starts.items():
-            self.batch.insert(used[name], group)
-        return Admitted(read, prompt_tokens)
+        for group in begun.values():
+            prefix = group[0].waiting.prefix
+            assert prefix is not None
+            self.batch.insert(prefix, self._starts(group))
+        if known:
+            self.batch.insert_shared(self._starts(known))
+        stepped = sum(one.sequence.unread for one in known)
+        reused = sum(len(one.waiting.tokens) - 1 - one.sequence.unread for one in known)
+        return Admitted(read, prompt_tokens, stepped, reused)
 
-    def start(
-        self, waiting: Waiting, index: int, slot: int, key: UInt32[np.ndarray, " 2"]
-    ) -> Start:
-        """Records on the host that a completion starts in a slot, and returns its `Start`."""
-        request = waiting.request
-        sequence = GrowingSequence(waiting.ticket, index, request)
+    def sequence(self, waiting: Waiting, unread: int) -> GrowingSequence:
+        """Makes the next sequence of a waiting request.
+
+        Args:
+          unread: number of its prompt's last tokens that decode steps will read.
+        """
+        index = waiting.next if waiting.resumed is None else waiting.resumed.index
+        made = GrowingSequence(waiting.ticket, index, waiting.request, waiting.seed, unread)
         if waiting.prefix is not None and waiting.prefix.routes is not None:
-            sequence.prompt_routes = PromptRoutes(waiting.prefix.routes, waiting.row)
-        self.occupancy.start(slot, sequence)
-        return Start(waiting.row, slot, request.prompt, request.sampling, key)
+            made.prompt_routes = PromptRoutes(waiting.prefix.routes, waiting.row)
+        return made
+
+    def _place(self, waiting: Waiting, free: deque[int]) -> Place | None:
+        """Takes a slot for the next sequence; None if there is none, or too few pages."""
+        if self.supply is None:
+            return Place(free.popleft(), 0) if free else None
+        if place := self.supply.place(waiting):
+            with contextlib.suppress(ValueError):  # An eviction has just freed it.
+                free.remove(place.slot)
+        return place
+
+    def _starts(self, begun: Sequence[_Begun]) -> list[Start]:
+        keys = draw_keys([(*one.waiting.seed, one.sequence.index) for one in begun])
+        return [
+            Start(
+                source=waiting.row,
+                target=slot,
+                tokens=waiting.tokens,
+                sampling=sequence.request.sampling,
+                key=key,
+                prompt_tokens=len(waiting.request.prompt),
+                newest=len(waiting.tokens) - 1 - sequence.unread,
+                fills=fills,
+            )
+            for (waiting, sequence, slot, fills), key in zip(begun, keys, strict=True)
+        ]
 
     def _prefill(self, free: int) -> int:
         """Prefills the first waiting prompt, and others of its size that will follow soon.
 
+        Args:
+          free: number of free slots, with the slot of the first.
+
         Returns:
           The number of their tokens.
         """
+        sizes, head, supply = self.batch.sizes, self.queue.head, self.supply
 
-        sizes = self.batch.sizes
+        def width_of(waiting: Waiting) -> int:
+            return sizes.prompt_bucket(len(waiting.tokens))
 
-        def width_of(request: CompletionRequest) -> int:
-            return sizes.prompt_bucket(len(request.prompt))
+        width = width_of(head)
 
-        width = width_of(self.queue.head.request)
+        def alike(waiting: Waiting) -> bool:
+            if width_of(waiting) != width:
+                return False
+            return waiting is head or supply is None or not supply.needs_no_prefill(waiting)
+
         read = self.queue.unread(
-            free,
-            lambda request: width_of(request) == width,
-            lambda prompts: sizes.prefill_rows(prompts, width),
+            min(free, 1 + self.fitting), alike, lambda prompts: sizes.prefill_rows(prompts, width)
         )
-        prompts = [waiting.request.prompt for waiting in read]
+        prompts = [waiting.tokens for waiting in read]
         self.queue.put_prefix(read, self.batch.prefill(prompts, width))
         return sum(map(len, prompts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 
@@ -36,14 +37,17 @@ class SlotTable:
     Args:
       set_aside: offloads the cache of an evicted sequence, given its slot and its number of tokens;
         may return None.
+      shards: number of equal shares of the slots; a sequence never moves from one to another.
 
     Attributes:
       rows: number of slots.
       evictions: number of held sequences that lost their slots so far.
     """
 
-    def __init__(self, set_aside: Callable[[int, int], OffloadedCache | None]) -> None:
-        self._set_aside = set_aside
+    def __init__(
+        self, set_aside: Callable[[int, int], OffloadedCache | None], shards: int = 1
+    ) -> None:
+        self._set_aside, self._shards = set_aside, shards
         self.rows = 0
         self.evictions = 0
         self._live: dict[int, GrowingSequence] = {}
@@ -72,14 +76,25 @@ class SlotTable:
     @property
     def free(self) -> list[int]:
         """Slots without a sequence."""
-        taken = self._live.keys() | self.parked.keys()
+        taken = self.taken
         return [slot for slot in range(self.rows) if slot not in taken]
 
     @property
-    def lengths(self) -> list[int]:
-        """Number of tokens of each sequence that has a slot."""
-        parked = [len(held.tokens) for held in self.parked.values()]
-        return [sequence.length for sequence in self._live.values()] + parked
+    def taken(self) -> set[int]:
+        """Slots with a sequence."""
+        return self._live.keys() | self.parked.keys()
+
+    @property
+    def tokens(self) -> dict[int, Int[np.ndarray, " S"]]:
+        """Tokens of each sequence that has a slot, by slot."""
+        live = {slot: sequence.whole for slot, sequence in self._live.items()}
+        return live | {slot: held.tokens for slot, held in self.parked.items()}
+
+    @property
+    def least_rows(self) -> int:
+        """Minimum number of slots that have room for the sequences in flight."""
+        shares = collections.Counter(map(self._shard, self._live))
+        return self._shards * max(shares.values(), default=0)
 
     def parked_after(self, chunk: int) -> int:
         """Returns the number of parked sequences that finished after chunk number `chunk`."""
@@ -116,29 +131,46 @@ class SlotTable:
         """Stops holding a sequence; its slot is free."""
         del self._held[handle]
 
+    def interrupt(self, slot: int) -> GrowingSequence:
+        """Frees the slot of a sequence in flight, and returns the sequence."""
+        return self._live.pop(slot)
+
+    def evict(self, slot: int) -> None:
+        """Evicts the held sequence of a slot."""
+        self._evict(self.parked[slot])
+
     def make_room(self, wanted: int) -> None:
         """Evicts held sequences, longest held first, until `wanted` slots are free."""
         lacking = wanted - len(self.free)
         for held in list(self.parked.values())[: max(0, lacking)]:
             self._evict(held)
 
-    def resize(self, rows: int) -> list[int]:
-        """Changes the number of slots, and moves all sequences to the first ones.
+    def resize(self, rows: int) -> dict[int, int]:
+        """Changes the number of slots, and moves all sequences to the first ones of their share.
 
         Held sequences without room are evicted, longest held first.
 
         Returns:
-          The former slots of the sequences that are kept, in the order of their new slots.
+          The former slot of each new slot that is in use.
         """
-        live, parked = self.live, list(self.parked.items())
-        surplus = max(0, len(live) + len(parked) - rows)
-        for _, held in parked[:surplus]:
-            self._evict(held)
-        self._live = dict(enumerate(live.values()))
-        for slot, (_, held) in enumerate(parked[surplus:], start=len(live)):
-            held.slot = slot
+        share, sources = rows // self._shards, dict[int, int]()
+        all_live, all_parked = self.live, self.parked
+        for number in range(self._shards):
+            live = [slot for slot in all_live if self._shard(slot) == number]
+            parked = [slot for slot in all_parked if self._shard(slot) == number]
+            surplus = max(0, len(live) + len(parked) - share)
+            for slot in parked[:surplus]:
+                self._evict(all_parked[slot])
+            sources |= dict(enumerate([*live, *parked[surplus:]], start=number * share))
+        self._live = {new: all_live[old] for new, old in sources.items() if old in all_live}
+        for new, old in sources.items():
+            if old in all_parked:
+                all_parked[old].slot = new
         self.rows = rows
-        return [*live, *[slot for slot, _ in parked[surplus:]]]
+        return sources
+
+    def _shard(self, slot: int) -> int:
+        return slot * self._shards // self.rows
 
     def _evict(self, held: Held) -> None:
         assert held.slot is not None, "only what is parked is evicted"

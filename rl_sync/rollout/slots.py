@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 from rl_sync.models import transformer
 from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.paging.paged_cache import AnyCache, PagedCache, sharded
 from rl_sync.models.sharding import constrain
 from rl_sync.models.shards import by_rows
 from rl_sync.models.token_sets import packed
@@ -73,24 +74,24 @@ class Slots(NamedTuple):
 
     Attributes:
       tokens: prompt and completion of each sequence; entries after both are undefined.
-      cache: keys and values of the tokens before the newest.
+      cache: keys and values of the tokens before the newest; None while pages are kept apart.
       rows: other values of each sequence.
     """
 
     tokens: Int[Array, "B S"]
-    cache: KVCache
+    cache: AnyCache | None
     rows: SlotRows
 
 
 class Prefix(NamedTuple):
-    """Prompts, padded on the right, and their keys and values.
+    """Prompts, padded on the right, and their keys and values, unless these are in pages.
 
     Attributes:
       routes: experts of the tokens; None if they are not recorded.
     """
 
     tokens: Int[Array, "R P"]
-    cache: KVCache
+    cache: KVCache | None
     routes: UInt[Array, "R P L E"] | None = None
 
 
@@ -118,13 +119,19 @@ class Chunk(NamedTuple):
     routes: UInt[Array, "C B L E"] | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width"))
-def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slots:
-    """Makes slots without sequences, with room for `width` stop ids each."""
+@functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width", "paged"))
+def empty_slots(
+    config: ModelConfig, rows: int, length: int, width: int, paged: bool = False
+) -> Slots:
+    """Makes slots without sequences, with room for `width` stop ids each.
+
+    Args:
+      paged: whether keys and values are in pages, which are kept apart.
+    """
     nothing = Sampling(max_new_tokens=1, stop_ids=())
     slots = Slots(
         tokens=jnp.zeros((rows, length), jnp.int32),
-        cache=empty_cache(config, rows, length),
+        cache=None if paged else empty_cache(config, rows, length),
         rows=SlotRows(
             newest=jnp.zeros(rows, jnp.int32),
             prompt_lengths=jnp.ones(rows, jnp.int32),
@@ -138,8 +145,12 @@ def empty_slots(config: ModelConfig, rows: int, length: int, width: int) -> Slot
 def on_mesh(slots: Slots) -> Slots:
     """Shards slots as the current layout says: by rows, and caches also by heads."""
     rows = jax.tree.map(lambda x: constrain(x, "batch"), slots.rows)
-    cache = map_with_axes(_sharded, slots.cache)
-    return Slots(constrain(slots.tokens, "batch"), KVCache(*cache), rows)
+    cache = slots.cache
+    if isinstance(cache, PagedCache):
+        cache = sharded(cache)
+    elif cache is not None:
+        cache = KVCache(*map_with_axes(_sharded, cache))
+    return Slots(constrain(slots.tokens, "batch"), cache, rows)
 
 
 def _sharded(x: Array, axes: Axes) -> Array:
@@ -147,9 +158,13 @@ def _sharded(x: Array, axes: Axes) -> Array:
     return constrain(x, *axes)
 
 
-def _gathered(x: Array, axes: Axes) -> Array:
-    """Gathers all rows of a cache's keys or values on every device."""
-    return constrain(x, *(None if axis == "batch" else axis for axis in axes))
+def gathered(cache: KVCache) -> KVCache:
+    """Gathers all rows of a cache on every device."""
+
+    def whole(x: Array, axes: Axes) -> Array:
+        return constrain(x, *(None if axis == "batch" else axis for axis in axes))
+
+    return KVCache(*map_with_axes(whole, cache))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "records_routes"))
@@ -158,6 +173,7 @@ def prefill(
 ) -> Prefix:
     """Prefills prompts that are padded on the right."""
     _, cache, routes = transformer.prefill(config, params, tokens, records_routes)
+    assert isinstance(cache, KVCache)
     # Every process's host reads the routes.
     routes = None if routes is None else constrain(routes)
     return Prefix(constrain(tokens, "batch"), KVCache(*map_with_axes(_sharded, cache)), routes)
@@ -180,9 +196,10 @@ def insert(
       rows: values of the new sequences, in the same order.
     """
 
+    assert isinstance(slots.cache, KVCache)
+    assert prefix.cache is not None
     # Gathered once, because any slot may get any row.
-    gathered = KVCache(*map_with_axes(_gathered, prefix.cache))
-    prefix = Prefix(constrain(prefix.tokens), gathered)
+    prefix = Prefix(constrain(prefix.tokens), gathered(prefix.cache))
 
     def write(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         tokens, cache = held
@@ -197,7 +214,7 @@ def insert(
         return tokens, jax.tree.map(copy, cache, prefix.cache)
 
     tokens, cache = jax.lax.fori_loop(0, count, write, (slots.tokens, slots.cache))
-    return on_mesh(Slots(tokens, cache, _with_rows(slots.rows, targets, rows)))
+    return on_mesh(Slots(tokens, cache, with_rows(slots.rows, targets, rows)))
 
 
 @functools.partial(jax.jit, static_argnames="span")
@@ -206,15 +223,14 @@ def copy_cache(slots: Slots, source: Int[Array, " 1"], span: int) -> KVCache:
 
     All devices that share the rows of the slots get the copy, each for its own heads.
     """
+    assert isinstance(slots.cache, KVCache)
     C = slots.cache.values.shape[4]
     pages, width = -(-span // C), min(span, C)
     keys = slots.cache.keys[:, :pages, source, :, :, :width]
-    return KVCache(
-        *map_with_axes(_gathered, KVCache(keys, slots.cache.values[:, :pages, source, :, :width]))
-    )
+    return gathered(KVCache(keys, slots.cache.values[:, :pages, source, :, :width]))
 
 
-def _with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> SlotRows:
+def with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> SlotRows:
     """Replaces the values of the target slots; targets outside the slots are ignored."""
     return jax.tree.map(lambda old, row: old.at[targets].set(row, mode="drop"), rows, new)
 
@@ -255,6 +271,7 @@ def decode_chunk(
     def step(carry: tuple[Slots, Chunk]) -> tuple[Slots, Chunk]:
         slots, chunk = carry
         (tokens, cache, rows), live = slots, chunk.live
+        assert cache is not None
         positions = jnp.where(live, rows.newest, -1)
         hidden, cache, routes = transformer.decode_step(
             config, params, tokens[everyone, positions], positions, cache, span, records_routes
@@ -340,7 +357,7 @@ def extend(
     after = rows.newest[:, None] + 1 + jnp.arange(given.shape[1])
     after = jnp.where(after < rows.prompt_lengths[:, None], after, S)
     tokens = slots.tokens.at[targets[:, None], after].set(given, mode="drop")
-    return on_mesh(Slots(tokens, slots.cache, _with_rows(slots.rows, targets, rows)))
+    return on_mesh(Slots(tokens, slots.cache, with_rows(slots.rows, targets, rows)))
 
 
 @jax.jit

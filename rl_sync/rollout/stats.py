@@ -21,7 +21,8 @@ class Stats:
         decoding.
       reused_tokens: number of tokens whose cache was reused when their sequences were extended.
       evictions: number of held sequences that lost their slots.
-      set_aside: number of evictions whose cache was offloaded to host memory.
+      preemptions: number of sequences in flight that were put aside, because pages lacked.
+      set_aside: number of evictions and preemptions whose cache was offloaded to host memory.
       restored: number of offloaded caches that went into a slot again.
       dropped: number of offloaded caches that were dropped for others, or because of new weights.
       decode_tokens: number of sampled tokens.
@@ -29,7 +30,8 @@ class Stats:
       steps: number of decode steps.
       row_steps: sum over decode steps of the number of rows, live or not.
       cache_filled, cache_allocated: sums over chunks of the cache positions in use, and of all
-        cache positions.
+        cache positions. In a cache of pages all positions of a page in use count.
+      cache_shared: sum over chunks of the cache positions that sharing saves.
       programs: number of compiled programs, one for each size of batch, span or prompt.
       compile_secs: time spent on compilation; no other time includes it.
     """
@@ -40,6 +42,7 @@ class Stats:
     stepped_tokens: int = 0
     reused_tokens: int = 0
     evictions: int = 0
+    preemptions: int = 0
     set_aside: int = 0
     restored: int = 0
     dropped: int = 0
@@ -48,6 +51,7 @@ class Stats:
     steps: int = 0
     row_steps: int = 0
     cache_filled: int = 0
+    cache_shared: int = 0
     cache_allocated: int = 0
     programs: int = 0
     compile_secs: float = 0.0
@@ -78,6 +82,11 @@ class Stats:
         """Fraction of the allocated cache that held a sequence."""
         return _ratio(self.cache_filled, self.cache_allocated)
 
+    @property
+    def cache_shared_share(self) -> float:
+        """Fraction of the positions that sequences need which sharing saves."""
+        return _ratio(self.cache_shared, self.cache_filled + self.cache_shared)
+
     def summary(self) -> dict[str, float]:
         """Returns the numbers to log."""
         return {
@@ -89,7 +98,9 @@ class Stats:
             "decode_tokens_per_sec": self.decode_tokens_per_sec,
             "occupancy": self.occupancy,
             "cache_use": self.cache_use,
+            "cache_shared": self.cache_shared_share,
             "evictions": self.evictions,
+            "preemptions": self.preemptions,
             "set_aside": self.set_aside,
             "restored": self.restored,
             "dropped": self.dropped,

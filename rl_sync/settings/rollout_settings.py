@@ -99,6 +99,17 @@ class RolloutSettings:
         " `keep` them, or `recompute` them with the new weights.",
         choices=get_args(CachePolicy),
     )
+    cache_bytes: int | None = setting(
+        None,
+        "Memory on each device of an explorer for keys and values, as a pool of pages of 32 tokens."
+        " Completions start as far as pages suffice; those of a prompt share its pages, and so do"
+        " later prompts that begin alike. If pages lack, the youngest completions are put aside"
+        " and continue later, with the same tokens. It must hold the longest sequence.",
+        unit="bytes",
+        least=1,
+        implied="a row of the longest sequence for each slot",
+        free="always",
+    )
     budget_tokens: int = setting(
         0,
         "Tokens after which a rollout ends: whole groups go on to be judged, the next rollout"

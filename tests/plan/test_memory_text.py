@@ -26,6 +26,7 @@ from rl_sync.plan.memory_text import describe_explorer, describe_trainer, format
 from rl_sync.roles import wiring
 from rl_sync.rollout import slots as core
 from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from tests.launcher.command import launcher
 from tests.runs import tiny
@@ -190,6 +191,22 @@ def test_caches_set_aside_are_apart_from_what_the_device_holds():
     without = described("explorer", environment__name="guess")
     found = described("explorer", environment__name="guess", environment__kv_offload_bytes=3000)
     assert found == without._replace(apart={"caches set aside": format_bytes(3000)})
+
+
+def test_a_cache_in_pages_takes_its_bytes_and_at_most_those_of_all_slots():
+    page = 4 * 2 * 2 * 32 * 8
+    found = described("explorer", rollout__cache_bytes=5 * page + 7)
+    assert {parts["KV cache"] for parts, _ in found.on.values()} == {format_bytes(5 * page)}
+    found = described("explorer", rollout__cache_bytes=99 * page)
+    assert found.on["CPU"][0]["KV cache"] == format_bytes(6 * 2 * page)
+
+
+def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused():
+    settings = settings_with(rollout__cache_bytes=100)
+    with pytest.raises(
+        ConfigError, match=r"rollout\.cache_bytes=100 hold 0 tokens .* at least 4096"
+    ):
+        wiring.load_task(settings)
 
 
 def test_older_versions_of_opponents_are_held_beside_the_policy_s():
