@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.platform import platform
 from rl_sync.models.sharding import cuts_positions, laid_out
 from rl_sync.models.token_sets import EVERYTHING, TokenSets, changed_logits
 from rl_sync.models.transformer import hidden_states, logits, output_projection
@@ -38,8 +39,8 @@ def token_logprobs(
       tokens, positions, segments: see `hidden_states`.
       temperature: divisor of the logits; use the temperature that the tokens were sampled with.
       logits_bytes: maximum memory, on each device, for logits at one time. If they need more, they
-        are computed in parts, and recomputed in the backward pass: in chunks of positions on one
-        device, in blocks of the vocabulary on several devices (see `block_logprobs`).
+        are computed in parts, and recomputed in the backward pass: in blocks of the vocabulary (see
+        `block_logprobs`), and on one CPU device in chunks of positions.
 
       Returns:
         (logprobs, entropy) in float32 and nats. Entry t belongs to `tokens[:, t]`; entry 0 is 0,
@@ -104,7 +105,11 @@ def next_logprobs(
         sampled.
       repetition_penalty: see `Sampling`.
     """
-    if laid_out():
+    B, T, _ = hidden.shape
+    chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
+    # Each chunk adds to the gradient of the whole matrix, which takes long on accelerators. Blocks
+    # add to that of the hidden states, which is smaller.
+    if laid_out() or (chunk < T and platform() != "cpu"):
         kernel = output_projection(config, params)
         return block_logprobs(
             kernel,
@@ -122,11 +127,8 @@ def next_logprobs(
         repetition_penalty=repetition_penalty,
     )
     compute = functools.partial(_logprobs_and_entropy, config, params, change)
-    B, T, _ = hidden.shape
-    chunk = max(1, logits_bytes // (4 * B * config.vocab_size))
-    whole = chunk >= T
     given = hidden, targets, sets
-    return compute(*given) if whole else _by_chunks(compute, given, chunk)
+    return compute(*given) if chunk >= T else _by_chunks(compute, given, chunk)
 
 
 def _logprobs_and_entropy(

@@ -40,6 +40,8 @@ class Cuts(NamedTuple):
     def of(cls, matrix: tuple[int, ...], tokens: tuple[int, ...]) -> Cuts:
         """Returns the cuts of a matrix of this shape, and of tokens [B, T] of this shape."""
         layout = in_use()
+        if layout.mesh.size == 1:
+            return cls(layout.mesh, (), (), (), ())
         vocab, embed = layout.cuts(("vocab", "embed"), matrix)
         rows, positions = layout.cuts(("batch", "length"), tokens)
         return cls(layout.mesh, rows, positions, vocab, embed)
@@ -94,11 +96,13 @@ class Cuts(NamedTuple):
         inputs: tuple[PartitionSpec, ...],
         outputs: Any,
     ) -> Any:
-        """Calls a function on each device's shards.
+        """Calls a function on each device's shards; on one device, with whole arrays.
 
         Args:
           inputs, outputs: shardings of the arguments and of the results.
         """
+        if self.mesh.size == 1:
+            return function(*given)
         call = jax.shard_map(
             function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False
         )
