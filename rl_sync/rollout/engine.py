@@ -341,7 +341,7 @@ class Engine:
         rows = self._sizing.rows(self._chunks)
         if rows != self._batch.rows:
             self._batch.resize(rows, self._occupancy.resize(rows))
-        prefixes, prompt_tokens, known_stepped, known = self._admission.admit()
+        prompts, prompt_tokens, known_stepped, known = self._admission.admit()
         restepped, restored = self._continuations.flush()
         live = self._occupancy.live
         chunk = self._batch.decode(
@@ -355,7 +355,7 @@ class Engine:
         # The device computes from here on. Meanwhile the host looks for stop strings in the
         # previous chunk's text. Tokens that are now sampled after a stop string are dropped.
         finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
-        jax.block_until_ready([prefix.tokens for prefix in prefixes])
+        jax.block_until_ready(prompts)
         prefilled = time.monotonic()
         tokens, logprobs, goes_on, steps, kept, routes = jax.device_get(chunk)
         ended = time.monotonic()
@@ -388,7 +388,7 @@ class Engine:
                     done[slot] = sequence
         finished += self._take_out(done)
         compile_secs = self._batch.compile_secs - compiled
-        prefill_secs = max(0.0, prefilled - started - compile_secs) if prefixes else 0.0
+        prefill_secs = max(0.0, prefilled - started - compile_secs) if prompts else 0.0
         self._counted += Stats(
             completions=len(finished),
             prefill_tokens=prompt_tokens + stepped + restepped + known_stepped,

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxtyping import Array, Int
+
 from rl_sync.rollout.batch import Batch, Start
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.paging.page_supply import PageSupply, Place
@@ -16,20 +18,19 @@ from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import draw_keys
 from rl_sync.rollout.sequence import GrowingSequence, PromptRoutes
 from rl_sync.rollout.slot_table import SlotTable
-from rl_sync.rollout.slots import Prefix
 
 
 class Admitted(NamedTuple):
     """The work of an admission.
 
     Attributes:
-      prefixes: prefixes that the device computes.
+      prompts: tokens of each prefix that the device computes.
       prompt_tokens: number of tokens in them, without padding.
       stepped_tokens: number of prompt tokens that decode steps will read.
       reused_tokens: number of prompt tokens whose pages were known.
     """
 
-    prefixes: list[Prefix]
+    prompts: list[Int[Array, "R P"]]
     prompt_tokens: int
     stepped_tokens: int
     reused_tokens: int
@@ -80,7 +81,7 @@ class Admission:
             self.supply.tidy()
         begun: dict[int, list[_Begun]] = {}
         known: list[_Begun] = []
-        read: list[Prefix] = []
+        read: list[Int[Array, "R P"]] = []
         prompt_tokens = 0
         free = deque(self.occupancy.free)
         while self.queue and (place := self._place(self.queue.head, free)):
@@ -93,9 +94,10 @@ class Admission:
             if self.supply is not None and waiting.prefix is None:
                 steps = self.supply.steps(waiting, place.shared)
             if steps is None and waiting.prefix is None:
+                self._insert(begun)  # So that few prefixes are in memory at once.
                 prompt_tokens += self._prefill(1 + len(free))
                 assert waiting.prefix is not None
-                read.append(waiting.prefix)
+                read.append(waiting.prefix.tokens)
             sequence = waiting.resumed
             if sequence is None or not sequence.tokens:
                 sequence = self.sequence(waiting, steps or 0)
@@ -107,10 +109,7 @@ class Admission:
             one = _Begun(waiting, sequence, place.slot, fills)
             (known if steps is not None else begun.setdefault(id(waiting.prefix), [])).append(one)
             self.queue.drop_finished_head()
-        for group in begun.values():
-            prefix = group[0].waiting.prefix
-            assert prefix is not None
-            self.batch.insert(prefix, self._starts(group))
+        self._insert(begun)
         if known:
             self.batch.insert_shared(self._starts(known))
         stepped = sum(one.sequence.unread for one in known)
@@ -137,6 +136,14 @@ class Admission:
             with contextlib.suppress(ValueError):  # An eviction has just freed it.
                 free.remove(place.slot)
         return place
+
+    def _insert(self, begun: dict[int, list[_Begun]]) -> None:
+        """Inserts prefixes into the slots of the sequences that begin with them, and drops both."""
+        for group in begun.values():
+            prefix = group[0].waiting.prefix
+            assert prefix is not None
+            self.batch.insert(prefix, self._starts(group))
+        begun.clear()
 
     def _starts(self, begun: Sequence[_Begun]) -> list[Start]:
         keys = draw_keys([(*one.waiting.seed, one.sequence.index) for one in begun])
