@@ -44,11 +44,13 @@ def main() -> int:
     with loading():
         from rl_sync.cluster import compilation_cache
         from rl_sync.cluster.user_errors import is_for_user, log_failure
+        from rl_sync.roles import gpu_flags
         from rl_sync.settings.config_reading import read_settings
         from rl_sync.workdir import Workdir
 
     config = json.loads(Workdir(arguments.workdir).config.read_text())
     settings = read_settings(config)
+    gpu_flags.choose(os.environ)
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         _run(arguments, settings)

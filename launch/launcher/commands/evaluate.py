@@ -17,6 +17,7 @@ from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.launcher.command import Arguments
 from rl_sync.records.accuracy import describe_share, metric_names
 from rl_sync.records.json_lines import plain
+from rl_sync.roles import gpu_flags
 from rl_sync.roles.standalone_evaluation import Evaluation, PolicySource, evaluate
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
@@ -57,6 +58,7 @@ def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
     out = Path(flags.get("out") or "evaluation.json")
     if not out.parent.is_dir():
         raise ConfigError(f"--out={out} cannot be written: there is no directory {out.parent}.")
+    gpu_flags.choose(os.environ)
     compilation_cache.use(settings.launch.compilation_cache, os.environ)
     source = PolicySource(None if workdir is None else Path(workdir), flags.get("step"))
     try:
