@@ -10,7 +10,7 @@ decode and one to score, and has the share of tokens whose log-probabilities hav
 mean and the greatest difference, and the range of the ratio of probabilities. Without a model the
 weights are random. The first line is the base, from which each other differs in what it names.
 
-On CPUs it takes four devices for the lines with meshes.
+Lines with meshes are left out where there are too few devices. On CPUs there are four.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -84,6 +85,13 @@ class Way(NamedTuple):
     experts: bool = False
     replays: bool = False
     quantization: Quantization | None = None
+
+    @property
+    def devices(self) -> tuple[int, int]:
+        """Number of devices of the two meshes."""
+        sizes = ([size for _, size in mesh] for mesh in (self.explorer_mesh, self.trainer_mesh))
+        explorer, trainer = map(math.prod, sizes)
+        return explorer, trainer
 
 
 BASE, ROUGH = Way(), Way("bfloat16", "bfloat16")
@@ -285,6 +293,8 @@ def main() -> None:
     )
     for name, way in WAYS.items():
         if arguments.only not in name or (arguments.model and way.experts):
+            continue
+        if max(way.devices) > jax.device_count():
             continue
         gaps = [
             gap_of(

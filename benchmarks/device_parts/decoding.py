@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from device_parts.finding import Finding, PartOptions, median, spread
 from device_parts.memory_peak import beside_plan, memory_limit
 from device_parts.model_shape import random_weights, shape_directory
 from device_parts.peak_rates import peak_rates
+from rl_sync.models.config import Quantization
 from rl_sync.models.platform import platform
 from rl_sync.plan.lowered_programs import layout_on
 from rl_sync.plan.memory_estimate import explorer_estimate
@@ -36,19 +38,50 @@ def seven_billion(options: PartOptions) -> Iterator[Finding]:
     return _measure("qwen2.5-7b", options, slots=(32, 128))
 
 
-def _measure(name: str, options: PartOptions, slots: tuple[int, ...]) -> Iterator[Finding]:
-    """Measures batches of several sizes, the smallest first."""
+def quantized(options: PartOptions) -> Iterator[Finding]:
+    """Measures Qwen2.5-7B's shape with quantized kernels, few slots and so mostly weights."""
+    for dtype in (*get_args(Quantization), None):  # The peak of the memory only grows.
+        more = (("explorer.quantization", dtype),) if dtype else ()
+        yield from _measure("qwen2.5-7b", options, (16,), dtype or "bfloat16", more)
+
+
+def in_pages(options: PartOptions) -> Iterator[Finding]:
+    """Measures Qwen2.5-0.5B's shape with a row for each slot, and with as many bytes in pages."""
+    pages = (("rollout.cache_bytes", 2**21 if options.small else 2**30),)
+    yield from _measure("qwen2.5-0.5b", options, (64,), "pages", pages)
+    yield from _measure("qwen2.5-0.5b", options, (64,), "rows")
+
+
+def _measure(
+    name: str,
+    options: PartOptions,
+    slots: tuple[int, ...],
+    label: str = "",
+    more: tuple[tuple[str, Any], ...] = (),
+) -> Iterator[Finding]:
+    """Measures batches of several sizes, the smallest first.
+
+    Args:
+      label: what the findings are of, where a part has several.
+      more: further settings.
+    """
     row_tokens, rounds = (128, 2) if options.small else (1024, 3)
     counts = tuple(count // 16 for count in slots) if options.small else slots
     for count in counts:
         case = Case(
-            shape_directory(name, options.small), "", (1, 1, 1), count, row_tokens, "decode"
+            shape_directory(name, options.small),
+            "",
+            (1, 1, 1),
+            count,
+            row_tokens,
+            "decode",
+            settings=more,
         )
         settings, task = run_of(case)
         layout = layout_on(settings, "explorer", jax.local_devices()[:1])
         estimate = explorer_estimate(settings, task, platform())
         planned = estimate.peak - estimate.held[_ARRIVE]
-        sizes = f"{count} x {row_tokens:,}"
+        sizes = f"{label}, {count} x {row_tokens:,}" if label else f"{count} x {row_tokens:,}"
         if planned > _MOST * memory_limit():
             yield Finding(sizes, "left out", beside=f"plan: {planned / 1e9:.3g} GB")
             continue

@@ -15,10 +15,14 @@ import jax.numpy as jnp
 from compiled_cases import SHAPES
 from jax import lax
 
+from rl_sync.models.quantization import SCALE
 from rl_sync.types import Params
 
 _GOLDEN, _SILVER = 0x9E3779B1, 0x85EBCA6B
 _SCALE = 0.035  # As wide as a normal distribution with a deviation of 0.02.
+_QUANTIZED = 64
+"""Greatest magnitude of the numbers of a quantized kernel."""
+
 _SMALL = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -52,8 +56,8 @@ def shape_directory(name: str, small: bool, **changes: int) -> str:
 def random_weights(abstract: Params, seed: int = 0) -> Params:
     """Makes weights from hashes of their positions, with the same bits on every platform.
 
-    Scales of norms are 1, and biases 0. Arrays are made one by one and in place, so the peak of the
-    memory is the size of the weights.
+    Scales of norms are 1, biases 0, and quantized kernels as wide as others. Arrays are made one by
+    one and in place, so the peak of the memory is the size of the weights.
 
     Args:
       abstract: shapes, dtypes and shardings.
@@ -70,6 +74,8 @@ def random_weights(abstract: Params, seed: int = 0) -> Params:
 
 
 def _hashed(name: str, shape: tuple[int, ...], dtype: Any, salt: jax.Array) -> jax.Array:
+    if name.endswith(SCALE):
+        return jnp.full(shape, _SCALE / _QUANTIZED, dtype)
     if "scale" in name or "norm" in name:
         return jnp.ones(shape, dtype)
     if "bias" in name:
@@ -84,4 +90,4 @@ def _hashed(name: str, shape: tuple[int, ...], dtype: Any, salt: jax.Array) -> j
     bits ^= bits >> 16
     # A product with a power of two is exact, so fusing it with the sum changes no bit.
     unit = (bits >> 9).astype(jnp.float32) * jnp.float32(2.0**-22) - 1
-    return (unit * jnp.float32(_SCALE)).astype(dtype)
+    return (unit * jnp.float32(_QUANTIZED if dtype.itemsize == 1 else _SCALE)).astype(dtype)

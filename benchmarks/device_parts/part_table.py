@@ -89,6 +89,35 @@ PARTS = {
         20,
         80,
     ),
+    "decode_quantized": Part(
+        "decoding",
+        "quantized",
+        "Decoding of Qwen2.5-7B's shape with kernels in 8 bits, beside bfloat16.",
+        45,
+        110,
+    ),
+    "decode_pages": Part(
+        "decoding",
+        "in_pages",
+        "Decoding of Qwen2.5-0.5B's shape with a cache in pages, beside a row for each slot.",
+        30,
+        80,
+    ),
+    "gap": Part(
+        "logprob_gap",
+        "measure",
+        "The gap between the log-probabilities of explorer and trainer, of a small model with"
+        " random weights on three seeds: the greatest mean of them.",
+        30,
+        90,
+    ),
+    "experts": Part(
+        "expert_products",
+        "compare",
+        "Products of experts at the size of Qwen3-30B-A3B, forward and backward.",
+        15,
+        60,
+    ),
     "smollm2": Part(
         "pretrained",
         "measure",
