@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -29,7 +29,7 @@ from rl_sync.models.cache import (
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.flash import AttentionCall, attend_by, kernel_for
-from rl_sync.models.layers import Adapter, RMSNorm, fan_in, kernel, param, project
+from rl_sync.models.layers import Adapter, Kernel, RMSNorm, fan_in, kernel, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.paging.paged_cache import (
     PAGE_TOKENS,
@@ -112,7 +112,9 @@ class Attention(nn.Module):
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
         axes = ("embed", "kv", None, "head_dim")
-        stored = [kernel(self, config, "qkv", fan_in(D), shape=(D, K, N + 2, H), axes=axes)]
+        stored: list[Any] = [
+            kernel(self, config, "qkv", fan_in(D), shape=(D, K, N + 2, H), axes=axes)
+        ]
         out = kernel(
             self,
             config,
@@ -126,7 +128,7 @@ class Attention(nn.Module):
             stored.append(param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:]))
         deltas = self._adapt_qkv(x) if config.lora else {}
 
-        def project_by(weights: Array, *bias: Array, targets: tuple[LoraTarget, ...]) -> Array:
+        def project_by(weights: Kernel, *bias: Array, targets: tuple[LoraTarget, ...]) -> Array:
             y = project(x, weights)
             for one in bias:
                 y = y + one.astype(x.dtype)
@@ -136,9 +138,10 @@ class Attention(nn.Module):
             qkv = project_by(*stored, targets=("q", "k", "v"))
             queries, keys, values = qkv[..., :N, :], qkv[..., N, :], qkv[..., N + 1, :]
         else:
-            own = [_own_heads(one[..., :N, :], axes[-one.ndim :]) for one in stored]
+            own = jax.tree.map(lambda x: _own_heads(x[..., :N, :], axes[-x.ndim :]), stored)
             queries = project_by(*own, targets=("q",))
-            both = project_by(*(one[..., N:, :] for one in stored), targets=("k", "v"))
+            rest = jax.tree.map(lambda x: x[..., N:, :], stored)
+            both = project_by(*rest, targets=("k", "v"))
             keys, values = both[..., 0, :], both[..., 1, :]
         if config.qk_norm:
             queries = RMSNorm(config, axis="head_dim", name="query_norm")(queries)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -37,6 +37,21 @@ def param(
     return cast(Array, module.param(name, nn.with_logical_partitioning(init, axes), shape))
 
 
+class ScaledKernel(NamedTuple):
+    """A kernel of a quantized model.
+
+    Attributes:
+      numbers: the kernel in 8 bits.
+      scale: factor of each output, with as many axes; 1 along the axes that a product sums over.
+    """
+
+    numbers: Float[Array, "*S"]
+    scale: Float[Array, "*S"]
+
+
+Kernel = Array | ScaledKernel
+
+
 def kernel(
     module: nn.Module,
     config: ModelConfig,
@@ -46,12 +61,13 @@ def kernel(
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
     inputs: tuple[int, ...] = (0,),
-) -> Array:
-    """Creates a kernel; one of a quantized model is returned in the dtype of the computation.
+) -> Kernel:
+    """Creates a kernel.
 
     Args:
       shape, axes: sizes and logical names of its axes.
-      inputs: axes that a product sums over; all weights along them share one scale.
+      inputs: axes that a product sums over; all weights along them share one scale if the model is
+        quantized.
     """
     if config.quantization is None:
         return param(module, name, init, shape, axes)
@@ -60,7 +76,14 @@ def kernel(
     sizes = tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
     own = tuple(None if axis in inputs else name for axis, name in enumerate(axes))
     scale = param(module, f"{name}_scale", initializers.ones, sizes, own)
-    return held.astype(config.dtype) * scale.astype(config.dtype)
+    return ScaledKernel(held, scale)
+
+
+def whole(kernel: Kernel, dtype: Any) -> Array:
+    """Returns a kernel in a dtype, in one array."""
+    if isinstance(kernel, ScaledKernel):
+        return kernel.numbers.astype(dtype) * kernel.scale.astype(dtype)
+    return kernel.astype(dtype)
 
 
 def fan_in(inputs: int, layers: int = 0) -> Initializer:
@@ -124,20 +147,34 @@ class Adapter(nn.Module):
         return deltas
 
 
-def project(
-    x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int = 1
-) -> Float[Array, "B T ..."]:
+def project(x: Float[Array, "B T ..."], kernel: Kernel, inputs: int = 1) -> Float[Array, "B T ..."]:
     """Multiplies x by a kernel; sums over the last `inputs` axes of x and the first of the kernel.
 
     The product is one of two matrices: with more axes XLA transposes whole activations on CPUs,
     mostly in the backward pass. On a mesh the axes are kept separate, since a sharded axis cannot
     be merged into another axis without gathering the kernel.
+
+    Scales of a quantized kernel are factors of the product, in float32. So its numbers only change
+    their dtype before the product, which XLA can do inside it, without an array of the kernel in
+    16 bits.
     """
+    if isinstance(kernel, ScaledKernel):
+        product = _product(x, kernel.numbers, inputs, jnp.float32)
+        return (product * kernel.scale.reshape(product.shape[2:])).astype(x.dtype)
+    return _product(x, kernel, inputs)
+
+
+def _product(
+    x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int, dtype: Any = None
+) -> Float[Array, "B T ..."]:
+    """Returns the product in a dtype, or in that of x."""
     if laid_out():
-        return jnp.tensordot(x, kernel.astype(x.dtype), axes=inputs)
+        whole = kernel.astype(x.dtype)
+        return jnp.tensordot(x, whole, axes=inputs, preferred_element_type=dtype)
     outputs = kernel.shape[inputs:]
     size = math.prod(kernel.shape[:inputs])
-    flat = x.reshape(-1, size) @ kernel.astype(x.dtype).reshape(size, -1)
+    matrix = kernel.astype(x.dtype).reshape(size, -1)
+    flat = jnp.matmul(x.reshape(-1, size), matrix, preferred_element_type=dtype)
     return flat.reshape(*x.shape[:2], *outputs)
 
 
@@ -168,7 +205,7 @@ class GatedMLP(nn.Module):
         gate_up = kernel(self, config, "gate_up", fan_in(D), shape=(D, 2, F), axes=axes)
         start = fan_in(F, config.num_layers)
         down = kernel(self, config, "down", start, shape=(F, D), axes=("mlp", "embed"))
-        if self.decodes and config.quantization is None:
+        if self.decodes and not isinstance(gate_up, ScaledKernel):
             # Otherwise XLA wants the kernels of all layers with the axis of gate and up in front,
             # and a loop of decode steps starts by copying them.
             gate_up = as_stored(gate_up, *axes)

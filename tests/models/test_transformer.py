@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from rl_sync.models.cache import KVCache, cached, empty_cache, read_span
 from rl_sync.models.config import Lora, RopeScaling
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import abstract_params, as_computed, as_computed_abstract
+from rl_sync.models.platform import compiling_for
 from rl_sync.models.rope import frequencies, rotate, rotations
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import (
@@ -276,8 +278,33 @@ def test_logprobs_by_chunks_are_those_of_the_whole(positions):
 
     run = jax.value_and_grad(loss, has_aux=True)
     run = jax.jit(run, static_argnums=1)
-    whole, parts = (run(params, size) for size in (1 << 20, 4 * 2 * 11 * positions))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, parts)
+    size = 4 * 2 * 11 * positions
+    whole, parts = run(params, 1 << 20), run(params, size)
+    with compiling_for("gpu"):  # By blocks of the vocabulary there, also on one device.
+        blocks = run(params, size)
+    for found in (parts, blocks):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, found
+        )
+
+
+@pytest.mark.samples("gpu")
+@pytest.mark.parametrize("target", ["gpu", "tpu"])
+def test_blocks_of_one_device_give_the_values_and_gradients_of_whole_logits(target):
+    config = dataclasses.replace(tiny.CONFIG, vocab_size=700)
+    params = tiny.params(config)
+
+    def loss(params, logits_bytes):
+        found = token_logprobs(config, params, TOKENS, 0.7, logits_bytes=logits_bytes)
+        return (found[0] * np.arange(8)).sum() + found[1].sum()
+
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    whole = run(params, 1 << 20)
+    with compiling_for(target):
+        text = run.lower(params, 1).as_text()
+        blocks = run(params, 1)
+    assert not {"2x7x700xf32", "14x700xf32"} & set(re.findall(r"tensor<([^>]*)>", text))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, blocks)
 
 
 def test_logprobs_by_chunks_never_hold_all_logits():

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, UInt
 
 from rl_sync.models.config import Experts, ModelConfig
-from rl_sync.models.layers import fan_in, kernel, param
+from rl_sync.models.layers import fan_in, kernel, param, whole
 from rl_sync.models.mixture.products import (
     ExpertKernels,
     Routes,
@@ -66,7 +66,7 @@ class MixtureMLP(nn.Module):
             axes=("experts", "mlp", "embed"),
             inputs=(1,),
         )
-        kernels = ExpertKernels(gate_up.astype(x.dtype), down.astype(x.dtype))
+        kernels = ExpertKernels(whole(gate_up, x.dtype), whole(down, x.dtype))
         if laid_out():
             return _on_mesh(config, x, router, kernels, recorded)
         flat = x.reshape(-1, D)
