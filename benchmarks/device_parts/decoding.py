@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -121,3 +122,4 @@ def _measure(
         )
         yield Finding(f"{sizes}: prefill", prefills, "tokens/s", "the last round")
         del engine
+        gc.collect()  # An engine is a part of cycles, and has the weights.

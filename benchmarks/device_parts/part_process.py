@@ -109,9 +109,6 @@ class PartProcess:
 
 def serve(measure: Callable[[PartOptions], Iterator[Finding]], options: PartOptions) -> int:
     """Runs a part in this process, and tells its findings and its end on standard output."""
-    from rl_sync.roles import gpu_flags  # The asking process does not have the project.
-
-    gpu_flags.choose(os.environ)
     threading.Thread(target=_end_with_asker, daemon=True).start()
     told = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Libraries print, too.

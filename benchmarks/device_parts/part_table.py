@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ class Part(NamedTuple):
       least_secs: it does not begin with less time left.
       most_secs: it is ended after this time.
       memory_share: share of a GPU's memory that each of its processes may take.
+      quantized: whether kernels are in 8 bits.
     """
 
     module: str
@@ -27,9 +29,13 @@ class Part(NamedTuple):
     least_secs: float
     most_secs: float
     memory_share: float = 0.92
+    quantized: bool = False
 
     def measure(self, options: PartOptions) -> Iterator[Finding]:
         """Measures, and yields each finding as soon as it is there."""
+        from rl_sync.roles import gpu_flags  # The process that asks does not have the project.
+
+        gpu_flags.choose("bfloat16", self.quantized, os.environ)
         module = importlib.import_module(f"{__package__}.{self.module}")
         function: Callable[[PartOptions], Iterator[Finding]] = getattr(module, self.function)
         return function(options)
@@ -72,7 +78,7 @@ PARTS = {
         "compare",
         "Attention of one layer within rows: kernels beside `einsum`, forward and backward.",
         20,
-        70,
+        110,
     ),
     "decode_7b": Part(
         "decoding",
@@ -95,6 +101,7 @@ PARTS = {
         "Decoding of Qwen2.5-7B's shape with kernels in 8 bits, beside bfloat16.",
         45,
         110,
+        quantized=True,
     ),
     "decode_pages": Part(
         "decoding",

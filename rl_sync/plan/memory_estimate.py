@@ -294,7 +294,9 @@ def _loss_bytes(
     """Returns the bytes of the output projection, its gradient, and simultaneous logits."""
     width = jax.numpy.dtype(model.dtype).itemsize
     matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
-    if layout.mesh.size > 1:
+    position = 4 * rows * model.vocab_size
+    whole = (length - 1) * position
+    if layout.mesh.size > 1 or (platform != "cpu" and whole > most):
         with using(layout):
             # Positions stay cut evenly only if there are as many as in the row.
             positions = length if cuts_positions() else length - 1
@@ -306,8 +308,6 @@ def _loss_bytes(
         logits, kernel = 4 * tokens * block, block * model.embed_dim
         # First the gradient's blocks, then the gradient. One block and the next are gathered.
         return shard * (width + 2 * 4) + kernel * (2 * width + 4) + _LOGITS_ARRAYS * logits
-    position = 4 * rows * model.vocab_size
-    whole = (length - 1) * position
     if platform == "cpu" and whole <= most:
         return 0  # The logits are kept, and counted as activations.
     chunk = min(whole, max(position, most // position * position))

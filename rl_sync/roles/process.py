@@ -50,7 +50,7 @@ def main() -> int:
 
     config = json.loads(Workdir(arguments.workdir).config.read_text())
     settings = read_settings(config)
-    gpu_flags.choose(os.environ)
+    gpu_flags.choose(settings.explorer_dtype, settings.quantization is not None, os.environ)
     compiled = compilation_cache.use(settings.launch.compilation_cache, os.environ)
     try:
         _run(arguments, settings)

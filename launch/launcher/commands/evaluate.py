@@ -58,7 +58,7 @@ def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
     out = Path(flags.get("out") or "evaluation.json")
     if not out.parent.is_dir():
         raise ConfigError(f"--out={out} cannot be written: there is no directory {out.parent}.")
-    gpu_flags.choose(os.environ)
+    gpu_flags.choose(settings.explorer_dtype, settings.quantization is not None, os.environ)
     compilation_cache.use(settings.launch.compilation_cache, os.environ)
     source = PolicySource(None if workdir is None else Path(workdir), flags.get("step"))
     try:
