@@ -30,23 +30,21 @@ from rl_sync.types import TrainBatch
 _MOST = 0.85
 _MICROBATCH_ROWS = (16, 8, 4, 2, 1)
 _LORA = (("model.lora.rank", 16),)
-# The base gets no gradient: 2 operations a parameter forward, 2 backward, in place of 6 in all.
-_LORA_SHARE = 2 / 3
 
 
 def half_billion(options: PartOptions) -> Iterator[Finding]:
     """Measures Qwen2.5-0.5B's shape, all of whose parameters are trained."""
-    return _measure("qwen2.5-0.5b", options, "full", (), 1.0)
+    return _measure("qwen2.5-0.5b", options, "full", ())
 
 
 def half_billion_kept(options: PartOptions) -> Iterator[Finding]:
     """Measures the same, but results of products with parameters are not computed again."""
-    return _measure("qwen2.5-0.5b", options, "dots_no_batch", (), 1.0)
+    return _measure("qwen2.5-0.5b", options, "dots_no_batch", ())
 
 
 def seven_billion(options: PartOptions) -> Iterator[Finding]:
     """Measures Qwen2.5-7B's shape with adapters."""
-    return _measure("qwen2.5-7b", options, "full", _LORA, _LORA_SHARE)
+    return _measure("qwen2.5-7b", options, "full", _LORA)
 
 
 def _measure(
@@ -54,13 +52,11 @@ def _measure(
     options: PartOptions,
     remat: str,
     more: tuple[tuple[str, Any], ...],
-    counted: float,
 ) -> Iterator[Finding]:
     """Measures the largest microbatch that fits by `plan`.
 
     Args:
       more: further settings.
-      counted: share of six operations for each token and parameter that the step computes.
     """
     row_tokens, rounds = (128, 2) if options.small else (1024, 4)
     rows_tried = (4,) if options.small else _MICROBATCH_ROWS
@@ -99,16 +95,15 @@ def _measure(
     yield Finding(f"{sizes}: a step", median(secs), "s", spread(secs))
     yield Finding(f"{sizes}: rate", count * length / median(secs), "tokens/s")
     peaks, work = peak_rates(), step_work(settings, task)
-    mfu = counted * work.model_flops / (peaks.flops * median(secs))
+    mfu = work.model_flops / (peaks.flops * median(secs))
     usual = "6 operations a token and parameter, and attention"
-    if counted < 1:
+    if more:
         usual = "4 operations a token and parameter (the base gets no gradient), and attention"
     yield Finding(f"{sizes}: MFU", 100 * mfu, "%", f"of {peaks.source}; {usual}")
-    if counted == 1:
-        whole = work.flops / (peaks.flops * median(secs))
-        yield Finding(
-            f"{sizes}: with recomputing and the reference", 100 * whole, "%", f"of {peaks.source}"
-        )
+    whole = work.flops / (peaks.flops * median(secs))
+    yield Finding(
+        f"{sizes}: with recomputing and the reference", 100 * whole, "%", f"of {peaks.source}"
+    )
 
 
 def _state(trainer: Trainer) -> Any:

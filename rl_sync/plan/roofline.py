@@ -69,9 +69,9 @@ class Work(NamedTuple):
     def mfu(self, rates: Rates) -> float:
         """Returns the model FLOPs utilization at the minimum time.
 
-        The operations are 6 for each token and parameter, plus those of causal attention. They are
-        divided by the number that the device could do in that time at its peak. (PaLM,
-        arXiv:2204.02311, appendix B.)
+        The operations are 6 for each token and parameter (4 for parameters of a frozen base), plus
+        those of causal attention. They are divided by the number that the device could do in that
+        time at its peak. (PaLM, arXiv:2204.02311, appendix B.)
         """
         return self.model_flops / (rates.flops * self.secs(rates))
 
@@ -125,20 +125,27 @@ def step_work(
     forward = count * length * (block_flops(model, length / 2) + logit_flops(model))
     trained = 1 + _BACKWARD
     sweeps = trained + untrained + recomputed
+    # The backward pass of frozen parameters has no gradient of theirs, which is half of it.
+    frozen = 0.0
+    if model.lora:
+        of_products = block_flops(model, 0) + logit_flops(model)
+        frozen = count * length * of_products * _BACKWARD / 2
     devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
     # Each device reads every weight shard that it computes with.
     abstract = abstract_params(model, layout)
     whole = model_memory.tree_bytes(cast_abstract(abstract, model.dtype)) / layout.tensor_shards
     activations = count * length * block_traffic(model, width) / devices
     # Gradients are added to once per microbatch; parameters and both moments are read and written.
-    held = model_memory.device_bytes(abstract) * (2 * microbatches + 6)
+    learned = lora.split(abstract)[0] if model.lora else abstract
+    held = model_memory.device_bytes(learned) * (2 * microbatches + 6)
     traffic = sweeps * (microbatches * whole + activations) + held
     links = (
         step_links(model, layout, (count, length), microbatches, untrained, recomputed)
         if reading is None
         else link_bytes(reading)
     )
-    return Work(forward * sweeps / devices, forward * trained / devices, traffic, *links)
+    flops, model_flops = forward * sweeps - frozen, forward * trained - frozen
+    return Work(flops / devices, model_flops / devices, traffic, *links)
 
 
 def decode_work(

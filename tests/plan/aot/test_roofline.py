@@ -54,6 +54,14 @@ def test_model_flops_are_six_a_token_and_parameter_and_those_of_attention():
     assert step(trainer__mesh__fsdp=2).model_flops == step().model_flops / 2
 
 
+def test_the_backward_pass_of_a_frozen_base_has_no_gradient_of_its_parameters():
+    attention = 3 * 2 * 2 * (4 * 8) * 5
+    adapters = step(model__lora__rank=2)
+    assert adapters.model_flops == 12 * 10 * (4 * (EMBED + ATTENTION + MLP) + attention)
+    assert step().flops - adapters.flops == 12 * 10 * 2 * (EMBED + ATTENTION + MLP)
+    assert adapters.traffic < step().traffic  # Only adapters have gradients and moments.
+
+
 def test_passes_that_train_nothing_are_computed_and_do_not_count_for_mfu():
     plain = step(algorithm__name="grpo", algorithm__kl_coefficient=0.0, model__remat="none")
     reference = step(algorithm__name="grpo", algorithm__kl_coefficient=0.1, model__remat="none")
