@@ -7,7 +7,7 @@ from typing import get_args
 
 from rl_sync.models.config import Remat
 from rl_sync.models.placement import undivided
-from rl_sync.models.platform import Platform
+from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import MeshShape
 from rl_sync.plan.memory_estimate import (
     MemoryEstimate,
@@ -88,10 +88,10 @@ def describe_explorer(settings: RunSettings, task: Task) -> str:
 
 
 def _pages(settings: RunSettings, task: Task) -> str:
-    """Describes the pages of an explorer's cache on each device, if it has pages."""
-    if (pages := wiring.cache_pages(settings, task)) is None:
-        return ""
-    return f" in {pages.pages} pages of {pages.page_tokens}"
+    """Describes the pages of an explorer's cache, if it has pages."""
+    with compiling_for("cpu"):
+        pages = wiring.cache_pages(settings, task)
+    return "" if pages is None else f" in pages of {pages.page_tokens} tokens"
 
 
 def _held(role: str, mesh: MeshShape, estimate: MemoryEstimate) -> str:

@@ -16,6 +16,7 @@ from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.learning.drawing_versions import KeptVersions
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
+from rl_sync.models.platform import compiling_for
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.reward_catalog import is_quick
 from rl_sync.rewards.reward_settings import RewardSettings
@@ -68,7 +69,8 @@ def load_task(settings: RunSettings) -> Task:
         raise ConfigError(str(error)) from error
     _require_text(settings, task)
     trainer_model(settings, task)
-    cache_pages(settings, task)
+    with compiling_for("cpu"):  # No devices yet: a launcher must not take them.
+        cache_pages(settings, task)
     sampling(settings, task)
     _require_demonstrations(settings, task)
     _require_preferences(settings, task)
@@ -289,6 +291,8 @@ def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
 
 def cache_pages(settings: RunSettings, task: Task) -> PageTable | None:
     """Returns the pages of an explorer's cache; None if each slot has a cache of its own.
+
+    A page has more bytes on TPUs, which pad narrow heads.
 
     Raises:
       ConfigError: as `trainer_model` does, or the cache cannot hold the longest sequence.
