@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.models.balance import cut_of, ordered, shards_of
 from rl_sync.models.blocks import Tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
     CacheSlots,
@@ -44,7 +45,7 @@ from rl_sync.models.paging.paged_cache import (
 from rl_sync.models.paging.ragged import attend_by_kernel
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
-from rl_sync.models.sharding import HEADS, constrain, cuts_positions, in_use, kv_group
+from rl_sync.models.sharding import HEADS, constrain, cuts_positions, kv_group
 from rl_sync.models.shards import on_shards
 
 _MASKED = -1e30
@@ -79,6 +80,8 @@ class Context(NamedTuple):
       prompts: see `hidden_states`; None if no sequences share a prompt.
       everywhere: RoPE of ordinary layers, and of sliding layers if `local` is None.
       local: RoPE of sliding layers; None if they use the same RoPE.
+      indices: index of each token in its row, if rows are balanced; see `rl_sync.models.balance`.
+        None if tokens are in the order of rows.
     """
 
     positions: Int[Array, "B T"]
@@ -86,6 +89,7 @@ class Context(NamedTuple):
     prompts: Int[Array, "B T"] | None
     everywhere: Rotation
     local: Rotation | None
+    indices: Int[Array, "1 T"] | None = None
 
 
 class Attention(nn.Module):
@@ -211,9 +215,9 @@ def attend(
         by_kernel = functools.partial(attend_by, kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
         return run(queries, keys, values, context.segments, layer.slides)
+    indices = jnp.arange(queries.shape[1])[None] if context.indices is None else context.indices
     # A shared prompt may be at another distance in the row than in the sequence.
-    row = jnp.arange(queries.shape[1])[None]
-    positions = row if context.prompts is None else context.positions
+    positions = indices if context.prompts is None else context.positions
     tokens = Tokens(positions, context.segments, context.prompts)
     dense = functools.partial(_attend_all, config)
     if (
@@ -221,35 +225,52 @@ def attend(
         or cuts_positions()
         or (config.attention == "auto" and platform() != "cpu")
     ):
-        by_blocks = functools.partial(_attend_to_rows, dense, _cut_of(queries.shape))
+        by_blocks = functools.partial(
+            _attend_to_rows, config, cut_of(queries.shape), context.indices is not None
+        )
         of_tokens = [_ASKING] * len(tokens) + [_TOKENS] * len(tokens)
-        run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), *of_tokens)
-        return run(queries, keys, values, layer.window, *tokens, *tokens)
+        run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), _ASKING, *of_tokens)
+        return run(queries, keys, values, layer.window, indices, *tokens, *tokens)
     return dense(queries, keys, values, visible(tokens, tokens, layer.window))
 
 
-def _cut_of(shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Returns the mesh axes that cut the positions of tokens [B, T, …] of this shape."""
-    return in_use().cuts(_ASKING, shape)[1]
-
-
 def _attend_to_rows(
-    dense: Callable[..., Array],
+    config: ModelConfig,
     cut: tuple[str, ...],
+    balanced: bool,
     queries: Float[Array, "B T K N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
     window: Int[Array, ""],
+    indices: Int[Array, "1 T"],
     *tokens: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T K N H"]:
-    """Attends by blocks, from a device's positions to those of whole rows; see `attend_by_blocks`.
+    """Attends by blocks, from a device's positions to those of whole rows.
 
     Args:
       cut: mesh axes along which devices have other positions.
+      balanced: whether rows are balanced.
+      indices: index in its row of each token of the device.
+      tokens: the fields of `Tokens`, first of the device's tokens, then of whole rows.
     """
     for axis in reversed(cut):
         keys, values = (jax.lax.all_gather(x, axis, axis=1, tiled=True) for x in (keys, values))
-    return attend_by_blocks(dense, queries, keys, values, window, *tokens)
+    asking, asked = Tokens(*tokens[:3]), Tokens(*tokens[3:])
+    if balanced:
+        in_order = functools.partial(ordered, shards=shards_of(cut))
+        keys, values, asked = jax.tree.map(in_order, (keys, values, asked))
+    return attend_by_blocks(
+        functools.partial(_attend_all, config),
+        config.attention_scale,
+        2 if balanced else 1,
+        queries,
+        keys,
+        values,
+        window=window,
+        indices=indices[0],
+        asking=asking,
+        asked=asked,
+    )
 
 
 def _attend_all(

@@ -1,22 +1,28 @@
-"""Computes attention by blocks of queries in plain operations, for calls that no kernel supports.
+"""Computes attention by blocks in plain operations, for calls that no kernel supports.
 
-Memory grows linearly with the length of rows, not quadratically. The work is not reduced by a
-window, nor by the causal mask.
+Each block of queries attends to one block of keys after another, with a softmax that is updated for
+each (Online normalizer calculation for softmax, arXiv:1805.02867, algorithm 3). Memory grows
+linearly with the length of rows, not quadratically. Blocks of keys that come after all queries of a
+block, or before their windows, are skipped. The backward pass computes scores again, from the
+logarithm of each softmax's sum (FlashAttention-2, arXiv:2307.08691, algorithm 2).
 
 Letters in shapes: B rows, T positions, S key positions, K kv heads, N query heads that share a kv
-head, H head dim.
+head, H head dim, Q queries of a block, R their heads and positions N·Q, C keys of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_SCORES_BYTES = 128 << 20
+_MASKED = -1e30
+_SCORES_BYTES = 64 << 20
 _TILE = 8  # A block is a multiple of a tile.
 
 
@@ -47,46 +53,231 @@ def visible(here: Tokens, there: Tokens, window: Int[Array, ""]) -> Bool[Array, 
     return near & ((own | (there.segments < 0)[:, None, :]) & family)
 
 
-def attend_by_blocks(
-    attend: Callable[[Array, Array, Array, Bool[Array, "B T S"]], Array],
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
-    window: Int[Array, ""],
-    *tokens: Int[Array, "B T"] | None,
-) -> Float[Array, "B T K N H"]:
-    """Attends from one block of queries after another; there may be more keys than queries.
+class BlockSizes(NamedTuple):
+    """Number and size of the blocks of queries in each run of positions, and of blocks of keys."""
 
-    The backward pass recomputes the scores of a block.
+    query_blocks: int
+    queries: int
+    key_blocks: int
+    keys: int
+
+    @classmethod
+    def of(cls, heads: int, run: int, keys: int) -> BlockSizes:
+        """Returns the largest blocks whose scores in float32 do not exceed `_SCORES_BYTES`.
+
+        Args:
+          heads: number of query heads of all rows.
+          run: number of queries at consecutive positions.
+        """
+        side = max(_TILE, math.isqrt(_SCORES_BYTES // (4 * heads)))
+        return cls(*_cut_evenly(run, side), *_cut_evenly(keys, side))
+
+
+def _cut_evenly(size: int, block: int) -> tuple[int, int]:
+    count = -(-size // block)
+    block = -(-size // (count * _TILE)) * _TILE
+    return -(-size // block), block
+
+
+def reached(
+    indices: Int[Array, " Q"], window: Int[Array, ""] | None, block: int
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Returns the first block of keys that a block of queries attends to, and the one after the
+    last.
 
     Args:
-      attend: attends from queries to keys and values under a mask.
-      tokens: the fields of `Tokens`, first of the queries, then of the keys.
+      indices: index of each query in its row, ascending.
+      window: number of newest tokens that a query attends to; None if that says nothing about
+        indices.
+      block: number of keys of a block.
+    """
+    first = jnp.int32(0) if window is None else jnp.maximum(indices[0] - (window - 1), 0) // block
+    return first, indices[-1] // block + 1
+
+
+def attend_by_blocks(
+    attend: Callable[[Array, Array, Array, Bool[Array, "B T S"]], Array],
+    scale: float,
+    runs: int,
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B S K H"],
+    values: Float[Array, "B S K H"],
+    window: Int[Array, ""],
+    indices: Int[Array, " T"],
+    asking: Tokens,
+    asked: Tokens,
+) -> Float[Array, "B T K N H"]:
+    """Attends from queries to keys of the same rows, of which there may be more.
+
+    Args:
+      attend: attends from all queries to all keys under a mask, if there is only one block.
+      scale: factor of scores.
+      runs: number of runs of equal length that the queries consist of, each of consecutive tokens.
+      indices: index in its row of each query. Keys are in the order of rows.
+      asking, asked: the queries and the keys. No query attends to a key after it in the row.
     """
     B, T, K, N, _ = queries.shape
-    asking, asked = (_tokens(part) for part in (tokens[:3], tokens[3:]))
-    count = min(-(-4 * B * K * N * T * keys.shape[1] // _SCORES_BYTES), -(-T // _TILE))
-    if count == 1:
+    sizes = BlockSizes.of(B * K * N, T // runs, keys.shape[1])
+    if 4 * B * K * N * T * keys.shape[1] <= _SCORES_BYTES:
         return attend(queries, keys, values, visible(asking, asked, window))
-    dtype, block = keys.dtype, -(-T // (count * _TILE)) * _TILE
-    # The gradients of keys and values are sums over blocks.
-    keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+    run, more = T // runs, sizes.query_blocks * sizes.queries - T // runs
 
     def cut(x: Array) -> Array:
-        x = jnp.pad(x, [(0, count * block - T if axis == 1 else 0) for axis in range(x.ndim)])
-        return x.reshape(-1, count, block, *x.shape[2:]).swapaxes(0, 1)
+        x = x.reshape(x.shape[0], runs, run, *x.shape[2:])
+        # The last token again: what a block reaches stays the same.
+        x = jnp.pad(x, [(0, more if axis == 2 else 0) for axis in range(x.ndim)], mode="edge")
+        return x.reshape(x.shape[0], -1, sizes.queries, *x.shape[3:]).swapaxes(0, 1)
 
-    @jax.checkpoint
-    def attended(part: tuple[Array, Tokens]) -> Array:
-        some, here = part
-        seen = visible(here, asked, window)
-        return attend(some, keys.astype(dtype), values.astype(dtype), seen)
+    def join(x: Array) -> Array:
+        x = x.swapaxes(0, 1).reshape(B, runs, -1, *x.shape[3:])[:, :, :run]
+        return x.reshape(B, T, *x.shape[3:])
 
-    mixed = jax.lax.map(attended, (cut(queries), jax.tree.map(cut, asking)))
-    return mixed.swapaxes(0, 1).reshape(B, count * block, *mixed.shape[3:])[:, :T]
+    def padded(x: Array, axis: int) -> Array:
+        behind = sizes.key_blocks * sizes.keys - x.shape[axis]
+        return jnp.pad(x, [(0, behind if axis == each else 0) for each in range(x.ndim)])
+
+    blocks = _Blocks(
+        jax.tree.map(cut, asking),
+        jax.tree.map(lambda x: padded(x, 1), asked),
+        cut(indices[None])[:, 0],
+        window,
+    )
+    # All queries that share a key head are rows of one matrix.
+    rows = cut(queries).transpose(0, 1, 3, 4, 2, 5)
+    rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])
+    by_head = [padded(x.swapaxes(1, 2), 2) for x in (keys, values)]
+    mixed = _attend(scale, sizes.keys, rows, *by_head, blocks)
+    mixed = mixed.reshape(*mixed.shape[:3], N, sizes.queries, -1).transpose(0, 1, 4, 2, 3, 5)
+    return join(mixed)
 
 
-def _tokens(fields: Sequence[Int[Array, "B T"] | None]) -> Tokens:
-    positions, segments, prompts = fields
-    assert positions is not None
-    return Tokens(positions, segments, prompts)
+class _Blocks(NamedTuple):
+    """Places of queries, with a leading axis of their blocks, and of keys."""
+
+    asking: Tokens
+    asked: Tokens
+    indices: Int[Array, "blocks Q"]
+    window: Int[Array, ""]
+
+
+class _Place(NamedTuple):
+    """Places of one block of queries, and of all keys; the methods are of a block of keys."""
+
+    here: Tokens
+    there: Tokens
+    indices: Int[Array, " Q"]
+    window: Int[Array, ""]
+    block: int
+
+    def reached(self) -> tuple[Array, Array]:
+        # A shared prompt may be further away in the row than in the sequence.
+        window = self.window if self.there.prompts is None else None
+        return reached(self.indices, window, self.block)
+
+    def slice(self, x: Array, number: Array, axis: int) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x, number * self.block, self.block, axis)
+
+    def scores(self, rows: Float[Array, "B K R H"], keys: Array, number: Array) -> Array:
+        """Returns scores in float32, [B, K, R, C]."""
+        some = self.slice(keys, number, 2)
+        scores = jnp.einsum("BKRH,BKCH->BKRC", rows, some, preferred_element_type=jnp.float32)
+        there = jax.tree.map(lambda x: self.slice(x, number, 1), self.there)
+        order = self.indices[:, None] - (number * self.block + jnp.arange(self.block))
+        seen = (visible(self.here, there, self.window) & (order >= 0))[:, None, None]
+        B, K, R, C = scores.shape
+        apart = scores.reshape(B, K, -1, *seen.shape[-2:])
+        return jnp.where(seen, apart, _MASKED).reshape(B, K, R, C)
+
+
+def _scaled(scale: float, rows: Array) -> Array:
+    return rows * jnp.asarray(scale, rows.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    scale: float,
+    block: int,
+    rows: Float[Array, "blocks B K R H"],
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    blocks: _Blocks,
+) -> Float[Array, "blocks B K R H"]:
+    """Attends from each block of queries to all blocks of keys that it reaches."""
+    return _forward(scale, block, rows, keys, values, blocks)[0]
+
+
+def _forward(
+    scale: float, block: int, rows: Array, keys: Array, values: Array, blocks: _Blocks
+) -> tuple[Array, Any]:
+    def attended(part: tuple[Array, Tokens, Array]) -> tuple[Array, Array]:
+        own, here, indices = part
+        own = _scaled(scale, own)
+        place = _Place(here, blocks.asked, indices, blocks.window, block)
+
+        def add(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            highest, total, mixed = state
+            scores = place.scores(own, keys, number)
+            higher = jnp.maximum(highest, scores.max(axis=-1))
+            # Where nothing was visible yet, the sums so far are multiplied by 0 later.
+            weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(highest - higher)
+            fresh = jnp.einsum(
+                "BKRC,BKCH->BKRH",
+                weights.astype(values.dtype),
+                place.slice(values, number, 2),
+                preferred_element_type=jnp.float32,
+            )
+            total = total * shrunk + weights.sum(axis=-1)
+            return higher, total, mixed * shrunk[..., None] + fresh
+
+        nothing = jnp.zeros(own.shape[:-1])
+        start = (nothing + _MASKED, nothing, jnp.zeros(own.shape))
+        highest, total, mixed = jax.lax.fori_loop(*place.reached(), add, start)
+        return (mixed / total[..., None]).astype(own.dtype), highest + jnp.log(total)
+
+    mixed, log_totals = jax.lax.map(attended, (rows, blocks.asking, blocks.indices))
+    return mixed, (rows, keys, values, blocks, mixed, log_totals)
+
+
+def _backward(
+    scale: float, block: int, kept: Any, gradient: Float[Array, "blocks B K R H"]
+) -> tuple[Array, Array, Array, None]:
+    rows, keys, values, blocks, mixed, log_totals = kept
+    dtype = keys.dtype
+
+    def add_block(sums: tuple[Array, Array], part: Any) -> tuple[tuple[Array, Array], Array]:
+        own, here, indices, mixed, log_total, of_mixed = part
+        own = _scaled(scale, own)
+        place = _Place(here, blocks.asked, indices, blocks.window, block)
+        of_total = jnp.sum(of_mixed.astype(jnp.float32) * mixed, axis=-1)
+
+        def add(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            of_own, of_keys, of_values = state
+            product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+            weights = jnp.exp(place.scores(own, keys, number) - log_total[..., None])
+            some = place.slice(values, number, 2)
+            of_weights = product("BKRH,BKCH->BKRC", of_mixed, some)
+            of_scores = (weights * (of_weights - of_total[..., None])).astype(dtype)
+
+            def added(sum_: Array, more: Array) -> Array:
+                more = more + place.slice(sum_, number, 2)
+                return jax.lax.dynamic_update_slice_in_dim(sum_, more, number * block, 2)
+
+            of_values = added(
+                of_values, product("BKRC,BKRH->BKCH", weights.astype(dtype), of_mixed)
+            )
+            of_keys = added(of_keys, product("BKRC,BKRH->BKCH", of_scores, own))
+            some = place.slice(keys, number, 2)
+            return of_own + product("BKRC,BKCH->BKRH", of_scores, some), of_keys, of_values
+
+        start = (jnp.zeros(own.shape), *sums)
+        of_own, *found = jax.lax.fori_loop(*place.reached(), add, start)
+        return (found[0], found[1]), _scaled(scale, of_own).astype(own.dtype)
+
+    parts = (rows, blocks.asking, blocks.indices, mixed, log_totals, gradient)
+    # Sums over blocks are in float32.
+    start = (jnp.zeros(keys.shape), jnp.zeros(values.shape))
+    (of_keys, of_values), of_rows = jax.lax.scan(add_block, start, parts)
+    return of_rows, of_keys.astype(dtype), of_values.astype(dtype), None
+
+
+_attend.defvjp(_forward, _backward)

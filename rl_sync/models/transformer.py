@@ -25,6 +25,14 @@ from jax.nn import initializers
 from jaxtyping import Array, Float, Int, UInt
 
 from rl_sync.models.attention import Attention, AttentionLayer, Context
+from rl_sync.models.balance import (
+    balance,
+    balanced_order,
+    can_balance,
+    cut_of,
+    put_in_order,
+    shards_of,
+)
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.layers import GatedMLP, RMSNorm, fan_in, param
 from rl_sync.models.mixture.mixture_layer import MixtureMLP
@@ -243,11 +251,19 @@ def hidden_states(
         which have a segment below 0, and at the tokens of sequences that continue it.
       routes: experts that tokens go to again; see `rl_sync.expert_routes`. None to choose all.
     """
-    context = _context(config, _positions(tokens, positions), segments, prompts)
+    given = (tokens, _positions(tokens, positions), segments, prompts, routes)
+    balances, indices = can_balance(tokens.shape), None
+    if balances:
+        given = jax.tree.map(balance, given)
+        order = balanced_order(tokens.shape[1], shards_of(cut_of(tokens.shape)))
+        indices = jnp.asarray(order, jnp.int32)[None]
+    tokens, positions, segments, prompts, routes = given
+    context = _context(config, positions, segments, prompts)._replace(indices=indices)
     replayed = None
     if routes is not None:
         replayed = constrain(jnp.moveaxis(routes, 2, 0), None, "batch", "length")
-    return _apply(Transformer(config), params, tokens, context, None, replayed)[0]
+    hidden = _apply(Transformer(config), params, tokens, context, None, replayed)[0]
+    return put_in_order(hidden) if balances else hidden
 
 
 class Fed(NamedTuple):
