@@ -17,7 +17,7 @@ from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.balance import cut_of, ordered, shards_of
-from rl_sync.models.blocks import Tokens, attend_by_blocks, visible
+from rl_sync.models.blocks import Tokens, as_tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
     CacheSlots,
     KVCache,
@@ -29,7 +29,13 @@ from rl_sync.models.cache import (
     write,
 )
 from rl_sync.models.config import LoraTarget, ModelConfig
-from rl_sync.models.flash import AttentionCall, attend_by, kernel_for
+from rl_sync.models.flash import (
+    SHORTEST_ROW,
+    AttentionCall,
+    attend_by,
+    attend_to_rows,
+    kernel_for,
+)
 from rl_sync.models.layers import Adapter, Kernel, RMSNorm, fan_in, kernel, param, project
 from rl_sync.models.lines import attend_to_lines, in_lines
 from rl_sync.models.paging.paged_cache import (
@@ -211,7 +217,8 @@ def attend(
     call = AttentionCall.of(
         config, queries.shape[1], context.segments is not None, context.prompts is not None
     )
-    if not cuts_positions() and (kernel := kernel_for(config, call)):
+    kernel = kernel_for(config, call)
+    if kernel and not cuts_positions():
         by_kernel = functools.partial(attend_by, kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
         return run(queries, keys, values, context.segments, layer.slides)
@@ -225,12 +232,17 @@ def attend(
         or cuts_positions()
         or (config.attention == "auto" and platform() != "cpu")
     ):
-        by_blocks = functools.partial(
-            _attend_to_rows, config, cut_of(queries.shape), context.indices is not None
+        to_rows = functools.partial(
+            _attend_to_rows,
+            config,
+            cut_of(queries.shape),
+            context.indices is not None,
+            call if kernel == "splash" else None,
         )
         of_tokens = [_ASKING] * len(tokens) + [_TOKENS] * len(tokens)
-        run = on_shards(by_blocks, _QUERIES, _KEYS, _KEYS, (), _ASKING, *of_tokens)
-        return run(queries, keys, values, layer.window, indices, *tokens, *tokens)
+        run = on_shards(to_rows, _QUERIES, _KEYS, _KEYS, (), (), _ASKING, *of_tokens)
+        of_layer = layer.window, layer.slides
+        return run(queries, keys, values, *of_layer, indices, *tokens, *tokens)
     return dense(queries, keys, values, visible(tokens, tokens, layer.window))
 
 
@@ -238,27 +250,44 @@ def _attend_to_rows(
     config: ModelConfig,
     cut: tuple[str, ...],
     balanced: bool,
+    splash: AttentionCall | None,
     queries: Float[Array, "B T K N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
     window: Int[Array, ""],
+    slides: Bool[Array, ""],
     indices: Int[Array, "1 T"],
     *tokens: Int[Array, "B T"] | None,
 ) -> Float[Array, "B T K N H"]:
-    """Attends by blocks, from a device's positions to those of whole rows.
+    """Attends from a device's positions to those of whole rows.
 
     Args:
       cut: mesh axes along which devices have other positions.
       balanced: whether rows are balanced.
+      splash: the call if the splash kernel supports it; None to attend by blocks.
       indices: index in its row of each token of the device.
       tokens: the fields of `Tokens`, first of the device's tokens, then of whole rows.
     """
     for axis in reversed(cut):
         keys, values = (jax.lax.all_gather(x, axis, axis=1, tiled=True) for x in (keys, values))
-    asking, asked = Tokens(*tokens[:3]), Tokens(*tokens[3:])
+    asking, asked = as_tokens(tokens[:3]), as_tokens(tokens[3:])
     if balanced:
         in_order = functools.partial(ordered, shards=shards_of(cut))
         keys, values, asked = jax.tree.map(in_order, (keys, values, asked))
+        if splash and queries.shape[1] // 2 >= SHORTEST_ROW:
+            segments = None
+            if asking.segments is not None and asked.segments is not None:
+                segments = asking.segments, asked.segments
+            return attend_to_rows(
+                config,
+                splash,
+                queries,
+                keys,
+                values,
+                indices=indices[0],
+                segments=segments,
+                slides=slides,
+            )
     return attend_by_blocks(
         functools.partial(_attend_all, config),
         config.attention_scale,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +38,13 @@ class Tokens(NamedTuple):
     positions: Int[Array, "B T"]
     segments: Int[Array, "B T"] | None
     prompts: Int[Array, "B T"] | None
+
+
+def as_tokens(fields: Sequence[Int[Array, "B T"] | None]) -> Tokens:
+    """Makes tokens from their fields."""
+    positions, segments, prompts = fields
+    assert positions is not None
+    return Tokens(positions, segments, prompts)
 
 
 def visible(here: Tokens, there: Tokens, window: Int[Array, ""]) -> Bool[Array, "B T S"]:
@@ -152,7 +159,7 @@ def attend_by_blocks(
 
 
 class _Blocks(NamedTuple):
-    """Places of queries, with a leading axis of their blocks, and of keys."""
+    """Queries, with a leading axis of their blocks, and keys."""
 
     asking: Tokens
     asked: Tokens
@@ -160,8 +167,8 @@ class _Blocks(NamedTuple):
     window: Int[Array, ""]
 
 
-class _Place(NamedTuple):
-    """Places of one block of queries, and of all keys; the methods are of a block of keys."""
+class _QueryBlock(NamedTuple):
+    """One block of queries, and all keys; `number` is that of a block of keys."""
 
     here: Tokens
     there: Tokens
@@ -212,18 +219,18 @@ def _forward(
     def attended(part: tuple[Array, Tokens, Array]) -> tuple[Array, Array]:
         own, here, indices = part
         own = _scaled(scale, own)
-        place = _Place(here, blocks.asked, indices, blocks.window, block)
+        own_block = _QueryBlock(here, blocks.asked, indices, blocks.window, block)
 
         def add(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             highest, total, mixed = state
-            scores = place.scores(own, keys, number)
+            scores = own_block.scores(own, keys, number)
             higher = jnp.maximum(highest, scores.max(axis=-1))
             # Where nothing was visible yet, the sums so far are multiplied by 0 later.
             weights, shrunk = jnp.exp(scores - higher[..., None]), jnp.exp(highest - higher)
             fresh = jnp.einsum(
                 "BKRC,BKCH->BKRH",
                 weights.astype(values.dtype),
-                place.slice(values, number, 2),
+                own_block.slice(values, number, 2),
                 preferred_element_type=jnp.float32,
             )
             total = total * shrunk + weights.sum(axis=-1)
@@ -231,7 +238,7 @@ def _forward(
 
         nothing = jnp.zeros(own.shape[:-1])
         start = (nothing + _MASKED, nothing, jnp.zeros(own.shape))
-        highest, total, mixed = jax.lax.fori_loop(*place.reached(), add, start)
+        highest, total, mixed = jax.lax.fori_loop(*own_block.reached(), add, start)
         return (mixed / total[..., None]).astype(own.dtype), highest + jnp.log(total)
 
     mixed, log_totals = jax.lax.map(attended, (rows, blocks.asking, blocks.indices))
@@ -247,30 +254,30 @@ def _backward(
     def add_block(sums: tuple[Array, Array], part: Any) -> tuple[tuple[Array, Array], Array]:
         own, here, indices, mixed, log_total, of_mixed = part
         own = _scaled(scale, own)
-        place = _Place(here, blocks.asked, indices, blocks.window, block)
+        own_block = _QueryBlock(here, blocks.asked, indices, blocks.window, block)
         of_total = jnp.sum(of_mixed.astype(jnp.float32) * mixed, axis=-1)
 
         def add(number: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             of_own, of_keys, of_values = state
             product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-            weights = jnp.exp(place.scores(own, keys, number) - log_total[..., None])
-            some = place.slice(values, number, 2)
+            weights = jnp.exp(own_block.scores(own, keys, number) - log_total[..., None])
+            some = own_block.slice(values, number, 2)
             of_weights = product("BKRH,BKCH->BKRC", of_mixed, some)
             of_scores = (weights * (of_weights - of_total[..., None])).astype(dtype)
 
             def added(sum_: Array, more: Array) -> Array:
-                more = more + place.slice(sum_, number, 2)
+                more = more + own_block.slice(sum_, number, 2)
                 return jax.lax.dynamic_update_slice_in_dim(sum_, more, number * block, 2)
 
             of_values = added(
                 of_values, product("BKRC,BKRH->BKCH", weights.astype(dtype), of_mixed)
             )
             of_keys = added(of_keys, product("BKRC,BKRH->BKCH", of_scores, own))
-            some = place.slice(keys, number, 2)
+            some = own_block.slice(keys, number, 2)
             return of_own + product("BKRC,BKCH->BKRH", of_scores, some), of_keys, of_values
 
         start = (jnp.zeros(own.shape), *sums)
-        of_own, *found = jax.lax.fori_loop(*place.reached(), add, start)
+        of_own, *found = jax.lax.fori_loop(*own_block.reached(), add, start)
         return (found[0], found[1]), _scaled(scale, of_own).astype(own.dtype)
 
     parts = (rows, blocks.asking, blocks.indices, mixed, log_totals, gradient)

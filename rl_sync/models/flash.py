@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -137,14 +137,47 @@ def attend_by(
       slides: whether this layer has a sliding window.
     """
     attend = functools.partial(_ATTENDING[kernel], config)
+    return _by_layer(config, call, slides, attend, queries, keys, values, segments)
+
+
+def attend_to_rows(
+    config: ModelConfig,
+    call: AttentionCall,
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B S K H"],
+    values: Float[Array, "B S K H"],
+    indices: Int[Array, " T"],
+    segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None,
+    slides: Bool[Array, ""],
+) -> Float[Array, "B T K N H"]:
+    """Attends from a device's part of balanced rows to whole rows with the splash kernel.
+
+    Args:
+      keys, values: in the order of rows.
+      indices: index in its row of each query; see `rl_sync.models.balance`.
+      segments: of the queries, and of the keys; see `Context`.
+      slides: whether this layer has a sliding window.
+    """
+
+    scaled = queries * config.attention_scale
+    return _by_layer(config, call, slides, splash_to_rows, scaled, keys, values, indices, segments)
+
+
+def _by_layer(
+    config: ModelConfig,
+    call: AttentionCall,
+    slides: Bool[Array, ""],
+    attend: Callable[..., Array],
+    *inputs: Any,
+) -> Array:
+    """Attends with the window of a layer, which is the first argument of `attend`."""
     if not call.slides:
-        return attend(None, queries, keys, values, segments)
+        return attend(None, *inputs)
     local = functools.partial(attend, config.sliding_window)
     if all(config.sliding_layers):
-        return local(queries, keys, values, segments)
+        return local(*inputs)
     # A window is part of the kernel, so a model with both kinds of layers calls two kernels.
-    everywhere = functools.partial(attend, None)
-    return jax.lax.cond(slides, local, everywhere, queries, keys, values, segments)
+    return jax.lax.cond(slides, local, functools.partial(attend, None), *inputs)
 
 
 def _by_splash(
@@ -216,22 +249,133 @@ def splash(
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
     kernel = kernels.make_splash_mqa_single_device(
         masks.MultiHeadMask([mask] * N),
-        block_sizes=kernels.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
+        block_sizes=_splash_sizes(block, block),
         interpret=interpret,
     )
     ids = None if segments is None else kernels.SegmentIds(segments, segments)
+    return _by_heads(kernel, queries, keys, values, ids)[:, :T]
+
+
+def _splash_sizes(queries: int, keys: int) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+
+    return kernels.BlockSizes(
+        block_q=queries,
+        block_kv=keys,
+        block_q_dkv=queries,
+        block_kv_dkv=keys,
+        block_q_dq=queries,
+        block_kv_dq=keys,
+    )
+
+
+def _by_heads(
+    kernel: Callable[..., Any], queries: Array, keys: Array, values: Array, ids: Any
+) -> Array:
+    """Calls a splash kernel, which is for one key head of one row, for all of them."""
     of_row = jax.vmap(kernel, in_axes=(0, 0, 0, None))
     mixed = jax.vmap(of_row, in_axes=(0, 0, 0, None if ids is None else 0))(
         queries.transpose(0, 2, 3, 1, 4), keys.swapaxes(1, 2), values.swapaxes(1, 2), ids
     )
-    return mixed.transpose(0, 3, 1, 2, 4)[:, :T]
+    return mixed.transpose(0, 3, 1, 2, 4)
+
+
+def splash_to_rows(
+    window: int | None,
+    queries: Float[Array, "B T K N H"],
+    keys: Float[Array, "B S K H"],
+    values: Float[Array, "B S K H"],
+    indices: Int[Array, " T"],
+    segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None,
+    interpret: bool = False,
+) -> Float[Array, "B T K N H"]:
+    """Attends from two runs of consecutive tokens to earlier tokens of whole rows; see `splash`.
+
+    The mask depends on the device, which computes from `indices` which blocks its kernel skips.
+
+    Args:
+      queries: scaled queries.
+      indices: index in its row of each query.
+      segments: of the queries, and of the keys.
+      interpret: whether the kernel runs as plain operations, on any platform.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+
+    B, T, K, N, H = queries.shape
+    (block, width), (key_block, key_width) = _blocks(T // 2), _blocks(keys.shape[1])
+
+    def cut(x: Array) -> Array:
+        runs = x.reshape(x.shape[0], 2, T // 2, *x.shape[2:])
+        # The last token of each run again: what a block reaches stays the same.
+        more = [(0, width - T // 2 if axis == 2 else 0) for axis in range(runs.ndim)]
+        return jnp.pad(runs, more, mode="edge").reshape(x.shape[0], 2 * width, *x.shape[2:])
+
+    def padded(x: Array) -> Array:
+        more = key_width - x.shape[1]
+        return jnp.pad(x, [(0, more if axis == 1 else 0) for axis in range(x.ndim)])
+
+    ids = segments and kernels.SegmentIds(cut(segments[0]), padded(segments[1]))
+    indices = cut(indices[None])[0]
+    forward, backward = _mask_infos(indices, window, block, key_width, key_block)
+    kernel = kernels.SplashAttentionKernel(
+        forward,
+        forward,
+        backward,
+        is_mqa=True,
+        block_sizes=_splash_sizes(block, key_block),
+        save_residuals=False,
+        mask_value=kernels.DEFAULT_MASK_VALUE,
+        attn_logits_soft_cap=None,
+        residual_checkpoint_name=None,
+        mask_function=_sees(window),
+        interpret=interpret,
+    )
+    mixed = _by_heads(kernel, cut(queries), padded(keys), padded(values), ids)
+    return mixed.reshape(B, 2, width, K, N, H)[:, :, : T // 2].reshape(B, T, K, N, H)
+
+
+@functools.cache  # The kernel is traced once for each function.
+def _sees(window: int | None) -> Callable[[Any, Any], Any]:
+    """Returns the mask of keys that queries attend to, as a function of their indices."""
+
+    def sees(queries: Any, keys: Any) -> Any:
+        causal = queries >= keys
+        return causal if window is None else causal & (queries - keys < window)
+
+    return sees
+
+
+def _mask_infos(
+    indices: Int[Array, " T"], window: int | None, block: int, key_width: int, key_block: int
+) -> tuple[Any, Any]:
+    """Returns splash's tables of blocks that are not hidden, by blocks of queries and of keys.
+
+    The first has the block of keys to load next, and the second the block of queries.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as infos
+
+    first, last = indices.reshape(-1, block)[:, :1], indices.reshape(-1, block)[:, -1:]
+    start = jnp.arange(0, key_width, key_block)
+    seen = start <= last
+    if window is not None:
+        seen &= first - (start + key_block - 1) < window
+
+    def table(axis: int) -> Any:
+        number = jax.lax.broadcasted_iota(jnp.int32, seen.shape, axis)
+        following = jax.lax.cummin(
+            jnp.where(seen, number, seen.shape[axis]), axis=axis, reverse=True
+        )
+        loaded = jnp.where(following < seen.shape[axis], following, 0)
+        info: Any = infos.MaskInfo  # Its fields may be traced arrays.
+        return info(
+            data_next=loaded[None].astype(jnp.int16),
+            mask_next=None,
+            block_mask=seen[None].astype(jnp.int8),
+            partial_mask_blocks=None,
+            q_sequence=indices,
+        )
+
+    return table(1), table(0)
 
 
 def triton(

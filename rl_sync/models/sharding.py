@@ -146,9 +146,10 @@ class Layout:
         return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("batch", ()))
 
     @property
-    def position_shards(self) -> int:
-        """Number of shards of the positions of a row whose length they divide."""
-        return math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("length", ()))
+    def row_divisor(self) -> int:
+        """Divisor of the lengths of rows that devices share equally: each has two equal chunks."""
+        parts = math.prod(self.mesh.shape[axis] for axis in dict(self.rules).get("length", ()))
+        return 2 * parts if parts > 1 else 1
 
     @property
     def tensor_shards(self) -> int:

@@ -217,6 +217,8 @@ def step_links(
     # Keys and values of a row are gathered, and their gradients summed, in each layer.
     keys = 2 * tokens * model.num_kv_heads * model.head_dim * width / tensor
     waited += model.num_layers * (3 + untrained + recomputed) * keys * (context - 1)
+    # Hidden states of balanced rows are put in order once a pass, and their gradients balanced.
+    waited += (2 + untrained) * tokens * model.embed_dim * width * (context > 1)
     return waited, gathers + scatters + 2 * 4 * reduced / (tensor * fsdp)
 
 

@@ -392,7 +392,7 @@ def batching(
 ) -> Batching:
     """Returns the layout of the trainer's batches, for trajectories of up to `row_tokens` tokens.
 
-    Rows are as long as the devices that share their positions can cut evenly.
+    Rows are as long as the devices that share their positions can cut into equal chunks.
 
     Args:
       mask_words, routes: see `Batching`.
@@ -401,8 +401,8 @@ def batching(
       ConfigError: a row of shared prompts has no room for such a trajectory.
     """
     shards = settings.trainer_layout.batch_shards
-    parts = settings.trainer_layout.position_shards
-    row_tokens = -(-row_tokens // parts) * parts
+    divisor = settings.trainer_layout.row_divisor
+    row_tokens = -(-row_tokens // divisor) * divisor
     shared = settings.trainer.shared_row_tokens or default_row_tokens(row_tokens)
     require(
         shared >= row_tokens,

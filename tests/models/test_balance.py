@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.models import blocks
+from rl_sync.models import blocks, flash
 from rl_sync.models.balance import balance, balanced_order, can_balance, ordered, put_in_order
 from rl_sync.models.blocks import BlockSizes, reached
+from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states
 from tests.models import meshes, tiny
@@ -130,5 +131,33 @@ def test_devices_that_share_rows_compute_what_one_does(kind, tokens, mesh, monke
     model = dataclasses.replace(MODEL, attention="einsum")
     expected = _states(model, meshes.layout(), tokens, **rows)
     found = _states(dataclasses.replace(MODEL, remat="full"), layout, tokens, **rows)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
+
+
+@pytest.mark.gate
+@pytest.mark.samples("packed-520-mesh1")
+@pytest.mark.parametrize(
+    ("tokens", "mesh"), [(1040, {"context": 4}), (520, {"context": 2, "tensor": 2})]
+)
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_splash_attends_from_balanced_rows(kind, tokens, mesh, monkeypatch):
+    """With blocks of 128, a device has parts of several, which are skipped unlike elsewhere."""
+    called = []
+
+    def interpreted(window, *inputs):
+        called.append(window)
+        return splash(window, *inputs, interpret=True)
+
+    splash = flash.splash_to_rows
+    monkeypatch.setattr(flash, "splash_to_rows", interpreted)
+    monkeypatch.setattr(flash, "_LARGEST_BLOCK", 128)
+    rows = _rows(kind, tokens)
+    layout = meshes.layout(**mesh).grouped(MODEL.num_kv_heads)
+    model = dataclasses.replace(MODEL, attention="einsum")
+    expected = _states(model, meshes.layout(), tokens, **rows)
+    with compiling_for("tpu"):
+        found = _states(dataclasses.replace(MODEL, remat="full"), layout, tokens, **rows)
+    assert set(called) == {None, MODEL.sliding_window}
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())

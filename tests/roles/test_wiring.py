@@ -166,7 +166,7 @@ def test_rollouts_that_a_budget_or_new_weights_divide_are_delivered_at_their_end
         assert not wiring.delivers_in_parts(settings, task)
 
 
-@pytest.mark.parametrize(("context", "row_tokens"), [(1, 10), (4, 12), (5, 10)])
+@pytest.mark.parametrize(("context", "row_tokens"), [(1, 10), (4, 16), (5, 10)])
 def test_rows_are_as_long_as_the_devices_with_their_positions_can_cut(context, row_tokens):
     settings = settings_with(trainer__mesh__context=context)
     assert wiring.batching(settings, 10).row_tokens == row_tokens
