@@ -273,7 +273,8 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
         head = _HEAD.match(line)
         if head and not line.startswith("  "):
             name, lines = head[1], []
-        elif line.startswith("}") and name is not None:
+        elif line.startswith("}") and not line.startswith("}}") and name is not None:
+            # With two braces a kernel's metadata ends, which has lines of its own.
             yield name, lines
             name = None
         elif name is not None:

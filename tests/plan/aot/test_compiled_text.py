@@ -14,6 +14,8 @@ HloModule jit_f, input_output_alias={ {0}: (0, {}, may-alias), {1}: (2, {}, must
 
 %inner (p: (bf16[4,16])) -> (bf16[4,16]) {
   %p = (bf16[4,16]{1,0}) parameter(0)
+  %q = s8[4]{0} custom-call(%p), custom_call_target="flash", frontend_attributes={kernel_metadata={
+}}, metadata={op_name="f/q"}
   %ag = (bf16[1,16]{1,0}, bf16[4,16]{1,0}) all-gather-start(%x), channel_id=7, dimensions={0}
   %agd = bf16[4,16]{1,0} all-gather-done(%ag)
   ROOT %t = (bf16[4,16]{1,0}) tuple(%agd)
