@@ -268,8 +268,8 @@ def _attend_to_rows(
       indices: index in its row of each token of the device.
       tokens: the fields of `Tokens`, first of the device's tokens, then of whole rows.
     """
-    for axis in reversed(cut):
-        keys, values = (jax.lax.all_gather(x, axis, axis=1, tiled=True) for x in (keys, values))
+    if cut:
+        keys, values = (_gathered(x, cut) for x in (keys, values))
     asking, asked = as_tokens(tokens[:3]), as_tokens(tokens[3:])
     if balanced:
         in_order = functools.partial(ordered, shards=shards_of(cut))
@@ -300,6 +300,12 @@ def _attend_to_rows(
         asking=asking,
         asked=asked,
     )
+
+
+def _gathered(x: Float[Array, "B T K H"], cut: tuple[str, ...]) -> Float[Array, "B S K H"]:
+    # Along another axis a TPU's compiler may sum gradients whole before it scatters them.
+    parts = jax.lax.all_gather(x, cut, axis=0)
+    return parts.swapaxes(0, 1).reshape(x.shape[0], -1, *x.shape[2:])
 
 
 def _attend_all(
