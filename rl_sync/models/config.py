@@ -138,7 +138,7 @@ class ModelConfig:
         all, with `dots` all but matrix products, with `dots_no_batch` all but matrix products with
         parameters.
       attention: `einsum` for the implementation here and `dot_product` for
-        `jax.nn.dot_product_attention`, both with all scores at once; `blocks` for those of one block
+        `jax.nn.dot_product_attention`, both with all scores at once; `blocks` for those of a block
         of queries and keys at a time; `splash`, `cudnn` or `triton` for a kernel of
         `rl_sync.models.flash`. `auto` is `einsum` on CPUs; elsewhere it is a kernel that supports
         the call, or `blocks` if none does.
