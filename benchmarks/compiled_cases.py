@@ -147,6 +147,9 @@ CASES = (
     Case("llama-3.2-1b", "h100:2", (2, 1, 1), 160, 3000, "decode"),
     Case("qwen3-4b", "v6e:2x4", (1, 1, 8), 320, 1800, "decode"),
     Case("qwen3-4b", "v6e:2x4", (1, 1, 8), 320, 1800, "prefill"),
+    # Two devices share each kv head, and divide its cache.
+    Case(LARGE, "v5e:2x4", (1, 1, 8), 64, 4096, "decode"),
+    Case(LARGE, "h100:8", (1, 1, 8), 64, 4096, "decode"),
 )
 
 

@@ -21,6 +21,7 @@ from rl_sync.models.blocks import Tokens, as_tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
     CacheSlots,
     KVCache,
+    cache_axes,
     cached,
     read_lines,
     read_page,
@@ -37,9 +38,8 @@ from rl_sync.models.flash import (
     kernel_for,
 )
 from rl_sync.models.layers import Adapter, Kernel, RMSNorm, fan_in, kernel, param, project
-from rl_sync.models.lines import attend_to_lines, in_lines
+from rl_sync.models.lines import attend_to_lines, attend_to_some_lines, in_lines
 from rl_sync.models.paging.paged_cache import (
-    PAGE_TOKENS,
     AnyCache,
     PagedCache,
     page_axes,
@@ -51,8 +51,9 @@ from rl_sync.models.paging.paged_cache import (
 from rl_sync.models.paging.ragged import attend_by_kernel
 from rl_sync.models.platform import platform
 from rl_sync.models.rope import Rotation, rotate
-from rl_sync.models.sharding import HEADS, constrain, cuts_positions, kv_group
+from rl_sync.models.sharding import GROUP, HEADS, constrain, cuts_positions, in_use, kv_group
 from rl_sync.models.shards import on_shards
+from rl_sync.models.slot_shares import PartialAttention, combined, positions_of, shares
 
 _MASKED = -1e30
 _QUERIES = ("batch", "length", "kv", HEADS)
@@ -348,28 +349,38 @@ def attend_cached(
     long the span is. Otherwise the whole span is read at once.
     """
     positions = context.positions[:, 0]
-    if isinstance(cache, KVCache):
-        return _attend_to_cache(config, span, queries, cache, positions, layer.number, layer.window)
+    own_heads = shares() > 1 and bool(in_use().cuts(_QUERIES, queries.shape)[3])
+    attend_to = functools.partial(_attend_to_cache, config, span, own_heads)
+    if isinstance(cache, KVCache) and shares() == 1:
+        return attend_to(queries, cache, positions, layer.number, layer.window)
+    kind = type(cache)
+    axes = page_axes(cache) if isinstance(cache, PagedCache) else cache_axes()
+    tables = (_TOKENS,) if isinstance(cache, PagedCache) else ()
 
-    def attend_to_pages(
-        queries: Array, keys: Array, values: Array | None, table: Array, *of: Array
+    def attend_here(
+        queries: Array, positions: Array, layer: Array, window: Array, *cache: Array
     ) -> Array:
-        pool = PagedCache(keys, values, table)
-        return _attend_to_cache(config, span, queries, pool, *of)
+        return attend_to(queries, kind(*cache), positions, layer, window)
 
-    run = on_shards(attend_to_pages, _QUERIES, *page_axes(cache), _TOKENS, _TOKENS, (), ())
-    return run(queries, *cache, positions, layer.number, layer.window)
+    run = on_shards(attend_here, _QUERIES, _TOKENS, (), (), *axes, *tables)
+    return run(queries, positions, layer.number, layer.window, *cache)
 
 
 def _attend_to_cache(
     config: ModelConfig,
     span: int,
+    own_heads: bool,
     queries: Float[Array, "B 1 K N H"],
     cache: AnyCache,
     positions: Int[Array, " B"],
     layer: Int[Array, ""],
     window: Int[Array, ""],
 ) -> Float[Array, "B 1 K N H"]:
+    """Attends to a cache, or to a device's share of it, whose results are then combined.
+
+    Args:
+      own_heads: whether the devices that share a kv head have other query heads each.
+    """
     # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
     positions = jnp.maximum(positions, 0)
 
@@ -380,34 +391,44 @@ def _attend_to_cache(
     if isinstance(cache, PagedCache) and cache.values is None:
         assert cache.table is not None
         return attend_by_kernel(config, queries, cache.keys, cache.table, positions, layer)
+    query = queries[:, 0]
+    if own_heads:
+        query = jax.lax.all_gather(query, GROUP, axis=2, tiled=True)
     if in_lines():
         if isinstance(cache, PagedCache):
             keys, values = read_row_lines(cache, layer, span)
         else:
             keys, values = read_lines(config, cache, layer, span)
-        seen = visible(jnp.arange(keys.shape[2] * keys.shape[3] // config.head_dim))
-        scale = config.attention_scale
-        return attend_to_lines(queries[:, 0], keys, values, seen, scale=scale)[:, None]
-    if not reads_by_pages(config):
+        parts = keys.shape[3] // config.head_dim
+        seen = visible(positions_of(jnp.arange(keys.shape[2] * parts), parts))
+        given, scale = (query, keys, values, seen), config.attention_scale
+        if shares() == 1:
+            return attend_to_lines(*given, scale=scale)[:, None]
+        mixed = combined(attend_to_some_lines(*given, scale=scale), own_heads)
+        return mixed[:, None].astype(queries.dtype)
+    if shares() == 1 and not reads_by_pages(config):
         if isinstance(cache, PagedCache):
             keys, values = read_row_span(cache, layer, span)
         else:
             keys, values = read_span(cache, layer, span)
         seen = visible(jnp.arange(span))[:, None]
         return _attend_all(config, queries, keys, values, seen)
-    slots = PAGE_TOKENS if isinstance(cache, PagedCache) else cache.values.shape[4]
-    first = jnp.maximum(positions.min() - window + 1, 0) // slots
-    last = jnp.minimum(positions.max(), span - 1) // slots
+    assert cache.values is not None
+    slots = cache.values.shape[-2]
+    page_tokens = slots * shares()
+    first = jnp.maximum(positions.min() - window + 1, 0) // page_tokens
+    last = jnp.minimum(positions.max(), span - 1) // page_tokens
 
     def read(number: Int[Array, ""]) -> tuple[CacheSlots, Bool[Array, "B C"]]:
         if isinstance(cache, PagedCache):
             page = read_row_page(cache, layer, number)
         else:
             page = read_page(cache, layer, number)
-        return page, visible(number * slots + jnp.arange(slots))
+        return page, visible(positions_of(number * slots + jnp.arange(slots)))
 
-    query = queries[:, 0].astype(jnp.float32) * config.attention_scale
-    return _attend_by_pages(query, read, first, last)[:, None].astype(queries.dtype)
+    query = query.astype(jnp.float32) * config.attention_scale
+    mixed = combined(_attend_by_pages(query, read, first, last), own_heads)
+    return mixed[:, None].astype(queries.dtype)
 
 
 def _attend_by_pages(
@@ -415,7 +436,7 @@ def _attend_by_pages(
     read: Callable[[Int[Array, ""]], tuple[CacheSlots, Bool[Array, "B C"]]],
     first: Int[Array, ""],
     last: Int[Array, ""],
-) -> Float[Array, "B K N H"]:
+) -> PartialAttention:
     """Attends page by page, with a softmax that is updated for each page (Online normalizer
     calculation for softmax, arXiv:1805.02867, algorithm 3).
     """
@@ -432,8 +453,7 @@ def _attend_by_pages(
 
     nothing = jnp.zeros(query.shape[:-1])
     start = (nothing + _MASKED, nothing, jnp.zeros(query.shape))
-    _, total, mixed = jax.lax.fori_loop(first, last + 1, add, start)
-    return mixed / total[..., None]
+    return PartialAttention(*jax.lax.fori_loop(first, last + 1, add, start))
 
 
 def _dot_product(config: ModelConfig) -> bool:

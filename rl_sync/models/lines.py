@@ -3,7 +3,8 @@
 A line is the innermost axis of an array. The products of attention read lines in the order in which
 they are stored, so a decode loop need not copy a cache to reorder it. A TPU stores 128 numbers side
 by side, or pads to 128. So on a TPU a line holds several tokens if heads are narrow: the token at
-position s is part s mod P of line s div P.
+position s is part s mod P of line s div P. Devices that share a kv head divide the lines
+(`rl_sync.models.slot_shares`).
 
 Letters in shapes: B rows, T positions, K kv heads, N query heads that share a kv head, H head dim,
 L layers, C lines, P tokens of a line, W numbers of a line: P·H.
@@ -13,12 +14,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.platform import TPU_LANES, platform
+from rl_sync.models.sharding import SLOTS
+from rl_sync.models.slot_shares import PartialAttention, dealt, evenly, shares
 
 _MASKED = -1e30
+_MOST_DIVIDED_PARTS = 2
+"""Maximum number of tokens of a line if devices divide the lines, so that a page has enough."""
 
 
 def in_lines() -> bool:
@@ -27,10 +33,15 @@ def in_lines() -> bool:
 
 
 def line_shape(config: ModelConfig, length: int) -> tuple[int, int]:
-    """Returns the number of lines for `length` tokens, and the length of a line."""
+    """Returns the number of lines for `length` tokens, and the length of a line.
+
+    The number of lines is a multiple of the devices that divide them.
+    """
     parts = TPU_LANES // config.head_dim if platform() == "tpu" else 1
     parts = parts if parts * config.head_dim == TPU_LANES else 1
-    return -(-length // parts), parts * config.head_dim
+    if shares() > 1:
+        parts = min(parts, _MOST_DIVIDED_PARTS)
+    return evenly(-(-length // parts)), parts * config.head_dim
 
 
 def lines_of(config: ModelConfig, x: Float[Array, "B T K H"]) -> Float[Array, "B K C W"]:
@@ -39,7 +50,7 @@ def lines_of(config: ModelConfig, x: Float[Array, "B T K H"]) -> Float[Array, "B
     count, width = line_shape(config, T)
     x = jnp.pad(x, ((0, 0), (0, count * width // H - T), (0, 0), (0, 0)))
     x = x.reshape(B, count, width // H, K, H).transpose(0, 3, 1, 2, 4)
-    return x.reshape(B, K, count, width)
+    return dealt(x.reshape(B, K, count, width), 2, ("batch", "kv", SLOTS, "head_dim"))
 
 
 def write_token(
@@ -82,6 +93,33 @@ def attend_to_lines(
     the whole line equals the product with the part. This costs no more if a line is as wide as the
     matrix unit.
     """
+    scores = _scores(query, keys, visible, scale)
+    weights = jax.nn.softmax(scores, axis=(3, 4)).astype(values.dtype)
+    return _mixed(weights, values, query.shape[-1])
+
+
+def attend_to_some_lines(
+    query: Float[Array, "B K N H"],
+    keys: Float[Array, "B K C W"],
+    values: Float[Array, "B K C W"],
+    visible: Bool[Array, "B CP"],
+    *,
+    scale: float,
+) -> PartialAttention:
+    """Does the same for lines that have some of the positions of each row."""
+    scores = _scores(query, keys, visible, scale)
+    highest = scores.max(axis=(3, 4))
+    weights = jnp.exp(scores - highest[..., None, None])
+    mixed = _mixed(weights.astype(values.dtype), values, query.shape[-1], jnp.float32)
+    return PartialAttention(highest, weights.sum(axis=(3, 4)), mixed)
+
+
+def _scores(
+    query: Float[Array, "B K N H"],
+    keys: Float[Array, "B K C W"],
+    visible: Bool[Array, "B CP"],
+    scale: float,
+) -> Float[Array, "B K N P C"]:
     B, K, N, H = query.shape
     parts = keys.shape[-1] // H
     # Heads come before parts, since a layout may shard them.
@@ -89,8 +127,16 @@ def attend_to_lines(
     parted = (query[:, :, :, None, None] * part[:, :, None]).reshape(B, K, N * parts, -1)
     scores = jnp.einsum("BKQW,BKCW->BKQC", parted, keys, preferred_element_type=jnp.float32)
     seen = visible.reshape(B, -1, parts).transpose(0, 2, 1)[:, None, None]
-    scores = jnp.where(seen, scores.reshape(B, K, N, parts, -1) * scale, _MASKED)
-    weights = jax.nn.softmax(scores, axis=(3, 4)).astype(values.dtype)
+    return jnp.where(seen, scores.reshape(B, K, N, parts, -1) * scale, _MASKED)
+
+
+def _mixed(
+    weights: Float[Array, "B K N P C"],
+    values: Float[Array, "B K C W"],
+    head_dim: int,
+    dtype: DTypeLike | None = None,
+) -> Float[Array, "B K N H"]:
+    B, K, N, parts, _ = weights.shape
     weights = weights.reshape(B, K, N * parts, -1)
-    mixed = jnp.einsum("BKQC,BKCW->BKQW", weights, values)
-    return jnp.einsum("BKNPPH->BKNH", mixed.reshape(B, K, N, parts, parts, H))
+    mixed = jnp.einsum("BKQC,BKCW->BKQW", weights, values, preferred_element_type=dtype)
+    return jnp.einsum("BKNPPH->BKNH", mixed.reshape(B, K, N, parts, parts, head_dim))

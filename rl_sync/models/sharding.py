@@ -13,8 +13,9 @@ replicated there.
 
 Key and value heads are an exception. If a mesh axis has several devices for each such head, these
 devices form a group: each of them has the group's key and value head, and an equal share of the
-query heads that use it. The mesh axis is then split into two: the first has one group for each key
-and value head, and the second, `group`, has the devices of a group.
+query heads that use it. They divide the slots of the head's cache, too. The mesh axis is then split
+into two: the first has one group for each key and value head, and the second, `group`, has the
+devices of a group.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ GROUP = "group"
 """Mesh axis of devices that share a key and value head."""
 KV, HEADS = "kv", "heads"
 """Logical axes of key and value heads, and of the query heads that share one."""
+SLOTS = "slots"
+"""Logical axis of the slots of a cache, which only groups cut."""
+MOST_SHARES = 16
+"""Maximum number of devices that divide the slots of a cache; it must divide a page's lines."""
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 """Mesh axes that shard each logical axis. If several axes of an array claim one mesh axis, the
@@ -156,6 +161,12 @@ class Layout:
         """Number of devices along `tensor`, groups included."""
         return self.mesh.shape["tensor"] * self.mesh.shape.get(GROUP, 1)
 
+    @property
+    def slot_shares(self) -> int:
+        """Number of devices that divide the slots of a cache; see `rl_sync.models.slot_shares`."""
+        cut = self.wanted(("layers", "batch", KV, SLOTS, "head_dim"))[3]
+        return math.prod(self.mesh.shape[name] for name in cut)
+
     def sharding(self, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
         """Returns the sharding of an array of this shape.
 
@@ -199,6 +210,7 @@ class Layout:
         for name, axes in self.rules:
             if name == KV:
                 rules += [(KV, axes), (HEADS, (GROUP,))]
+                rules += [(SLOTS, (GROUP,))] if not MOST_SHARES % group else []
             else:
                 at = axes.index(axis) + 1 if axis in axes else len(axes)
                 rules.append((name, (*axes[:at], *((GROUP,) if axis in axes else ()), *axes[at:])))

@@ -432,7 +432,7 @@ def _engine_cache_bytes(settings: RunSettings, task: Task, platform: Platform, r
 def _cache_bytes(
     platform: Platform, model: ModelConfig, layout: Layout, rows: int, tokens: int
 ) -> int:
-    with compiling_for(platform):
+    with compiling_for(platform), using(layout.grouped(model.num_kv_heads)):
         size = model_memory.cache_bytes(model, rows, tokens, layout)
         width = line_shape(model, tokens)[1]
     # A TPU pads lines whose width is not a multiple of its lanes.

@@ -16,7 +16,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import KERNELS
 from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
-from rl_sync.models.sharding import Layout
+from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import param_shapes
 
 
@@ -35,8 +35,10 @@ def device_bytes(tree: Any) -> int:
 
 def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> int:
     """Returns the bytes of the KV cache on each device, for `rows` rows of `length` tokens."""
-    shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
-    return device_bytes(map_with_axes(layout.abstract, shapes))
+    layout = layout.grouped(config.num_kv_heads)
+    with using(layout):
+        shapes = jax.eval_shape(lambda: empty_cache(config, rows, length))
+        return device_bytes(map_with_axes(layout.abstract, shapes))
 
 
 def activation_bytes(

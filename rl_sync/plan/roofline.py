@@ -230,6 +230,7 @@ def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
     summed = own * model.embed_dim * width * (2 * model.num_layers) * 2
     logits = own / tensor * model.vocab_size * 4
     exchanges = 2 * model.num_layers * _exchanged(model, layout, own, width)
+    exchanges += model.num_layers * _combined(model, layout, own, width)
     return (summed + logits) * (tensor - 1) / tensor + exchanges
 
 
@@ -239,6 +240,20 @@ def _parameters(model: ModelConfig) -> tuple[int, int]:
     sizes = [math.prod(x.shape) for x in shapes]
     of_experts = sum(size for names, size in zip(axes, sizes, strict=True) if "experts" in names)
     return of_experts, sum(sizes) - of_experts
+
+
+def _combined(model: ModelConfig, layout: Layout, rows: float, width: int) -> float:
+    """Counts the bytes that a device sends for attention in one layer of a decode step.
+
+    Devices that divide a cache gather queries and exchange results, with two numbers for each
+    query (`rl_sync.models.slot_shares`).
+    """
+    shares = layout.grouped(model.num_kv_heads).slot_shares
+    queries = rows * model.heads_per_kv
+    results = queries * (model.head_dim + 2) * 4
+    if model.heads_per_kv % shares:
+        return results * (shares - 1)
+    return (queries * model.head_dim * width + results) * (shares - 1) / shares
 
 
 def _exchanged(model: ModelConfig, layout: Layout, tokens: float, width: int) -> float:

@@ -27,11 +27,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from rl_sync.models import transformer
-from rl_sync.models.cache import Axes, KVCache, empty_cache, map_with_axes
+from rl_sync.models.cache import (
+    Axes,
+    KVCache,
+    empty_cache,
+    map_with_axes,
+    merged_slots,
+    slot_axes,
+    split_slots,
+)
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.paging.paged_cache import AnyCache, PagedCache, sharded
 from rl_sync.models.sharding import constrain
 from rl_sync.models.shards import by_rows
+from rl_sync.models.slot_shares import first_slots
 from rl_sync.models.token_sets import packed
 from rl_sync.rollout.sampling import (
     ALL_CHANGES,
@@ -199,7 +208,7 @@ def insert(
     assert isinstance(slots.cache, KVCache)
     assert prefix.cache is not None
     # Gathered once, because any slot may get any row.
-    prefix = Prefix(constrain(prefix.tokens), gathered(prefix.cache))
+    prefix = Prefix(constrain(prefix.tokens), split_slots(gathered(prefix.cache)))
 
     def write(i: Int[Array, ""], held: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
         tokens, cache = held
@@ -209,12 +218,13 @@ def insert(
 
         def copy(to: Array, of: Array) -> Array:
             one = jax.lax.dynamic_slice_in_dim(of, source, 1, axis=2)
-            return jax.lax.dynamic_update_slice(to, one, (0, 0, target, 0, 0, 0))
+            return jax.lax.dynamic_update_slice(to, one, (0, 0, target, *[0] * (to.ndim - 3)))
 
         return tokens, jax.tree.map(copy, cache, prefix.cache)
 
-    tokens, cache = jax.lax.fori_loop(0, count, write, (slots.tokens, slots.cache))
-    return on_mesh(Slots(tokens, cache, with_rows(slots.rows, targets, rows)))
+    held = slots.tokens, split_slots(slots.cache)
+    tokens, cache = jax.lax.fori_loop(0, count, write, held)
+    return on_mesh(Slots(tokens, merged_slots(cache), with_rows(slots.rows, targets, rows)))
 
 
 @functools.partial(jax.jit, static_argnames="span")
@@ -226,8 +236,10 @@ def copy_cache(slots: Slots, source: Int[Array, " 1"], span: int) -> KVCache:
     assert isinstance(slots.cache, KVCache)
     C = slots.cache.values.shape[4]
     pages, width = -(-span // C), min(span, C)
-    keys = slots.cache.keys[:, :pages, source, :, :, :width]
-    return gathered(KVCache(keys, slots.cache.values[:, :pages, source, :, :width]))
+    # The row comes first: a TPU would copy the slots of all rows.
+    rows = (x[:, :pages, source] for x in slots.cache)
+    parts = (first_slots(x, axis, width) for x, axis in zip(rows, slot_axes(), strict=True))
+    return gathered(KVCache(*parts))
 
 
 def with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> SlotRows:
@@ -380,8 +392,11 @@ def recompute(
     """Recomputes the cache of slots `start` to `start + count`, up to position `span`."""
     tokens = jax.lax.dynamic_slice_in_dim(slots.tokens[:, :span], start, count)
     fresh = prefill(config, params, tokens).cache
+    assert fresh is not None
+    assert isinstance(slots.cache, KVCache)
 
     def put(to: Array, of: Array) -> Array:
-        return jax.lax.dynamic_update_slice(to, of, (0, 0, start, 0, 0, 0))
+        return jax.lax.dynamic_update_slice(to, of, (0, 0, start, *[0] * (to.ndim - 3)))
 
-    return on_mesh(slots._replace(cache=jax.tree.map(put, slots.cache, fresh)))
+    cache = jax.tree.map(put, split_slots(slots.cache), split_slots(fresh))
+    return on_mesh(slots._replace(cache=merged_slots(cache)))

@@ -105,8 +105,8 @@ class ShardingSettings:
     kv: str = setting(
         "tensor",
         "Mesh axes that cut key and value heads, the query heads that share them, and their"
-        " caches. If an axis has several devices for each key and value head, they share the head"
-        " and cut its query heads.",
+        " caches. If an axis has several devices for each key and value head, they share the head,"
+        " and cut its query heads and the tokens of its cache.",
     )
     head_dim: str = setting("", "Mesh axes that cut the width of a head.")
     mlp: str = setting("tensor", "Mesh axes that cut the width of the MLP.")

@@ -6,6 +6,7 @@ of the row's page s div C.
 
 On a mesh that splits rows, each device has a pool of its own, for its own rows. An array of pages
 is then split over the same mesh axes, and a table names pages by their numbers within the device.
+Devices that share a kv head divide the slots of each page (`rl_sync.models.slot_shares`).
 
 Letters in shapes: B rows, T positions, S key positions, K kv heads, H head dim, L layers, P pages
 of a pool, Z pages of a row, C slots of a page, or lines, W numbers of a line, R rows of a prefill,
@@ -27,8 +28,9 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.lines import in_lines, line_shape
 from rl_sync.models.paging.ragged import kernel_reads
 from rl_sync.models.platform import TPU_LANES, platform
-from rl_sync.models.sharding import Layout, constrain
+from rl_sync.models.sharding import SLOTS, Layout, constrain, using
 from rl_sync.models.shards import on_shards
+from rl_sync.models.slot_shares import first_slots, own_slots, shares
 
 PAGE_TOKENS = 32
 """Number of tokens of a page."""
@@ -74,8 +76,8 @@ def page_axes(cache: PagedCache) -> tuple[Axes, Axes]:
     """Returns the logical axes of a pool's keys and values."""
     if cache.values is None:
         return ("layers", "batch", None, "kv", "head_dim"), ()
-    values: Axes = ("layers", "batch", "kv", None, "head_dim")
-    keys: Axes = ("layers", "batch", "kv", "head_dim", None)
+    values: Axes = ("layers", "batch", "kv", SLOTS, "head_dim")
+    keys: Axes = ("layers", "batch", "kv", "head_dim", SLOTS)
     return (values if in_lines() else keys), values
 
 
@@ -92,10 +94,14 @@ def sharded(cache: PagedCache) -> PagedCache:
 def page_bytes(config: ModelConfig, layout: Layout) -> int:
     """Returns the bytes of one page on a device, for all layers."""
     heads = layout.sharding(("kv",), (config.num_kv_heads,)).shard_shape((config.num_kv_heads,))[0]
-    lines, width = line_shape(config, PAGE_TOKENS) if in_lines() else (PAGE_TOKENS, config.head_dim)
+    lines, width = PAGE_TOKENS, config.head_dim
+    with using(layout.grouped(config.num_kv_heads)):
+        if in_lines():
+            lines, width = line_shape(config, PAGE_TOKENS)
+        own = lines // shares()
     if platform() == "tpu":
         width = -(-width // TPU_LANES) * TPU_LANES
-    return 2 * config.num_layers * heads * lines * width * jnp.dtype(config.dtype).itemsize
+    return 2 * config.num_layers * heads * own * width * jnp.dtype(config.dtype).itemsize
 
 
 def empty_pages(config: ModelConfig, count: int) -> PagedCache:
@@ -145,12 +151,16 @@ def write_paged(
 
 
 def _place(
-    pool: Array, table: Int[Array, "B Z"], positions: Int[Array, " B"]
+    pool: Array, table: Int[Array, "B Z"], positions: Int[Array, " B"], line_tokens: int = 1
 ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Returns the page and the slot of each row's position; an impossible page if it is below 0."""
-    number, slot = jnp.divmod(positions, PAGE_TOKENS)
+    """Returns the page and this device's slot of each row's position.
+
+    The page is impossible if the position is below 0, or has a slot of another device.
+    """
+    slots = own_slots(positions, line_tokens)
+    number, slot = jnp.divmod(slots, PAGE_TOKENS // shares())
     page = jnp.take_along_axis(table, number[:, None], axis=1, mode="clip")[:, 0]
-    return jnp.where(positions < 0, pool.shape[1], page), slot
+    return jnp.where(slots < 0, pool.shape[1], page), slot
 
 
 def _write_key(
@@ -203,7 +213,7 @@ def _write_line(
     """Writes tokens into their lines; see `rl_sync.models.lines.write_token`."""
     B, K, H = new.shape
     parts = pool.shape[-1] // H
-    page, slot = _place(pool, table, positions)
+    page, slot = _place(pool, table, positions, parts)
     line, part = jnp.divmod(slot, parts)
     place = pool.at[layer, page[:, None], jnp.arange(K), line[:, None]]
     if parts > 1:
@@ -297,14 +307,14 @@ def _filled(
     Args:
       slot_axis: axis of the prefix's slots, or of its lines.
     """
-    slots = prefix.shape[slot_axis]
-    width = min(slots, pool.shape[slot_axis - 1])
-    more = -slots % width
-    prefix = jnp.pad(prefix, [(0, more * (axis == slot_axis)) for axis in range(prefix.ndim)])
 
     def fill_all(
         pool: Array, prefix: Array, counts: Array, rows: Array, numbers: Array, targets: Array
     ) -> Array:
+        slots = prefix.shape[slot_axis]
+        width = min(slots, pool.shape[slot_axis - 1])
+        more = -slots % width
+        prefix = jnp.pad(prefix, [(0, more * (axis == slot_axis)) for axis in range(prefix.ndim)])
         sizes = [1 if axis in (1, 2) else size for axis, size in enumerate(prefix.shape)]
         sizes[slot_axis] = width
 
@@ -363,11 +373,13 @@ def copy_pages(cache: PagedCache, pages: Int[Array, " Z"], span: int) -> KVCache
     width = min(span, PAGE_TOKENS)
     if in_lines():
         L, Z, _, K, C, W = keys.shape
-        lines = -(-span * C // PAGE_TOKENS)
-        keys, values = (
-            x.transpose(0, 2, 3, 1, 4, 5).reshape(L, 1, 1, K, Z * C, W)[:, :, :, :, :lines]
-            for x in (keys, values)
-        )
+        lines, g = -(-span * C // PAGE_TOKENS), shares()
+
+        def joined(x: Float[Array, "L Z 1 K C W"]) -> Float[Array, "L 1 1 K C W"]:
+            x = x.reshape(L, Z, 1, K, g, C // g, W).transpose(0, 2, 3, 4, 1, 5, 6)
+            return first_slots(x.reshape(L, 1, 1, K, Z * C, W), 4, lines)
+
+        keys, values = joined(keys), joined(values)
     else:
-        keys, values = keys[..., :width], values[..., :width, :]
+        keys, values = first_slots(keys, 5, width), first_slots(values, 4, width)
     return KVCache(keys, values)

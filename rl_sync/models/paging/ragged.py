@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.platform import TPU_LANES, platform
 from rl_sync.models.sharding import in_use
+from rl_sync.models.slot_shares import shares
 
 _TILES = (1, 2, 4, 8)
 _BLOCK_PAGES, _BLOCK_ROWS = 16, 8
@@ -25,11 +26,12 @@ def kernel_reads(config: ModelConfig) -> bool:
     """Says whether the kernel reads pages of a model's cache, on this platform and mesh.
 
     It has one window for all layers, and needs heads as wide as a TPU's lanes, or multiples, and
-    kv heads of a device that fill its tiles.
+    kv heads of a device that fill its tiles. It cannot combine its results with those of devices
+    that have other positions.
     """
     if platform() != "tpu" or config.attention not in ("auto", "blocks"):
         return False
-    if config.head_dim % TPU_LANES or any(config.sliding_layers):
+    if config.head_dim % TPU_LANES or any(config.sliding_layers) or shares() > 1:
         return False
     heads = config.num_kv_heads
     own = in_use().sharding(("kv",), (heads,)).shard_shape((heads,))[0]

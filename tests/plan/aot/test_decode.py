@@ -22,6 +22,9 @@ ROWS, TOKENS, VOCAB, LAYERS = 32, 1024, 32_000, 24
 class Compiled(NamedTuple):
     """A program, its estimated bytes, and those that a device has of a stack of kernels, of keys,
     of logits, and of the pages that a GPU gathers of one layer.
+
+    Attributes:
+      divided: whether devices divide the cache of a kv head.
     """
 
     program: CompiledProgramText
@@ -30,12 +33,14 @@ class Compiled(NamedTuple):
     keys: int
     logits: int
     gathered: int
+    divided: bool
 
 
 def _compiled(devices, data, tensor, share, **sizes):
     """Compiles decoding; a share of the usual cache is a pool of pages, 0 stands for no pages."""
     heads = max(1, sizes["num_kv_heads"] // tensor)
-    keys = 2 * LAYERS * ROWS * TOKENS * heads * sizes["head_dim"] // data
+    shares = max(1, tensor // sizes["num_kv_heads"])
+    keys = 2 * LAYERS * ROWS * TOKENS * heads * sizes["head_dim"] // data // shares
     config = base.get_config()
     config.model.update(sizes, num_layers=LAYERS, dtype="bfloat16", tie_embeddings=True)
     config.sft.steps = 0
@@ -63,6 +68,7 @@ def _compiled(devices, data, tensor, share, **sizes):
         keys=round(keys * share) or keys,
         logits=4 * ROWS * VOCAB // data,
         gathered=2 * keys // LAYERS if share and platform == "gpu" else 0,
+        divided=shares > 1,
     )
 
 
@@ -71,15 +77,28 @@ def _compiled(devices, data, tensor, share, **sizes):
     params=[
         *[
             (target, share)
-            for target in (("v5e:2x2", 2, 2, 4, 64), ("h100:4", 1, 4, 2, 128))
+            for target in (
+                ("v5e:2x2", 2, 2, 4, 64),
+                ("v5e:2x2", 1, 4, 2, 128),
+                ("h100:4", 1, 4, 2, 128),
+            )
             for share in (0, 0.5)
         ],
         (("v5e:2x2", 1, 4, 4, 128), 0.5),
     ],
-    ids=["v5e", "v5e gathers pages", "h100", "h100 gathers pages", "v5e reads pages by a kernel"],
+    ids=[
+        "v5e",
+        "v5e gathers pages",
+        "v5e divides a cache",
+        "v5e divides pages",
+        "h100",
+        "h100 gathers pages",
+        "v5e reads pages by a kernel",
+    ],
 )
 def decode(request, devices):
-    """A TPU has two kv heads, half as wide as its lines. Of the GPUs two share each kv head.
+    """A TPU has two kv heads, half as wide as its lines. Of the GPUs two share each kv head, and
+    divide its cache; so do TPUs of other programs.
 
     A kernel reads pages of heads that are as wide as a TPU's lines.
     """
@@ -119,7 +138,8 @@ def test_devices_exchange_sums_in_layers_and_never_the_logits_of_all_rows(decode
     assert any(one.kind == "all-to-all" for one in program.collectives)
     assert all(one.bytes < decode.logits for one in program.collectives)
     layers = [one for one in program.collectives if len(one.loops) == 2]
-    assert {one.kind for one in layers} == {"all-reduce"}
+    exchanges = {"all-gather", "all-to-all"} if decode.divided else set()
+    assert {one.kind for one in layers} == {"all-reduce"} | exchanges
     whole = [
         shape
         for one in program.operations

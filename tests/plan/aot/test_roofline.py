@@ -1,11 +1,13 @@
 """Work of a trainer step, counted from shapes: operations, and bytes that devices exchange."""
 
+import dataclasses
+
 import pytest
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.plan.chips import Rates
-from rl_sync.plan.roofline import Work, step_links, step_work
+from rl_sync.plan.roofline import Work, decode_links, decode_work, step_links, step_work
 from rl_sync.roles import wiring
 from rl_sync.settings.mesh_settings import ShardingSettings
 from tests.plan.test_memory_text import ATTENTION, EMBED, MLP, settings_with
@@ -15,10 +17,13 @@ ROWS = (8, 16)
 """Rows of a batch, and their tokens."""
 
 
+def layout(**mesh):
+    return Layout(MeshShape(**mesh).abstract(), ShardingSettings().rules)
+
+
 def links(**mesh):
-    layout = Layout(MeshShape(**mesh).abstract(), ShardingSettings().rules)
     # With a reference model: its pass, and the policy's forward and backward passes.
-    return step_links(MODEL, layout, ROWS, microbatches=2, untrained=1, recomputed=0)
+    return step_links(MODEL, layout(**mesh), ROWS, microbatches=2, untrained=1, recomputed=0)
 
 
 def test_one_device_sends_nothing():
@@ -39,6 +44,34 @@ def test_sums_of_activations_are_waited_for():
     # Two sums a block and pass, each way of a ring of two: 8 · 16 tokens of 32 bfloat16 numbers.
     assert alone == pytest.approx(3 * 2 * 2 * 8 * 16 * 32 * 2)
     assert hidden == 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "exchanged"),
+    [
+        # Half of the group's queries in bfloat16, and half of the own results: 8 numbers and 2.
+        (4, (2 * 8 * 2 + 2 * 10 * 4) / 2),
+        # All three queries of a kv head are on both devices, which send all results.
+        (6, 3 * 10 * 4),
+    ],
+)
+def test_devices_that_divide_a_cache_exchange_what_they_attended_to(heads, exchanged):
+    model = dataclasses.replace(MODEL, num_heads=heads)
+    rows, layers = 8, 2
+    # On the other axes of a ring of four: two sums a layer, and logits of two rows a device.
+    others = (rows * 32 * 2 * 2 * layers * 2 + 2 * 64 * 4) * 3 / 4
+    found = decode_links(model, layout(tensor=4), rows)
+    assert found == others + rows * layers * exchanged
+
+
+def test_decoding_reads_a_share_of_a_cache_that_devices_divide():
+    def traffic(**mesh):
+        settings = settings_with(**{f"explorer__mesh__{axis}": n for axis, n in mesh.items()})
+        task = wiring.load_task(settings)
+        one, all_rows = (decode_work(settings, task, rows, 8).traffic for rows in (0, 16))
+        return all_rows - one
+
+    assert traffic(tensor=4) == traffic() / 4
 
 
 def step(**fields):
