@@ -73,6 +73,7 @@ class Way(NamedTuple):
       replays: whether the trainer replays the experts that the explorer recorded.
       quantization: dtype of the explorer's kernels; None for its own. The trainer then has the
         weights that they were made from.
+      cache_bytes: memory of the explorer's pages; None for a row for each slot.
     """
 
     explorer_dtype: str = "float32"
@@ -85,6 +86,7 @@ class Way(NamedTuple):
     experts: bool = False
     replays: bool = False
     quantization: Quantization | None = None
+    cache_bytes: int | None = None
 
     @property
     def devices(self) -> tuple[int, int]:
@@ -100,6 +102,7 @@ WAYS = {
     "1 slot": BASE._replace(slots=1),
     "8 slots": BASE._replace(slots=8),
     "plain attention": BASE._replace(attention="einsum"),
+    "cache in pages": BASE._replace(cache_bytes=4 << 20),
     "packed rows": BASE._replace(packed=True),
     "trainer: fsdp 2, tensor 2": BASE._replace(trainer_mesh=(("fsdp", 2), ("tensor", 2))),
     "explorer: tensor 2": BASE._replace(explorer_mesh=(("tensor", 2),)),
@@ -162,6 +165,7 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
         tokens=tokens,
         seed=seed,
         records_routes=way.replays,
+        cache_bytes=way.cache_bytes,
     )
     rows = np.stack(
         [np.concatenate([a, one.tokens]) for a, one in zip(prompts, found, strict=True)]
@@ -202,9 +206,12 @@ def decoded(
     tokens: int,
     seed: int,
     records_routes: bool,
+    cache_bytes: int | None = None,
 ) -> Sequence[FinishedCompletion]:
     """Samples a completion of each prompt."""
-    engine = Engine(config, slots, layout=layout, records_routes=records_routes)
+    engine = Engine(
+        config, slots, layout=layout, records_routes=records_routes, cache_bytes=cache_bytes
+    )
     engine.load(placed(config, params, layout, config.dtype), 0)
     requests = [
         CompletionRequest(prompt, Sampling(tokens, ()), seed=(seed, number))
