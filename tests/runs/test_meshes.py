@@ -69,6 +69,17 @@ def test_experts_pass_from_their_devices_to_others(runs, mode, transfer):
     _check(run)
 
 
+def test_quantized_weights_pass_from_three_parts_of_rows_to_divided_pages(runs):
+    run = runs.get(
+        *_by("one_step_off_policy", "server"),
+        "--config.trainer.mesh.context=3",
+        "--config.explorer.mesh.tensor=4",
+        "--config.explorer.quantization=int8",
+        "--config.rollout.cache_bytes=300000",
+    )
+    _check(run)
+
+
 @pytest.mark.parametrize(("mode", "transfer"), BY_TRANSFER)
 def test_weights_pass_from_devices_with_parts_of_rows_to_others(runs, mode, transfer):
     run = runs.get(
