@@ -150,6 +150,12 @@ CASES = (
     # Two devices share each kv head, and divide its cache.
     Case(LARGE, "v5e:2x4", (1, 1, 8), 64, 4096, "decode"),
     Case(LARGE, "h100:8", (1, 1, 8), 64, 4096, "decode"),
+    # Devices share the positions of one long prompt, and then the slots.
+    *(
+        Case(LARGE, on, (1, 1, 4, 1, 2), 4, 131_072, name)
+        for on in ("v5e:2x4", "h100:8")
+        for name in ("prefill", "insert", "decode")
+    ),
 )
 
 
@@ -206,7 +212,8 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     )
     both = {"tensor": tensor, "experts": experts}
     config.trainer.mesh.update({"data": data, "fsdp": fsdp, "context": context, **both})
-    config.explorer.mesh.update({"data": data * fsdp, **both})
+    of_engine = {} if case.program == "step" else {"context": context}
+    config.explorer.mesh.update({"data": data * fsdp, **of_engine, **both})
     config.rollout.slots = case.rows
     config.workdir = "/nowhere"
     for name, value in case.settings:

@@ -106,6 +106,7 @@ WAYS = {
     "packed rows": BASE._replace(packed=True),
     "trainer: fsdp 2, tensor 2": BASE._replace(trainer_mesh=(("fsdp", 2), ("tensor", 2))),
     "explorer: tensor 2": BASE._replace(explorer_mesh=(("tensor", 2),)),
+    "explorer: context 4": BASE._replace(explorer_mesh=(("context", 4),)),
     "experts": BASE._replace(experts=True),
     "experts, replayed": BASE._replace(experts=True, replays=True),
     "experts, trainer: experts 4": BASE._replace(experts=True, trainer_mesh=(("experts", 4),)),
@@ -159,7 +160,7 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
     found = decoded(
         explorer,
         params,
-        layout_of(way.explorer_mesh),
+        layout_of(way.explorer_mesh, generates=True),
         prompts,
         slots=way.slots,
         tokens=tokens,
@@ -184,9 +185,11 @@ def gap_of(way: Way, given: tuple[ModelConfig, Params], seed: int, count: int, t
     )
 
 
-def layout_of(mesh: tuple[tuple[str, int], ...]) -> Layout:
+def layout_of(mesh: tuple[tuple[str, int], ...], generates: bool = False) -> Layout:
     """Returns the layout of a mesh on this machine's devices."""
-    return Layout(MeshShape(**dict(mesh)).mesh(jax.devices()), ShardingSettings().rules)
+    sharding = ShardingSettings()
+    rules = sharding.engine_rules if generates else sharding.rules
+    return Layout(MeshShape(**dict(mesh)).mesh(jax.devices()), rules)
 
 
 def placed(config: ModelConfig, params: Params, layout: Layout, dtype: str) -> Params:

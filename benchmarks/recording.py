@@ -31,6 +31,7 @@ from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
+from rl_sync.role_names import TRAINER
 from rl_sync.roles import wiring
 from rl_sync.roles.build import trainer_of
 from rl_sync.roles.trainer.rollout_recorder import Budget, RolloutRecorder
@@ -137,7 +138,7 @@ def figures(metrics: Mapping[str, Any]) -> Figures:
 def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) -> list[list[Spent]]:
     """Takes turns without and with records; returns those of each kind."""
     task = wiring.load_task(settings)
-    layout = settings.layout(settings.trainer.mesh.shape.mesh(jax.local_devices()[:1]))
+    layout = settings.layout(TRAINER, settings.trainer.mesh.shape.mesh(jax.local_devices()[:1]))
     trainer = trainer_of(settings, task, layout)
     state = trainer.begin(trainer.init(jax.random.key(seed)))
     groups = groups_of(settings, task, seed)

@@ -38,6 +38,7 @@ from rl_sync.configs import base
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.role_names import TRAINER
 from rl_sync.roles import wiring
 from rl_sync.roles.build import trainer_of
 from rl_sync.roles.engines import rollout_engine
@@ -106,7 +107,7 @@ class Study:
     def __init__(self, steps: int, warm_starts: Path):
         self._steps, self._warm_starts = steps, warm_starts
         first = settings_of(next(iter(ALGORITHMS)), 0, steps)
-        self._layout = first.layout(first.trainer.mesh.shape.mesh(jax.devices()))
+        self._layout = first.layout(TRAINER, first.trainer.mesh.shape.mesh(jax.devices()))
         self._engine = rollout_engine(first, task_of(0), self._layout)
         self._compiled: dict[str, Step] = {}
 

@@ -91,6 +91,6 @@ def layout_of(settings: RunSettings, program: str) -> Layout:
             )
         devices += there[:share]
     try:
-        return settings.layout(shape.mesh(devices))
+        return settings.layout(program, shape.mesh(devices))
     except ValueError as error:
         raise ConfigError(str(error)) from error

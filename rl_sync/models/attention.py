@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.models.balance import cut_of, ordered, shards_of
+from rl_sync.models.balance import cut_of, ordered, put_in_order, shards_of
 from rl_sync.models.blocks import Tokens, as_tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
     CacheSlots,
@@ -103,14 +103,16 @@ class Attention(nn.Module):
     """softmax(q·kᵀ)·v. Query, key and value share one kernel, grouped by kv head.
 
     With a cache, a call writes one token a row to the cache and attends to the cache. Without a
-    cache, it attends to the call's own tokens and returns their keys and values.
+    cache, it attends to the call's own tokens.
 
     Attributes:
       span: number of cache slots to read.
+      collect: whether a call without a cache returns its keys and values as a new cache.
     """
 
     config: ModelConfig
     span: int
+    collect: bool = False
 
     @nn.compact
     def __call__(
@@ -119,7 +121,7 @@ class Attention(nn.Module):
         cache: AnyCache | None,
         layer: AttentionLayer,
         context: Context,
-    ) -> tuple[Float[Array, "B T D"], AnyCache]:
+    ) -> tuple[Float[Array, "B T D"], AnyCache | None]:
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
         axes = ("embed", "kv", None, "head_dim")
@@ -159,8 +161,10 @@ class Attention(nn.Module):
             keys = RMSNorm(config, axis="head_dim", name="key_norm")(keys)
         by = _rotation_of(layer, context)
         queries, keys = rotate(queries, by), rotate(keys, by)
+        fresh: AnyCache | None = None
         if cache is None:
-            fresh: AnyCache = cached(config, keys, values)
+            if self.collect:
+                fresh = _collected(config, keys, values, context)
             attended = attend(config, queries, keys, values, layer=layer, context=context)
         else:
             new = keys[:, 0], values[:, 0], context.positions[:, 0]
@@ -184,6 +188,17 @@ class Attention(nn.Module):
         targets: dict[LoraTarget, tuple[tuple[int, ...], tuple[str | None, ...]]]
         targets = {"q": ((K, N, H), ("kv", "heads", "head_dim")), "k": one, "v": one}
         return Adapter(config, targets, name="qkv_lora")(x)
+
+
+def _collected(
+    config: ModelConfig, keys: Float[Array, "B T K H"], values: Float[Array, "B T K H"], of: Context
+) -> KVCache:
+    """Builds the cache of one layer, of whole rows in their order."""
+    if of.indices is not None:
+        keys, values = (put_in_order(x, "kv", "head_dim") for x in (keys, values))
+    if cuts_positions():
+        keys, values = (constrain(x, "batch", None, "kv", "head_dim") for x in (keys, values))
+    return cached(config, keys, values)
 
 
 def _own_heads(x: Float[Array, "... N H"], axes: tuple[str | None, ...]) -> Float[Array, "... N H"]:

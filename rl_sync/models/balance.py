@@ -21,7 +21,6 @@ from rl_sync.models.sharding import in_use
 from rl_sync.models.shards import on_shards
 
 _OF_TOKENS = ("batch", "length")
-_OF_STATES = ("batch", "length", "embed")
 
 
 def cut_of(shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -51,9 +50,13 @@ def balance(x: Array) -> Array:
     return on_shards(functools.partial(_exchange, cut_of(x.shape)), _OF_TOKENS)(x)
 
 
-def put_in_order(x: Array) -> Array:
-    """Sends chunks of balanced hidden states [B, T, D] back, so that rows are in order again."""
-    return on_shards(functools.partial(_exchange_back, cut_of(x.shape)), _OF_STATES)(x)
+def put_in_order(x: Array, *axes: str) -> Array:
+    """Sends chunks of values of balanced rows, [B, T, …], back, so that rows are in order again.
+
+    Args:
+      axes: logical names of the axes after T.
+    """
+    return on_shards(functools.partial(_exchange_back, cut_of(x.shape)), (*_OF_TOKENS, *axes))(x)
 
 
 def ordered(x: Array, shards: int) -> Array:

@@ -3,7 +3,8 @@
 A program's devices form a mesh with named axes. Along `data`, parameters are replicated and rows
 are sharded. Along `fsdp`, parameters are sharded, and gathered layer by layer (ZeRO,
 arXiv:1910.02054). Along `context`, the positions of a row are sharded, and attention gathers keys
-and values (Llama 3, arXiv:2407.21783, section 3.3.2). Along `experts`, rows are sharded, and so are
+and values (Llama 3, arXiv:2407.21783, section 3.3.2); in an engine only while it prefills prompts:
+its slots are sharded by rows. Along `experts`, rows are sharded, and so are
 the experts of a mixture, to which tokens travel (GShard, arXiv:2006.16668). Along `tensor`, the
 computation inside a layer is sharded (Megatron-LM, arXiv:1909.08053). Arrays have logical axis
 names; a layout's rules map each of them to mesh axes.
@@ -157,6 +158,16 @@ class Layout:
         return 2 * parts if parts > 1 else 1
 
     @property
+    def of_positions(self) -> Layout:
+        """The layout in which positions claim their mesh axes before rows do.
+
+        It differs if the same axes may cut both, as in an engine: see `Rules`.
+        """
+        ahead = tuple(rule for rule in self.rules if rule[0] == "length")
+        rest = tuple(rule for rule in self.rules if rule[0] != "length")
+        return dataclasses.replace(self, rules=ahead + rest)
+
+    @property
     def tensor_shards(self) -> int:
         """Number of devices along `tensor`, groups included."""
         return self.mesh.shape["tensor"] * self.mesh.shape.get(GROUP, 1)
@@ -274,7 +285,7 @@ def laid_out() -> bool:
 
 def cuts_positions() -> bool:
     """True if the current layout cuts the positions of rows."""
-    return bool(in_use().wanted(("length",))[0])
+    return bool(in_use().wanted(("batch", "length"))[1])
 
 
 def kv_group() -> int:

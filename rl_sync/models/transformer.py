@@ -15,7 +15,7 @@ L layers, C experts of a token.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -50,6 +50,8 @@ _REMAT_POLICIES: dict[str, Any] = {
 _UNROLLED_LAYERS = 4
 _EVERYTHING = np.iinfo(np.int32).max
 
+T = TypeVar("T")
+
 
 class Layered(NamedTuple):
     """Values that blocks return beside their output; with a leading layer axis after the scan.
@@ -81,7 +83,7 @@ class Block(nn.Module):
     ) -> tuple[tuple[Float[Array, "B T D"], AnyCache | None], Layered]:
         config, (x, cache) = self.config, carry
         normed = RMSNorm(config, name="attention_norm")(x)
-        attention = Attention(config, self.span, name="attention")
+        attention = Attention(config, self.span, self.collect, name="attention")
         attended, fresh = attention(normed, cache, layer, context)
         if config.post_norms:
             attended = RMSNorm(config, name="attention_post_norm")(attended)
@@ -98,7 +100,7 @@ class Block(nn.Module):
         x = constrain(x + y, "batch", "length", "embed")
         if cache is not None:
             return (x, fresh), Layered(None, routes)
-        return (x, None), Layered(fresh if self.collect else None, routes)
+        return (x, None), Layered(fresh, routes)
 
 
 def _run(block: Block, carry: Any, layer: AttentionLayer, replayed: Any, context: Context) -> Any:
@@ -252,18 +254,29 @@ def hidden_states(
       routes: experts that tokens go to again; see `rl_sync.expert_routes`. None to choose all.
     """
     given = (tokens, _positions(tokens, positions), segments, prompts, routes)
-    balances, indices = can_balance(tokens.shape), None
-    if balances:
-        given = jax.tree.map(balance, given)
-        order = balanced_order(tokens.shape[1], shards_of(cut_of(tokens.shape)))
-        indices = jnp.asarray(order, jnp.int32)[None]
+    given, indices = _balanced(tokens.shape, given)
     tokens, positions, segments, prompts, routes = given
     context = _context(config, positions, segments, prompts)._replace(indices=indices)
     replayed = None
     if routes is not None:
         replayed = constrain(jnp.moveaxis(routes, 2, 0), None, "batch", "length")
     hidden = _apply(Transformer(config), params, tokens, context, None, replayed)[0]
-    return put_in_order(hidden) if balances else hidden
+    return hidden if indices is None else put_in_order(hidden, "embed")
+
+
+def _balanced(shape: tuple[int, ...], of_tokens: T) -> tuple[T, Int[Array, "1 T"] | None]:
+    """Balances rows [B, T] if devices share them; see `rl_sync.models.balance`.
+
+    Args:
+      of_tokens: a pytree of arrays [B, T, …].
+
+    Returns:
+      Its arrays, and the index in its row of each token; None if rows stay as they are.
+    """
+    if not can_balance(shape):
+        return of_tokens, None
+    order = balanced_order(shape[1], shards_of(cut_of(shape)))
+    return jax.tree.map(balance, of_tokens), jnp.asarray(order, jnp.int32)[None]
 
 
 class Fed(NamedTuple):
@@ -287,9 +300,14 @@ def prefill(
     records_routes: bool = False,
 ) -> Fed:
     """Computes the hidden states of rows padded on the right, and their keys and values."""
-    context = _context(config, _positions(tokens, None))
+    (tokens, positions), indices = _balanced(tokens.shape, (tokens, _positions(tokens, None)))
+    context = _context(config, positions)._replace(indices=indices)
     model = Transformer(config, collect=True, records_routes=records_routes)
-    return _fed(_apply(model, params, tokens, context, None))
+    fed = _fed(_apply(model, params, tokens, context, None))
+    if indices is None:
+        return fed
+    routes = None if fed.routes is None else put_in_order(fed.routes)
+    return fed._replace(hidden=put_in_order(fed.hidden, "embed"), routes=routes)
 
 
 def decode_step(

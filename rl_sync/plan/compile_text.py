@@ -130,7 +130,7 @@ def _layouts(settings: RunSettings, where: Target) -> tuple[dict[str, Layout], s
             )
     given = allot(settings, where.devices())
     try:
-        layouts = {role: settings.layout(needed[role].mesh(on)) for role, on in given.items()}
+        layouts = {role: settings.layout(role, needed[role].mesh(on)) for role, on in given.items()}
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     counts = " + ".join(str(shape.devices) for shape in needed.values())

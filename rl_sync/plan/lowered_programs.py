@@ -37,7 +37,7 @@ class LowerableProgram(NamedTuple):
 
 def layout_on(settings: RunSettings, role: str, devices: Sequence[jax.Device]) -> Layout:
     """Lays a role's mesh on devices."""
-    return settings.layout(getattr(settings, role).mesh.shape.mesh(devices))
+    return settings.layout(role, getattr(settings, role).mesh.shape.mesh(devices))
 
 
 def train_step(settings: RunSettings, task: Task, layout: Layout) -> LowerableProgram:

@@ -408,7 +408,8 @@ def insert_estimate(
     model, layout = _engine_model(settings, task), settings.explorer_layout
     prompts = _cache_bytes(platform, model, layout, rows, tokens)
     cache = _engine_cache_bytes(settings, task, platform, slots)
-    gathered = prompts * layout.batch_shards if layout.batch_shards > 1 else 0
+    whole = rows * _cache_bytes(platform, model, layout, 1, tokens)
+    gathered = whole if whole > prompts else 0
     return MemoryEstimate({_CACHE: cache, _PROMPTS: prompts}, {}, {"gathered prompts": gathered})
 
 

@@ -45,7 +45,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
     wanted = max(needed) if settings.launch.share_devices else sum(needed)
     jax.config.update("jax_num_cpu_devices", wanted)
     layouts = {
-        role: settings.layout(settings.mesh_of(role).mesh(devices))
+        role: settings.layout(role, settings.mesh_of(role).mesh(devices))
         for role, devices in allot(settings, jax.local_devices()).items()
     }
     schedule = settings.schedule

@@ -16,6 +16,7 @@ from rl_sync.models import lora
 from rl_sync.models.sharding import Layout
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.role_names import explorer_name
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of
 from rl_sync.roles.engines import rollout_engine
@@ -99,7 +100,7 @@ def _layout(settings: RunSettings) -> Layout:
             f"explorer.mesh needs {shape.devices} devices, but this process has {len(devices)}:"
             " use a smaller mesh, which evaluations use, too."
         )
-    return settings.layout(shape.mesh(devices[: shape.devices]))
+    return settings.layout(explorer_name(1), shape.mesh(devices[: shape.devices]))
 
 
 def _policy(

@@ -284,9 +284,14 @@ def trainer_model(settings: RunSettings, task: Task) -> ModelConfig:
 
 
 def explorer_model(settings: RunSettings, task: Task) -> ModelConfig:
-    """Returns the model config for explorers' computations; raises as `trainer_model` does."""
+    """Returns the model config for explorers' computations; raises as `trainer_model` does.
+
+    Its rows are as long as the devices that share prompts can cut into equal chunks.
+    """
     model = _computed(settings, task, settings.explorer_dtype, packed=False, shared=False)
-    return dataclasses.replace(model, quantization=settings.quantization)
+    divisor = settings.explorer_layout.row_divisor
+    length = -(-model.max_length // divisor) * divisor
+    return dataclasses.replace(model, max_length=length, quantization=settings.quantization)
 
 
 def cache_pages(settings: RunSettings, task: Task) -> PageTable | None:

@@ -162,6 +162,7 @@ class Batch:
             self._params,
             padded,
             records_routes=self.records_routes,
+            layout=self.layout.of_positions,
         )
 
     def copy_cache(self, slot: int, tokens: int) -> KVCache:
@@ -374,14 +375,19 @@ class Batch:
         return made if self.layout.mesh.size > 1 else jax.device_put(made, self.layout.repeated)
 
     def _call(
-        self, program: CompiledProgram, function: Callable[..., T], *args: Any, **sizes: Any
+        self,
+        program: CompiledProgram,
+        function: Callable[..., T],
+        *args: Any,
+        layout: Layout | None = None,
+        **sizes: Any,
     ) -> T:
         is_new = program not in self.compiled
         self.compiled.add(program)
         started = time.monotonic()
         if is_new:
             self.before_first(program)
-        with using(self.layout):
+        with using(layout or self.layout):
             result = function(*args, **sizes)
         if is_new:
             self.compile_secs += time.monotonic() - started

@@ -22,12 +22,14 @@ class Sizes:
       length: positions of a row.
       paged: whether a cache is read only as far as its rows reach, so that one span serves all.
       shards: number of equal shares of the slots, each of which gets as many rows.
+      divisor: divisor of the padded lengths of prompts, unless a row is shorter.
     """
 
     slots: int
     length: int
     paged: bool = False
     shards: int = 1
+    divisor: int = 1
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -67,8 +69,11 @@ class Sizes:
         return min((size for size in self.spans if size >= tokens), default=self.length)
 
     def prompt_bucket(self, tokens: int) -> int:
-        """Returns the padded length of a prompt: a power of two, or the whole length of a row."""
-        return min(max(power_of_two(tokens), _LEAST_PROMPT), self.length)
+        """Returns the padded length of a prompt: a power of two, or the next multiple of the
+        divisor, or the whole length of a row.
+        """
+        padded = max(power_of_two(tokens), _LEAST_PROMPT)
+        return min(-(-padded // self.divisor) * self.divisor, self.length)
 
     def prompt_buckets(self, lengths: Iterable[int]) -> tuple[int, ...]:
         """Returns the padded lengths of prompts of these lengths, from the smallest."""

@@ -138,7 +138,13 @@ class Engine:
         if cache_bytes is not None:
             pages = pages_of(config, layout, slots=slots, length=length, cache_bytes=cache_bytes)
             shards = len(pages.pools)
-        sizes = Sizes(slots, length, paged=reads_by_pages(config), shards=shards)
+        sizes = Sizes(
+            slots,
+            length,
+            paged=reads_by_pages(config),
+            shards=shards,
+            divisor=layout.row_divisor,
+        )
         self._batch = Batch(config, sizes, chunk_tokens, layout, before_first, pages)
         self._batch.changes = changes
         self._batch.records_routes = records_routes

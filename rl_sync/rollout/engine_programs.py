@@ -201,9 +201,10 @@ class EnginePrograms:
         return paged_slots.empty_pool.lower(self.config, pages)
 
     def _prefill(self, rows: int, tokens: int) -> jax.stages.Lowered:
-        return core.prefill.lower(
-            self.config, self.params, _given(rows, tokens), records_routes=self.records_routes
-        )
+        with using(self.layout.of_positions):
+            return core.prefill.lower(
+                self.config, self.params, _given(rows, tokens), records_routes=self.records_routes
+            )
 
     def _insert(self, rows: int, read: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
         return self._lower_insert(rows, self._prefix(read, tokens), stop_ids)

@@ -76,6 +76,13 @@ class ExplorerMesh:
         unit="devices",
         least=1,
     )
+    context: int = setting(
+        1,
+        "Devices that slots and their caches are split over, and the positions of prompts while"
+        " they are prefilled; parameters are replicated.",
+        unit="devices",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         check(self, "explorer.mesh")
@@ -83,7 +90,9 @@ class ExplorerMesh:
     @property
     def shape(self) -> MeshShape:
         """The mesh."""
-        return MeshShape(data=self.data, tensor=self.tensor, experts=self.experts)
+        return MeshShape(
+            data=self.data, tensor=self.tensor, experts=self.experts, context=self.context
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,3 +132,19 @@ class ShardingSettings:
             (name, tuple(axis.strip() for axis in axes.split(",") if axis.strip()))
             for name, axes in vars(self).items()
         )
+
+    @property
+    def engine_rules(self) -> Rules:
+        """The same for an engine: the axes that cut positions cut its slots, and no parameters."""
+        cutting = dict(self.rules)["length"]
+        return tuple(
+            (
+                name,
+                axes if name == "length" else _without(axes, cutting) + cutting * (name == "batch"),
+            )
+            for name, axes in self.rules
+        )
+
+
+def _without(axes: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis not in others)

@@ -24,7 +24,7 @@ from rl_sync.models.config import Quantization
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.records.alarms import AlarmLimits
 from rl_sync.rewards.reward_settings import RewardSettings
-from rl_sync.role_names import TRAINER, explorer_name
+from rl_sync.role_names import TRAINER, explorer_name, is_explorer
 from rl_sync.schedule import MODES, SyncSchedule, resolve
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.evaluation_settings import EXPLORERS, EvaluationSettings
@@ -167,13 +167,14 @@ class RunSettings:
         """Returns the number of processes of the role with a name."""
         return (self.trainer if role == TRAINER else self.explorer).processes
 
-    def layout(self, mesh: Mesh) -> Layout:
-        """Returns the layout of a role on the devices of its mesh.
+    def layout(self, role: str, mesh: Mesh) -> Layout:
+        """Returns the layout of the role with a name on the devices of its mesh.
 
         Raises:
           ConfigError: `model.path` is not a checkpoint that can be read.
         """
-        layout = Layout(mesh, self.sharding.rules)
+        sharding = self.sharding
+        layout = Layout(mesh, sharding.engine_rules if is_explorer(role) else sharding.rules)
         return layout if mesh.size == 1 else layout.grouped(self.model.kv_heads())
 
     @property
@@ -184,7 +185,7 @@ class RunSettings:
     @property
     def explorer_layout(self) -> Layout:
         """The layout of an explorer's arrays on its mesh, without devices, for planning."""
-        return Layout(self.explorer.mesh.shape.abstract(), self.sharding.rules)
+        return Layout(self.explorer.mesh.shape.abstract(), self.sharding.engine_rules)
 
     @functools.cached_property
     def schedule(self) -> SyncSchedule:

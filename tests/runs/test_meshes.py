@@ -91,6 +91,18 @@ def test_weights_pass_from_devices_with_parts_of_rows_to_others(runs, mode, tran
     _check(run)
 
 
+@pytest.mark.parametrize(("mode", "transfer"), BY_TRANSFER)
+def test_weights_pass_to_devices_that_share_the_positions_of_prompts(runs, mode, transfer):
+    run = runs.get(
+        *_by(mode, transfer),
+        "--config.trainer.mesh.context=2",
+        "--config.trainer.mesh.fsdp=2",
+        "--config.explorer.mesh.context=2",
+        "--config.explorer.mesh.tensor=2",
+    )
+    _check(run)
+
+
 def _by(mode, transfer):
     return (
         f"--config.sync.mode={mode}",
