@@ -19,6 +19,7 @@ LEAVES = {
     "ending",
     "images",
     "expert_routes",
+    "sequence_images",
     "sampling_masks",
     "transfer",
     "role_names",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -10,19 +11,22 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from rl_sync.models.cache import KVCache
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.paging.paged_cache import PagedCache, PageFills
 from rl_sync.models.sharding import Layout, using
+from rl_sync.models.vision.projector import Seen
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram, stop_ids_bucket
+from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES, ImageFeatures, encoded
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.paging.page_table import PageFill, PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.slots import Chunk, Prefix, SlotRows, Slots
+from rl_sync.sequence_images import SequenceImages
 from rl_sync.types import Params
 
 T = TypeVar("T")
@@ -86,6 +90,8 @@ class Batch:
       records_routes: whether prefills and chunks have the experts of their tokens.
       compiled: programs compiled so far.
       compile_secs: time spent on compilation.
+      frozen_vision: whether new weights have the same vision tower.
+      image_cache_bytes: maximum size of the features of images that are kept.
     """
 
     config: ModelConfig
@@ -99,10 +105,17 @@ class Batch:
     records_routes: bool = False
     compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
+    frozen_vision: bool = False
+    image_cache_bytes: int = IMAGE_CACHE_BYTES
     _params: Params = None
     _slots: Slots | None = None
     _pool: PagedCache | None = None
     _stop_ids: int = LEAST_STOP_IDS
+
+    @functools.cached_property
+    def features(self) -> ImageFeatures:
+        """Features of images, by their digests."""
+        return ImageFeatures(self._encode, self.image_cache_bytes)
 
     @property
     def length(self) -> int:
@@ -113,6 +126,8 @@ class Batch:
         """Takes new weights; their arrays must stay alive until the next `load`."""
         # JAX distinguishes arrays that were placed explicitly from others. Without this line,
         # everything would be compiled again.
+        if not self.frozen_vision:
+            self.features.forget()
         self._params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
 
     @property
@@ -150,11 +165,17 @@ class Batch:
             self._slots = self._call(program, core.rearrange, self._slots, sources)
         self.rows = rows
 
-    def prefill(self, prompts: Sequence[Int[np.ndarray, " P"]], width: int) -> Prefix:
-        """Prefills prompts, padded to `width`."""
+    def prefill(
+        self,
+        prompts: Sequence[Int[np.ndarray, " P"]],
+        width: int,
+        images: Sequence[SequenceImages | None] = (),
+    ) -> Prefix:
+        """Prefills prompts, padded to `width`, with the images of each."""
         rows = self.sizes.prefill_rows(len(prompts), width)
         padded = _padded(prompts, rows, width)
-        program = CompiledProgram("prefill", (rows, width))
+        tiles, seen = self._shown(images, rows, width)
+        program = CompiledProgram("prefill", (rows, width, *tiles))
         return self._call(
             program,
             core.prefill,
@@ -162,8 +183,22 @@ class Batch:
             self._params,
             padded,
             records_routes=self.records_routes,
+            images=seen,
             layout=self.layout.of_positions,
         )
+
+    def _shown(
+        self, images: Sequence[SequenceImages | None], rows: int, width: int
+    ) -> tuple[tuple[int, ...], Seen | None]:
+        """Returns the images of rows, and the number of tiles that a row has room for."""
+        if self.config.vision is None:
+            return (), None
+        shown = self.features.shown(self.config, images, (rows, width))
+        return ((shown.tiles,), shown.seen) if shown else ((), None)
+
+    def _encode(self, tiles: UInt8[np.ndarray, "N S S 3"]) -> Float[Array, "N M W"]:
+        program = CompiledProgram("image_features", (len(tiles),))
+        return self._call(program, encoded, self.config, self._params, tiles)
 
     def copy_cache(self, slot: int, tokens: int) -> KVCache:
         """Copies the cache of a slot whose sequence has `tokens` tokens, rounded up to a bucket."""
@@ -309,21 +344,28 @@ class Batch:
             slots = slots._replace(cache=None)
         self._slots = slots
 
-    def recompute(self, sequences: Mapping[int, Int[np.ndarray, " S"]]) -> None:
+    def recompute(
+        self,
+        sequences: Mapping[int, Int[np.ndarray, " S"]],
+        images: Mapping[int, SequenceImages | None],
+    ) -> None:
         """Recomputes the cache of sequences with the current weights, and waits for it.
 
         Args:
           sequences: tokens of the sequence in each slot.
+          images: their images.
         """
         longest = max(map(len, sequences.values()))
         span = self.sizes.prompt_bucket(longest)
         if self.pages is not None:
-            self._recompute_pages(sequences, span)
+            self._recompute_pages(sequences, images, span)
             return
         count = self.sizes.recomputed_rows(self.rows, span)
         for start in range(0, self.rows, count):
+            some = [images.get(slot) for slot in range(start, start + count)]
+            tiles, seen = self._shown(some, count, span)
             self._slots = self._call(
-                CompiledProgram("recompute", (self.rows, count, span, self._stop_ids)),
+                CompiledProgram("recompute", (self.rows, count, span, self._stop_ids, *tiles)),
                 core.recompute,
                 self.config,
                 self._params,
@@ -331,10 +373,16 @@ class Batch:
                 np.int32(start),
                 count=count,
                 span=span,
+                images=seen,
             )
         jax.block_until_ready(self._slots)
 
-    def _recompute_pages(self, sequences: Mapping[int, Int[np.ndarray, " S"]], width: int) -> None:
+    def _recompute_pages(
+        self,
+        sequences: Mapping[int, Int[np.ndarray, " S"]],
+        images: Mapping[int, SequenceImages | None],
+        width: int,
+    ) -> None:
         assert self.pages is not None
         left, filled = list(sequences), set[tuple[int, int]]()
         nothing = knobs([Sampling(max_new_tokens=1, stop_ids=())] * self.rows, self._stop_ids)
@@ -344,7 +392,8 @@ class Batch:
         while left:
             slots = left[: self.sizes.prefill_rows(len(left), width)]
             left = left[len(slots) :]
-            prefix = self.prefill([sequences[slot] for slot in slots], width)
+            shown = [images.get(slot) for slot in slots]
+            prefix = self.prefill([sequences[slot] for slot in slots], width, shown)
             of = []
             for row, slot in enumerate(slots):
                 shard, count = self.pages.shard(slot), self.pages.count(len(sequences[slot]))

@@ -23,7 +23,8 @@ class Continuations:
     """The three ways in which held sequences continue.
 
     A sequence that is parked continues in its slot. A sequence whose cache is offloaded waits for a
-    slot, into which the cache is copied. Other sequences wait for a prefill of all their tokens.
+    slot, into which the cache is copied. Other sequences wait for a prefill of all their tokens, as
+    do those that images follow: decode steps cannot read tokens that attend to later ones.
 
     Attributes:
       batch, queue, occupancy, aside: parts of the engine.
@@ -45,7 +46,9 @@ class Continuations:
         Args:
           waiting: the request whose prompt is the sequence and then the given tokens.
         """
-        if len(given) > self.most_stepped:
+        images = waiting.request.images
+        shown = images is not None and bool(images.within(len(held.tokens), len(waiting.tokens)))
+        if len(given) > self.most_stepped or shown:
             self.aside.forget(held.copy)
             self.queue.put_ahead(waiting)
         elif held.slot is None:

@@ -18,6 +18,7 @@ from rl_sync.rollout.batch import Batch
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
 from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
+from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES
 from rl_sync.rollout.kv_offload import KvOffload
 from rl_sync.rollout.paging.page_supply import PageSupply
 from rl_sync.rollout.paging.pool_size import pages_of
@@ -36,6 +37,7 @@ from rl_sync.rollout.sizing import Sizing
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.stats import Stats
+from rl_sync.sequence_images import SequenceImages, after
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
@@ -80,6 +82,8 @@ class Engine:
         layout: Layout,
         changes: LogitsProcessors = ALL_CHANGES,
         records_routes: bool = False,
+        frozen_vision: bool = False,
+        image_cache_bytes: int = IMAGE_CACHE_BYTES,
         before_first: Callable[[CompiledProgram], None] = lambda program: None,
     ) -> None:
         """Makes an engine without weights.
@@ -111,6 +115,10 @@ class Engine:
             another one recompiles decoding. Fewer kinds make programs that compile faster.
           records_routes: whether completions record the experts of their tokens, for a model with
             a mixture of experts.
+          frozen_vision: whether all weights have the same vision tower, so that features of images
+            are kept when new weights arrive.
+          image_cache_bytes: host memory for features of images; the least recently used are
+            dropped.
           before_first: called with each program before its first call, which compiles it.
 
         Raises:
@@ -148,6 +156,8 @@ class Engine:
         self._batch = Batch(config, sizes, chunk_tokens, layout, before_first, pages)
         self._batch.changes = changes
         self._batch.records_routes = records_routes
+        self._batch.frozen_vision = frozen_vision
+        self._batch.image_cache_bytes = image_cache_bytes
         self._version = -1
         self._tickets = 0
         self._queue = Queue()
@@ -261,7 +271,7 @@ class Engine:
         self._aside.drop_all()
         if sequences := self._occupancy.tokens:
             started, compiled = time.monotonic(), self._batch.compile_secs
-            self._batch.recompute(sequences)
+            self._batch.recompute(sequences, self._occupancy.images)
             secs = time.monotonic() - started - (self._batch.compile_secs - compiled)
             tokens = sum(map(len, sequences.values()))
             self._counted += Stats(prefill_tokens=tokens, prefill_secs=secs)
@@ -290,6 +300,7 @@ class Engine:
         *,
         seed: tuple[int, ...] | None = None,
         held: bool = False,
+        images: SequenceImages | None = None,
     ) -> int:
         """Continues a held completion after given tokens, ahead of queued requests.
 
@@ -300,6 +311,7 @@ class Engine:
           handle: the completion, which is held no longer.
           tokens: token ids that follow it; there may be none.
           sampling, seed, held: see `CompletionRequest`.
+          images: images of the given tokens.
 
         Returns:
           The ticket of a new completion, number 0, which has only the tokens sampled from here on.
@@ -311,7 +323,8 @@ class Engine:
         before = self._occupancy.find(handle)
         given = np.asarray(tokens, np.int32)
         whole = np.concatenate([before.tokens, given])
-        request = CompletionRequest(whole, sampling, seed=seed, held=held)
+        shown = after(before.images, len(before.tokens), images)
+        request = CompletionRequest(whole, sampling, seed=seed, held=held, images=shown)
         self._require_servable(request)
         self._occupancy.release(handle)
         waiting = self._accept(request)

@@ -18,8 +18,16 @@ from rl_sync.models.cache import KVCache, map_with_axes
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.paging.paged_cache import PagedCache, PageFills, page_axes
 from rl_sync.models.sharding import Layout, using
+from rl_sync.models.vision.projector import Seen
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes, power_of_two
+from rl_sync.rollout.image_features import (
+    MOST_TILES,
+    abstract_seen,
+    blank_tiles,
+    encoded,
+    tile_buckets,
+)
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.paging.page_table import PageTable, most_fills
 from rl_sync.rollout.pauses import Pauses
@@ -50,6 +58,7 @@ class Requests:
       held: whether completions are held and extended.
       offloads_kv: whether caches of held completions are offloaded to host memory.
       recomputes: whether new weights recompute caches.
+      tiles: maximum number of tiles of a prompt's images.
     """
 
     prompt_tokens: frozenset[int]
@@ -60,6 +69,7 @@ class Requests:
     held: bool = False
     offloads_kv: bool = False
     recomputes: bool = False
+    tiles: int = 0
 
 
 def stop_ids_bucket(count: int) -> int:
@@ -123,6 +133,8 @@ class EnginePrograms:
         def add(name: str, *size: int) -> None:
             found[CompiledProgram(name, size)] = None
 
+        for tiles in tile_buckets(MOST_TILES if requests.tiles else 0):
+            add("image_features", tiles)
         if self.pages is not None:
             add("empty_pool", self.pages.total)
         for number, rows in enumerate(sizes.rows):
@@ -131,6 +143,8 @@ class EnginePrograms:
             add("empty_slots", rows, width)
             for read, tokens in prefills:
                 add("prefill", read, tokens)
+                for tiles in tile_buckets(requests.tiles):
+                    add("prefill", read, tokens, tiles)
                 add("insert", rows, read, tokens, width)
             if requests.held:
                 add("extend", rows, self.most_given, width)
@@ -147,7 +161,10 @@ class EnginePrograms:
                 add("copy_cache", rows, tokens, width)
                 add("insert_copy", rows, 1, tokens, width)
             if requests.recomputes:
-                add("recompute", rows, sizes.recomputed_rows(rows, tokens), tokens, width)
+                size = rows, sizes.recomputed_rows(rows, tokens), tokens, width
+                add("recompute", *size)
+                for tiles in tile_buckets(requests.tiles):
+                    add("recompute", *size, tiles)
         return list(found)
 
     def _add_paged(self, add: Callable[..., None], requests: Requests, held: Sequence[int]) -> None:
@@ -164,6 +181,8 @@ class EnginePrograms:
                 add("insert_shared", rows, rows, tokens, width)
             for read, tokens in _prefills(self.sizes, held, self.sizes.slots):
                 add("prefill", read, tokens)
+                for tiles in tile_buckets(requests.tiles):
+                    add("prefill", read, tokens, tiles)
                 add("insert", rows, read, tokens, width)
             for tokens in held if requests.offloads_kv else ():
                 add("copy_pages", tokens)
@@ -179,6 +198,7 @@ class EnginePrograms:
     @property
     def _ways(self) -> dict[str, Callable[..., jax.stages.Lowered]]:
         return {
+            "image_features": self._image_features,
             "empty_slots": self._empty_slots,
             "prefill": self._prefill,
             "insert": self._insert,
@@ -200,11 +220,21 @@ class EnginePrograms:
     def _empty_pool(self, pages: int) -> jax.stages.Lowered:
         return paged_slots.empty_pool.lower(self.config, pages)
 
-    def _prefill(self, rows: int, tokens: int) -> jax.stages.Lowered:
+    def _image_features(self, tiles: int) -> jax.stages.Lowered:
+        return encoded.lower(self.config, self.params, blank_tiles(self.config, tiles))
+
+    def _prefill(self, rows: int, tokens: int, tiles: int = 0) -> jax.stages.Lowered:
         with using(self.layout.of_positions):
             return core.prefill.lower(
-                self.config, self.params, _given(rows, tokens), records_routes=self.records_routes
+                self.config,
+                self.params,
+                _given(rows, tokens),
+                records_routes=self.records_routes,
+                images=self._seen(rows, tokens, tiles),
             )
+
+    def _seen(self, rows: int, tokens: int, tiles: int) -> Seen | None:
+        return abstract_seen(self.config, rows, tokens, tiles) if tiles else None
 
     def _insert(self, rows: int, read: int, tokens: int, stop_ids: int) -> jax.stages.Lowered:
         return self._lower_insert(rows, self._prefix(read, tokens), stop_ids)
@@ -265,10 +295,17 @@ class EnginePrograms:
         pages = _given(self.pages.count(span))
         return paged_slots.copy_pages_of.lower(self._pool(), pages, span=span)
 
-    def _recompute(self, rows: int, count: int, span: int, stop_ids: int) -> jax.stages.Lowered:
-        slots = self._slots(rows, stop_ids)
+    def _recompute(
+        self, rows: int, count: int, span: int, stop_ids: int, tiles: int = 0
+    ) -> jax.stages.Lowered:
         return core.recompute.lower(
-            self.config, self.params, slots, _given(), count=count, span=span
+            self.config,
+            self.params,
+            self._slots(rows, stop_ids),
+            _given(),
+            count=count,
+            span=span,
+            images=self._seen(count, span, tiles),
         )
 
     def _slots(self, rows: int, stop_ids: int) -> Slots:

@@ -13,6 +13,7 @@ from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sampling_masks import Entries, no_entries
+from rl_sync.sequence_images import TEXT, SequenceImages
 
 Finish = Literal["stop", "length"]
 
@@ -37,6 +38,7 @@ class CompletionRequest:
         whatever else is in the batch. None for a new seed from the engine.
       held: whether the engine holds each finished completion, so that `Engine.extend` can continue
         it, until `Engine.release`.
+      images: images of the prompt, for a model with vision; None for text alone.
     """
 
     prompt: Int[np.ndarray, " P"]
@@ -44,6 +46,7 @@ class CompletionRequest:
     completions: int = 1
     seed: tuple[int, ...] | None = None
     held: bool = False
+    images: SequenceImages | None = None
 
     def __post_init__(self) -> None:
         if self.completions < 1:
@@ -113,6 +116,13 @@ def require_servable(
             f" rows of {needed}, but the engine's have {length}: raise max_length (of the engine"
             " and of the model), or shorten either."
         )
+    if request.images is not None and request.images.digests:
+        _require_seen(request.images, config)
+        if request.images.over(len(prompt))[-1] != TEXT:
+            raise ValueError(
+                "A prompt ends with an image: put at least one token of text after it, since a"
+                " completion follows the last token of a text."
+            )
     if np.min(prompt) < 0 or np.max(prompt) > known:
         raise ValueError(
             f"A prompt has the token ids {np.min(prompt)} to {np.max(prompt)}, but the model knows"
@@ -127,6 +137,26 @@ def require_servable(
         raise ValueError(
             f"Stop strings {sampling.stop_strings} are searched in text: make the engine with"
             " decode, a function from token ids to text."
+        )
+
+
+def _require_seen(images: SequenceImages, config: ModelConfig) -> None:
+    vision, side = config.vision, images.tiles.shape[1:]
+    if vision is None:
+        raise ValueError(
+            "A prompt has images, but the model has no vision: use a checkpoint with a vision tower"
+            " (Gemma 3, SmolVLM), or leave the images out."
+        )
+    if side != (vision.image_size, vision.image_size, 3):
+        raise ValueError(
+            f"A prompt's tiles have {'x'.join(map(str, side))} values, but the model reads"
+            f" {vision.image_size}x{vision.image_size}x3: cut images as its processor does."
+        )
+    shown = int((images.at >= 0).sum())
+    if shown != len(images.digests) * vision.tile_tokens:
+        raise ValueError(
+            f"A prompt's {len(images.digests)} tiles stand at {shown} tokens, but each takes"
+            f" {vision.tile_tokens} of this model's."
         )
 
 

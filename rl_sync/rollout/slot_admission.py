@@ -186,5 +186,6 @@ class Admission:
             min(free, 1 + self.fitting), alike, lambda prompts: sizes.prefill_rows(prompts, width)
         )
         prompts = [waiting.tokens for waiting in read]
-        self.queue.put_prefix(read, self.batch.prefill(prompts, width))
+        images = [waiting.request.images for waiting in read]
+        self.queue.put_prefix(read, self.batch.prefill(prompts, width, images))
         return sum(map(len, prompts))

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from rl_sync.rollout.kv_offload import OffloadedCache
 from rl_sync.rollout.request import Handle
 from rl_sync.rollout.sequence import GrowingSequence
+from rl_sync.sequence_images import SequenceImages
 
 
 @dataclasses.dataclass(eq=False)
@@ -23,12 +24,14 @@ class Held:
       since: number of the chunk after which it was held.
       slot: slot that has its cache; None after an eviction.
       copy: its offloaded cache, if there is one.
+      images: its images; None for text alone.
     """
 
     tokens: Int[np.ndarray, " S"]
     since: int
     slot: int | None
     copy: OffloadedCache | None = None
+    images: SequenceImages | None = None
 
 
 class SlotTable:
@@ -91,6 +94,12 @@ class SlotTable:
         return live | {slot: held.tokens for slot, held in self.parked.items()}
 
     @property
+    def images(self) -> dict[int, SequenceImages | None]:
+        """Images of each sequence that has a slot, by slot."""
+        live = {slot: sequence.request.images for slot, sequence in self._live.items()}
+        return live | {slot: held.images for slot, held in self.parked.items()}
+
+    @property
     def least_rows(self) -> int:
         """Minimum number of slots that have room for the sequences in flight."""
         shares = collections.Counter(map(self._shard, self._live))
@@ -112,7 +121,8 @@ class SlotTable:
         """
         sequence = self._live.pop(slot)
         if sequence.request.held:
-            self._held[sequence.handle] = Held(sequence.whole, chunk, slot)
+            images = sequence.request.images
+            self._held[sequence.handle] = Held(sequence.whole, chunk, slot, images=images)
 
     def find(self, handle: Handle) -> Held:
         """Returns a held sequence.

@@ -42,6 +42,7 @@ from rl_sync.models.sharding import constrain
 from rl_sync.models.shards import by_rows
 from rl_sync.models.slot_shares import first_slots
 from rl_sync.models.token_sets import packed
+from rl_sync.models.vision.projector import Seen
 from rl_sync.rollout.sampling import (
     ALL_CHANGES,
     EXCLUDED,
@@ -178,10 +179,14 @@ def gathered(cache: KVCache) -> KVCache:
 
 @functools.partial(jax.jit, static_argnames=("config", "records_routes"))
 def prefill(
-    config: ModelConfig, params: Params, tokens: Int[Array, "R P"], records_routes: bool = False
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "R P"],
+    records_routes: bool = False,
+    images: Seen | None = None,
 ) -> Prefix:
-    """Prefills prompts that are padded on the right."""
-    _, cache, routes = transformer.prefill(config, params, tokens, records_routes)
+    """Prefills prompts that are padded on the right, with their images, if they have any."""
+    _, cache, routes = transformer.prefill(config, params, tokens, records_routes, images)
     assert isinstance(cache, KVCache)
     # Every process's host reads the routes.
     routes = None if routes is None else constrain(routes)
@@ -291,7 +296,7 @@ def decode_chunk(
         generated = rows.newest + 1 - rows.prompt_lengths
         draws = live & (generated >= 0)
         drawn, logprobs, kept = by_rows(
-            functools.partial(_sampled, changes),
+            functools.partial(_sampled, changes, config.vision.token_id if config.vision else None),
             transformer.logits(config, params, hidden),
             ("batch", "vocab"),
             rows.choice,
@@ -340,15 +345,22 @@ def _no_routes(config: ModelConfig, *shape: int) -> UInt[Array, "... L E"]:
 
 def _sampled(
     changes: LogitsProcessors,
+    never: int | None,
     logits: Float[Array, "B V"],
     choice: SamplingParams,
     history: RowHistory,
     keys: UInt32[Array, "B 2"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None]:
-    """Samples tokens; returns them, their log-probabilities, and the sets of possible tokens."""
+    """Samples tokens; returns them, their log-probabilities, and the sets of possible tokens.
+
+    Args:
+      never: a token that is never sampled.
+    """
     adjusted = adjusted_logits(logits, choice, history, changes)
+    if never is not None:
+        adjusted = adjusted.at[:, never].set(EXCLUDED)
     drawn, logprobs = draw(uniforms(keys, history.generated), adjusted, choice.greedy)
-    if changes.whole and changes.excludes:
+    if (changes.whole and changes.excludes) or (never is not None and not changes.masks):
         logprobs = whole_logprobs(logits, choice, history, changes, drawn)
     return drawn, logprobs, packed(adjusted > EXCLUDED) if changes.masks else None
 
@@ -388,10 +400,15 @@ def recompute(
     start: Int[Array, ""],
     count: int,
     span: int,
+    images: Seen | None = None,
 ) -> Slots:
-    """Recomputes the cache of slots `start` to `start + count`, up to position `span`."""
+    """Recomputes the cache of slots `start` to `start + count`, up to position `span`.
+
+    Args:
+      images: images of these slots.
+    """
     tokens = jax.lax.dynamic_slice_in_dim(slots.tokens[:, :span], start, count)
-    fresh = prefill(config, params, tokens).cache
+    fresh = prefill(config, params, tokens, images=images).cache
     assert fresh is not None
     assert isinstance(slots.cache, KVCache)
 

@@ -13,9 +13,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Int
 
+from rl_sync.sequence_images import SequenceImages
+
 
 def prefix_keys(
-    content: tuple[int | str, ...], tokens: Int[np.ndarray, " P"], page_tokens: int
+    content: tuple[int | str, ...],
+    tokens: Int[np.ndarray, " P"],
+    page_tokens: int,
+    images: SequenceImages | None = None,
 ) -> tuple[bytes, ...]:
     """Returns a key for each page of a prefix: equal keys mean equal keys and values.
 
@@ -26,12 +31,18 @@ def prefix_keys(
       content: everything besides the tokens that keys and values depend on, such as the version of
         the weights.
       page_tokens: number of tokens of a page.
+      images: images of the prefix.
     """
     # The page number is no part of the key: a key also stands for all tokens before its page.
     found, digest = [], hashlib.blake2b(repr(content).encode(), digest_size=16)
     ids = np.ascontiguousarray(tokens, np.int32)
     for start in range(0, (len(ids) - 1) // page_tokens * page_tokens, page_tokens):
         digest.update(ids[start : start + page_tokens].tobytes())
+        if images is not None:
+            # Its tokens may attend both ways, so the first page of a tile depends on all of it.
+            shown = images.over(len(ids))[start : start + page_tokens]
+            digest.update(repr(images.within(start, start + page_tokens)).encode())
+            digest.update(np.where(shown < 0, shown, shown % images.tile_tokens).tobytes())
         found.append(digest.digest())
     return tuple(found)
 

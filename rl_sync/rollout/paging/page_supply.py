@@ -126,7 +126,9 @@ class PageSupply:
         """Returns the keys of the pages of a waiting sequence's tokens."""
         if waiting.keys is None:
             content = (self.version,) if self.reuses else (self.version, waiting.ticket)
-            waiting.keys = prefix_keys(content, waiting.tokens, self.table.page_tokens)
+            waiting.keys = prefix_keys(
+                content, waiting.tokens, self.table.page_tokens, waiting.request.images
+            )
         return waiting.keys
 
     def steps(self, waiting: Waiting, shared: int) -> int | None:
@@ -134,11 +136,13 @@ class PageSupply:
 
         None if a prefill is better: decode steps read at most as many tokens as the pages hold,
         over all completions, and at most `most_stepped` of each. They cannot read tokens that were
-        sampled.
+        sampled, or that stand for images.
         """
         if not self.reuses or waiting.resumed is not None:
             return None
-        held = shared * self.table.page_tokens
+        held, images = shared * self.table.page_tokens, waiting.request.images
+        if images is not None and images.within(held, len(waiting.tokens)):
+            return None
         rest = len(waiting.tokens) - 1 - held
         return rest if rest <= self.most_stepped and rest * waiting.left <= held > 0 else None
 
