@@ -1,7 +1,8 @@
 """Records that pass between roles: prompts, leases, groups, train batches.
 
 Letters in shapes: G trajectories of a group, B rows of a batch, T token positions, C trained tokens
-of a row, E entries of a row's sampling masks, L layers. In routes, C is the experts of a token.
+of a row, E entries of a row's sampling masks, L layers, N tiles of images, S side of a tile in
+pixels, M tokens of a tile. In routes, C is the experts of a token.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt, UInt8, UInt32
 
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import record
@@ -146,6 +147,10 @@ class Group:
         `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
       routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
         without `rollout.routing_replay`.
+      image_at: for each token the index of its features, M · tile + offset; -1 at text. None if the
+        group has no images, as the two others.
+      tiles: pixels of the group's images, cut into tiles; each tile once.
+      tile_digests: 16 bytes that identify each tile.
       endings: ends of the episodes. They are not a column of a replay item, since only scoring
         needs them.
     """
@@ -165,6 +170,9 @@ class Group:
     truncated: Bool[np.ndarray, " G"] | None = None
     sampling_masks: UInt32[np.ndarray, "G E 3"] | None = None
     routes: UInt[np.ndarray, "G T L C"] | None = None
+    image_at: Int[np.ndarray, "G T"] | None = None
+    tiles: UInt8[np.ndarray, "N S S 3"] | None = None
+    tile_digests: UInt8[np.ndarray, "N 16"] | None = None
     endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
 
     @property
@@ -262,6 +270,20 @@ class Packing(NamedTuple):
 
 
 @record
+class RowImages(NamedTuple):
+    """Images of rows that are computed in parts of equally many rows, one after the other.
+
+    Attributes:
+      tiles: pixels; each part of the rows has an equal share of them, one share after the other.
+      at: for each token the index of its features, M · tile + offset, within its part's share; -1
+        at text.
+    """
+
+    tiles: UInt8[Array, "N S S 3"]
+    at: Int[Array, "B T"]
+
+
+@record
 class Demonstrations(NamedTuple):
     """Demonstrations, D rows.
 
@@ -269,11 +291,13 @@ class Demonstrations(NamedTuple):
       tokens: token ids of prompt and answer.
       mask: true at the answer's tokens, including its end-of-sequence token.
       packing: layout of packed rows; None where each row is one demonstration.
+      images: images of the prompts; None for text alone.
     """
 
     tokens: Int[Array, "D T"]
     mask: Bool[Array, "D T"]
     packing: Packing | None = None
+    images: RowImages | None = None
 
 
 @record
@@ -282,6 +306,7 @@ class Rows(NamedTuple):
 
     Attributes: as in `Group`, and
       packing: layout of packed rows; None where row i is trajectory i and one segment.
+      images: images of the rows; None for text alone.
     """
 
     tokens: Int[Array, "B T"]
@@ -292,6 +317,7 @@ class Rows(NamedTuple):
     turn_rewards: Float[Array, "B T"] | None = None
     sampling_masks: UInt32[Array, "B E 3"] | None = None
     routes: UInt[Array, "B T L C"] | None = None
+    images: RowImages | None = None
 
     @property
     def sequences(self) -> Int[Array, "B T"] | None:

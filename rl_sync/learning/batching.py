@@ -16,10 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Bool, Int, UInt8, UInt32
 
 from rl_sync.expert_routes import RouteShape
+from rl_sync.learning.row_images import gallery, in_parts
 from rl_sync.learning.row_layout import (
+    IMAGE_AT,
     PADDING,
     Source,
     first_fit_decreasing,
@@ -30,8 +32,9 @@ from rl_sync.learning.row_layout import (
     unpacked,
 )
 from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
+from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sampling_masks import no_entries, padded
-from rl_sync.types import Demonstrations, Group, Packing, Rows, TrainBatch
+from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
 MIXED: tuple[BatchingKind, ...] = ("packed", "shared")
@@ -70,6 +73,9 @@ class Batching:
       mask_words: expected maximum number of entries of a token's sampling mask; 0 for batches
         without masks.
       routes: shape of the tokens' recorded routes; None for batches without them.
+      vision: vision of the policy; None for batches of text alone.
+      part_rows: number of rows that are computed at once, with images of their own; 0 for all rows
+        of an update.
     """
 
     kind: str
@@ -83,6 +89,8 @@ class Batching:
     shared_row_tokens: int = 0
     mask_words: int = 0
     routes: RouteShape | None = None
+    vision: Vision | None = None
+    part_rows: int = 0
 
     @property
     def _most_rows(self) -> int:
@@ -190,8 +198,14 @@ class Batching:
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
         named += ["routes"] if self.routes is not None else []
-        columns, packing, source = self._in_rows(self._padded(groups, named))
-        fields: dict[str, Any] = {**columns, "packing": packing}
+        columns = self._padded(groups, named)
+        tiles = None
+        if self.vision is not None:
+            shown = gallery(self.vision, groups, self.row_tokens)
+            tiles, columns[IMAGE_AT] = shown.tiles, shown.at
+        columns, packing, source = self._in_rows(columns)
+        fields: dict[str, Any] = {"packing": packing, "images": self._images(tiles, columns)}
+        fields |= columns
         if self.mask_words:
             fields["sampling_masks"] = self._masks(groups, columns["tokens"].shape, source)
         names = ["rewards"]
@@ -213,6 +227,18 @@ class Batching:
                 start += len(part)
         return columns
 
+    def _images(
+        self, tiles: UInt8[np.ndarray, "N S S 3"] | None, columns: dict[str, np.ndarray]
+    ) -> RowImages | None:
+        """Lays out tiles for rows, whose column of features is taken out."""
+        if self.vision is None or tiles is None:
+            return None
+        at = columns.pop(IMAGE_AT)
+        parts = self.updates
+        if self.part_rows:
+            parts = len(at) // self.part_rows
+        return in_parts(self.vision, tiles, at, parts)
+
     def _masks(
         self, groups: list[Group], shape: tuple[int, int], source: Source
     ) -> UInt32[np.ndarray, "B E 3"]:
@@ -226,11 +252,14 @@ class Batching:
 
     def demonstrations(self, drawn: Demonstrations) -> Demonstrations:
         """Lays out demonstrations. They come one per row, as many as a batch has trajectories."""
-        columns, packing, _ = self._in_rows(
-            {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
-        )
+        given = {"tokens": np.asarray(drawn.tokens), "completion_mask": np.asarray(drawn.mask)}
+        tiles = None
+        if drawn.images is not None:
+            tiles, given[IMAGE_AT] = np.asarray(drawn.images.tiles), np.asarray(drawn.images.at)
+        columns, packing, _ = self._in_rows(given)
+        images = self._images(tiles, columns)
         fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
-        return Demonstrations(**fields, packing=packing)
+        return Demonstrations(**fields, packing=packing, images=images)
 
     def _in_rows(
         self, columns: dict[str, np.ndarray]
@@ -301,7 +330,8 @@ class Batching:
         """
         tokens, mask = columns["tokens"], columns["completion_mask"]
         shares = np.arange(len(mask)).reshape(self.updates, -1)
-        families = [branches(tokens, mask, share.tolist(), width) for share in shares]
+        at = columns.get(IMAGE_AT)
+        families = [branches(tokens, mask, share.tolist(), width, at) for share in shares]
         bins = [
             first_fit_decreasing(np.array([one.tokens for one in of_update], np.int32), width)
             for of_update in families
@@ -324,14 +354,21 @@ def default_row_tokens(row_tokens: int) -> int:
     return max(SHARED_ROW_TOKENS, 2 * row_tokens)
 
 
-def lay_out(drawn: Demonstrations, kind: str) -> Demonstrations:
-    """Lays out the demonstrations of one update, as a `Batching` of that kind lays out batches."""
-    return demonstration_batching(kind, *drawn.tokens.shape).demonstrations(drawn)
+def lay_out(drawn: Demonstrations, kind: str, vision: Vision | None = None) -> Demonstrations:
+    """Lays out the demonstrations of one update, as a `Batching` of that kind lays out batches.
+
+    Args:
+      vision: vision of the policy.
+    """
+    count, row_tokens = drawn.tokens.shape
+    return demonstration_batching(kind, count, row_tokens, vision).demonstrations(drawn)
 
 
-def demonstration_batching(kind: str, count: int, row_tokens: int) -> Batching:
+def demonstration_batching(
+    kind: str, count: int, row_tokens: int, vision: Vision | None = None
+) -> Batching:
     """Returns the layout of the demonstrations of one update."""
-    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0)
+    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0, vision=vision)
 
 
 def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:

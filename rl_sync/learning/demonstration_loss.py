@@ -9,14 +9,14 @@ import functools
 from collections.abc import Callable
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.learning.microbatches import gradient
 from rl_sync.types import Demonstrations, Params
 
 Metrics = dict[str, Float[Array, ""]]
-Logprobs = Callable[[Params, Int[Array, "D T"]], Float[Array, "D T"]]
+Logprobs = Callable[[Params, Demonstrations], Float[Array, "D T"]]
 
 
 def mix_in(
@@ -34,7 +34,7 @@ def mix_in(
 
     Args:
       gradients: gradient of the loss of rollouts with respect to the trained parameters.
-      logprobs: function from trained parameters and tokens to log-probabilities.
+      logprobs: function from trained parameters and demonstrations to log-probabilities.
       share: μ of `losses.mixed`.
       microbatch_rows, scale: see `gradient`.
     """
@@ -43,7 +43,7 @@ def mix_in(
     def loss_of(
         trained: Params, rows: Demonstrations
     ) -> tuple[Float[Array, ""], tuple[Metrics, None]]:
-        loss = aggregation.token_mean(losses.sft(logprobs(trained, rows.tokens)), rows.mask, count)
+        loss = aggregation.token_mean(losses.sft(logprobs(trained, rows)), rows.mask, count)
         return loss, ({"demonstration_loss": loss}, None)
 
     towards, (metrics, _) = gradient(loss_of, trained, demonstrations, microbatch_rows, scale)

@@ -20,7 +20,9 @@ from rl_sync.models.logprobs import hidden_logprobs, next_logprobs
 from rl_sync.models.sharding import constrain
 from rl_sync.models.token_sets import TokenSets, kept_at, seen_at
 from rl_sync.models.transformer import hidden_states
-from rl_sync.types import Packing, Params, SharedPrompts
+from rl_sync.models.vision.projector import Seen
+from rl_sync.models.vision.tower import image_features
+from rl_sync.types import Packing, Params, RowImages, SharedPrompts
 
 
 class Outputs(NamedTuple):
@@ -48,12 +50,14 @@ class Forward:
       temperature: divides the logits.
       logits_bytes: see `token_logprobs`.
       repetition_penalty: repetition penalty of the rollouts; see `Sampling`.
+      trains_tower: whether gradients reach the vision tower.
     """
 
     model: ModelConfig
     temperature: float
     logits_bytes: int
     repetition_penalty: float = 1.0
+    trains_tower: bool = True
 
     @property
     def plain(self) -> Forward:
@@ -76,9 +80,10 @@ class Forward:
         packing: Packing | None = None,
         masks: UInt32[Array, "B E 3"] | None = None,
         routes: UInt[Array, "B T L C"] | None = None,
+        images: RowImages | None = None,
     ) -> Float[Array, "B T"]:
         """Computes the log-probability of each token; see `outputs`."""
-        return self.outputs(trained, None, frozen, tokens, packing, masks, routes).logprobs
+        return self.outputs(trained, None, frozen, tokens, packing, masks, routes, images).logprobs
 
     def values(
         self,
@@ -88,11 +93,12 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
         routes: UInt[Array, "B T L C"] | None = None,
+        images: RowImages | None = None,
     ) -> Float[Array, "B T"]:
         """Computes the values of `Outputs`; for the arguments see `outputs`."""
         if not _is_head(critic):
             trained, routes = critic, None
-        hidden = self._hidden(self.join(trained, frozen), tokens, packing, routes)
+        hidden = self._hidden(self.join(trained, frozen), tokens, packing, routes, images)
         return _values(critic, hidden, packing)
 
     def scalars(
@@ -101,10 +107,11 @@ class Forward:
         frozen: Params,
         tokens: Int[Array, "B T"],
         packing: Packing | None = None,
+        images: RowImages | None = None,
     ) -> Float[Array, "B T"]:
         """Computes a reward model's score of each prefix; see `token_scalars`."""
         params = self.join(trained, frozen)
-        return hidden_scalars(params, self._hidden(params, tokens, packing))
+        return hidden_scalars(params, self._hidden(params, tokens, packing, images=images))
 
     def outputs(
         self,
@@ -115,6 +122,7 @@ class Forward:
         packing: Packing | None = None,
         masks: UInt32[Array, "B E 3"] | None = None,
         routes: UInt[Array, "B T L C"] | None = None,
+        images: RowImages | None = None,
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
@@ -129,9 +137,10 @@ class Forward:
           masks: sampling masks of the rows; None if all tokens could be sampled.
           routes: experts to which the policy sends the tokens again (see
             `rl_sync.expert_routes`); None if it chooses. A critic's own model always chooses.
+          images: images of the rows; None for text alone.
         """
         params = self.join(trained, frozen)
-        hidden = self._hidden(params, tokens, packing, routes)
+        hidden = self._hidden(params, tokens, packing, routes, images)
         logprobs, entropy = self._logprobs(
             params, hidden, constrain(tokens, "batch"), packing, masks
         )
@@ -140,7 +149,9 @@ class Forward:
             its_own = not _is_head(critic)
             values = _values(
                 critic,
-                self._hidden(self.join(critic, frozen), tokens, packing) if its_own else hidden,
+                self._hidden(self.join(critic, frozen), tokens, packing, images=images)
+                if its_own
+                else hidden,
                 packing,
             )
         return Outputs(logprobs, entropy, values)
@@ -208,11 +219,13 @@ class Forward:
         tokens: Int[Array, "B T"],
         packing: Packing | None,
         routes: UInt[Array, "B T L C"] | None = None,
+        images: RowImages | None = None,
     ) -> Float[Array, "B T D"]:
         trunk = {name: value for name, value in params.items() if name != HEAD}
         tokens = constrain(tokens, "batch")
+        seen = None if images is None else self._seen(trunk, images)
         if packing is None:
-            return hidden_states(self.model, trunk, tokens, routes=routes)
+            return hidden_states(self.model, trunk, tokens, routes=routes, images=seen)
         return hidden_states(
             self.model,
             trunk,
@@ -221,7 +234,14 @@ class Forward:
             segments=packing.attending,
             prompts=None if packing.prompts is None else packing.prompts.copies,
             routes=routes,
+            images=seen,
         )
+
+    def _seen(self, params: Params, images: RowImages) -> Seen:
+        features = image_features(self.model, params, images.tiles)
+        if not self.trains_tower:
+            features = jax.lax.stop_gradient(features)
+        return Seen(features, constrain(images.at, "batch"))
 
 
 def _is_head(critic: Params) -> bool:

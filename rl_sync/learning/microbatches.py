@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rl_sync.models.sharding import constrain
+from rl_sync.types import RowImages
 
 Trained = TypeVar("Trained")
 """A pytree of parameters, or of their gradient."""
 Rows = TypeVar("Rows")
-"""A pytree of arrays with a leading axis of rows."""
+"""A pytree of arrays with a leading axis of rows, or of tiles of images, in equal parts."""
 Sums = TypeVar("Sums")
 """A pytree of sums over rows."""
 OfRows = TypeVar("OfRows")
@@ -84,7 +85,15 @@ def _joined(parts: Array) -> Array:
 
 
 def _parts(rows: Rows, microbatch_rows: int) -> Rows:
+    count = _row_count(rows) // microbatch_rows
+
     def cut(x: Array) -> Array:
-        return constrain(x.reshape(-1, microbatch_rows, *x.shape[1:]), None, "batch")
+        return constrain(x.reshape(count, -1, *x.shape[1:]), None, "batch")
 
     return jax.tree.map(cut, rows)
+
+
+def _row_count(rows: Rows) -> int:
+    """Returns the number of rows; tiles of images are others (`RowImages`)."""
+    first = jax.tree.leaves(rows, is_leaf=lambda x: isinstance(x, RowImages))[0]
+    return (first.at if isinstance(first, RowImages) else first).shape[0]

@@ -77,6 +77,7 @@ class Preparation:
                     some.packing,
                     some.sampling_masks,
                     some.routes if replays else None,
+                    some.images,
                 )
             )
 
@@ -89,7 +90,13 @@ class Preparation:
             critic = state.critic.params
             values = of_rows(
                 lambda some: self.forward.values(
-                    trained, critic, frozen, some.tokens, some.packing, some.routes
+                    trained,
+                    critic,
+                    frozen,
+                    some.tokens,
+                    some.packing,
+                    some.routes,
+                    some.images,
                 )
             )
         recorded = mismatch = None

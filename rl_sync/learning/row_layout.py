@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, UInt32
 
 from rl_sync.expert_routes import unrecorded_in
 from rl_sync.sampling_masks import padded
+from rl_sync.sequence_images import TEXT
 from rl_sync.types import Packing
 
 PADDING: dict[str, Any] = {
@@ -20,7 +21,13 @@ PADDING: dict[str, Any] = {
     "behavior_logprobs": 0.0,
     "policy_versions": -1,
 }
-EPISODE_PADDING: dict[str, Any] = {"turn_rewards": 0.0, "segments": -1, "positions": 0}
+IMAGE_AT = "image_at"
+_MORE_PADDING: dict[str, Any] = {
+    "turn_rewards": 0.0,
+    "segments": -1,
+    "positions": 0,
+    IMAGE_AT: TEXT,
+}
 Source = Int[np.ndarray, "B T"] | None
 """The token at each position of a batch: its index in the flattened trajectories, -1 for padding.
 None if row i is trajectory i."""
@@ -80,7 +87,7 @@ def padding_of(name: str, dtype: Any) -> Any:
     """Returns the value of a column at padding."""
     if name == "routes":
         return unrecorded_in(dtype)
-    return (PADDING | EPISODE_PADDING)[name]
+    return (PADDING | _MORE_PADDING)[name]
 
 
 def masks_in_rows(

@@ -54,6 +54,7 @@ def branches(
     mask: Bool[np.ndarray, "N S"],
     indices: Iterable[int],
     row_tokens: int,
+    image_at: Int[np.ndarray, "N S"] | None = None,
 ) -> list[Branches]:
     """Joins neighbouring trajectories that have the same prompt, as many as fit into a row.
 
@@ -63,7 +64,10 @@ def branches(
       mask: true at the learned tokens; the prompt is everything before the first of them.
       indices: trajectories to consider, in order.
       row_tokens: maximum number of tokens of a row.
+      image_at: features of tokens that stand for images; None for text alone. The same text with
+        other images is another prompt.
     """
+    identity = [tokens] if image_at is None else [tokens, image_at]
     found: list[Branches] = []
     for i in indices:
         (learned,) = np.nonzero(mask[i])
@@ -71,7 +75,7 @@ def branches(
             continue
         # A first token cannot be learned, so a prompt has at least one token.
         span = TokenSpan(max(int(learned[0]), 1), int(learned[-1]) + 1)
-        if found and _continues(tokens, found[-1], i, span, row_tokens):
+        if found and _continues(identity, found[-1], i, span, row_tokens):
             found[-1].spans[i] = span
         else:
             found.append(Branches({i: span}))
@@ -79,14 +83,14 @@ def branches(
 
 
 def _continues(
-    tokens: Int[np.ndarray, "N S"], last: Branches, i: int, span: TokenSpan, row_tokens: int
+    identity: list[Int[np.ndarray, "N S"]], last: Branches, i: int, span: TokenSpan, row_tokens: int
 ) -> bool:
     """Says whether a trajectory has the prompt of `last` and fits into the same row."""
-    prompt = slice(last.prompt_tokens)
+    prompt, first = slice(last.prompt_tokens), next(iter(last.spans))
     return (
         span.start == last.prompt_tokens
         and last.tokens + span.end - span.start <= row_tokens
-        and np.array_equal(tokens[i, prompt], tokens[next(iter(last.spans)), prompt])
+        and all(np.array_equal(values[i, prompt], values[first, prompt]) for values in identity)
     )
 
 

@@ -119,7 +119,9 @@ class Update(ABC, Generic[Share, Common]):
             plain = self.forward.plain
             mixed, more = demonstration_loss.mix_in(
                 gradients[0],
-                lambda trained, tokens: plain.logprobs(self._held(trained), frozen, tokens),
+                lambda trained, rows: plain.logprobs(
+                    self._held(trained), frozen, rows.tokens, images=rows.images
+                ),
                 learned.trained,
                 demonstrations,
                 share=self.loss.algorithm.demonstration_coefficient,
@@ -235,6 +237,7 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
             rows.packing,
             rows.sampling_masks,
             rows.routes,
+            rows.images,
         )
         if self.scores:
             drawn = rows._replace(behavior_logprobs=jax.lax.stop_gradient(found.logprobs))

@@ -46,7 +46,7 @@ from rl_sync.models.placement import (
 )
 from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.shards import all_as_stored
-from rl_sync.types import Demonstrations, Packing, Params, TrainBatch
+from rl_sync.types import Demonstrations, Packing, Params, RowImages, TrainBatch
 
 Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 Of = ParamSpec("Of")
@@ -197,6 +197,7 @@ class Trainer:
         tokens: Int[Array, "B T"],
         mask: Bool[Array, "B T"],
         packing: Packing | None = None,
+        images: RowImages | None = None,
     ) -> tuple[TrainState, Metrics]:
         """Takes one supervised update on demonstrations; `mask` is true at tokens to train on.
 
@@ -211,7 +212,11 @@ class Trainer:
             trained: Params, tokens: Int[Array, "B T"]
         ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], None]]:
             logprobs = forward.logprobs(
-                constrain_like(trained, self._abstract_trained), frozen, tokens, packing
+                constrain_like(trained, self._abstract_trained),
+                frozen,
+                tokens,
+                packing,
+                images=images,
             )
             loss = aggregation.token_mean(losses.sft(logprobs), mask)
             return loss, (loss, None)

@@ -40,7 +40,9 @@ class PairUpdate(Update[Pairs, int]):
     ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
         del critic
         rows = known.rows
-        scores = self.forward.scalars(self._held(trained), frozen, rows.tokens, rows.packing)
+        scores = self.forward.scalars(
+            self._held(trained), frozen, rows.tokens, rows.packing, rows.images
+        )
         loss, metrics = pairs.pair_loss(scores, known, totals)
         return loss, (metrics, {})
 
