@@ -27,8 +27,20 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, Tokenizer
-from rl_sync.tasks.toy import arithmetic, digits, humaneval, mmlu, school, shapes, worked
+from rl_sync.tasks.toy import (
+    arithmetic,
+    board,
+    chart,
+    digits,
+    humaneval,
+    mmlu,
+    school,
+    shapes,
+    worked,
+)
 from rl_sync.tasks.toy.arithmetic import ArithmeticConfig
+from rl_sync.tasks.toy.board import BoardConfig
+from rl_sync.tasks.toy.chart import ChartConfig
 from rl_sync.tasks.toy.digits import DigitsConfig
 from rl_sync.tasks.toy.humaneval import HumanEvalConfig
 from rl_sync.tasks.toy.mmlu import MmluConfig
@@ -82,6 +94,10 @@ class TaskSections:
     )
     digits: DigitsConfig = task(
         DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
+    )
+    chart: ChartConfig = task(ChartConfig, chart.load, "Questions about bar charts.")
+    board: BoardConfig = task(
+        BoardConfig, board.load, "Questions about a board with holes, a player and a goal."
     )
     jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
     mixture: MixtureConfig = task(
