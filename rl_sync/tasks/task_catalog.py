@@ -18,6 +18,7 @@ from rl_sync.spelling import require_one_of
 from rl_sync.tasks import dataset, jsonl, mixture, own
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.dialogues import Rendering
+from rl_sync.tasks.exchanged_images import with_exchanged_images
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.mixture import MixtureConfig
@@ -149,6 +150,12 @@ class TaskConfig(TaskSections, LengthLimits):
         " answer would begin.",
     )
 
+    exchange_images: bool = setting(
+        False,
+        "Gives each problem the images of another one, as a control: a policy that learns anything"
+        " then learned it without seeing.",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_template(self.shot_template)
@@ -209,6 +216,8 @@ def _load(
     played: frozenset[str],
 ) -> Task:
     problems = _problems(config, seed, played)
+    if config.exchange_images:
+        problems = with_exchanged_images(problems, seed)
     if (named := config.reward or reward) is not None:
         problems = dataclasses.replace(problems, reward=named)
     if problems.unanswered and reads_answer(problems.reward):
