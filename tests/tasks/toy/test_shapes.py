@@ -117,12 +117,41 @@ def test_answers_agree_with_what_is_seen_in_the_image(side):
         if one.row["category"] == "box":
             color = words[-2]
             assert one.row["boxes"][0] in [box for _, name, box in spots if name == color]
-        if one.row["category"] == "side" and words[2] != words[8]:
-            centers = {color: box[0] + box[2] for _, color, box in spots}
-            counts = [color for _, color, _ in spots]
-            if counts.count(words[2]) == counts.count(words[8]) == 1:
-                is_left = centers[words[2]] < centers[words[8]]
-                assert one.answer == ("left" if is_left else "right")
+
+
+def names_seen(pixels, cells=3):
+    """Returns the name and the box of each shape, which it tells by its outline."""
+    outlines = {}
+    for shape in SHAPES:
+        for small in (False, True):
+            scene = Scene(cells, (SceneShape(0, 0, shape, "red", small),))
+            x1, y1, x2, y2 = scene.box(scene.items[0], len(pixels))
+            cut = scene.pixels(len(pixels))[y1:y2, x1:x2]
+            outlines[(cut == COLORS["red"]).all(-1).tobytes()] = shape
+    found = []
+    for _, color, (x1, y1, x2, y2) in shapes_seen(pixels):
+        outline = (pixels[y1:y2, x1:x2] == COLORS[color]).all(-1).tobytes()
+        found.append((f"{color} {outlines[outline]}", [x1, y1, x2, y2]))
+    return found
+
+
+@pytest.mark.parametrize("side", [28, 56])
+def test_shapes_that_a_question_names_are_seen_once(side):
+    found = load(dataclasses.replace(CONFIG, side_pixels=side), seed=4)
+    for one in (*found.train, *found.held_out):
+        seen = names_seen(one.row["images"][0].pixels())
+        words = one.text.rstrip("?.").split()
+        if one.row["category"] == "side":
+            first, second = " ".join(words[2:4]), " ".join(words[9:11])
+            (left,), (right,) = ([box[0] + box[2] for name, box in seen if name == named]
+                                 for named in (first, second))  # fmt: skip
+            assert one.answer == ("left" if left < right else "right")
+            assert left != right
+        if one.row["category"] == "color":
+            assert [name.split()[0] for name, _ in seen if name.endswith(words[-1])] == [one.answer]
+        if one.row["category"] == "box":
+            named = " ".join(words[-2:])
+            assert [box for name, box in seen if name == named] == one.row["boxes"]
 
 
 def test_answers_are_equally_frequent_whatever_the_question_says():
