@@ -34,10 +34,12 @@ class JudgedAnswer(NamedTuple):
       solved: whether it solves the problem; None if it could not be judged.
       vote: its answer as text; equal answers have equal texts. None if the reward read no answer;
         such a completion agrees with no other.
+      score: what the reward's first term gives it; None if it is not recorded.
     """
 
     solved: bool | None
     vote: str | None = None
+    score: float | None = None
 
 
 class Problem(NamedTuple):
@@ -113,9 +115,11 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
       any; no metric counts them. `pass@k` leaves out problems with fewer than k judged completions.
       A metric is NaN, which records write as null, if no problem is left.
 
-      The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some
-      prompts are trained on, `accuracy_seen` and `problems_seen` cover the problems with these
-      prompts, and `accuracy_unseen` and `problems_unseen` all other problems, if there are any.
+      The accuracy of each category is `accuracy/CATEGORY`, with `problems/CATEGORY`. If some scores
+      are neither 0 nor 1, `score` is the mean score, and `score/CATEGORY` that of a category: mean
+      IoU with the reward `iou`, and ANLS with `anls`. If some prompts are trained on,
+      `accuracy_seen` and `problems_seen` cover the problems with these prompts, and
+      `accuracy_unseen` and `problems_unseen` all other problems, if there are any.
     """
     metrics = _metrics(samples)
     if not any(answer.vote is not None for one in problems for answer in one.answers):
@@ -124,9 +128,15 @@ def measure(problems: Sequence[Problem], samples: int = 1) -> dict[str, float]:
     unjudged = sum(answer.solved is None for one in problems for answer in one.answers)
     if unjudged:
         values["unjudged"] = unjudged
+    is_graded = any(answer.score not in (None, 0, 1) for one in problems for answer in one.judged)
+    if is_graded:
+        values["score"] = _mean_score(problems)
     accuracy = {"accuracy": _metrics(samples)["accuracy"]}
     for category in sorted({one.category for one in problems} - {""}):
-        part = _of([one for one in problems if one.category == category], accuracy)
+        of_category = [one for one in problems if one.category == category]
+        part = _of(of_category, accuracy)
+        if is_graded:
+            part["score"] = _mean_score(of_category)
         values |= {f"{name}/{category}": value for name, value in part.items()}
     if not any(one.is_seen for one in problems):
         return values
@@ -151,6 +161,13 @@ def _of(problems: Sequence[Problem], metrics: Mapping[str, tuple[int, Value]]) -
         values |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
     values["problems"] = sum(bool(one.judged) for one in problems)
     return values
+
+
+def _mean_score(problems: Sequence[Problem]) -> float:
+    """Averages the scores of each problem's completions, then the problems; NaN without scores."""
+    scores = [[one.score for one in of.judged if one.score is not None] for of in problems]
+    means = [sum(some) / len(some) for some in scores if some]
+    return sum(means) / len(means) if means else math.nan
 
 
 def describe_share(value: float | None) -> str:

@@ -499,6 +499,13 @@ _ACCURACY = (
     Metric("accuracy_seen", "Accuracy on held-out problems whose prompts are trained on, too."),
     Metric("accuracy_unseen", "Accuracy on the others."),
     Metric("accuracy/CATEGORY", "Accuracy on the problems of one category, with interval."),
+    Metric(
+        "score",
+        "Mean score by the reward's first term, if it is not always 0 or 1: ANLS with `anls`, mean"
+        " IoU with `iou`.",
+        normal="rises",
+    ),
+    Metric("score/CATEGORY", "Mean score on the problems of one category."),
     Metric("pass@K", "Chance that one of K completions solves a problem, with interval."),
     Metric("games_won", "Share of games of several players that the policy won.", normal="rises"),
     Metric("games_drawn", "Share that ended in a draw."),

@@ -21,6 +21,7 @@ from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.scoring.judging import SOLVING_SCORE
 from rl_sync.scoring.score_requests import await_call, judged, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
@@ -231,11 +232,16 @@ class EvaluationResults:
                 fresh.append(item)
         return fresh
 
-    def add(self, item: CompletionToScore, judgement: Judgement, solved: bool) -> None:
-        """Adds the score of a completion; a second score of the same completion is ignored."""
-        known = solved if judgement.is_known else None
-        key = item.prompt_id, item.sample
-        self.answers.setdefault(key, JudgedAnswer(known, judgement.answer))
+    def add(self, item: CompletionToScore, judgement: Judgement, score: float) -> None:
+        """Adds the score of a completion; a second score of the same completion is ignored.
+
+        Args:
+          score: the score by the reward's first term.
+        """
+        key, answer = (item.prompt_id, item.sample), JudgedAnswer(None, judgement.answer)
+        if judgement.is_known:
+            answer = answer._replace(solved=score >= SOLVING_SCORE, score=score)
+        self.answers.setdefault(key, answer)
         if item.ending is not None and item.ending.seat is not None and judgement.is_known:
             self._games.setdefault(key, item.ending.metrics)
 

@@ -23,7 +23,7 @@ from rl_sync.roles.engines import rollout_engine
 from rl_sync.roles.evaluator import EvaluationResults, EvaluationSet, completed
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.saved_policy import load_policy, step_named
-from rl_sync.scoring.judging import solves
+from rl_sync.scoring.judging import SOLVING_SCORE, first_score
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -143,7 +143,8 @@ def _judged(
         judged = judge.judge(asked)
     records = []
     for item, one in zip(items, judged, strict=True):
-        sheet.add(item, one, solves(one, main))
+        score = first_score(one, main)
+        sheet.add(item, one, score)
         records.append(
             {
                 "problem": item.prompt_id,
@@ -152,7 +153,7 @@ def _judged(
                 "completion": item.text,
                 "truncated": item.truncated,
                 "score": one.score,
-                "solved": solves(one, main),
+                "solved": score >= SOLVING_SCORE,
                 "answer": one.answer,
                 "why": one.why,
             }

@@ -34,7 +34,8 @@ _LEAST_JUDGED = 8
 _EXAMPLES = 3
 _RECORDED_CHARACTERS = 2000
 _TRIED_ROWS = 2
-_SOLVED = 1 - 1e-6
+SOLVING_SCORE = 1 - 1e-6
+"""Least score by the reward's first term of a completion that solves its problem."""
 
 
 class Scorer(Protocol):
@@ -281,6 +282,10 @@ class MasterScoring:
         """Says whether a judgement's completion solves its problem."""
         return solves(judgement, self._main)
 
+    def first_score(self, judgement: Judgement) -> float:
+        """Returns the score of a judgement by the reward's first term."""
+        return first_score(judgement, self._main)
+
     def _count(
         self,
         prompts: Sequence[Prompt],
@@ -368,12 +373,17 @@ def is_above(lost: int, count: int, limit: float) -> bool:
 
 
 def solves(judgement: Judgement, main: str) -> bool:
-    """Says whether the first term of a reward, called `main`, gives a completion 1 or more.
+    """Says whether the first term of a reward, called `main`, gives a completion 1 or more."""
+    return first_score(judgement, main) >= SOLVING_SCORE
+
+
+def first_score(judgement: Judgement, main: str) -> float:
+    """Returns the score by the first term of a reward, called `main`; 0 if nothing was judged.
 
     Each set of a mixture has a first term of its own.
     """
     name = f"{BY_SET}/{ACCURACY}" if main == BY_SET else main
-    return judgement.is_known and judgement.components.get(name, 0.0) >= _SOLVED
+    return judgement.components.get(name, 0.0) if judgement.is_known else 0.0
 
 
 def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:

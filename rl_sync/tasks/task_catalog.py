@@ -18,6 +18,7 @@ from rl_sync.spelling import require_one_of
 from rl_sync.tasks import dataset, jsonl, mixture, own
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.dialogues import Rendering
+from rl_sync.tasks.exchanged_images import with_exchanged_images
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.mixture import MixtureConfig
@@ -27,8 +28,20 @@ from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, Tokenizer
-from rl_sync.tasks.toy import arithmetic, digits, humaneval, mmlu, school, shapes, worked
+from rl_sync.tasks.toy import (
+    arithmetic,
+    board,
+    chart,
+    digits,
+    humaneval,
+    mmlu,
+    school,
+    shapes,
+    worked,
+)
 from rl_sync.tasks.toy.arithmetic import ArithmeticConfig
+from rl_sync.tasks.toy.board import BoardConfig
+from rl_sync.tasks.toy.chart import ChartConfig
 from rl_sync.tasks.toy.digits import DigitsConfig
 from rl_sync.tasks.toy.humaneval import HumanEvalConfig
 from rl_sync.tasks.toy.mmlu import MmluConfig
@@ -83,6 +96,10 @@ class TaskSections:
     digits: DigitsConfig = task(
         DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
     )
+    chart: ChartConfig = task(ChartConfig, chart.load, "Questions about bar charts.")
+    board: BoardConfig = task(
+        BoardConfig, board.load, "Questions about a board with holes, a player and a goal."
+    )
     jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
     mixture: MixtureConfig = task(
         MixtureConfig,
@@ -131,6 +148,12 @@ class TaskConfig(TaskSections, LengthLimits):
         TEMPLATE,
         "Text of a solved problem, with `{question}` and then `{answer}`. The prompt ends where the"
         " answer would begin.",
+    )
+
+    exchange_images: bool = setting(
+        False,
+        "Gives each problem the images of another one, as a control: a policy that learns anything"
+        " then learned it without seeing.",
     )
 
     def __post_init__(self) -> None:
@@ -193,6 +216,8 @@ def _load(
     played: frozenset[str],
 ) -> Task:
     problems = _problems(config, seed, played)
+    if config.exchange_images:
+        problems = with_exchanged_images(problems, seed)
     if (named := config.reward or reward) is not None:
         problems = dataclasses.replace(problems, reward=named)
     if problems.unanswered and reads_answer(problems.reward):

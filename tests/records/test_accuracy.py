@@ -43,6 +43,22 @@ def test_what_could_not_be_judged_is_counted_apart():
     assert describe_share(0.25) == "25.0%"
 
 
+def test_graded_scores_are_averaged_for_each_category_and_others_are_not_listed():
+    def graded(category, *scores):
+        answers = [JudgedAnswer(score == 1, "a", score) for score in scores]
+        return Problem([*answers, JudgedAnswer(None)], category=category)
+
+    boxes = [graded("box", 0.5, 1.0), graded("box", 0.0, 0.0)]
+    values = measure([*boxes, graded("count", 1.0, 0.0), graded("text", 0.8)], samples=3)
+    assert values["score"] == pytest.approx((0.75 + 0 + 0.5 + 0.8) / 4)
+    assert values["accuracy"] == pytest.approx((0.5 + 0 + 0.5 + 0) / 4)
+    assert values["score/box"] == 0.375
+    assert values["accuracy/box"] == 0.25
+    assert (values["score/count"], values["score/text"]) == (0.5, 0.8)
+    whole = measure([graded("count", 1.0, 0.0), problem(True)])
+    assert not [name for name in whole if "score" in name]
+
+
 def test_problems_that_are_trained_on_too_are_measured_apart():
     seen = [problem(one, is_seen=True) for one in (True, False)]
     values = measure([*seen, *(problem(one) for one in (True, False, False))])

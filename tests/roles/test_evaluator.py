@@ -11,13 +11,17 @@ from rl_sync.cluster.pending import Await
 from rl_sync.cluster.scoring_calls import CompletionToScore, ScoredCompletion, Scores
 from rl_sync.configs import gsm8k
 from rl_sync.ending import Ending
-from rl_sync.rewards.judgement import Judgement
+from rl_sync.rewards.judgement import Completion, Judgement
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.roles import evaluator as evaluation
 from rl_sync.roles import wiring
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
+from rl_sync.rollout.sampling import Sampling
+from rl_sync.scoring.judging import first_score
 from rl_sync.settings.config_reading import read_settings
 from tests.cluster.memory_session import MemorySession
 from tests.settings.changed import config_with
+from tests.tasks import loading
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +138,29 @@ def judged(number, answer="", sample=0, score=1.0):
     return item, Judgement(score, answer=answer or None)
 
 
+def test_answers_about_images_are_measured_by_kind_of_question():
+    task = loading.load(name="shapes", shapes__problems=50, shapes__held_out_problems=100)
+    examination = evaluation.EvaluationSet(task, Sampling(4, (0,)), problems=100)
+    sheet, rubric = evaluation.EvaluationResults(examination, "category"), Rubric(task.reward)
+    for prompt in examination.prompts:
+        kind, x1 = prompt.row["category"], 0
+        if kind == "box":
+            x1, *others = prompt.row["boxes"][0]
+            x1 += (others[1] - x1) // 2
+            answer = str([x1, *others])  # The right half of the box.
+        else:
+            answer = prompt.answer if kind in ("count", "side") else "nothing"
+        request = ScoringRequest(prompt.fields, Completion(answer))
+        judgement = rubric.judge([request])[0]
+        sheet.add(judged(prompt.prompt_id)[0], judgement, first_score(judgement, "vision"))
+    values = sheet.measure()
+    kinds = ("count", "color", "side", "bigger", "box")
+    assert [values[f"accuracy/{kind}"] for kind in kinds] == [1, 0, 1, 0, 0]
+    assert [values[f"problems/{kind}"] for kind in kinds] == [20] * 5
+    assert [values[f"score/{kind}"] for kind in kinds] == [1, 0, 1, 0, 0.5]
+    assert (values["accuracy"], values["score"]) == (0.4, pytest.approx(0.5))
+
+
 def test_a_completion_counts_once_however_often_it_comes(settings, task):
     examination = dataclasses.replace(wiring.examination(settings, task), samples=2)
     sheet = evaluation.EvaluationResults(examination, "category")
@@ -141,9 +168,9 @@ def test_a_completion_counts_once_however_often_it_comes(settings, task):
     assert sheet.new(items) == [items[0], items[1], items[3]]
     assert sheet.new(items) == []
     for item, one in (judged(0), judged(1), judged(0, score=0.0), judged(0, sample=1)):
-        sheet.add(item, one, one.score == 1.0)
+        sheet.add(item, one, one.score)
     assert not sheet.is_complete
-    sheet.add(*judged(1, sample=1, score=None), False)
+    sheet.add(*judged(1, sample=1, score=None), 0.0)
     assert sheet.is_complete
     assert [[one.solved for one in problem.answers] for problem in sheet.problems] == [
         [True, True],
@@ -176,7 +203,7 @@ def test_games_of_several_players_are_won_drawn_or_lost(settings, task):
         ending = Ending({}, {} if result == "cut" else metrics, "done", "", 3, seat=number % 2)
         score = None if result == "unjudged" else 0.0
         item, one = judged(number % 2, sample=number // 2, score=score)
-        sheet.add(item._replace(ending=ending), one, result == "won")
+        sheet.add(item._replace(ending=ending), one, float(result == "won"))
     values = sheet.measure()
     found = [values[f"games_{name}"] for name in ("won", "drawn", "lost")]
     assert found == pytest.approx([2 / 5, 1 / 5, 1 / 5])

@@ -7,7 +7,7 @@ import pytest
 
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.scoring.judging import solves
+from rl_sync.scoring.judging import first_score, solves
 from rl_sync.tasks.curriculum import (
     CurriculumSettings,
     PromptPool,
@@ -80,6 +80,8 @@ def test_a_reward_can_be_given_for_each_set(tmp_path):
     assert right.components["by_set/arithmetic/exact"] == 1.0
     assert words.components["by_set/mine/language"] == 1.0
     assert [solves(x, "by_set") for x in (right, wrong, words)] == [True, False, False]
+    assert first_score(right, "by_set") == 1
+    assert first_score(wrong, "by_set") == 0
     with pytest.raises(ValueError, match="by_set has no reward for the set 'mine': it has sums"):
         Rubric("by_set(sums='exact')").check([other.fields])
 

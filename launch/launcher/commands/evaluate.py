@@ -104,11 +104,15 @@ def table(done: Evaluation, samples: int) -> str:
         f"{'metric':<{_WIDTH}} {'value':>8}   95% interval",
         *(_row(values, name, name) for name in metric_names(samples) if name in values),
     ]
+    if "score" in values:
+        lines.append(f"{'mean score':<{_WIDTH}} {values['score']:>8.3f}")
     categories = [name.partition("/")[2] for name in values if name.startswith("problems/")]
     for category in categories:
         label = f"accuracy of {category}"
         row = _row(values, label, "accuracy", f"/{category}")
-        lines.append(f"{row}   {values[f'problems/{category}']:.0f} problems")
+        score = values.get(f"score/{category}")
+        scored = "" if score is None else f", mean score {score:.3f}"
+        lines.append(f"{row}   {values[f'problems/{category}']:.0f} problems{scored}")
     for part in ("seen", "unseen"):
         if f"accuracy_{part}" in values:
             count = values[f"problems_{part}"]

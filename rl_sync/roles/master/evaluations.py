@@ -138,7 +138,7 @@ class Evaluations:
         with self._changed:
             sheet = self._sheets[moment]
             for item, one in zip(items, judged, strict=True):
-                sheet.add(item, one, self._judging.solves(one))
+                sheet.add(item, one, self._judging.first_score(one))
             self.judged += len(items)
             if not sheet.is_complete:
                 return

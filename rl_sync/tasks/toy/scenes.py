@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
-
-from rl_sync.images import Image
 
 COLORS = {
     "red": (220, 40, 40),
@@ -19,8 +18,12 @@ SHAPES = ("circle", "square", "triangle")
 UNITS = 3
 """Side of a grid cell in units; a unit is a character if the scene is written as text."""
 
-UNIT_PIXELS = 9  # Odd, so that a unit has a middle pixel.
-_WHITE = (255, 255, 255)
+WHITE = (255, 255, 255)
+LEAST_CELL_PIXELS = 7
+"""Least side of a cell at which sizes and shapes can be told apart."""
+
+_UNIT_PIXELS = 9  # Odd, so that a unit has a middle pixel.
+_GAP_PIXELS = 2  # Between two large shapes, so that equal neighbors stay two shapes.
 _MARGIN = 0.2  # Margin of a circle, in units: as text, the corners of its cell stay empty.
 
 
@@ -29,20 +32,22 @@ class SceneShape(NamedTuple):
 
     Attributes:
       column, row: cell of the shape, from the upper left.
+      is_small: whether it has half the side of others; as text, all shapes fill their cell.
     """
 
     column: int
     row: int
     shape: str
     color: str
+    is_small: bool = False
 
     @property
     def name(self) -> str:
         """Name of the shape, with its color."""
         return f"{self.color} {self.shape}"
 
-    def box(self, unit: int) -> list[int]:
-        """Returns the shape's box in pixels, [x1, y1, x2, y2], with `unit` pixels for each unit."""
+    def text_box(self, unit: int) -> list[int]:
+        """Returns the box [x1, y1, x2, y2] of the shape as text, with `unit` points per unit."""
         x, y, side = self.column * UNITS * unit, self.row * UNITS * unit, UNITS * unit
         margin = round(_MARGIN * unit) if self.shape == "circle" else 0
         return [x + margin, y + margin, x + side - margin, y + side - margin]
@@ -77,38 +82,47 @@ class Scene(NamedTuple):
             ),
         )
 
-    def image(self) -> Image:
-        """Returns the image."""
-        return Image.of_array(self.pixels())
+    def box(self, item: SceneShape, side_pixels: int) -> list[int]:
+        """Returns the box of a shape in the image, [x1, y1, x2, y2] in pixels."""
+        cell = side_pixels // self.cells
+        large = cell - _GAP_PIXELS
+        side = (large + 1) // 2 if item.is_small else large
+        start = (side_pixels - cell * self.cells) // 2 + (cell - side) // 2
+        x, y = start + item.column * cell, start + item.row * cell
+        return [x, y, x + side, y + side]
+
+    def pixels(self, side_pixels: int) -> UInt8[np.ndarray, "side side 3"]:
+        """Draws the scene as a square image."""
+        return _drawn(side_pixels, [(item, self.box(item, side_pixels)) for item in self.items])
 
     def text(self) -> str:
-        """Writes the image as lines of characters: the first letter of a color, or a dot."""
-        return "".join(_letters(self.pixels()))
+        """Writes the scene as lines of characters: the first letter of a color, or a dot."""
+        boxes = [(item, item.text_box(_UNIT_PIXELS)) for item in self.items]
+        return "".join(_letters(_drawn(self.cells * UNITS * _UNIT_PIXELS, boxes)))
 
-    def pixels(self) -> UInt8[np.ndarray, "side side 3"]:
-        """Draws the scene."""
-        import PIL.Image
-        import PIL.ImageDraw
 
-        side = self.cells * UNITS * UNIT_PIXELS
-        image = PIL.Image.new("RGB", (side, side), _WHITE)
-        draw = PIL.ImageDraw.Draw(image)
-        for item in self.items:
-            x1, y1, x2, y2 = item.box(UNIT_PIXELS)
-            color = COLORS[item.color]
-            corners = (x1, y1, x2 - 1, y2 - 1)
-            if item.shape == "square":
-                draw.rectangle(corners, fill=color)
-            elif item.shape == "circle":
-                draw.ellipse(corners, fill=color)
-            else:
-                draw.polygon(((x1 + x2 - 1) / 2, y1, x1, y2 - 1, x2 - 1, y2 - 1), fill=color)
-        return np.asarray(image)
+def _drawn(side: int, boxes: Sequence[tuple[SceneShape, Sequence[int]]]) -> np.ndarray:
+    """Draws each shape into its box, on white."""
+    import PIL.Image
+    import PIL.ImageDraw
+
+    image = PIL.Image.new("RGB", (side, side), WHITE)
+    draw = PIL.ImageDraw.Draw(image)
+    for item, (x1, y1, x2, y2) in boxes:
+        color = COLORS[item.color]
+        corners = (x1, y1, x2 - 1, y2 - 1)
+        if item.shape == "square":
+            draw.rectangle(corners, fill=color)
+        elif item.shape == "circle":
+            draw.ellipse(corners, fill=color)
+        else:
+            draw.polygon(((x1 + x2 - 1) / 2, y1, x1, y2 - 1, x2 - 1, y2 - 1), fill=color)
+    return np.asarray(image)
 
 
 def _letters(pixels: np.ndarray) -> list[str]:
     """Returns the letter of the color in the middle of each unit, line by line."""
-    middles = pixels[UNIT_PIXELS // 2 :: UNIT_PIXELS, UNIT_PIXELS // 2 :: UNIT_PIXELS]
+    middles = pixels[_UNIT_PIXELS // 2 :: _UNIT_PIXELS, _UNIT_PIXELS // 2 :: _UNIT_PIXELS]
     codes = (middles.astype(int) @ _PLACES).tolist()
     return ["".join(_NAMES[code] for code in line) + "\n" for line in codes]
 
@@ -116,5 +130,5 @@ def _letters(pixels: np.ndarray) -> list[str]:
 _PLACES = np.array([1 << 16, 1 << 8, 1])
 _NAMES = {
     int(np.array(color) @ _PLACES): letter
-    for letter, color in [(".", _WHITE), *((name[0], color) for name, color in COLORS.items())]
+    for letter, color in [(".", WHITE), *((name[0], color) for name, color in COLORS.items())]
 }

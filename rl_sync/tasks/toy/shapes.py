@@ -1,8 +1,8 @@
-"""Asks about images of colored shapes, which are drawn here: counts, colors, sides, boxes.
+"""Asks about images of colored shapes, which are drawn here: counts, colors, sides, sizes, boxes.
 
 The policy gets the question, and `row["images"]` has the image. With `as_text` the image is written
 as characters in front of the question instead, with a letter for each color, so that a text-only
-policy can learn the task:
+policy can learn the task; shapes have one size then:
 
     ...rrr...
     ...rrr...
@@ -21,18 +21,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_sync.images import FIELD
 from rl_sync.setting import check, setting
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.toy.scenes import COLORS, SHAPES, UNIT_PIXELS, Scene, SceneShape
+from rl_sync.tasks.toy import drawn_problems
+from rl_sync.tasks.toy.scenes import COLORS, LEAST_CELL_PIXELS, SHAPES, Scene, SceneShape
+from rl_sync.tasks.toy.shape_images import KINDS, OF_TWO, ShapesArtist
 from rl_sync.types import Prompt
 
 _TRIES = 20
 
 
 class ShapesQuestion(NamedTuple):
-    """A question about a scene.
+    """A question about a scene that is written as text.
 
     Attributes:
       text: the question.
@@ -45,25 +46,24 @@ class ShapesQuestion(NamedTuple):
     fields: dict[str, Any]
 
 
-Ask = Callable[[Scene, int, np.random.Generator], ShapesQuestion | None]
-"""A function that asks a question about a scene; its arguments are the scene, its pixels per unit,
-and a random generator. It returns None if no question fits."""
+Ask = Callable[[Scene, np.random.Generator], ShapesQuestion | None]
+"""A function that asks a question about a scene; None if no question fits."""
 
 
-def _count(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+def _count(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
     color = list(COLORS)[random.integers(len(COLORS))]
     count = sum(item.color == color for item in scene.items)
     return ShapesQuestion(f"How many {color} shapes are there?", str(count), {"kind": "count"})
 
 
-def _color(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+def _color(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
     item = _only_one(scene, lambda one: one.shape, random)
     if item is None:
         return None
     return ShapesQuestion(f"What color is the {item.shape}?", item.color, {"kind": "words"})
 
 
-def _side(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+def _side(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
     one = _only_one(scene, lambda item: item.name, random)
     if one is None:
         return None
@@ -82,11 +82,11 @@ def _side(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestio
     )
 
 
-def _box(scene: Scene, unit: int, random: np.random.Generator) -> ShapesQuestion | None:
+def _box(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
     item = _only_one(scene, lambda one: one.name, random)
     if item is None:
         return None
-    box = item.box(unit)
+    box = item.text_box(1)
     return ShapesQuestion(
         f"Give the box [x1, y1, x2, y2] of the {item.name}.",
         str(box),
@@ -103,7 +103,7 @@ def _only_one(
     return single[random.integers(len(single))] if single else None
 
 
-QUESTIONS: dict[str, Ask] = {"count": _count, "color": _color, "side": _side, "box": _box}
+TEXT_QUESTIONS: dict[str, Ask] = {"count": _count, "color": _color, "side": _side, "box": _box}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +114,17 @@ class ShapesConfig:
       ValueError: a kind of question is unknown, or a value is outside its range.
     """
 
-    questions: str = setting(
-        ",".join(QUESTIONS), f"Questions, separated by commas: {', '.join(QUESTIONS)}."
+    questions: str | None = setting(
+        None,
+        f"Kinds of questions, separated by commas: {', '.join(KINDS)} (`bigger` only about"
+        " images).",
+        implied="all of them",
     )
     cells: int = setting(3, "Cells along each side of the grid.", least=2, greatest=16)
     most_shapes: int = setting(4, "Maximum number of shapes in an image.", least=1)
+    side_pixels: int = setting(
+        56, "Side of the square image.", unit="pixels", least=14, greatest=1024
+    )
     as_text: bool = setting(
         False,
         "Writes the image as characters in front of the question, for policies that read only"
@@ -136,7 +142,12 @@ class ShapesConfig:
     def __post_init__(self) -> None:
         check(self, "task.shapes")
         for name in self.names:
-            require_one_of("task.shapes.questions", name, QUESTIONS)
+            require_one_of("task.shapes.questions", name, KINDS)
+            if self.as_text and name not in TEXT_QUESTIONS:
+                raise ValueError(
+                    f"task.shapes.questions={name} asks about sizes, and as text all shapes have"
+                    " one size: leave it out, or set task.shapes.as_text=false."
+                )
         if not self.names:
             raise ValueError("task.shapes.questions names no question.")
         if self.most_shapes > self.cells**2:
@@ -144,10 +155,28 @@ class ShapesConfig:
                 f"task.shapes.most_shapes={self.most_shapes} do not fit into {self.cells} times"
                 f" {self.cells} cells: use fewer, or more cells."
             )
+        if not self.as_text:
+            self._check_images()
+
+    def _check_images(self) -> None:
+        if self.side_pixels < self.cells * LEAST_CELL_PIXELS:
+            raise ValueError(
+                f"task.shapes.side_pixels={self.side_pixels} is too small to tell shapes apart in"
+                f" {self.cells} times {self.cells} cells: use"
+                f" {self.cells * LEAST_CELL_PIXELS} or more, or fewer cells."
+            )
+        compared = [name for name in self.names if name in OF_TWO]
+        if self.most_shapes < 2 and compared:
+            raise ValueError(
+                f"task.shapes.most_shapes=1 leaves nothing to compare for the questions"
+                f" {', '.join(compared)}: use 2 or more, or leave these questions out."
+            )
 
     @property
     def names(self) -> list[str]:
         """Kinds of questions in use."""
+        if self.questions is None:
+            return list(TEXT_QUESTIONS if self.as_text else KINDS)
         return [name.strip() for name in self.questions.split(",") if name.strip()]
 
 
@@ -158,39 +187,53 @@ def load(config: ShapesConfig, seed: int) -> Problems:
       ValueError: there are not enough different problems.
     """
     random = np.random.default_rng([seed, config.problems])
+    return _written(config, random) if config.as_text else _drawn(config, random)
+
+
+def _drawn(config: ShapesConfig, random: np.random.Generator) -> Problems:
+    artist = ShapesArtist(config.cells, config.most_shapes, config.side_pixels)
+    wanted = config.problems + config.held_out_problems
+    kinds = {name: artist.kind(name) for name in config.names}
+    drawn = drawn_problems.draw_problems(kinds, wanted, random)
+    _require_enough(config, len(drawn))
+    return drawn_problems.split(drawn, config.problems, config.demonstrated, random)
+
+
+def _written(config: ShapesConfig, random: np.random.Generator) -> Problems:
     wanted = config.problems + config.held_out_problems
     asked: dict[tuple[Scene, str], ShapesQuestion] = {}
     for number in range(wanted * _TRIES):
         scene = Scene.drawn(config.cells, config.most_shapes, random)
-        ask = QUESTIONS[config.names[number % len(config.names)]]
-        question = ask(scene, 1 if config.as_text else UNIT_PIXELS, random)
+        question = TEXT_QUESTIONS[config.names[number % len(config.names)]](scene, random)
         if question is not None:
             asked.setdefault((scene, question.text), question)
         if len(asked) == wanted:
             break
-    else:
-        raise ValueError(
-            f"task.shapes has {len(asked)} different problems with cells={config.cells} and"
-            f" most_shapes={config.most_shapes}, fewer than the {wanted} wanted: use more cells."
-        )
+    _require_enough(config, len(asked))
     drawn = [(scene, question) for (scene, _), question in asked.items()]
     train, held_out = drawn[: config.problems], drawn[config.problems :]
-    prompts = [_prompt(i, *one, config.as_text) for i, one in enumerate(train)]
+    prompts = [_prompt(i, *one) for i, one in enumerate(train)]
     shown = random.permutation(len(prompts))[: round(len(prompts) * config.demonstrated)]
     return Problems(
         train=prompts,
-        held_out=[_prompt(i, *one, config.as_text) for i, one in enumerate(held_out)],
+        held_out=[_prompt(i, *one) for i, one in enumerate(held_out)],
         demonstrations=[prompts[i]._replace(row=None) for i in sorted(shown)],
         reward="vision",
-        charset=_charset() if config.as_text else None,
+        charset=_charset(),
     )
 
 
-def _prompt(number: int, scene: Scene, question: ShapesQuestion, as_text: bool) -> Prompt:
-    if as_text:
-        return Prompt(number, scene.text() + question.text, question.answer, question.fields)
-    fields = {**question.fields, FIELD: [scene.image()]}
-    return Prompt(number, question.text, question.answer, fields)
+def _require_enough(config: ShapesConfig, found: int) -> None:
+    wanted = config.problems + config.held_out_problems
+    if found < wanted:
+        raise ValueError(
+            f"task.shapes has {found} different problems with cells={config.cells} and"
+            f" most_shapes={config.most_shapes}, fewer than the {wanted} wanted: use more cells."
+        )
+
+
+def _prompt(number: int, scene: Scene, question: ShapesQuestion) -> Prompt:
+    return Prompt(number, scene.text() + question.text, question.answer, question.fields)
 
 
 def _charset() -> str:

@@ -9,8 +9,11 @@ import pytest
 
 from rl_sync.checkpoints.best_snapshot import write_best
 from rl_sync.cluster.run_result import Best
+from rl_sync.launcher.commands.evaluate import table
+from rl_sync.records import accuracy
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import step_named
+from rl_sync.roles.standalone_evaluation import Evaluation
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 from tests.launcher.command import said_here
@@ -73,6 +76,21 @@ def test_a_checkpoint_gives_what_the_snapshot_gives_that_it_was_made_from(run, c
     )
     assert texts(checkpoint) == texts(snapshot)
     assert np.mean([len(text) for text in texts(snapshot)]) > 0
+
+
+def test_mean_scores_are_printed_beside_the_accuracy_of_each_category():
+    problems = [
+        accuracy.Problem([accuracy.JudgedAnswer(score == 1, "a", score)], category=kind)
+        for kind, score in (("box", 0.25), ("box", 1.0), ("count", 1.0), ("count", 0.0))
+    ]
+    printed = table(Evaluation("p", accuracy.measure(problems), [], 1.0, 1.0), 1).splitlines()
+    assert [" ".join(line.split()) for line in printed if "score" in line] == [
+        "mean score 0.562",
+        "accuracy of box 50.0% 9.5% to 90.5% 2 problems, mean score 0.625",
+        "accuracy of count 50.0% 9.5% to 90.5% 2 problems, mean score 0.500",
+    ]
+    whole = accuracy.measure([problem for problem in problems if problem.category == "count"])
+    assert "score" not in table(Evaluation("p", whole, [], 1.0, 1.0), 1)
 
 
 @pytest.mark.parametrize(
