@@ -1,7 +1,8 @@
 """Reads image files with Pillow: sizes from headers, and pixels.
 
-Sizes and pixels are those of `load_image` in `transformers`: the EXIF orientation is applied, and
-every mode becomes red, green and blue as Pillow converts it.
+Sizes and pixels are those of `load_image` and the image processors in `transformers`: the EXIF
+orientation is applied, every mode becomes red, green and blue as Pillow converts it, and a color
+that a file declares transparent becomes white.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ def decoded(content: bytes) -> UInt8[np.ndarray, "height width 3"]:
     import PIL.ImageOps
 
     with _opened(content) as opened, _complaining():
-        return np.array(PIL.ImageOps.exif_transpose(opened).convert("RGB"))
+        picture = PIL.ImageOps.exif_transpose(opened).convert("RGB")
+        pixels, clear = np.array(picture), picture.info.get("transparency")
+        if isinstance(clear, tuple):
+            pixels[(pixels == clear).all(axis=-1)] = 255
+        return pixels
 
 
 def png(picture: Any) -> bytes:
