@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -20,6 +20,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM")
 
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+_PNG_START = b"\x89PNG\r\n\x1a\n"
 _METADATA_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 
 
@@ -30,29 +31,29 @@ class Size(NamedTuple):
     height: int
 
 
-def header_size(content: bytes) -> Size:
+def header_size(file: BinaryIO) -> Size:
     """Returns the size that a file's header gives, before the EXIF orientation.
 
     Raises:
-      ValueError: the content is not an image of a known format.
+      ValueError: the file is not an image of a known format.
     """
-    with _opened(content) as opened:
-        return Size(*opened.size)
+    return Size(*_opened(file).size)
 
 
-def upright_size(content: bytes) -> Size:
+def upright_size(file: BinaryIO) -> Size:
     """Returns the size after the EXIF orientation.
 
     Nothing is decoded, except for a PNG with metadata behind its pixels.
 
     Raises:
-      ValueError: the content is not an image of a known format, or is damaged.
+      ValueError: the file is not an image of a known format, or is damaged.
     """
     import PIL.Image
 
-    with _opened(content) as opened, _complaining():
-        # Pillow decodes a whole PNG in search of metadata behind its pixels.
-        whole = opened.format != "PNG" or _ends_with_metadata(content)
+    # Pillow decodes a whole PNG in search of metadata behind its pixels.
+    whole = not _is_png_without_late_metadata(file)
+    opened = _opened(file)
+    with _complaining():
         exif = opened.getexif() if whole else PIL.Image.Image.getexif(opened)
         size = Size(*opened.size)
         return Size(*reversed(size)) if exif.get(_ORIENTATION) in _SIDEWAYS else size
@@ -66,7 +67,7 @@ def decoded(content: bytes) -> UInt8[np.ndarray, "height width 3"]:
     """
     import PIL.ImageOps
 
-    with _opened(content) as opened, _complaining():
+    with _opened(io.BytesIO(content)) as opened, _complaining():
         picture = PIL.ImageOps.exif_transpose(opened).convert("RGB")
         pixels, clear = np.array(picture), picture.info.get("transparency")
         if isinstance(clear, tuple):
@@ -84,16 +85,19 @@ def png(picture: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _opened(content: bytes) -> Any:
+def _opened(file: BinaryIO) -> Any:
     """Opens a file with the reader of its format, since `PIL.Image.open` has its own bound."""
     import PIL.Image
 
     PIL.Image.init()
+    file.seek(0)
+    prefix = file.read(16).ljust(16, b"\0")
+    file.seek(0)
     for name in FORMATS:
         read, accepts = PIL.Image.OPEN[name]
-        if accepts is not None and accepts(content[:16]) is True:
+        if accepts is not None and accepts(prefix) is True:
             with _complaining():
-                return read(io.BytesIO(content), "")
+                return read(file, "")
     raise ValueError(f"is not an image that can be read: save it as {', '.join(FORMATS)}")
 
 
@@ -107,13 +111,16 @@ def _complaining() -> Iterator[None]:
         raise ValueError(f"is damaged: {reason}. Save it again") from error
 
 
-def _ends_with_metadata(content: bytes) -> bool:
-    """Says whether a PNG has metadata behind its pixels."""
-    at, has_pixels = 8, False
-    while at + 8 <= len(content):
-        kind = content[at + 4 : at + 8]
+def _is_png_without_late_metadata(file: BinaryIO) -> bool:
+    """Says whether a file is a PNG without metadata behind its pixels."""
+    file.seek(0)
+    if file.read(8) != _PNG_START:
+        return False
+    has_pixels = False
+    while len(head := file.read(8)) == 8:
+        kind = head[4:]
         if has_pixels and kind in _METADATA_CHUNKS:
-            return True
+            return False
         has_pixels |= kind == b"IDAT"
-        at += 12 + int.from_bytes(content[at : at + 4], "big")
-    return False
+        file.seek(int.from_bytes(head[:4], "big") + 4, io.SEEK_CUR)
+    return True

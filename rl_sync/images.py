@@ -12,12 +12,13 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import re
 import reprlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import UInt8
@@ -129,15 +130,21 @@ class Image:
         Raises:
           ValueError: the file cannot be read.
         """
+        with self._file() as file:
+            return file.read()
+
+    def _file(self) -> BinaryIO:
         if self.data is not None:
-            return self.data
+            return io.BytesIO(self.data)
         assert self.path is not None, "an image is a path or bytes"
         try:
-            return Path(self.path).expanduser().read_bytes()
-        except OSError as error:
-            raise ValueError(
-                f"{_named(self)} cannot be read: {error.strerror or error}."
-            ) from error
+            path = Path(self.path).expanduser()
+            if path.is_file():
+                return path.open("rb")
+            reason = "it is a directory" if path.is_dir() else "there is no such file"
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{_named(self)} cannot be read: {reason}.")
 
     def packed(self) -> Image:
         """Returns the image with its bytes in place of its path, for machines without the file."""
@@ -151,9 +158,20 @@ class Image:
         Raises:
           ValueError: the file cannot be read, is not an image, or has more than `most_pixels`.
         """
-        size = _sizes.get(self, _read_size)
-        self._check_bound(size)
-        return size
+        return self._size
+
+    @functools.cached_property
+    def _size(self) -> Size:
+        with self._file() as file:
+            with _naming(self):
+                width, height = header_size(file)
+            if width * height > self.most_pixels:
+                raise ValueError(
+                    f"{_named(self)} has {width:,} × {height:,} pixels, and {self.most_pixels:,}"
+                    " are allowed: make it smaller, or raise task.max_image_pixels."
+                )
+            with _naming(self):
+                return upright_size(file)
 
     def pixels(self) -> UInt8[np.ndarray, "height width 3"]:
         """Returns the pixels in red, green and blue. Each process decodes an image only once.
@@ -164,14 +182,6 @@ class Image:
         """
         self.size()
         return _pixels.get(self, _read_pixels)
-
-    def _check_bound(self, size: Size) -> None:
-        if size.width * size.height > self.most_pixels:
-            raise ValueError(
-                f"{_named(self)} has {size.width:,} × {size.height:,} pixels, and"
-                f" {self.most_pixels:,} are allowed: make it smaller, or raise"
-                " task.max_image_pixels."
-            )
 
 
 def images_of(row: Mapping[str, Any]) -> list[Image]:
@@ -231,20 +241,11 @@ class _Cache:
         return value
 
 
-_sizes, _pixels = _Cache(1 << 20), _Cache(_CACHED_BYTES)
+_pixels = _Cache(_CACHED_BYTES)
 
 
 def _bytes_of(value: Any) -> int:
     return getattr(value, "nbytes", 64)
-
-
-def _read_size(image: Image) -> Size:
-    content = image.content()
-    with _naming(image):
-        header = header_size(content)
-    image._check_bound(header)
-    with _naming(image):
-        return upright_size(content)
 
 
 def _read_pixels(image: Image) -> np.ndarray:

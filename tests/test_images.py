@@ -60,7 +60,7 @@ def test_a_process_decodes_an_image_once_and_keeps_a_bounded_number(monkeypatch)
 
 def test_a_reference_reads_nothing_until_it_is_asked():
     image = Image.of("/nowhere/cat.png")
-    with pytest.raises(ValueError, match=r"/nowhere/cat.png cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"/nowhere/cat.png cannot be read: there is no such file"):
         image.size()
 
 

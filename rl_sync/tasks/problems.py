@@ -55,7 +55,7 @@ class Problems:
             train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
             held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)],
             demonstrations=[
-                Prompt(*asked[shown.prompt_id], shown.answer)
+                Prompt(*asked[shown.prompt_id], shown.answer, shown.row)
                 for shown in self.demonstrations
                 if shown.prompt_id in asked
             ],
@@ -74,7 +74,7 @@ def _of_asked(
 ) -> list[Preference]:
     """Returns the pairs of the given prompts, with their new numbers and texts."""
     return [
-        pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], pair.prompt.answer))
+        pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], *pair.prompt[2:]))
         for pair in pairs
         if pair.prompt.prompt_id in asked
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ PLACE = "\ufffc"
 
 PLACEHOLDER = "<image>"
 
+_RESERVED = range(0xFDD0, 0xFDF0)
 _IMAGE_PARTS = ("image", "image_url", "input_image")
 
 
@@ -43,6 +45,30 @@ def placed(text: str, images: int, placeholder: str = PLACEHOLDER) -> str:
             " place, or write no places, for images before the text."
         )
     return text
+
+
+def joined(texts: Sequence[str], pictures: Sequence[Sequence[str | int]]) -> list[str | int]:
+    """Puts images between texts, and joins texts that meet; empty ones are left out."""
+    pieces: list[str | int] = []
+    around = [[text] for text in texts]
+    for piece in itertools.chain(*itertools.chain(*zip(around, [*pictures, ()], strict=True))):
+        if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += piece
+        elif piece != "":
+            pieces.append(piece)
+    return pieces
+
+
+def unused_character(texts: Sequence[str]) -> str:
+    """Returns a character that no text has, out of those that Unicode reserves for programs.
+
+    Raises:
+      ValueError: the texts have all of them.
+    """
+    for character in map(chr, _RESERVED):
+        if not any(character in text for text in texts):
+            return character
+    raise ValueError("The text has all of U+FDD0 to U+FDEF, which are no characters: remove them.")
 
 
 def has_images(content: Any) -> bool:

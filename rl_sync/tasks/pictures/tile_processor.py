@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -83,15 +82,13 @@ class SquareTiles:
     Attributes:
       tile_size: side of a tile, in pixels.
       tile_tokens: number of tokens of a tile, M.
+      marks: tokens of images in a pretrained vocabulary; None for a character tokenizer, which has
+        an id for images, and no name for it.
     """
 
     tile_size: int
     tile_tokens: int
-
-    @property
-    def marks(self) -> None:
-        """None: a character tokenizer has an id for images, and no name for it."""
-        return None
+    marks: PictureMarks | None = None
 
     def layout(self, size: Size) -> TileLayout:
         """Returns one tile."""
@@ -112,13 +109,3 @@ class SquareTiles:
             whole = PIL.Image.fromarray(pixels)
             pixels = np.asarray(whole.resize((side, side), PIL.Image.Resampling.BILINEAR))
         return pixels[None]
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def layout_of(processor: TileProcessor, image: Image) -> TileLayout:
-    """Returns the tiles of an image; only its file's header is read.
-
-    Raises:
-      ValueError: the image cannot be read, or is too large; the message names it.
-    """
-    return processor.layout(image.size())
