@@ -68,7 +68,7 @@ class Task:
             self._check_demonstration(demonstration)
 
     def _check_prompt(self, prompt: Prompt) -> None:
-        asked = self.encoder.length(prompt.text, self._row_of(prompt))
+        asked = self.encoder.length(prompt.text, prompt.row)
         if not 1 <= asked <= self.max_prompt_tokens:
             raise ValueError(
                 f"The prompt {prompt.text!r} has {asked} tokens, but the task allows 1 to"
@@ -79,7 +79,7 @@ class Task:
         if isinstance(prompt, Demonstrated):
             assert len(prompt.tokens) <= self.row_tokens, "longer dialogues are left out or cut"
             return
-        self._check_prompt(prompt)
+        self._check_prompt(prompt._replace(row=self._row_of(prompt)))
         answered = self.encoder.completion_length(prompt.answer)
         most = self.row_tokens - self.max_prompt_tokens
         if answered > most:
@@ -133,7 +133,8 @@ class Task:
     def _row_of(self, prompt: Prompt) -> Mapping[str, Any] | None:
         """Returns the row of a prompt; those of leases and demonstrations are in `train`."""
         if prompt.row is None and 0 <= prompt.prompt_id < len(self.train):
-            return self.train[prompt.prompt_id].row
+            problem = self.train[prompt.prompt_id]
+            return problem.row if problem.text == prompt.text else None
         return prompt.row
 
     @property
