@@ -151,6 +151,19 @@ def test_demonstrations_have_the_tokens_of_their_images(tmp_path):
     assert "<" not in task.tokenizer.charset
 
 
+def test_pairs_and_demonstrations_keep_their_images_when_others_are_dropped(tmp_path):
+    (tmp_path / "a.png").write_bytes(PNG)
+    row = {"prompt": "a?", "chosen": "yes", "rejected": "no"}
+    rows = [row | {"prompt": "a prompt that is too long"}, row | {"images": ["a.png"]}, row]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    task = _load(path, format="preference", held_out_path=str(path), max_prompt_tokens=10)
+    for pairs in (task.preferences, task.held_out_preferences):
+        tokens, mask = task.encode_preferences(pairs)
+        image = task.tokenizer.image_id(None)
+        assert (tokens == image).sum(axis=1).tolist() == [4, 4, 0, 0]
+        assert mask.argmax(axis=1).tolist() == [6, 6, 2, 2]
+
+
 def test_a_task_is_loaded_without_decoding_an_image(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(PNG)
     path = _rows(tmp_path, {"prompt": "a", "answer": "c", "images": "a.png"})
