@@ -1,26 +1,42 @@
-"""Images by reference: a file or encoded bytes, read when needed and identified by digest."""
+"""Images by reference: a file or encoded bytes, read when needed and identified by digest.
+
+Nothing is fetched from a network.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import io
+import re
 import reprlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import UInt8
 
+from rl_sync.image_files import Size, decoded, header_size, png, upright_size
+
 FIELD = "images"
 """Field of a data row that holds its images."""
 
+MOST_PIXELS = 89_478_485
+"""Most pixels of an image, if a setting does not change them: the number at which Pillow warns."""
+
 _CACHED_BYTES = 256 << 20
-_WAYS = "a path, bytes, {'path': …} or {'bytes': …}, an array, or an image of Pillow"
+_WAYS = (
+    "a path, bytes, a data URL (data:image/png;base64,…), {'path': …}, {'bytes': …} or {'url': …},"
+    " an array, or an image of Pillow"
+)
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +46,8 @@ class Image:
     Attributes:
       path: path of the file.
       data: content of the file, such as a PNG.
+      place: row and column that the image is from, for messages; may be empty.
+      most_pixels: number of pixels beyond which the image is refused, without decoding it.
 
     Raises:
       ValueError: both are given, or neither.
@@ -37,6 +55,8 @@ class Image:
 
     path: str | None = None
     data: bytes | None = None
+    place: str = dataclasses.field(default="", compare=False)
+    most_pixels: int = dataclasses.field(default=MOST_PIXELS, compare=False)
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.data is None):
@@ -47,22 +67,32 @@ class Image:
         """Makes a reference to an image from any of the usual forms.
 
         Raises:
-          ValueError: the value has none of these forms.
+          ValueError: the value has none of these forms, or is an address on the network.
         """
         if isinstance(value, Image):
             return value
+        if isinstance(value, str) and value[:5].lower() == "data:":
+            return cls(data=_data_of(value))
+        if isinstance(value, str) and _ADDRESS.match(value):
+            raise ValueError(
+                f"{reprlib.repr(value)} is an address, and nothing is fetched: download the image,"
+                " and give its path, its bytes, or a data URL (data:image/png;base64,…)."
+            )
         if isinstance(value, str | Path) and str(value):
             return cls(path=str(value))
         if isinstance(value, bytes | bytearray) and value:
             return cls(data=bytes(value))
-        if isinstance(value, Mapping):  # As the `datasets` library stores images.
+        if isinstance(value, Mapping):
             data, path = value.get("bytes"), value.get("path")
-            if data or path:
-                return cls(data=data) if data else cls(path=path)
+            if data or path:  # As the `datasets` library stores images.
+                return cls(data=bytes(data)) if data else cls(path=str(path))
+            url = value.get("image_url") or value.get("url") or value.get("image")
+            if url:  # Parts of chat messages.
+                return cls.of(url)
         if isinstance(value, np.ndarray):
             return cls.of_array(value)
         if hasattr(value, "save") and hasattr(value, "convert"):
-            return cls(data=_png(value))
+            return cls(data=png(value))
         raise ValueError(f"{reprlib.repr(value)} is not an image: it must be {_WAYS}.")
 
     @classmethod
@@ -83,7 +113,7 @@ class Image:
             )
         import PIL.Image
 
-        return cls(data=_png(PIL.Image.fromarray(pixels)))
+        return cls(data=png(PIL.Image.fromarray(pixels)))
 
     @functools.cached_property
     def digest(self) -> str:
@@ -100,40 +130,58 @@ class Image:
         Raises:
           ValueError: the file cannot be read.
         """
+        with self._file() as file:
+            return file.read()
+
+    def _file(self) -> BinaryIO:
         if self.data is not None:
-            return self.data
+            return io.BytesIO(self.data)
         assert self.path is not None, "an image is a path or bytes"
         try:
-            return Path(self.path).expanduser().read_bytes()
-        except OSError as error:
-            raise ValueError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+            path = Path(self.path).expanduser()
+            if path.is_file():
+                return path.open("rb")
+            reason = "it is a directory" if path.is_dir() else "there is no such file"
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{_named(self)} cannot be read: {reason}.")
 
     def packed(self) -> Image:
         """Returns the image with its bytes in place of its path, for machines without the file."""
-        return self if self.data is not None else Image(data=self.content())
+        if self.data is not None:
+            return self
+        return dataclasses.replace(self, path=None, data=self.content())
 
     def size(self) -> Size:
-        """Returns width and height; only the header is read.
+        """Returns width and height after the EXIF orientation; nothing is decoded.
 
         Raises:
-          ValueError: the file cannot be read, or is not an image.
+          ValueError: the file cannot be read, is not an image, or has more than `most_pixels`.
         """
-        return _sizes.get(self, _read_size)
+        return self._size
+
+    @functools.cached_property
+    def _size(self) -> Size:
+        with self._file() as file:
+            with _naming(self):
+                width, height = header_size(file)
+            if width * height > self.most_pixels:
+                raise ValueError(
+                    f"{_named(self)} has {width:,} × {height:,} pixels, and {self.most_pixels:,}"
+                    " are allowed: make it smaller, or raise task.max_image_pixels."
+                )
+            with _naming(self):
+                return upright_size(file)
 
     def pixels(self) -> UInt8[np.ndarray, "height width 3"]:
         """Returns the pixels in red, green and blue. Each process decodes an image only once.
 
         Raises:
-          ValueError: the file cannot be read, or is not an image.
+          ValueError: the file cannot be read, is not an image, is damaged, or has more than
+            `most_pixels`.
         """
+        self.size()
         return _pixels.get(self, _read_pixels)
-
-
-class Size(NamedTuple):
-    """Width and height in pixels."""
-
-    width: int
-    height: int
 
 
 def images_of(row: Mapping[str, Any]) -> list[Image]:
@@ -143,8 +191,8 @@ def images_of(row: Mapping[str, Any]) -> list[Image]:
       ValueError: names the field and the value that is not an image.
     """
     given = row.get(FIELD)
-    if given is None:
-        return []
+    if given is None or (isinstance(given, np.ndarray) and given.dtype == object):
+        given = [] if given is None else list(given)
     values = given if isinstance(given, list | tuple) else [given]
     images = []
     for number, value in enumerate(values):
@@ -165,7 +213,8 @@ def check_images(row: Mapping[str, Any]) -> None:
         try:
             image.size()
         except ValueError as error:
-            raise ValueError(f"row[{FIELD!r}][{number}]: {error}") from error
+            at = "" if image.place else f"row[{FIELD!r}][{number}]: "
+            raise ValueError(f"{at}{error}") from error
 
 
 class _Cache:
@@ -192,44 +241,47 @@ class _Cache:
         return value
 
 
-_sizes, _pixels = _Cache(1 << 20), _Cache(_CACHED_BYTES)
+_pixels = _Cache(_CACHED_BYTES)
 
 
 def _bytes_of(value: Any) -> int:
     return getattr(value, "nbytes", 64)
 
 
-def _read_size(image: Image) -> Size:
-    with _opened(image) as opened:
-        return Size(*opened.size)
-
-
 def _read_pixels(image: Image) -> np.ndarray:
-    with _opened(image) as opened:
-        try:
-            pixels = np.asarray(opened.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ValueError(f"{_named(image)} is damaged: {error}.") from error
+    content = image.content()
+    with _naming(image):
+        pixels = decoded(content)
     pixels.flags.writeable = False  # The cached array is shared.
     return pixels
 
 
-def _opened(image: Image) -> Any:
-    import PIL.Image
-
+@contextlib.contextmanager
+def _naming(image: Image) -> Iterator[None]:
+    """Puts the name of an image in front of complaints about its content."""
     try:
-        return PIL.Image.open(io.BytesIO(image.content()))
-    except PIL.UnidentifiedImageError as error:
-        raise ValueError(f"{_named(image)} is not an image that Pillow reads.") from error
-    except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
-        raise ValueError(f"{_named(image)} cannot be decoded: {error}.") from error
+        yield
+    except ValueError as error:
+        raise ValueError(f"{_named(image)} {error}.") from error
 
 
 def _named(image: Image) -> str:
-    return image.path or f"an image of {len(image.content()):,} bytes"
+    name = image.path or f"an image of {len(image.content()):,} bytes"
+    return f"{image.place}: {name}" if image.place else name
 
 
-def _png(picture: Any) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
+def _data_of(url: str) -> bytes:
+    """Returns the content of a data URL."""
+    kind, comma, text = url.partition(",")
+    if not comma or not kind.lower().endswith(";base64"):
+        raise ValueError(
+            f"{reprlib.repr(url)} is not a data URL of an image: it must be"
+            " data:image/png;base64,…, or of another format."
+        )
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"{reprlib.repr(url)} is not base64: {error}. Encode it again.") from error
+    if not data:
+        raise ValueError(f"{reprlib.repr(url)} is empty: it must have the bytes of an image.")
+    return data

@@ -17,6 +17,7 @@ LEAVES = {
     "references",
     "expression",
     "ending",
+    "image_files",
     "images",
     "expert_routes",
     "sequence_images",

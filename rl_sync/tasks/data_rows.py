@@ -33,10 +33,13 @@ class DataRow(NamedTuple):
     Attributes:
       where: file and line, or row number, for messages.
       fields: columns by name.
+      folder: directory of the file, in which relative paths of images are looked up first; None if
+        the rows are not from a file.
     """
 
     where: str
     fields: Mapping[str, Any]
+    folder: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +68,9 @@ def read_rows(source: RowSource, limit: int = 0) -> list[DataRow]:
       OSError: a file cannot be read.
     """
     path = Path(source.path)
+    rows: Iterator[DataRow]
     if path.is_file():
-        rows = _file_rows(path)
+        rows = (row._replace(folder=path.parent) for row in _file_rows(path))
     elif not path.exists() and _is_meant_as_a_file(source.path):
         raise ValueError(f"{source.path}: no such file or directory.")
     else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from rl_sync.images import FIELD, images_of
 from rl_sync.setting import check, setting
 from rl_sync.tasks.data_rows import DataRow, RowSource, read_rows
 from rl_sync.tasks.dialogues import Spoken
@@ -125,6 +127,13 @@ class DatasetConfig:
         " none.",
         implied="the format's",
     )
+    images: str | None = setting(
+        None,
+        "Field of the question's images: an image or a list of them, each a path (relative to the"
+        " file, or to the working directory), bytes, a data URL, `{path}` or `{bytes}`; empty for"
+        " none.",
+        implied="images",
+    )
 
     def __post_init__(self) -> None:
         check(self, "task.dataset")
@@ -189,7 +198,7 @@ def problems_of(
             )
         train, held_out = _split(section, config, train, seed)
     demonstrations = [
-        Prompt(i, one.prompt, one.demonstration)
+        Prompt(i, one.prompt, one.demonstration, _images_alone(one))
         for i, one in enumerate(train)
         if one.demonstration is not None and one.dialogue is None
     ]
@@ -214,10 +223,15 @@ def problems_of(
 
 def _preferences(examples: Sequence[Example]) -> list[Preference]:
     return [
-        Preference(Prompt(i, one.prompt, one.answer), *one.pair)
+        Preference(Prompt(i, one.prompt, one.answer, _images_alone(one)), *one.pair)
         for i, one in enumerate(examples)
         if one.pair is not None
     ]
+
+
+def _images_alone(example: Example) -> Mapping[str, Any] | None:
+    """Returns a row with the images of an example; None if it has none."""
+    return {FIELD: example.fields[FIELD]} if images_of(example.fields) else None
 
 
 def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
@@ -248,13 +262,18 @@ def _split(
         )
     order = np.random.default_rng(seed).permutation(len(prompts))
     chosen = {prompts[i] for i in order[:held_out]}
-    train = [one for one in examples if one.prompt not in chosen]
-    return train, [one for one in examples if one.prompt in chosen]
+    train = [one for one in examples if _asked(one) not in chosen]
+    return train, [one for one in examples if _asked(one) in chosen]
 
 
-def _distinct(examples: Sequence[Example]) -> list[str]:
+def _distinct(examples: Sequence[Example]) -> list[Hashable]:
     """Returns the prompts in order, each once."""
-    return list(dict.fromkeys(one.prompt for one in examples))
+    return list(dict.fromkeys(map(_asked, examples)))
+
+
+def _asked(example: Example) -> Hashable:
+    """Returns a key that is equal for examples with the same prompt and the same images."""
+    return (example.prompt, *images_of(example.fields))
 
 
 def _numbered(examples: Sequence[Example]) -> list[Prompt]:

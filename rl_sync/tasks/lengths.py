@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from rl_sync.images import images_of
 from rl_sync.setting import check, setting
 from rl_sync.tasks.dialogues import Demonstrated, Rendering
+from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
+from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Preference, Prompt
 
 TOO_LONG_CHOICES = ("drop", "truncate")
@@ -58,34 +62,38 @@ def fit(
     episode_tokens: int = 0,
     *,
     rendering: Rendering | None = None,
+    processor: TileProcessor | None = None,
+    placeholder: str = PLACEHOLDER,
 ) -> Task:
     """Makes a task from the problems that fit the limits, and notes how many do not.
 
     Args:
       episode_tokens: see `Task`; if it is not 0, a demonstration is a whole episode.
       rendering: writes dialogues; required if there are any.
+      processor, placeholder: see `Task`.
 
     Raises:
-      ValueError: no problem is left to train on or to hold out, a chat template alone is too long,
-        or the length of completions is not given.
+      ValueError: no problem is left to train on or to hold out, a chat template or the images of a
+        prompt alone are too long, an image cannot be read, or the length of completions is not
+        given.
     """
+    encoder = PromptEncoder(tokenizer, processor, placeholder)
+    _require_images_outside_dialogues(problems, processor)
     if limits.max_prompt_tokens is not None:
-        problems = _with_short_prompts(
-            problems, tokenizer, limits.max_prompt_tokens, limits.too_long
-        )
+        problems = _with_short_prompts(problems, encoder, limits.max_prompt_tokens, limits.too_long)
     if episode_tokens:
-        longest = max(prompt_tokens(tokenizer, one.text) for one in problems.train)
+        longest = max(encoder.length(one.text, one.row) for one in problems.train)
         room = episode_tokens - longest
-        problems = _with_short_demonstrations(problems, tokenizer, room, "environment.max_tokens")
+        problems = _with_short_demonstrations(problems, encoder, room, "environment.max_tokens")
     elif limits.max_completion_tokens is not None:
-        problems = _with_short_demonstrations(problems, tokenizer, limits.max_completion_tokens)
+        problems = _with_short_demonstrations(problems, encoder, limits.max_completion_tokens)
     if limits.max_completion_tokens is not None:
-        problems = _with_short_pairs(problems, tokenizer, limits.max_completion_tokens)
+        problems = _with_short_pairs(problems, encoder, limits.max_completion_tokens)
     asked = [*problems.train, *problems.held_out]
     pairs = [*problems.preferences, *problems.held_out_preferences]
     answers = [one.answer for one in (*asked, *problems.demonstrations)]
     answers += [text for pair in pairs for text in (pair.chosen, pair.rejected)]
-    longest = max(prompt_tokens(tokenizer, one.text) for one in asked)
+    longest = max(encoder.length(one.text, one.row) for one in asked)
     drawn = limits.max_completion_tokens
     room = episode_tokens or (longest + drawn if drawn is not None else 0)
     dialogues, notes = _dialogues(
@@ -106,11 +114,13 @@ def fit(
         reward=problems.reward,
         max_prompt_tokens=longest,
         max_completion_tokens=limits.max_completion_tokens
-        or max(most, *(completion_tokens(tokenizer, answer) for answer in answers)),
+        or max(most, *(encoder.completion_length(answer) for answer in answers)),
         preferences=problems.preferences,
         held_out_preferences=problems.held_out_preferences,
         notes=tuple(notes),
         episode_tokens=episode_tokens,
+        processor=processor,
+        placeholder=placeholder,
     )
 
 
@@ -158,8 +168,21 @@ def _dialogues(
     return kept, notes
 
 
+def _require_images_outside_dialogues(problems: Problems, processor: TileProcessor | None) -> None:
+    """Rejects dialogues about images, which would be written without them."""
+    for spoken in problems.dialogues if processor is not None else ():
+        prompt = problems.train[spoken.prompt_id]
+        if images := images_of(prompt.row or {}):
+            place = images[0].place or f"The prompt {prompt.text!r:.200}"
+            raise ValueError(
+                f"{place}: the demonstration is a list of messages, which are written without the"
+                " row's images: name a field with the text of the answer"
+                " (task.dataset.demonstration), or leave out the images."
+            )
+
+
 def _with_short_prompts(
-    problems: Problems, tokenizer: Tokenizer, max_tokens: int, too_long: str
+    problems: Problems, encoder: PromptEncoder, max_tokens: int, too_long: str
 ) -> Problems:
     """Drops or cuts problems with prompts of more than `max_tokens`, and their demonstrations."""
     notes = list(problems.notes)
@@ -167,12 +190,13 @@ def _with_short_prompts(
     def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
         kept, long = [], 0
         for prompt in prompts:
-            if prompt_tokens(tokenizer, prompt.text) <= max_tokens:
+            if encoder.length(prompt.text, prompt.row) <= max_tokens:
                 kept.append(prompt)
                 continue
+            _require_room(prompt, encoder, max_tokens)
             long += 1
             if too_long == "truncate":
-                kept.append(prompt._replace(text=truncated(prompt.text, tokenizer, max_tokens)))
+                kept.append(prompt._replace(text=_cut(prompt, encoder, max_tokens)))
         if not kept:
             raise ValueError(
                 f"task.max_prompt_tokens={max_tokens} leaves none of the {len(prompts)} {name}"
@@ -192,15 +216,27 @@ def _with_short_prompts(
     return dataclasses.replace(problems.asking(train, held_out), notes=notes)
 
 
+def _require_room(prompt: Prompt, encoder: PromptEncoder, max_tokens: int) -> None:
+    """Rejects a prompt whose images alone are longer than `max_tokens`."""
+    taken = encoder.images_length(prompt.row)
+    if taken > max_tokens:
+        images = images_of(prompt.row or {})
+        place = images[0].place or f"The prompt {prompt.text!r:.200}"
+        raise ValueError(
+            f"{place}: the {len(images)} images of the row take {taken} tokens alone, and"
+            f" task.max_prompt_tokens={max_tokens}: allow more, or give fewer or smaller images."
+        )
+
+
 def _with_short_demonstrations(
     problems: Problems,
-    tokenizer: Tokenizer,
+    encoder: PromptEncoder,
     max_tokens: int,
     setting: str = "task.max_completion_tokens",
 ) -> Problems:
     """Leaves out demonstrations that are too long: cut ones would teach completions not to end."""
     everything = problems.demonstrations
-    kept = [one for one in everything if completion_tokens(tokenizer, one.answer) <= max_tokens]
+    kept = [one for one in everything if encoder.completion_length(one.answer) <= max_tokens]
     left_out = len(everything) - len(kept)
     note = (
         f"{left_out} of {len(everything)} demonstrations are left out of SFT: with their"
@@ -210,12 +246,12 @@ def _with_short_demonstrations(
     return dataclasses.replace(problems, demonstrations=kept, notes=notes)
 
 
-def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int) -> Problems:
+def _with_short_pairs(problems: Problems, encoder: PromptEncoder, max_tokens: int) -> Problems:
     """Leaves out pairs with a completion that is too long: if cut, its score means nothing."""
 
     def fits(pair: Preference) -> bool:
         both = (pair.chosen, pair.rejected)
-        return max(completion_tokens(tokenizer, text) for text in both) <= max_tokens
+        return max(encoder.completion_length(text) for text in both) <= max_tokens
 
     every = [*problems.preferences, *problems.held_out_preferences]
     short = [[pair for pair in of if fits(pair)] for of in (problems.preferences,
@@ -231,6 +267,19 @@ def _with_short_pairs(problems: Problems, tokenizer: Tokenizer, max_tokens: int)
     )
 
 
+def _cut(prompt: Prompt, encoder: PromptEncoder, max_tokens: int) -> str:
+    """Cuts the text of a prompt from the left, and keeps the places of its images."""
+    if encoder.processor is None:
+        return truncated(prompt.text, encoder.tokenizer, max_tokens)
+    text = placed(prompt.text, len(images_of(prompt.row or {})), encoder.placeholder)
+
+    def rest(start: int) -> str:
+        places = text[:start].count(PLACE) if images_of(prompt.row or {}) else 0
+        return PLACE * places + text[start:]
+
+    return _shortest_cut(len(text), rest, lambda left: encoder.length(left, prompt.row), max_tokens)
+
+
 def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
     """Cuts a text from the left, so that its prompt has at most `max_tokens` tokens.
 
@@ -240,15 +289,24 @@ def truncated(text: str, tokenizer: Tokenizer, max_tokens: int) -> str:
     Raises:
       ValueError: the chat template and special tokens leave no room for any of the text.
     """
+    return _shortest_cut(
+        len(text),
+        lambda start: text[start:],
+        lambda left: len(tokenizer.encode_prompt(left)),
+        max_tokens,
+    )
 
-    def fits(start: int) -> bool:
-        return len(tokenizer.encode_prompt(text[start:])) <= max_tokens
 
-    start = bisect.bisect_left(range(len(text)), True, key=fits)
-    if start == len(text):
-        around = len(tokenizer.encode_prompt(""))
+def _shortest_cut(
+    length: int, rest: Callable[[int], str], count: Callable[[str], int], max_tokens: int
+) -> str:
+    """Returns the longest rest of a text that fits."""
+    start = bisect.bisect_left(
+        range(length), True, key=lambda start: count(rest(start)) <= max_tokens
+    )
+    if start == length:
         raise ValueError(
-            f"task.max_prompt_tokens={max_tokens} has no room for a prompt: the chat template and"
-            f" special tokens alone take {around}. Allow more tokens."
+            f"task.max_prompt_tokens={max_tokens} has no room for a prompt: the chat template,"
+            f" special tokens and images alone take {count(rest(length))}. Allow more tokens."
         )
-    return text[start:]
+    return rest(start)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import math
 import re
 import reprlib
 import string
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_sync.images import FIELD, Image
 from rl_sync.tasks.choices import Choices
 from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dialogues import Dialogue, dialogue_of, is_messages, last_reply, opening
+from rl_sync.tasks.pictures.places import PLACE, has_images, text_and_images
 from rl_sync.tasks.row_formats import RowFormat
 
 _MISSING = object()
@@ -67,9 +72,16 @@ def example(row: DataRow, row_format: RowFormat) -> Example:
         there = shown not in (_MISSING, None, "") and not is_messages(shown)
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
     pair = _pair(row, row_format)
-    prompt = _prompt(row, row_format, choices)
+    prompt, in_parts = _prompt(row, row_format, choices)
     dialogue = _dialogue(row, row_format)
-    found = Example(prompt, answer, demonstration, row.fields, pair, unanswered, dialogue)
+    if dialogue is None and row_format.demonstration is not None:
+        demonstration = _reply_about_images(row, row_format.demonstration) or demonstration
+    images = _images(row, row_format.images, in_parts)
+    fields = row.fields
+    if images or (FIELD in fields and row_format.images != FIELD):
+        fields = {name: value for name, value in fields.items() if name != FIELD}
+        fields |= {FIELD: images} if images else {}
+    found = Example(prompt, answer, demonstration, fields, pair, unanswered, dialogue)
     texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
     texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
     if dialogue is not None:
@@ -83,18 +95,69 @@ def example(row: DataRow, row_format: RowFormat) -> Example:
     return found
 
 
-def _prompt(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str:
+def _prompt(row: DataRow, row_format: RowFormat, choices: Choices | None) -> tuple[str, list[Any]]:
+    """Returns the question, and the images in the parts of its message."""
     if row_format.template is not None:
-        return _Filler(row, row_format.choices, choices).format(row_format.template)
+        return _Filler(row, row_format.choices, choices).format(row_format.template), []
     assert row_format.prompt is not None, "a format has a template or a prompt"
-    value = _lookup(row.fields, row_format.prompt)
+    value, images = _lookup(row.fields, row_format.prompt), list[Any]()
     if is_messages(value):
-        text = opening(value)
-        if not text.strip():
+        asked: Any = next((one.get("content") for one in value if one["role"] == "user"), None)
+        try:
+            text, images = text_and_images(asked) if has_images(asked) else (opening(value), [])
+        except ValueError as error:
+            raise _refusal(row, row_format.prompt, str(error)) from error
+        if not text.replace(PLACE, "").strip() and not images:
             raise _refusal(row, row_format.prompt, "has no message of a user, which would be asked")
     else:
         text = _text(row, row_format.prompt)
-    return text if choices is None else f"{text}\n{choices.lines()}"
+    return text if choices is None else f"{text}\n{choices.lines()}", images
+
+
+def _images(row: DataRow, field: str | None, in_parts: Sequence[Any]) -> list[Image]:
+    """Returns the images of a row: those in the parts of its message, and those of its field.
+
+    A part without an image of its own shows the next image of the field.
+    """
+    value = None if field is None else _lookup(row.fields, field)
+    if value is _MISSING or value is None or (isinstance(value, str) and not value):
+        value = []
+    values = value if isinstance(value, list | tuple) else [value]
+    of_field = ((f"{field!r} [{number}]", one) for number, one in enumerate(values))
+    named: list[tuple[str, Any]] = []
+    for one in in_parts:
+        part = [("the message's image", one)]
+        named += part if one is not None else itertools.islice(of_field, 1)
+    return [_image(row, name, one) for name, one in (*named, *of_field)]
+
+
+def _image(row: DataRow, name: str, value: Any) -> Image:
+    place = f"{row.where}: {name}"
+    try:
+        image = Image.of(value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    return dataclasses.replace(image, place=place, path=_found(image.path, row.folder))
+
+
+def _found(path: str | None, folder: Path | None) -> str | None:
+    """Returns the path of an image, which may be relative to its row's file."""
+    if path is None or folder is None or Path(path).is_absolute():
+        return path
+    beside = folder / path
+    return str(beside) if beside.is_file() else path
+
+
+def _reply_about_images(row: DataRow, field: str) -> str | None:
+    """Returns the only reply in messages with images; None if the field is no such list."""
+    messages = _lookup(row.fields, field)
+    if not is_messages(messages) or not _shows(messages):
+        return None
+    return last_reply(messages)
+
+
+def _shows(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(has_images(one.get("content")) for one in messages)
 
 
 def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
@@ -102,6 +165,16 @@ def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
     field = row_format.demonstration
     messages: Any = _MISSING if field is None else _lookup(row.fields, field)
     if field is None or not is_messages(messages):
+        return None
+    if _shows(messages):
+        roles = [one["role"] for one in messages if one["role"] != "system"]
+        if roles != ["user", "assistant"]:
+            raise _refusal(
+                row,
+                field,
+                f"is a conversation about images of {', '.join(roles)}: only one question with one"
+                " answer can be demonstrated about images. Leave the other messages out.",
+            )
         return None
     tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
     try:

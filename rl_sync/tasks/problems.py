@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from rl_sync.images import FIELD, images_of
 from rl_sync.tasks.dialogues import Spoken
 from rl_sync.types import Preference, Prompt
 
@@ -55,7 +56,7 @@ class Problems:
             train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
             held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)],
             demonstrations=[
-                Prompt(*asked[shown.prompt_id], shown.answer)
+                Prompt(*asked[shown.prompt_id], shown.answer, shown.row)
                 for shown in self.demonstrations
                 if shown.prompt_id in asked
             ],
@@ -69,12 +70,49 @@ class Problems:
         )
 
 
+def with_images(problems: Problems, most_pixels: int) -> Problems:
+    """Reads the references to the images of all rows, and sets the bound of their pixels.
+
+    Raises:
+      ValueError: a value is not an image; the message names the problem.
+    """
+
+    def read(prompts: Sequence[Prompt]) -> list[Prompt]:
+        return [_with_images(one, most_pixels) for one in prompts]
+
+    def of_pairs(pairs: Sequence[Preference]) -> list[Preference]:
+        return [one._replace(prompt=_with_images(one.prompt, most_pixels)) for one in pairs]
+
+    return dataclasses.replace(
+        problems,
+        train=read(problems.train),
+        held_out=read(problems.held_out),
+        demonstrations=read(problems.demonstrations),
+        preferences=of_pairs(problems.preferences),
+        held_out_preferences=of_pairs(problems.held_out_preferences),
+    )
+
+
+def _with_images(prompt: Prompt, most_pixels: int) -> Prompt:
+    try:
+        images = images_of(prompt.row or {})
+    except ValueError as error:
+        raise ValueError(f"The prompt {prompt.text!r:.200}: {error}") from error
+    if not images:
+        return prompt
+    bounded = [
+        one if one.most_pixels == most_pixels else dataclasses.replace(one, most_pixels=most_pixels)
+        for one in images
+    ]
+    return prompt._replace(row={**(prompt.row or {}), FIELD: bounded})
+
+
 def _of_asked(
     pairs: Sequence[Preference], asked: Mapping[int, tuple[int, str]]
 ) -> list[Preference]:
     """Returns the pairs of the given prompts, with their new numbers and texts."""
     return [
-        pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], pair.prompt.answer))
+        pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], *pair.prompt[2:]))
         for pair in pairs
         if pair.prompt.prompt_id in asked
     ]

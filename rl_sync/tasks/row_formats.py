@@ -33,6 +33,8 @@ class RowFormat:
       chosen, rejected: fields of the preferred and the rejected completion: texts, or lists of
         messages, of which the last counts. None for no pairs.
       margin: field of the minimum difference between their scores; None for none.
+      images: field of the images of the question: an image or a list of them, in any form of
+        `rl_sync.images.Image.of`; None for none.
 
     Raises:
       ValueError: a name, a template or a pattern is invalid.
@@ -48,6 +50,7 @@ class RowFormat:
     chosen: str | None = None
     rejected: str | None = None
     margin: str | None = None
+    images: str | None = "images"
 
     def __post_init__(self) -> None:
         if (self.chosen is None) != (self.rejected is None):
@@ -64,6 +67,7 @@ class RowFormat:
             "chosen",
             "rejected",
             "margin",
+            "images",
         ):
             value = getattr(self, name)
             if value is not None and not _FIELD.fullmatch(value):

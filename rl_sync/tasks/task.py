@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from rl_sync.images import images_of
 from rl_sync.tasks.dialogues import Demonstrated
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+from rl_sync.tasks.pictures.places import PLACEHOLDER
+from rl_sync.tasks.pictures.prompt_encoder import PicturedPrompt, PromptEncoder
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Preference, Prompt
 
 
@@ -32,6 +36,9 @@ class Task:
         problems; may be empty.
       episode_tokens: maximum number of tokens of an episode in an environment; 0 without one.
       notes: sentences for the user about data that was left out or changed.
+      processor: processing of images; None for a policy that reads text alone. Images then serve
+        rewards only.
+      placeholder: text that stands for an image in prompts; empty for none.
 
     Raises:
       ValueError: there are no problems, or a prompt or demonstration does not fit the lengths.
@@ -48,6 +55,8 @@ class Task:
     held_out_preferences: Sequence[Preference] = ()
     notes: Sequence[str] = ()
     episode_tokens: int = 0
+    processor: TileProcessor | None = None
+    placeholder: str = PLACEHOLDER
 
     def __post_init__(self) -> None:
         for name, prompts in {"training": self.train, "held-out": self.held_out}.items():
@@ -59,7 +68,7 @@ class Task:
             self._check_demonstration(demonstration)
 
     def _check_prompt(self, prompt: Prompt) -> None:
-        asked = prompt_tokens(self.tokenizer, prompt.text)
+        asked = self.encoder.length(prompt.text, prompt.row)
         if not 1 <= asked <= self.max_prompt_tokens:
             raise ValueError(
                 f"The prompt {prompt.text!r} has {asked} tokens, but the task allows 1 to"
@@ -70,8 +79,8 @@ class Task:
         if isinstance(prompt, Demonstrated):
             assert len(prompt.tokens) <= self.row_tokens, "longer dialogues are left out or cut"
             return
-        self._check_prompt(prompt)
-        answered = completion_tokens(self.tokenizer, prompt.answer)
+        self._check_prompt(prompt._replace(row=self._row_of(prompt)))
+        answered = self.encoder.completion_length(prompt.answer)
         most = self.row_tokens - self.max_prompt_tokens
         if answered > most:
             raise ValueError(
@@ -108,6 +117,26 @@ class Task:
         """True if a prompt is about an image."""
         return any(images_of(one.row or {}) for one in (*self.train, *self.held_out))
 
+    @functools.cached_property
+    def encoder(self) -> PromptEncoder:
+        """The encoder of prompts, with their images where the policy sees."""
+        return PromptEncoder(self.tokenizer, self.processor, self.placeholder)
+
+    def pictured(self, prompt: Prompt) -> PicturedPrompt:
+        """Encodes a prompt of a policy that sees, and decodes its images.
+
+        Raises:
+          ValueError: an image cannot be read or is damaged; the message names it.
+        """
+        return self.encoder.pictured(prompt.text, self._row_of(prompt))
+
+    def _row_of(self, prompt: Prompt) -> Mapping[str, Any] | None:
+        """Returns the row of a prompt; those of leases and demonstrations are in `train`."""
+        if prompt.row is None and 0 <= prompt.prompt_id < len(self.train):
+            problem = self.train[prompt.prompt_id]
+            return problem.row if problem.text == prompt.text else None
+        return prompt.row
+
     @property
     def row_tokens(self) -> int:
         """Number of tokens of a row, T: prompt and completion, or a whole episode."""
@@ -119,17 +148,21 @@ class Task:
         return self.episode_tokens or self.max_completion_tokens
 
     def prompt_lengths(self, prompts: Iterable[Prompt]) -> frozenset[int]:
-        """Returns the different numbers of tokens of prompts."""
-        return frozenset(prompt_tokens(self.tokenizer, prompt.text) for prompt in prompts)
+        """Returns the different numbers of tokens of prompts, those of images included."""
+        return frozenset(self.encoder.length(one.text, self._row_of(one)) for one in prompts)
 
     def encode_prompts(
         self, texts: Sequence[str]
     ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
-        """Encodes prompts; returns their token ids, padded on the right, and their lengths."""
+        """Encodes prompts without images; see `pictured` for others.
+
+        Returns:
+          Their token ids, padded on the right, and their lengths.
+        """
         tokens = np.full((len(texts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
         lengths = np.zeros(len(texts), np.int32)
         for row, text in enumerate(texts):
-            ids = self.tokenizer.encode_prompt(text)
+            ids = self.encoder.expanded(text, None).ids
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
         return tokens, lengths
 
@@ -138,7 +171,7 @@ class Task:
     ) -> tuple[Int[np.ndarray, "B T"], np.ndarray]:
         """Encodes rows of prompt, answer and end of sequence, with a mask of answer and end.
 
-        Dialogues already have tokens and masks.
+        Dialogues already have tokens and masks. Images have their tokens, and are not decoded.
         """
         tokens = np.full((len(prompts), self.row_tokens), self.tokenizer.pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
@@ -147,8 +180,8 @@ class Task:
                 length = len(prompt.tokens)
                 tokens[row, :length], mask[row, :length] = prompt
                 continue
-            asked = self.tokenizer.encode_prompt(prompt.text)
-            ids = [*asked, *self.tokenizer.encode(prompt.answer), self.tokenizer.eos_id]
+            asked = self.encoder.expanded(prompt.text, self._row_of(prompt)).ids
+            ids = [*asked, *self.encoder.completion(prompt.answer), self.tokenizer.eos_id]
             tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True
         return tokens, mask
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rl_sync.images import MOST_PIXELS, images_of
 from rl_sync.rewards.reward_catalog import reads_answer
 from rl_sync.setting import section, setting
 from rl_sync.spelling import require_one_of
@@ -22,7 +23,9 @@ from rl_sync.tasks.exchanged_images import with_exchanged_images
 from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.mixture import MixtureConfig
-from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
+from rl_sync.tasks.problems import Problems, with_images
 from rl_sync.tasks.shots import TEMPLATE, require_template, with_shots
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers import pretrained
@@ -48,6 +51,7 @@ from rl_sync.tasks.toy.mmlu import MmluConfig
 from rl_sync.tasks.toy.school import SchoolConfig
 from rl_sync.tasks.toy.shapes import ShapesConfig
 from rl_sync.tasks.toy.worked import WorkedConfig
+from rl_sync.types import Prompt
 
 Loader = Callable[[Any, int], Problems]
 """Loads a task's problems from its section of the config and the run's seed."""
@@ -155,6 +159,18 @@ class TaskConfig(TaskSections, LengthLimits):
         "Gives each problem the images of another one, as a control: a policy that learns anything"
         " then learned it without seeing.",
     )
+    image_placeholder: str = setting(
+        PLACEHOLDER,
+        "Text in prompts that stands for an image of the row. Prompts without it have their images"
+        " before the text; so do all prompts if it is empty.",
+    )
+    max_image_pixels: int = setting(
+        MOST_PIXELS,
+        "Maximum number of pixels of an image. Its file's header tells the number, so larger images"
+        " are refused without decoding them.",
+        unit="pixels",
+        least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +189,7 @@ def load_task(
     reward: str | None = None,
     rendering: Rendering | None = None,
     played: frozenset[str] = frozenset(),
+    processor: TileProcessor | None = None,
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
 
@@ -186,6 +203,8 @@ def load_task(
       rendering: writes dialogues of demonstrations.
       reward: reward of completions if `config.reward` names none; None for the problems' own.
       played: sets of a mixture whose environment gives the reward.
+      processor: processing of images; None for a policy that reads text alone. The images of rows
+        then serve rewards only.
 
     Raises:
       ValueError, OSError: the problems cannot be loaded, or lack answers that the reward reads; the
@@ -201,6 +220,7 @@ def load_task(
             reward,
             rendering,
             played,
+            processor,
         )
 
 
@@ -214,23 +234,40 @@ def _load(
     reward: str | None,
     rendering: Rendering | None,
     played: frozenset[str],
+    processor: TileProcessor | None,
 ) -> Task:
-    problems = _problems(config, seed, played)
+    problems = with_images(_problems(config, seed, played), config.max_image_pixels)
     if config.exchange_images:
         problems = with_exchanged_images(problems, seed)
     if (named := config.reward or reward) is not None:
         problems = dataclasses.replace(problems, reward=named)
     if problems.unanswered and reads_answer(problems.reward):
         raise ValueError(problems.unanswered)
+    shown = sum(bool(images_of(one.row or {})) for one in (*problems.train, *problems.held_out))
+    if shown and config.shots and processor is not None:
+        raise ValueError(
+            f"task.shots={config.shots} writes solved problems without their images, and {shown}"
+            " problems have some: use task.shots=0."
+        )
+    if shown and processor is None:
+        note = f"{shown} problems have images, which only rewards get: the policy reads text alone."
+        problems = dataclasses.replace(problems, notes=[*problems.notes, note])
     problems = with_shots(problems, config.shots, seed, config.shot_template)
     if config.shots and tokenizer.chat == "auto":
         tokenizer = dataclasses.replace(tokenizer, chat="no")
+    placeholder = config.image_placeholder
+    shows = placeholder if processor is not None else None
+    made = _tokenizer(tokenizer, problems, more, shows)
+    if processor is not None:
+        made.image_id(processor.marks)  # Raises if there is none.
     return fit(
         problems,
-        _tokenizer(tokenizer, problems, more),
+        made,
         config,
         episode_tokens,
         rendering=rendering,
+        processor=processor,
+        placeholder=placeholder,
     )
 
 
@@ -257,15 +294,29 @@ def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
     return TASKS[one.task](dataclasses.replace(section, **one.options), seed)
 
 
-def _tokenizer(config: TokenizerConfig, problems: Problems, more: str) -> Tokenizer:
+def _tokenizer(
+    config: TokenizerConfig, problems: Problems, more: str, placeholder: str | None
+) -> Tokenizer:
+    """Makes the tokenizer; `placeholder` stands for images, and is None for text alone."""
+    shows = placeholder is not None
     if config.path is not None:
         return pretrained.load(config.path, config.chat, config.system)
     if problems.charset is not None:
         new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
-        return CharacterTokenizer(problems.charset + new)
+        return CharacterTokenizer(problems.charset + new, shows)
     prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
     pairs = [*problems.preferences, *problems.held_out_preferences]
     completions = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
-    asked = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    asked = [one.answer for one in prompts]
+    asked += [one.text if not shows else _around_images(one, placeholder) for one in prompts]
     asked += [text for spoken in problems.dialogues for text in spoken.dialogue.texts]
-    return CharacterTokenizer.of_texts([*asked, *completions, more])
+    characters = CharacterTokenizer.of_texts([*asked, *completions, more])
+    return dataclasses.replace(characters, shows_images=shows)
+
+
+def _around_images(prompt: Prompt, placeholder: str | None) -> str:
+    """Returns the text of a prompt without the places of its images."""
+    if not images_of(prompt.row or {}):
+        return prompt.text
+    text = prompt.text
+    return text.replace(PLACE, "") if PLACE in text else text.replace(placeholder or PLACE, "")

@@ -10,12 +10,15 @@ import dataclasses
 import functools
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.setting import check, setting
+from rl_sync.tasks.pictures.places import joined, unused_character
+from rl_sync.tasks.pictures.tile_processor import PictureMarks
 from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
 
 CHAT_CHOICES = ("auto", "yes", "no")
@@ -101,6 +104,88 @@ class PretrainedTokenizer:
         """
         return self._opening * begins + self.special.encode_as_text(text)
 
+    def image_id(self, marks: PictureMarks | None) -> int:
+        """Returns the id of the token that stands for a part of an image.
+
+        Raises:
+          ValueError: the vocabulary has no such token.
+        """
+        name = None if marks is None else marks.token
+        found = None if name is None else self.backend.get_vocab().get(name)
+        if found is None:
+            raise ValueError(
+                f"The tokenizer has no token for images ({name or 'no name is known'}): use the"
+                " tokenizer of the vision-language model's checkpoint."
+            )
+        return found
+
+    def encode_pictured(
+        self,
+        texts: Sequence[str],
+        pictures: Sequence[Sequence[str | int]],
+        marks: PictureMarks | None,
+    ) -> list[list[int] | int]:
+        """Encodes a prompt with images; see `Tokenizer`.
+
+        Raises:
+          ValueError: the chat template does not write the images or the texts.
+        """
+        assert marks is not None, "checked by image_id"
+        cut = unused_character([*texts, self.system or ""])
+        texts = [_cut_names(text, marks, cut) for text in texts]
+        if self.chat:
+            system = None if self.system is None else _cut_names(self.system, marks, cut)
+            texts = self._chat_around(texts, system, marks.template)
+        pieces: list[list[int] | int] = [] if self.chat else [list(self._opening)]
+        for one in joined(texts, pictures):
+            pieces.append(self._encode_cut(one, cut) if isinstance(one, str) else one)
+        return pieces
+
+    def encode_imageless(self, text: str, marks: PictureMarks | None) -> list[int]:
+        """Encodes a text by itself, in which the names of image tokens are plain text."""
+        assert marks is not None, "checked by image_id"
+        cut = unused_character([text])
+        return self._encode_cut(_cut_names(text, marks, cut), cut)
+
+    def _encode_cut(self, text: str, cut: str) -> list[int]:
+        return [i for part in text.split(cut) if part for i in self.encode(part)]
+
+    def _chat_around(self, texts: Sequence[str], system: str | None, image: str) -> list[str]:
+        """Writes a user's message with images in the chat template; returns the texts around them.
+
+        Templates differ: some write only texts, some only lists of parts.
+        """
+        parts: list[dict[str, str]] = []
+        for number, text in enumerate(texts):
+            parts += [{"type": "image"}] if number else []
+            parts += [{"type": "text", "text": text}] if text else []
+        text_first = len(texts) == 1
+        contents = [image.join(texts), parts] if text_first else [parts, image.join(texts)]
+        heads = [system, [{"type": "text", "text": system}]] if system else [None]
+        for content, head in itertools.product(contents, heads):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+            if head is not None:
+                messages.insert(0, {"role": "system", "content": head})
+            try:
+                written = self.backend.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=False
+                )
+            except Exception:  # Errors of Jinja, or of the template's own code.
+                continue
+            around = written.split(image)
+            shown = zip(texts, around, strict=False)
+            if (
+                len(around) == len(texts)
+                and all(text.strip() in there for text, there in shown)
+                and (system or "").strip() in around[0]
+            ):
+                return around
+        raise ValueError(
+            f"The chat template does not write a user's text with {len(texts) - 1} images (as"
+            f" {image}): use the template of the vision-language model's checkpoint, or"
+            " tokenizer.chat=no."
+        )
+
     def template(self, has_tools: bool) -> str:
         """Returns the source of the chat template, for conversations with or without tools.
 
@@ -171,6 +256,11 @@ class PretrainedTokenizer:
             else _REPLACEMENT * len(list(run))
             for known, run in runs
         )
+
+
+def _cut_names(text: str, marks: PictureMarks, cut: str) -> str:
+    """Cuts the names of image tokens in two, so that they are encoded as text."""
+    return re.sub(marks.names, lambda name: name[0][:1] + cut + name[0][1:], text)
 
 
 def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:

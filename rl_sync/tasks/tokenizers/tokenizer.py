@@ -7,6 +7,9 @@ import functools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
+from rl_sync.tasks.pictures.places import PLACE, joined
+from rl_sync.tasks.pictures.tile_processor import PictureMarks
+
 PAD_ID = 0
 EOS_ID = 1
 _FIRST_CHARACTER_ID = 2
@@ -47,6 +50,33 @@ class Tokenizer(Hashable, Protocol):
             any.
         """
 
+    def image_id(self, marks: PictureMarks | None) -> int:
+        """Returns the id of the token that stands for a part of an image.
+
+        Raises:
+          ValueError: the vocabulary has no such token.
+        """
+
+    def encode_pictured(
+        self,
+        texts: Sequence[str],
+        pictures: Sequence[Sequence[str | int]],
+        marks: PictureMarks | None,
+    ) -> list[list[int] | int]:
+        """Encodes a prompt with images, in which the names of image tokens are plain text.
+
+        Args:
+          texts: texts around the images, one more than there are images.
+          pictures: for each image, texts and numbers of tiles, in order.
+          marks: tokens of images in a pretrained vocabulary.
+
+        Returns:
+          Token ids of texts, and the numbers of tiles, in order.
+        """
+
+    def encode_imageless(self, text: str, marks: PictureMarks | None) -> list[int]:
+        """Encodes a text by itself, in which the names of image tokens are plain text."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes a completion up to its first end of sequence."""
 
@@ -73,12 +103,14 @@ class CharacterTokenizer:
 
     Attributes:
       charset: characters that texts may contain, each once, in the order of their ids.
+      shows_images: whether there is a last id, which stands for a part of an image.
 
     Raises:
       ValueError: a character occurs twice in the charset, or there is none.
     """
 
     charset: str
+    shows_images: bool = False
 
     def __post_init__(self) -> None:
         if not self.charset:
@@ -94,8 +126,8 @@ class CharacterTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of characters, plus padding and end of sequence."""
-        return len(self.charset) + _FIRST_CHARACTER_ID
+        """Number of characters, plus padding, end of sequence, and the token of images."""
+        return len(self.charset) + _FIRST_CHARACTER_ID + self.shows_images
 
     @property
     def pad_id(self) -> int:
@@ -143,6 +175,41 @@ class CharacterTokenizer:
         """
         return self.encode(text)
 
+    def image_id(self, marks: PictureMarks | None = None) -> int:
+        """Returns the id that stands for a part of an image, the last one.
+
+        Raises:
+          ValueError: the tokenizer was made without images.
+        """
+        del marks
+        if not self.shows_images:
+            raise ValueError("This character tokenizer has no id for images: make it with one.")
+        return self.vocab_size - 1
+
+    def encode_pictured(
+        self,
+        texts: Sequence[str],
+        pictures: Sequence[Sequence[str | int]],
+        marks: PictureMarks | None = None,
+    ) -> list[list[int] | int]:
+        """Encodes a prompt with images; see `Tokenizer`.
+
+        Raises:
+          ValueError: a character is not in the charset.
+        """
+        del marks
+        pieces = joined(texts, pictures)
+        return [self.encode(one) if isinstance(one, str) else one for one in pieces]
+
+    def encode_imageless(self, text: str, marks: PictureMarks | None = None) -> list[int]:
+        """Encodes the characters; the token of images has no name.
+
+        Raises:
+          ValueError: a character is not in the charset.
+        """
+        del marks
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; padding inside becomes U+FFFD.
 
@@ -153,13 +220,15 @@ class CharacterTokenizer:
         return self.decode_all(ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids)
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Decodes every id; an end of sequence has no text, and padding becomes U+FFFD.
+        """Decodes every id; an end of sequence has no text.
+
+        Padding becomes U+FFFD, and the token of images U+FFFC.
 
         Raises:
           ValueError: an id is outside the vocabulary.
         """
         try:
-            return "".join(map(_texts(self.charset).__getitem__, ids))
+            return "".join(map(_texts(self.charset, self.shows_images).__getitem__, ids))
         except KeyError as error:
             raise ValueError(
                 f"Token id {error.args[0]} is outside the {self.vocab_size} of the tokenizer."
@@ -167,7 +236,7 @@ class CharacterTokenizer:
 
 
 @functools.lru_cache(maxsize=16)
-def _texts(charset: str) -> dict[int, str]:
+def _texts(charset: str, shows_images: bool) -> dict[int, str]:
     """Returns the text of each id of a character tokenizer."""
-    characters = enumerate(charset, start=_FIRST_CHARACTER_ID)
+    characters = enumerate(charset + PLACE * shows_images, start=_FIRST_CHARACTER_ID)
     return {PAD_ID: "\ufffd", EOS_ID: "", **dict(characters)}

@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from rl_sync.tasks.tokenizers.tokenizer import EOS_ID, PAD_ID, CharacterTokenizer
 
-PAD, EOS = "<|pad|>", "<|end|>"
+PAD, EOS, IMAGE = "<|pad|>", "<|end|>", "<|image|>"
 
 
 def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
@@ -18,10 +18,12 @@ def tokenizer_files(tokenizer: CharacterTokenizer) -> dict[str, str]:
     """
     vocabulary = {PAD: PAD_ID, EOS: EOS_ID}
     vocabulary |= {character: tokenizer.encode(character)[0] for character in tokenizer.charset}
+    if tokenizer.shows_images:
+        vocabulary[IMAGE] = tokenizer.image_id()
     same = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
     same.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     same.decoder = decoders.Fuse()
-    same.add_special_tokens([PAD, EOS])
+    same.add_special_tokens([PAD, EOS, *[IMAGE] * tokenizer.shows_images])
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": PAD, "eos_token": EOS}
     return {
         "tokenizer.json": same.to_str(pretty=True),

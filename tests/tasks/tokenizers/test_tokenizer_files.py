@@ -36,3 +36,13 @@ def test_token_ids_are_those_that_end_and_pad():
         "eos_token_id": 1,
         "pad_token_id": 0,
     }
+
+
+def test_the_files_of_a_tokenizer_with_images_have_a_special_token_for_them(tmp_path):
+    seeing = CharacterTokenizer("ab", shows_images=True)
+    for name, content in tokenizer_files(seeing).items():
+        (tmp_path / name).write_text(content, "utf-8")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.encode("a<|image|>b") == [2, seeing.image_id(), 3]
+    assert len(theirs) == seeing.vocab_size
+    assert "<|image|>" not in tokenizer_files(CharacterTokenizer("ab"))["tokenizer.json"]

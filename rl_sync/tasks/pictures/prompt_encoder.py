@@ -1,0 +1,162 @@
+"""Encodes prompts with their images: token ids, where the images stand, and tiles of pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from rl_sync.images import Image, images_of
+from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
+from rl_sync.tasks.pictures.tile_processor import TileLayout, TileProcessor
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+
+_REMEMBERED_LENGTHS = 1 << 18
+TEXT = -1
+"""Value of `at` at tokens of text."""
+
+
+class ExpandedPrompt(NamedTuple):
+    """A prompt as tokens, with a token for each feature vector of its images.
+
+    Attributes:
+      ids: token ids.
+      at: for each token the index tile · M + offset of its feature vector among those of the
+        prompt's tiles; -1 at text.
+    """
+
+    ids: Int[np.ndarray, " P"]
+    at: Int[np.ndarray, " P"]
+
+
+class PicturedPrompt(NamedTuple):
+    """A prompt as tokens, with the tiles of its images.
+
+    Attributes:
+      ids, at: see `ExpandedPrompt`.
+      tiles: pixels.
+      digests: identity of each tile: its image's digest and its number.
+    """
+
+    ids: Int[np.ndarray, " P"]
+    at: Int[np.ndarray, " P"]
+    tiles: UInt8[np.ndarray, "N H W 3"]
+    digests: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptEncoder:
+    """Encoder of prompts, with their images where the policy sees.
+
+    Attributes:
+      tokenizer: tokenizer of all texts.
+      processor: processing of images; None for a policy that reads text alone. Images are then
+        left out.
+      placeholder: text that stands for an image in prompts; empty for none.
+    """
+
+    tokenizer: Tokenizer
+    processor: TileProcessor | None = None
+    placeholder: str = PLACEHOLDER
+
+    def length(self, text: str, row: Mapping[str, Any] | None) -> int:
+        """Counts the tokens of a prompt; no image is decoded.
+
+        Args:
+          text: the prompt's text.
+          row: fields of the prompt's row, which may have images.
+
+        Raises:
+          ValueError: an image cannot be read, or has no place in the text.
+        """
+        if self.processor is None:
+            return prompt_tokens(self.tokenizer, text)
+        images = images_of(row or {})
+        return _length(self, self._placed(text, images), self._layouts(images))
+
+    def images_length(self, row: Mapping[str, Any] | None) -> int:
+        """Counts the tokens of a row's images alone, without those around them."""
+        if self.processor is None:
+            return 0
+        tiles = sum(one.tiles for one in self._layouts(images_of(row or {})))
+        return tiles * self.processor.tile_tokens
+
+    def expanded(self, text: str, row: Mapping[str, Any] | None) -> ExpandedPrompt:
+        """Encodes a prompt; no image is decoded. It raises as `length` does."""
+        if self.processor is None:
+            ids = np.array(self.tokenizer.encode_prompt(text), np.int32)
+            return ExpandedPrompt(ids, np.full(len(ids), TEXT, np.int32))
+        images = images_of(row or {})
+        return self._expanded(self._placed(text, images), self._layouts(images))
+
+    def pictured(self, text: str, row: Mapping[str, Any] | None) -> PicturedPrompt:
+        """Encodes a prompt and decodes its images.
+
+        Raises:
+          ValueError: as `length`, or an image is damaged; the message names it.
+        """
+        assert self.processor is not None, "the policy sees"
+        images, side = images_of(row or {}), self.processor.tile_size
+        cut = [self.processor.tiles(image) for image in images]
+        ids, at = self.expanded(text, row)
+        tiles = np.concatenate([np.zeros((0, side, side, 3), np.uint8), *cut])
+        digests = [
+            f"{image.digest}:{number}"
+            for image, of in zip(images, cut, strict=True)
+            for number in range(len(of))
+        ]
+        assert (at >= 0).sum() == len(tiles) * self.processor.tile_tokens, "each tile has a place"
+        return PicturedPrompt(ids, at, tiles, tuple(digests))
+
+    def completion(self, text: str) -> list[int]:
+        """Encodes a completion, without its end of sequence."""
+        if self.processor is None:
+            return self.tokenizer.encode(text)
+        return self.tokenizer.encode_imageless(text, self.processor.marks)
+
+    def completion_length(self, text: str) -> int:
+        """Counts the tokens of a completion, its end of sequence included."""
+        if self.processor is None:
+            return completion_tokens(self.tokenizer, text)
+        return len(self.completion(text)) + 1
+
+    def _placed(self, text: str, images: Sequence[Image]) -> str:
+        try:
+            return placed(text, len(images), self.placeholder)
+        except ValueError as error:
+            place = images[0].place or f"The prompt {text!r:.200}"
+            raise ValueError(f"{place}: {error}") from error
+
+    def _layouts(self, images: Sequence[Image]) -> tuple[TileLayout, ...]:
+        assert self.processor is not None, "the policy sees"
+        return tuple(self.processor.layout(image.size()) for image in images)
+
+    def _expanded(self, text: str, layouts: Sequence[TileLayout]) -> ExpandedPrompt:
+        processor, tokenizer = self.processor, self.tokenizer
+        assert processor is not None, "the policy sees"
+        token, size, tile = tokenizer.image_id(processor.marks), processor.tile_tokens, 0
+        pictures = []
+        for layout in layouts:
+            pieces = processor.written(layout)
+            pictures.append([one if isinstance(one, str) else tile + one for one in pieces])
+            tile += layout.tiles
+        ids: list[int] = []
+        at: list[int] = []
+        texts = text.split(PLACE) if layouts else [text]
+        for piece in tokenizer.encode_pictured(texts, pictures, processor.marks):
+            if isinstance(piece, int):
+                ids += [token] * size
+                at += range(piece * size, (piece + 1) * size)
+            else:
+                ids += piece
+                at += [TEXT] * len(piece)
+        return ExpandedPrompt(np.array(ids, np.int32), np.array(at, np.int32))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
+def _length(encoder: PromptEncoder, text: str, layouts: tuple[TileLayout, ...]) -> int:
+    return len(encoder._expanded(text, layouts).ids)
