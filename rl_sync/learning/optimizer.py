@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from rl_sync.learning.schedules import SCHEDULES
 from rl_sync.learning.sft import SftConfig
+from rl_sync.models.vision.tower import TOWER, VISION
 from rl_sync.setting import check, setting
 from rl_sync.types import Params
 
@@ -129,6 +131,12 @@ class OptimizerConfig:
     max_gradient_norm: float = setting(
         1.0, "Norm that longer gradients are scaled down to.", above=0
     )
+    tower_share: float = setting(
+        1.0,
+        "Learning rate of a vision tower that is trained, as a share of that of the other"
+        " parameters.",
+        least=0,
+    )
     updates_per_batch: int = setting(
         4, "Optimizer updates of a trainer step, each on an equal share of its groups.", least=1
     )
@@ -186,6 +194,23 @@ class OptimizerConfig:
     def _transformation(self, rate: optax.Schedule) -> ClippedOptimizer:
         return ClippedOptimizer(
             clipping=optax.clip_by_global_norm(self.max_gradient_norm),
-            rule=OPTIMIZERS[self.name](self, rate),
+            rule=_with_tower_share(OPTIMIZERS[self.name](self, rate), self.tower_share),
             is_elementwise=self.name not in WHOLE,
         )
+
+
+def _with_tower_share(
+    rule: optax.GradientTransformation, share: float
+) -> optax.GradientTransformation:
+    """Multiplies the changes of a vision tower; the state is that of the optimizer."""
+    if share == 1:
+        return rule
+
+    def update(gradient: Params, state: Any, params: Params = None) -> tuple[Params, Any]:
+        changes, state = rule.update(gradient, state, params)
+        if TOWER in changes.get(VISION, {}):
+            tower = jax.tree.map(lambda x: x * share, changes[VISION][TOWER])
+            changes = {**changes, VISION: {**changes[VISION], TOWER: tower}}
+        return changes, state
+
+    return optax.GradientTransformation(rule.init, update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -57,7 +58,7 @@ from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.ends import EndSite, NoTransfer, TrainerEnd, ends_of
-from rl_sync.types import Group, Params
+from rl_sync.types import Demonstrations, Group, Params
 from rl_sync.weights.cluster import host_leaves, leave_cluster
 from rl_sync.workdir import Workdir
 
@@ -179,7 +180,10 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
             end_ids=wiring.sampling(settings, task).stop_ids,
             microbatch_rows=settings.trainer.microbatch_rows,
         ),
-        optimizer=settings.optimizer,
+        optimizer=dataclasses.replace(
+            settings.optimizer,
+            tower_share=settings.optimizer.tower_share * settings.model.trains_tower,
+        ),
         # No rollout temperature applies to the task's own data.
         temperature=settings.rollout.temperature if settings.algorithm.generates else 1.0,
         repetition_penalty=(
@@ -193,6 +197,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
         offload_reference=settings.trainer.offload_reference,
         offload_optimizer=settings.trainer.offload_optimizer,
         kept_versions=wiring.kept_versions(settings),
+        trains_tower=settings.model.trains_tower,
     )
 
 
@@ -228,8 +233,18 @@ def _evaluator(
 def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
     """Returns a function from a trainer step to its demonstrations, or None if there are none."""
     rows, seed = settings.algorithm.demonstration_rows, settings.seed
-    # One word more than in SFT's seeds, so that step t does not draw the t-th batch of SFT.
-    return (lambda step: draw(task, rows, [seed, step, rows])) if rows else None
+    if not rows:
+        return None
+    batching = dataclasses.replace(
+        wiring.batching_of(settings, task), kind="padded", row_tokens=task.row_tokens
+    )
+
+    def demonstrations(step: int) -> Demonstrations:
+        # One word more than in SFT's seeds, so that step t does not draw the t-th batch of SFT.
+        drawn = draw(task, rows, [seed, step, rows])
+        return drawn if drawn.images is None else batching.demonstrations(drawn)
+
+    return demonstrations
 
 
 def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] | None:

@@ -43,6 +43,8 @@ def rollout_engine(
         layout=layout,
         changes=rollout_changes(settings, task),
         records_routes=settings.rollout.routing_replay,
+        frozen_vision=not settings.model.trains_tower,
+        image_cache_bytes=settings.rollout.image_cache_bytes,
         before_first=before_first,
     )
 

@@ -72,12 +72,15 @@ class EvaluationSet:
                 )
                 for number, prompt in enumerate(self.prompts)
             ]
-        tokens, lengths = self.task.encode_prompts([prompt.text for prompt in self.prompts])
         return [
             CompletionRequest(
-                row[:length], self.sampling, self.samples, (_SEED, self.seed, prompt.prompt_id)
+                asked.ids,
+                self.sampling,
+                self.samples,
+                (_SEED, self.seed, prompt.prompt_id),
+                images=asked.images,
             )
-            for prompt, row, length in zip(self.prompts, tokens, lengths, strict=True)
+            for prompt, asked in zip(self.prompts, self.task.asked(self.prompts), strict=True)
         ]
 
     def written(

@@ -78,7 +78,8 @@ def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
     if not settings.sft.steps:
         return []
     size, kind = settings.sft.batch_size, settings.trainer.batching
-    laid_out = demonstration_batching(kind, size, task.row_tokens).demonstration_shapes()
+    batching = demonstration_batching(kind, size, task.row_tokens, trainer.model.vision)
+    laid_out = batching.demonstration_shapes()
     return [
         Listed(SFT, "step", sft_key(drawn), functools.partial(trainer.lower_sft, drawn))
         for drawn in laid_out
@@ -152,4 +153,5 @@ def _requests(
         held=plays,
         offloads_kv=settings.environment.kv_offload_bytes > 0,
         recomputes=recomputes,
+        tiles=task.most_tiles(asked),
     )

@@ -36,6 +36,7 @@ from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks import task_catalog
 from rl_sync.tasks.curriculum import PromptPool, pool_of
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.task import Task
 from rl_sync.workdir import Workdir
 
@@ -51,6 +52,7 @@ def load_task(settings: RunSettings) -> Task:
         settings.tokenizer, path=settings.tokenizer.path or settings.model.path
     )
     name = settings.environment.name
+    processor, unread = _processor(settings)
     try:
         construction = environment_of(settings)
         more = construction.charset if construction else ""
@@ -64,10 +66,21 @@ def load_task(settings: RunSettings) -> Task:
             rendering=demonstrated,
             reward="environment" if name is not None and gives_rewards(name) else None,
             played=frozenset(of for of, one in of_sets.items() if gives_rewards(one)),
+            processor=processor,
         )
+        if task.shows_images and unread is not None:
+            raise unread
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    _require_text(settings, task)
+    if not task.shows_images and processor is not None:
+        require(
+            settings.model.path is not None,
+            f"config.model.vision.image_size={settings.model.vision.image_size} gives the policy a"
+            f" vision tower, but the problems of task.name={settings.task.name} have no images:"
+            " leave it out, or take a task with images.",
+        )
+        task = dataclasses.replace(task, processor=None)
+    _require_sight(settings, task)
     trainer_model(settings, task)
     with compiling_for("cpu"):  # No devices yet: a launcher must not take them.
         cache_pages(settings, task)
@@ -78,20 +91,42 @@ def load_task(settings: RunSettings) -> Task:
     return task
 
 
-def _require_text(settings: RunSettings, task: Task) -> None:
-    """Rejects a task that shows images, which policies cannot read yet."""
-    name = settings.task.name
+def _processor(settings: RunSettings) -> tuple[TileProcessor | None, ValueError | None]:
+    """Returns the processing of images for the policy, or the reason why there is none."""
+    try:
+        return settings.model.processor(), None
+    except ConfigError:
+        raise
+    except ValueError as error:  # It matters only if the task has images.
+        return None, error
+
+
+def _require_sight(settings: RunSettings, task: Task) -> None:
+    """Rejects a task that shows images to a policy that cannot see them."""
+    if not task.shows_images:
+        return
+    name, path = settings.task.name, settings.model.path
+    about = f"task.name={name} asks about images (the field `images` of its rows)"
     section = getattr(settings.task, name, None)
-    has_text = hasattr(section, "as_text")
-    way_out = (
-        f"use --config.task.{name}.as_text=true, which writes the images as characters"
-        if has_text
-        else "name the field otherwise, and say in the prompt what the image shows"
-    )
+    if path is not None:
+        way_out = "use a checkpoint with vision (Gemma 3, SmolVLM)"
+        reason = f"config.model.path={path!r} reads text alone"
+    else:
+        way_out = "give the policy a vision tower (--config.model.vision.image_size=32)"
+        reason = "the policy reads text alone"
+    if hasattr(section, "as_text"):
+        way_out += f", or write images as characters (--config.task.{name}.as_text=true)"
+    require(task.processor is not None, f"{about}, and {reason}: {way_out}.")
     require(
-        not task.shows_images,
-        f"task.name={name} asks about images (the field `images` of its rows), and policies read"
-        f" text alone: {way_out}.",
+        not settings.plays,
+        f"{about}, and observations of environment.name={settings.environment.name} are text:"
+        " leave out the environment, or the images.",
+    )
+    generates, scores = settings.algorithm.generates, settings.algorithm.scores
+    require(
+        generates and not scores,
+        f"{about}, and algorithm.name={settings.algorithm.name} trains on given texts: use an"
+        " algorithm that generates, with sft.steps for demonstrations.",
     )
 
 
@@ -262,7 +297,10 @@ def model_config(settings: RunSettings, task: Task) -> ModelConfig:
     Raises:
       ConfigError: `model.path` is not a supported checkpoint, or does not fit the task.
     """
-    model = settings.model.config(task.tokenizer.vocab_size, task.row_tokens)
+    image_token = None
+    if task.processor is not None:
+        image_token = task.tokenizer.image_id(task.processor.marks)
+    model = settings.model.config(task.tokenizer.vocab_size, task.row_tokens, image_token)
     scores = settings.algorithm.scores
     require(
         scores or not model.scalar_head,
@@ -372,7 +410,12 @@ def examination(settings: RunSettings, task: Task) -> EvaluationSet:
 def batching_of(settings: RunSettings, task: Task) -> Batching:
     """Returns the layout of the trainer's batches for a task; raises the errors of `batching`."""
     routes = route_shape(settings, task) if settings.algorithm.generates else None
-    return batching(settings, task.row_tokens, mask_words(settings, task), routes)
+    laid_out = batching(settings, task.row_tokens, mask_words(settings, task), routes)
+    return dataclasses.replace(
+        laid_out,
+        vision=model_config(settings, task).vision if task.processor is not None else None,
+        part_rows=settings.trainer.microbatch_rows,
+    )
 
 
 def route_shape(settings: RunSettings, task: Task) -> RouteShape | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import cast, get_args
 
 from rl_sync.models.config import (
@@ -18,6 +19,9 @@ from rl_sync.models.config import (
 from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.records import ConfigError, require
+from rl_sync.settings.vision_settings import VisionSettings
+from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
+from rl_sync.tasks.pictures.tile_processor import SquareTiles, TileProcessor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +136,37 @@ class ModelSettings:
     )
     experts: ExpertSettings = section(ExpertSettings, "Mixture of experts.")
     lora: LoraSettings = section(LoraSettings, "Low-rank adapters.")
+    vision: VisionSettings = section(VisionSettings, "Images in prompts.")
 
     def __post_init__(self) -> None:
         check(self, "model")
 
-    def config(self, vocab_size: int, max_length: int) -> ModelConfig:
+    @property
+    def trains_tower(self) -> bool:
+        """Whether the vision tower is trained, if the policy sees."""
+        given = self.vision.trains_tower
+        return self.path is None and not self.lora.rank if given is None else given
+
+    def processor(self) -> TileProcessor | None:
+        """Returns the processing of images for the policy; None if it has no vision.
+
+        Raises:
+          ConfigError: `path` is not a checkpoint that can be read.
+          ValueError: the checkpoint's processing of images is not supported.
+        """
+        if self.path is not None:
+            return checkpoint_tiles(str(self._located(self.path)))
+        if not self.vision.image_size:
+            return None
+        return SquareTiles(self.vision.image_size, self.vision.tile_tokens)
+
+    def config(
+        self, vocab_size: int, max_length: int, image_token: int | None = None
+    ) -> ModelConfig:
         """Returns the model config for a vocabulary and a row length in tokens.
+
+        Args:
+          image_token: token that stands for images; None for a policy that reads text alone.
 
         Raises:
           ConfigError: `path` is not a checkpoint that can be read, or does not fit.
@@ -146,7 +175,7 @@ class ModelSettings:
         sizes = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("path", "dtype", "remat", "attention", "experts", "lora")
+            if name not in ("path", "dtype", "remat", "attention", "experts", "lora", "vision")
         }
         if self.path is None:
             model = ModelConfig(
@@ -154,10 +183,11 @@ class ModelSettings:
                 max_length=max_length,
                 experts=self.experts.experts(),
                 qk_norm=self.experts.count > 0,
+                vision=None if image_token is None else self.vision.vision(image_token),
                 **sizes,
             )
         else:
-            model = self._stored(self.path, vocab_size, max_length)
+            model = self._stored(self.path, vocab_size, max_length, image_token is not None)
         return dataclasses.replace(
             model,
             max_length=max_length,
@@ -175,8 +205,8 @@ class ModelSettings:
         """
         return self.num_kv_heads if self.path is None else self._read(self.path).num_kv_heads
 
-    def _stored(self, path: str, vocab_size: int, max_length: int) -> ModelConfig:
-        stored = self._read(path)
+    def _stored(self, path: str, vocab_size: int, max_length: int, sees: bool) -> ModelConfig:
+        stored = self._read(path, sees)
         require(
             vocab_size <= stored.vocab_size,
             f"The task's tokenizer has {vocab_size} tokens, but the model in config.model.path="
@@ -190,8 +220,14 @@ class ModelSettings:
         )
         return stored
 
-    def _read(self, path: str) -> ModelConfig:
+    def _located(self, path: str) -> Path:
         try:
-            return load_config(locate(path))
+            return locate(path)
+        except ValueError as error:
+            raise ConfigError(f"config.model.path={path!r}: {error}") from error
+
+    def _read(self, path: str, sees: bool = False) -> ModelConfig:
+        try:
+            return load_config(self._located(path), vision=sees)
         except ValueError as error:
             raise ConfigError(f"config.model.path={path!r}: {error}") from error

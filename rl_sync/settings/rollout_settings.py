@@ -110,6 +110,14 @@ class RolloutSettings:
         implied="a row of the longest sequence for each slot",
         free="always",
     )
+    image_cache_bytes: int = setting(
+        256 << 20,
+        "Host memory of an explorer for features of images, which a frozen vision tower computes"
+        " once for all completions and steps. The least recently used are dropped.",
+        unit="bytes",
+        least=0,
+        free="always",
+    )
     budget_tokens: int = setting(
         0,
         "Tokens after which a rollout ends: whole groups go on to be judged, the next rollout"

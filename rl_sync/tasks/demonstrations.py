@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
+from rl_sync.sequence_images import pooled
 from rl_sync.tasks.task import Task
-from rl_sync.types import Demonstrations
+from rl_sync.types import Demonstrations, Prompt, RowImages
 
 
 def draw(task: Task, count: int, words: list[int]) -> Demonstrations:
     """Draws demonstrations uniformly, with replacement.
+
+    Images are those of all rows together, each tile once.
 
     Args:
       words: seed of the draw, which depends on nothing else.
     """
     random = np.random.default_rng(words)
     chosen = random.integers(0, len(task.demonstrations), count)
-    tokens, mask = task.encode_demonstrations([task.demonstrations[i] for i in chosen])
-    return Demonstrations(jnp.asarray(tokens), jnp.asarray(mask))
+    drawn = [task.demonstrations[i] for i in chosen]
+    tokens, mask = task.encode_demonstrations(drawn)
+    images = None
+    if task.processor is not None:
+        asked = task.asked(one for one in drawn if isinstance(one, Prompt))
+        shown = iter(one.images for one in asked)
+        of_rows = [next(shown) if isinstance(one, Prompt) else None for one in drawn]
+        if found := pooled(of_rows, task.processor.tile_tokens, tokens.shape[1]):
+            fields: dict[str, Any] = {"tiles": found.tiles, "at": found.at}
+            images = RowImages(**fields)
+    return Demonstrations(jnp.asarray(tokens), jnp.asarray(mask), images=images)

@@ -5,18 +5,31 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from rl_sync.images import images_of
+from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.dialogues import Demonstrated
 from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.pictures.prompt_encoder import PicturedPrompt, PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Preference, Prompt
+
+
+class AskedPrompt(NamedTuple):
+    """A prompt as an engine gets it.
+
+    Attributes:
+      ids: token ids.
+      images: its images; None for text alone.
+    """
+
+    ids: Int[np.ndarray, " P"]
+    images: SequenceImages | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +143,22 @@ class Task:
         """
         return self.encoder.pictured(prompt.text, self._row_of(prompt))
 
+    def asked(self, prompts: Iterable[Prompt]) -> list[AskedPrompt]:
+        """Encodes prompts as an engine gets them, and decodes their images.
+
+        Raises:
+          ValueError: an image cannot be read or is damaged; the message names it.
+        """
+        return [self._asked(prompt) for prompt in prompts]
+
+    def _asked(self, prompt: Prompt) -> AskedPrompt:
+        if self.processor is None:
+            return AskedPrompt(self.encoder.expanded(prompt.text, None).ids, None)
+        shown = self.pictured(prompt)
+        if not shown.digests:
+            return AskedPrompt(shown.ids, None)
+        return AskedPrompt(shown.ids, SequenceImages(shown.at, shown.tiles, shown.digests))
+
     def _row_of(self, prompt: Prompt) -> Mapping[str, Any] | None:
         """Returns the row of a prompt; those of leases and demonstrations are in `train`."""
         if prompt.row is None and 0 <= prompt.prompt_id < len(self.train):
@@ -150,6 +179,13 @@ class Task:
     def prompt_lengths(self, prompts: Iterable[Prompt]) -> frozenset[int]:
         """Returns the different numbers of tokens of prompts, those of images included."""
         return frozenset(self.encoder.length(one.text, self._row_of(one)) for one in prompts)
+
+    def most_tiles(self, prompts: Iterable[Prompt]) -> int:
+        """Returns the maximum number of tiles that the images of a prompt are cut into."""
+        if self.processor is None:
+            return 0
+        of_images = (self.encoder.images_length(self._row_of(prompt)) for prompt in prompts)
+        return max(of_images, default=0) // self.processor.tile_tokens
 
     def encode_prompts(
         self, texts: Sequence[str]

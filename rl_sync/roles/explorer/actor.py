@@ -19,6 +19,7 @@ from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group, Lease, Params, Prompt
 
@@ -41,6 +42,7 @@ class UnfinishedGroup(NamedTuple):
       ticket: ticket of its request in the engine.
       baseline_ticket: ticket of its greedy completion; None without one.
       prompt: token ids of the prompt; empty if environments give the prompt.
+      images: images of the prompt; None for text alone.
       completions: finished completions.
     """
 
@@ -48,6 +50,7 @@ class UnfinishedGroup(NamedTuple):
     ticket: int
     baseline_ticket: int | None
     prompt: Int[np.ndarray, " P"]
+    images: SequenceImages | None = None
     completions: tuple[Finished, ...] = ()
 
 
@@ -201,23 +204,34 @@ class Explorer:
             return []
         if isinstance(self.engine, EpisodeEngine):
             return self._begin_episodes(self.engine, leases, sampling)
-        tokens, lengths = self.task.encode_prompts([lease.prompt.text for lease in leases])
-        prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+        prompts = self.task.asked(self._own(lease.prompt) for lease in leases)
         requests = [
             CompletionRequest(
-                prompt, sampling, self.group_size, (self.seed, lease.ordinal, lease.attempt)
+                asked.ids,
+                sampling,
+                self.group_size,
+                (self.seed, lease.ordinal, lease.attempt),
+                images=asked.images,
             )
-            for prompt, lease in zip(prompts, leases, strict=True)
+            for asked, lease in zip(prompts, leases, strict=True)
         ]
         tickets = self.engine.submit(requests)
         baselines: list[int] | list[None] = [None] * len(leases)
         if self.with_baselines:
             greedy = dataclasses.replace(sampling, greedy=True)
             baselines = self.engine.submit(
-                [CompletionRequest(prompt, greedy) for prompt in prompts]
+                [CompletionRequest(asked.ids, greedy, images=asked.images) for asked in prompts]
             )
-        parts = zip(leases, tickets, baselines, prompts, strict=True)
-        return [UnfinishedGroup(*part) for part in parts]
+        return [
+            UnfinishedGroup(lease, ticket, baseline, asked.ids, asked.images)
+            for lease, ticket, baseline, asked in zip(
+                leases, tickets, baselines, prompts, strict=True
+            )
+        ]
+
+    def _own(self, asked: Prompt) -> Prompt:
+        """Returns a prompt with the images of the explorer's own task; leases do not have them."""
+        return asked._replace(row=self._row_of(asked)) if self.task.processor else asked
 
     def _begin_episodes(
         self, engine: EpisodeEngine, leases: list[Lease], sampling: Sampling
@@ -276,7 +290,7 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        columns: dict[str, Any] = columns_of(rows, whole.prompt, self.routes)
+        columns: dict[str, Any] = columns_of(rows, whole.prompt, self.routes, whole.images)
         drawn = columns["policy_versions"] >= 0
         # Each trajectory needs a version, even if its environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,10 +12,11 @@ from rl_sync.expert_routes import RouteShape
 from rl_sync.rollout.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
+from rl_sync.sequence_images import SequenceImages
 
 TOKEN_COLUMNS = (
     *("tokens", "completion_mask", "behavior_logprobs", "policy_versions"),
-    *("turn_rewards", "segments", "sampling_masks", "routes"),
+    *("turn_rewards", "segments", "sampling_masks", "routes", "image_at"),
 )
 """Fields of `Group` that describe the tokens of each trajectory."""
 MASKS, ROUTES = "sampling_masks", "routes"
@@ -24,6 +26,7 @@ def columns_of(
     finished: Sequence[FinishedCompletion | Played],
     prompt: Int[np.ndarray, " P"],
     routes: RouteShape | None = None,
+    images: SequenceImages | None = None,
 ) -> dict[str, np.ndarray]:
     """Makes the columns of a group, by their names in `Group`; all rows are as long as the longest.
 
@@ -31,6 +34,7 @@ def columns_of(
       finished: completions or episodes, in the order of the rows.
       prompt: prompt of the completions; episodes have their own.
       routes: shape of the tokens' recorded routes; None if none are recorded.
+      images: images of the prompt.
     """
     tokens = max(_tokens(one, prompt) for one in finished)
     shape = len(finished), max(1, tokens)
@@ -61,7 +65,22 @@ def columns_of(
             masks.append(shifted(one.masks, len(prompt)) if len(one.masks) else one.masks)
             if routes is not None and one.routes is not None:
                 one.routes.write(row[ROUTES])
+    if images is not None:
+        columns |= _of_images(images, shape)
     return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
+
+
+def _of_images(images: SequenceImages, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Returns the columns of a prompt's images, which all rows show."""
+    digests = [
+        np.frombuffer(hashlib.blake2b(digest.encode(), digest_size=16).digest(), np.uint8)
+        for digest in images.digests
+    ]
+    return {
+        "image_at": np.tile(images.over(shape[1]), (shape[0], 1)),
+        "tiles": images.tiles,
+        "tile_digests": np.array(digests),
+    }
 
 
 def _tokens(finished: FinishedCompletion | Played, prompt: Int[np.ndarray, " P"]) -> int:

@@ -84,6 +84,7 @@ class Trainer:
         are in host memory while they are not used.
       kept_versions: versions that score the tokens that they drew; None if the explorers'
         log-probabilities are used.
+      trains_tower: whether the vision tower is trained, if there is one.
     """
 
     model: ModelConfig
@@ -99,6 +100,7 @@ class Trainer:
     offload_optimizer: bool = False
     repetition_penalty: float = 1.0
     kept_versions: KeptVersions | None = None
+    trains_tower: bool = False
 
     def __post_init__(self) -> None:
         assert (self.critic is not None) == self.loss.algorithm.needs_values
@@ -475,7 +477,13 @@ class Trainer:
 
     @functools.cached_property
     def _forward(self) -> Forward:
-        return Forward(self.model, self.temperature, self.logits_bytes, self.repetition_penalty)
+        return Forward(
+            self.model,
+            self.temperature,
+            self.logits_bytes,
+            self.repetition_penalty,
+            self.trains_tower,
+        )
 
     @functools.cached_property
     def _preparation(self) -> Preparation:

@@ -142,4 +142,4 @@ class SftPhase:
         """Returns the demonstrations of a step, which depend only on the seed and the step."""
         settings = self.session.settings
         drawn = draw(self.task, settings.sft.batch_size, [settings.seed, step])
-        return lay_out(drawn, settings.trainer.batching)
+        return lay_out(drawn, settings.trainer.batching, self.trainer.model.vision)
