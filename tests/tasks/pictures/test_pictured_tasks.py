@@ -146,6 +146,9 @@ def test_demonstrations_have_the_tokens_of_their_images(tmp_path):
     np.testing.assert_array_equal(tokens[:8], ids)
     assert np.flatnonzero(mask).tolist() == [8, 9]
     lease = Prompt(0, "a <image> b", "c")  # Explorers get no rows.
+    tokens, lengths = task.encode_prompts([lease, "more 1?"])
+    assert lengths.tolist() == [8, 7]
+    np.testing.assert_array_equal(tokens[0, :8], ids)
     assert task.pictured(lease).digests == task.pictured(task.train[0]).digests
     assert task.is_seen(task.held_out[0])
     assert "<" not in task.tokenizer.charset
@@ -201,7 +204,7 @@ def test_a_row_whose_images_alone_are_too_long_is_refused(tmp_path, too_long):
     (tmp_path / "a.png").write_bytes(PNG)
     path = _rows(tmp_path, {"prompt": "a", "answer": "c", "images": ["a.png"] * 4})
     message = (
-        r"rows.jsonl, line 1: 'images' \[0\]: the 4 images of the row take 16 tokens alone, and"
+        r"rows.jsonl, line 1: 'images' \[0\]: the row's images \(4\) take 16 tokens alone, and"
         r" task.max_prompt_tokens=15: allow more"
     )
     with pytest.raises(ValueError, match=message):
