@@ -3,6 +3,7 @@
 import base64
 import json
 
+import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -98,6 +99,27 @@ def test_parquet_rows_hold_images_as_the_datasets_library_stores_them(tmp_path):
     assert all(len(images_of(one.row)) == 1 for one in (*other.train, *other.held_out))
     none = _load(path, images="")
     assert not none.shows_images
+
+
+def test_a_data_set_of_the_library_keeps_its_files_undecoded(tmp_path):
+    photo = turned(30, 20, orientation=6)
+    rows = {
+        "prompt": [f"{i}?" for i in range(12)],
+        "answer": ["a"] * 12,
+        "photo": [{"bytes": photo, "path": None}] * 12,
+        "more": [[{"bytes": PNG, "path": None}] * 2] * 12,
+    }
+    features = datasets.Features(
+        prompt=datasets.Value("string"),
+        answer=datasets.Value("string"),
+        photo=datasets.Image(),
+        more=[datasets.Image()],
+    )
+    path = tmp_path / "saved"
+    datasets.Dataset.from_dict(rows, features).save_to_disk(path)
+    [image] = images_of(_load(path, images="photo").train[0].row)
+    assert (image.data, image.size()) == (photo, (20, 30))
+    assert [one.data for one in images_of(_load(path, images="more").train[0].row)] == [PNG] * 2
 
 
 def test_parts_of_messages_show_images_between_texts(tmp_path):
