@@ -191,8 +191,8 @@ def images_of(row: Mapping[str, Any]) -> list[Image]:
       ValueError: names the field and the value that is not an image.
     """
     given = row.get(FIELD)
-    if given is None or (isinstance(given, np.ndarray) and given.dtype == object):
-        given = [] if given is None else list(given)
+    if given is None:
+        return []
     values = given if isinstance(given, list | tuple) else [given]
     images = []
     for number, value in enumerate(values):

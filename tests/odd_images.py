@@ -11,6 +11,8 @@ _FORMATS = {
     "RGB": ("JPEG", "PNG", "WEBP"),
     "L": ("JPEG", "PNG"),
     "RGBA": ("PNG", "WEBP"),
+    "P": ("PNG", "GIF", "BMP"),
+    "1": ("PNG", "PPM"),
     "CMYK": ("JPEG",),
     "turned": ("JPEG", "PNG", "WEBP"),
 }

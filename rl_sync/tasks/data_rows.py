@@ -14,6 +14,7 @@ from rl_sync.models.huggingface.files import LFS_POINTER
 
 _PARQUET = ".parquet"
 _JSON = ".json"
+_BATCH_ROWS = 100
 _FILE_SUFFIXES = (".jsonl", _JSON, _PARQUET)
 # First bytes of files that are often mistaken for text, with their kind and the remedy.
 _NO_TEXT = {
@@ -179,8 +180,26 @@ def _library_rows(source: RowSource) -> Iterator[DataRow]:
                 f" {', '.join(map(repr, loaded))}."
             )
         loaded = loaded[source.split]
-    for number, fields in enumerate(loaded, start=1):
+    for number, fields in enumerate(_undecoded(loaded), start=1):
         yield DataRow(f"{source.path}{_part(source)}, row {number}", fields)
+
+
+def _undecoded(loaded: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields rows with the files of their images, which the library would decode."""
+    if not _has_images(loaded.features):
+        yield from loaded
+        return
+    for table in loaded.with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        yield from table.to_pylist()
+
+
+def _has_images(feature: Any) -> bool:
+    import datasets
+
+    if isinstance(feature, Mapping):
+        return any(map(_has_images, feature.values()))
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    return isinstance(feature, datasets.Image) or (inner is not None and _has_images(inner))
 
 
 def _was_saved(directory: Path) -> bool:

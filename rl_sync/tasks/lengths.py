@@ -223,7 +223,7 @@ def _require_room(prompt: Prompt, encoder: PromptEncoder, max_tokens: int) -> No
         images = images_of(prompt.row or {})
         place = images[0].place or f"The prompt {prompt.text!r:.200}"
         raise ValueError(
-            f"{place}: the {len(images)} images of the row take {taken} tokens alone, and"
+            f"{place}: the row's images ({len(images)}) take {taken} tokens alone, and"
             f" task.max_prompt_tokens={max_tokens}: allow more, or give fewer or smaller images."
         )
 

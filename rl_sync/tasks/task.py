@@ -188,17 +188,17 @@ class Task:
         return max(of_images, default=0) // self.processor.tile_tokens
 
     def encode_prompts(
-        self, texts: Sequence[str]
+        self, prompts: Sequence[str | Prompt]
     ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
-        """Encodes prompts without images; see `pictured` for others.
+        """Encodes prompts; returns their token ids, padded on the right, and their lengths.
 
-        Returns:
-          Their token ids, padded on the right, and their lengths.
+        Images of prompts have their tokens, and are not decoded; a text alone has no images.
         """
-        tokens = np.full((len(texts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
-        lengths = np.zeros(len(texts), np.int32)
-        for row, text in enumerate(texts):
-            ids = self.encoder.expanded(text, None).ids
+        tokens = np.full((len(prompts), self.max_prompt_tokens), self.tokenizer.pad_id, np.int32)
+        lengths = np.zeros(len(prompts), np.int32)
+        for row, one in enumerate(prompts):
+            text, of = (one, None) if isinstance(one, str) else (one.text, self._row_of(one))
+            ids = self.encoder.expanded(text, of).ids
             tokens[row, : len(ids)], lengths[row] = ids, len(ids)
         return tokens, lengths
 

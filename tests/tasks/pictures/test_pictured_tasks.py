@@ -3,6 +3,7 @@
 import base64
 import json
 
+import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -100,6 +101,27 @@ def test_parquet_rows_hold_images_as_the_datasets_library_stores_them(tmp_path):
     assert not none.shows_images
 
 
+def test_a_data_set_of_the_library_keeps_its_files_undecoded(tmp_path):
+    photo = turned(30, 20, orientation=6)
+    rows = {
+        "prompt": [f"{i}?" for i in range(12)],
+        "answer": ["a"] * 12,
+        "photo": [{"bytes": photo, "path": None}] * 12,
+        "more": [[{"bytes": PNG, "path": None}] * 2] * 12,
+    }
+    features = datasets.Features(
+        prompt=datasets.Value("string"),
+        answer=datasets.Value("string"),
+        photo=datasets.Image(),
+        more=[datasets.Image()],
+    )
+    path = tmp_path / "saved"
+    datasets.Dataset.from_dict(rows, features).save_to_disk(path)
+    [image] = images_of(_load(path, images="photo").train[0].row)
+    assert (image.data, image.size()) == (photo, (20, 30))
+    assert [one.data for one in images_of(_load(path, images="more").train[0].row)] == [PNG] * 2
+
+
 def test_parts_of_messages_show_images_between_texts(tmp_path):
     url = "data:image/png;base64," + base64.b64encode(PNG).decode()
     (tmp_path / "b.png").write_bytes(encoded(drawn(7, 5), "PNG"))
@@ -146,6 +168,9 @@ def test_demonstrations_have_the_tokens_of_their_images(tmp_path):
     np.testing.assert_array_equal(tokens[:8], ids)
     assert np.flatnonzero(mask).tolist() == [8, 9]
     lease = Prompt(0, "a <image> b", "c")  # Explorers get no rows.
+    tokens, lengths = task.encode_prompts([lease, "more 1?"])
+    assert lengths.tolist() == [8, 7]
+    np.testing.assert_array_equal(tokens[0, :8], ids)
     assert task.pictured(lease).digests == task.pictured(task.train[0]).digests
     assert task.is_seen(task.held_out[0])
     assert "<" not in task.tokenizer.charset
@@ -201,7 +226,7 @@ def test_a_row_whose_images_alone_are_too_long_is_refused(tmp_path, too_long):
     (tmp_path / "a.png").write_bytes(PNG)
     path = _rows(tmp_path, {"prompt": "a", "answer": "c", "images": ["a.png"] * 4})
     message = (
-        r"rows.jsonl, line 1: 'images' \[0\]: the 4 images of the row take 16 tokens alone, and"
+        r"rows.jsonl, line 1: 'images' \[0\]: the row's images \(4\) take 16 tokens alone, and"
         r" task.max_prompt_tokens=15: allow more"
     )
     with pytest.raises(ValueError, match=message):
