@@ -109,7 +109,7 @@ REWARDS = {
         has_answers=False,
     ),
     "vision": RewardKind(
-        "rl_sync.rewards.images.vision:Vision",
+        "rl_sync.rewards.images.vision:VisionReward",
         "Judges questions about images by `kind` of the row.",
         has_answers=True,
     ),

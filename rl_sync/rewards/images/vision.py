@@ -27,11 +27,11 @@ KINDS: dict[str, type] = {
     "number": RelaxedNumber,
     "choice": OptionMatch,
 }
-"""The reward of each kind of question. Options of `Vision` replace its defaults."""
+"""The reward of each kind of question. Options of `VisionReward` replace its defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Vision:
+class VisionReward:
     """Judges a completion by the reward of its row's kind, from 0 to 1.
 
     Attributes:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_sync.images import Image
-from rl_sync.rewards.images.vision import KINDS, Vision
+from rl_sync.rewards.images.vision import KINDS, VisionReward
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
@@ -46,18 +46,18 @@ def test_every_row_is_checked_by_its_kind():
         Rubric("vision").check([{"prompt": "?", "kind": "box"}])
     with pytest.raises(ValueError, match=r"row\['kind'\]='boxes' is not one of box, .* 'box'"):
         Rubric("vision").check([{"prompt": "?", "kind": "boxes"}])
-    assert Vision()({"kind": "sound"}, Completion("a")).score is None
+    assert VisionReward()({"kind": "sound"}, Completion("a")).score is None
 
 
 def test_options_reach_the_rewards_of_boxes():
     row = {"kind": "box", "boxes": [0, 0, 5, 5], "images": [IMAGE]}
     half = Completion("[0, 0, 0.25, 0.5]")
-    assert Vision(answer_scale="unit")(row, half).score == pytest.approx(0.5)
-    assert Vision(answer_scale="unit", threshold=0.6)(row, half).score == 0
-    assert Vision(kind="count")({"answer": 2}, Completion("2")).score == 1
+    assert VisionReward(answer_scale="unit")(row, half).score == pytest.approx(0.5)
+    assert VisionReward(answer_scale="unit", threshold=0.6)(row, half).score == 0
+    assert VisionReward(kind="count")({"answer": 2}, Completion("2")).score == 1
     for options in ({"kind": "sound"}, {"order": "abcd"}, {"threshold": 2}):
         with pytest.raises(ValueError):
-            Vision(**options)
+            VisionReward(**options)
 
 
 @pytest.mark.parametrize(
