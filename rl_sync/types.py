@@ -96,7 +96,7 @@ class Use(NamedTuple):
     success: float
 
 
-class Seen(NamedTuple):
+class PromptPast(NamedTuple):
     """History of one prompt, as snapshots store it.
 
     Attributes:

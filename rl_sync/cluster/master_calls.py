@@ -30,13 +30,13 @@ from rl_sync.roles.master.events import (
     StopRequested,
     VersionPublished,
 )
-from rl_sync.types import Lease, Prompt, Seen, Use
+from rl_sync.types import Lease, Prompt, PromptPast, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
     *(Finish, GrantBatch, GrantEvaluation, HoldBack, LeaseGrant, Position, SnapshotSaved),
     *(StopRequested, VersionPublished),
-    *(Seen, Use),
+    *(PromptPast, Use),
     *(RoleStatus, RunStatus, Silence, Lease, Prompt),
     Alarm,
 ):

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl_sync.types import Seen, Use
+from rl_sync.types import PromptPast, Use
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PromptHistory:
     """The history of prompts by id; prompts beyond the arrays were never used.
 
-    Each attribute has one value for each prompt; see `Seen`.
+    Each attribute has one value for each prompt; see `PromptPast`.
     """
 
     uses: Int[np.ndarray, " P"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
@@ -52,15 +52,15 @@ class PromptHistory:
             last[use.prompt] = max(last[use.prompt], use.step)
         return PromptHistory(times, success, last)
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[PromptPast]:
         """Lists the prompts that were used."""
         return [
-            Seen(int(i), int(self.uses[i]), float(self.success[i]), int(self.last_step[i]))
+            PromptPast(int(i), int(self.uses[i]), float(self.success[i]), int(self.last_step[i]))
             for i in np.flatnonzero(self.uses)
         ]
 
     @classmethod
-    def of_seen(cls, seen: Sequence[Seen]) -> PromptHistory:
+    def of_seen(cls, seen: Sequence[PromptPast]) -> PromptHistory:
         """Inverts `seen`."""
         count = max((one.prompt + 1 for one in seen), default=0)
         made = cls().of(count)

@@ -15,7 +15,7 @@ from rl_sync.tasks.curriculum import (
     pool_of,
 )
 from rl_sync.tasks.prompt_history import PromptHistory
-from rl_sync.types import Prompt, Seen, Use
+from rl_sync.types import Prompt, PromptPast, Use
 
 BAND = CurriculumSettings(selection="difficulty_band", explore=0.0)
 
@@ -42,8 +42,8 @@ def test_a_history_counts_uses_and_weighs_the_newest_success():
     past = PromptHistory().after(
         [Use(3, 0, 0, 2, 1.0), Use(5, 9, 0, 2, 0.0), Use(4, 1, 0, 0, 0.25)], 0.25
     )
-    assert past.seen() == [Seen(0, 1, 0.25, 4), Seen(2, 2, 0.75, 5)]
-    assert past.of(2).seen() == [Seen(0, 1, 0.25, 4)]
+    assert past.seen() == [PromptPast(0, 1, 0.25, 4), PromptPast(2, 2, 0.75, 5)]
+    assert past.of(2).seen() == [PromptPast(0, 1, 0.25, 4)]
     assert past.of(7).seen() == past.seen()
 
 
@@ -51,7 +51,7 @@ def test_a_history_comes_back_from_json_to_the_bit():
     draws = np.random.default_rng(1)
     uses = [Use(i, i, 0, int(draws.integers(40)), draws.random()) for i in range(300)]
     past = PromptHistory().after(uses, 0.3)
-    again = PromptHistory.of_seen([Seen(*one) for one in json.loads(json.dumps(past.seen()))])
+    again = PromptHistory.of_seen([PromptPast(*one) for one in json.loads(json.dumps(past.seen()))])
     assert again.seen() == past.seen()
     more = [Use(301, 301, 0, 7, 1 / 3)]
     assert again.after(more, 0.3).seen() == past.after(more, 0.3).seen()

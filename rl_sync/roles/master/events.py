@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
 from rl_sync.schedule import SyncSchedule
 from rl_sync.tasks.curriculum import ChosenPrompt, CurriculumSettings, PromptPool
-from rl_sync.types import Lease, Seen, Use
+from rl_sync.types import Lease, PromptPast, Use
 
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"
@@ -164,7 +164,7 @@ class Position(NamedTuple):
     next_ordinal: int
     again: tuple[tuple[int, int], ...]
     next_lease: int
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[PromptPast, ...] = ()
     pending: tuple[Use, ...] = ()
     prompts: tuple[tuple[int, int], ...] = ()
 
@@ -174,7 +174,7 @@ class Position(NamedTuple):
         pairs = {
             name: tuple((a, b) for a, b in fields.get(name, ())) for name in ("again", "prompts")
         }
-        seen = tuple(Seen(*one) for one in fields.get("seen", ()))
+        seen = tuple(PromptPast(*one) for one in fields.get("seen", ()))
         pending = tuple(Use(*one) for one in fields.get("pending", ()))
         return cls(**{**fields, **pairs, "seen": seen, "pending": pending})
 

@@ -36,7 +36,7 @@ from rl_sync.roles.master.events import (
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import transition
 from rl_sync.tasks.prompt_history import PromptHistory
-from rl_sync.types import Seen
+from rl_sync.types import PromptPast
 
 _MOST_BYTES = 64 << 20
 """Size after which a file of the journal should be replaced by one with the whole state."""
@@ -125,7 +125,7 @@ def state_of(form: Mapping[str, Any], settings: MasterSettings) -> MasterState:
     schedule = dataclasses.replace(settings.schedule, start=form["start"])
     settings = dataclasses.replace(settings, schedule=schedule)
     kept = {name: value for name, value in form.items() if name not in _APART}
-    history = PromptHistory.of_seen(of_json(tuple[Seen, ...], form.get("history", ())))
+    history = PromptHistory.of_seen(of_json(tuple[PromptPast, ...], form.get("history", ())))
     return MasterState(settings, history=history, **given_fields(MasterState, kept))
 
 
