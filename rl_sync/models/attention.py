@@ -89,6 +89,8 @@ class Context(NamedTuple):
       local: RoPE of sliding layers; None if they use the same RoPE.
       indices: index of each token in its row, if rows are balanced; see `rl_sync.models.balance`.
         None if tokens are in the order of rows.
+      ends: index in its row of the last token of the tile that a token belongs to, −1 at text;
+        tokens of one tile attend to each other both ways. None if no tokens do.
     """
 
     positions: Int[Array, "B T"]
@@ -97,6 +99,7 @@ class Context(NamedTuple):
     everywhere: Rotation
     local: Rotation | None
     indices: Int[Array, "1 T"] | None = None
+    ends: Int[Array, "B T"] | None = None
 
 
 class Attention(nn.Module):
@@ -228,10 +231,15 @@ def attend(
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence.
 
-    A prompt that a sequence shares with other sequences counts as part of the sequence.
+    A prompt that a sequence shares with other sequences counts as part of the sequence. Tokens of a
+    tile may also attend to later ones of the tile; see `Context`.
     """
     call = AttentionCall.of(
-        config, queries.shape[1], context.segments is not None, context.prompts is not None
+        config,
+        queries.shape[1],
+        packed=context.segments is not None,
+        shared=context.prompts is not None,
+        both_ways=context.ends is not None,
     )
     kernel = kernel_for(config, call)
     if kernel and not cuts_positions():
@@ -241,7 +249,7 @@ def attend(
     indices = jnp.arange(queries.shape[1])[None] if context.indices is None else context.indices
     # A shared prompt may be at another distance in the row than in the sequence.
     positions = indices if context.prompts is None else context.positions
-    tokens = Tokens(positions, context.segments, context.prompts)
+    tokens = Tokens(positions, context.segments, context.prompts, context.ends)
     dense = functools.partial(_attend_all, config)
     if (
         config.attention == "blocks"
@@ -286,7 +294,8 @@ def _attend_to_rows(
     """
     if cut:
         keys, values = (_gathered(x, cut) for x in (keys, values))
-    asking, asked = as_tokens(tokens[:3]), as_tokens(tokens[3:])
+    fields = len(tokens) // 2
+    asking, asked = as_tokens(tokens[:fields]), as_tokens(tokens[fields:])
     if balanced:
         in_order = functools.partial(ordered, shards=shards_of(cut))
         keys, values, asked = jax.tree.map(in_order, (keys, values, asked))

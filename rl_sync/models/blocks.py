@@ -32,25 +32,26 @@ class Tokens(NamedTuple):
     Attributes:
       positions: positions whose distance decides what a token attends to; a single row of them may
         serve all rows.
-      segments, prompts: see `Context`.
+      segments, prompts, ends: see `Context`.
     """
 
     positions: Int[Array, "B T"]
     segments: Int[Array, "B T"] | None
     prompts: Int[Array, "B T"] | None
+    ends: Int[Array, "B T"] | None
 
 
 def as_tokens(fields: Sequence[Int[Array, "B T"] | None]) -> Tokens:
     """Makes tokens from their fields."""
-    positions, segments, prompts = fields
+    positions, segments, prompts, ends = fields
     assert positions is not None
-    return Tokens(positions, segments, prompts)
+    return Tokens(positions, segments, prompts, ends)
 
 
 def visible(here: Tokens, there: Tokens, window: Int[Array, ""]) -> Bool[Array, "B T S"]:
     """Returns the mask of tokens `there` that each token `here` attends to."""
     behind = here.positions[:, :, None] - there.positions[:, None, :]
-    near = (behind >= 0) & (behind < window)
+    near = _or_of_tile(behind >= 0, here, there) & (behind < window)
     if here.segments is None or there.segments is None:
         return near
     own = here.segments[:, :, None] == there.segments[:, None, :]
@@ -58,6 +59,14 @@ def visible(here: Tokens, there: Tokens, window: Int[Array, ""]) -> Bool[Array, 
         return near & own
     family = here.prompts[:, :, None] == there.prompts[:, None, :]
     return near & ((own | (there.segments < 0)[:, None, :]) & family)
+
+
+def _or_of_tile(mask: Bool[Array, "B T S"], here: Tokens, there: Tokens) -> Bool[Array, "B T S"]:
+    """Returns a mask that is also true between tokens of one tile."""
+    if here.ends is None or there.ends is None:
+        return mask
+    ends = here.ends[:, :, None]
+    return mask | ((ends >= 0) & (ends == there.ends[:, None, :]))
 
 
 class BlockSizes(NamedTuple):
@@ -87,7 +96,10 @@ def _cut_evenly(size: int, block: int) -> tuple[int, int]:
 
 
 def reached(
-    indices: Int[Array, " Q"], window: Int[Array, ""] | None, block: int
+    indices: Int[Array, " Q"],
+    window: Int[Array, ""] | None,
+    block: int,
+    ends: Int[Array, "B Q"] | None = None,
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """Returns the first block of keys that a block of queries attends to, and the one after the
     last.
@@ -97,9 +109,11 @@ def reached(
       window: number of newest tokens that a query attends to; None if that says nothing about
         indices.
       block: number of keys of a block.
+      ends: see `Context`.
     """
     first = jnp.int32(0) if window is None else jnp.maximum(indices[0] - (window - 1), 0) // block
-    return first, indices[-1] // block + 1
+    last = indices[-1] if ends is None else jnp.maximum(indices[-1], ends.max())
+    return first, last // block + 1
 
 
 def attend_by_blocks(
@@ -121,7 +135,8 @@ def attend_by_blocks(
       scale: factor of scores.
       runs: number of runs of equal length that the queries consist of, each of consecutive tokens.
       indices: index in its row of each query. Keys are in the order of rows.
-      asking, asked: the queries and the keys. No query attends to a key after it in the row.
+      asking, asked: the queries and the keys. No query attends to a key after it in the row, unless
+        both are of one tile.
     """
     B, T, K, N, _ = queries.shape
     sizes = BlockSizes.of(B * K * N, T // runs, keys.shape[1])
@@ -139,13 +154,17 @@ def attend_by_blocks(
         x = x.swapaxes(0, 1).reshape(B, runs, -1, *x.shape[3:])[:, :, :run]
         return x.reshape(B, T, *x.shape[3:])
 
-    def padded(x: Array, axis: int) -> Array:
+    def padded(x: Array, axis: int, value: int = 0) -> Array:
         behind = sizes.key_blocks * sizes.keys - x.shape[axis]
-        return jnp.pad(x, [(0, behind if axis == each else 0) for each in range(x.ndim)])
+        widths = [(0, behind if axis == each else 0) for each in range(x.ndim)]
+        return jnp.pad(x, widths, constant_values=value)
 
+    of_keys = jax.tree.map(lambda x: padded(x, 1), asked._replace(ends=None))
+    if asked.ends is not None:
+        of_keys = of_keys._replace(ends=padded(asked.ends, 1, -1))
     blocks = _Blocks(
         jax.tree.map(cut, asking),
-        jax.tree.map(lambda x: padded(x, 1), asked),
+        of_keys,
         cut(indices[None])[:, 0],
         window,
     )
@@ -179,7 +198,7 @@ class _QueryBlock(NamedTuple):
     def reached(self) -> tuple[Array, Array]:
         # A shared prompt may be further away in the row than in the sequence.
         window = self.window if self.there.prompts is None else None
-        return reached(self.indices, window, self.block)
+        return reached(self.indices, window, self.block, self.here.ends)
 
     def slice(self, x: Array, number: Array, axis: int) -> Array:
         return jax.lax.dynamic_slice_in_dim(x, number * self.block, self.block, axis)
@@ -190,7 +209,8 @@ class _QueryBlock(NamedTuple):
         scores = jnp.einsum("BKRH,BKCH->BKRC", rows, some, preferred_element_type=jnp.float32)
         there = jax.tree.map(lambda x: self.slice(x, number, 1), self.there)
         order = self.indices[:, None] - (number * self.block + jnp.arange(self.block))
-        seen = (visible(self.here, there, self.window) & (order >= 0))[:, None, None]
+        comes = _or_of_tile(order >= 0, self.here, there)
+        seen = (visible(self.here, there, self.window) & comes)[:, None, None]
         B, K, R, C = scores.shape
         apart = scores.reshape(B, K, -1, *seen.shape[-2:])
         return jnp.where(seen, apart, _MASKED).reshape(B, K, R, C)

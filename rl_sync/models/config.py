@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from rl_sync.expert_routes import RouteShape
+from rl_sync.models.vision.vision_config import Vision
 from rl_sync.spelling import require_one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -128,6 +129,7 @@ class ModelConfig:
         none.
       local_rope_base: θ of sliding layers, without scaling; None for the same RoPE in all layers.
       experts: mixture of experts; None for a dense MLP in each layer.
+      vision: tower and projector for images in prompts; None for text alone.
       lora: low-rank adapters; None for none.
       quantization: dtype of the kernels of a model that only generates; see
         `rl_sync.models.quantization`. None for kernels that are not quantized.
@@ -169,6 +171,7 @@ class ModelConfig:
     sliding_layers: tuple[bool, ...] = ()
     local_rope_base: float | None = None
     experts: Experts | None = None
+    vision: Vision | None = None
     lora: Lora | None = None
     quantization: Quantization | None = None
     scalar_head: bool = False
@@ -199,6 +202,11 @@ class ModelConfig:
             )
         if any(self.sliding_layers):
             self._require("sliding_window", self.sliding_window > 0, "must be positive")
+        if self.vision and self.vision.token_id >= self.vocab_size:
+            raise ValueError(
+                f"model.vision.token_id={self.vision.token_id} must be below model.vocab_size="
+                f"{self.vocab_size}: images' tokens are tokens like others."
+            )
         if self.experts and self.lora and set(self.lora.targets) & set(_MLP_TARGETS):
             raise ValueError(
                 f"model.lora.targets={','.join(self.lora.targets)} cannot adapt experts: use"

@@ -43,18 +43,27 @@ class AttentionCall(NamedTuple):
       shared: whether sequences share prompts, so that tokens in a row and in a sequence have
         different orders.
       slides: whether some layers have a window that is shorter than the rows.
+      both_ways: whether tokens of images attend to later ones of the same tile.
     """
 
     row_tokens: int
     packed: bool
     shared: bool
     slides: bool
+    both_ways: bool = False
 
     @classmethod
-    def of(cls, config: ModelConfig, row_tokens: int, packed: bool, shared: bool) -> AttentionCall:
+    def of(
+        cls,
+        config: ModelConfig,
+        row_tokens: int,
+        packed: bool,
+        shared: bool,
+        both_ways: bool = False,
+    ) -> AttentionCall:
         """Returns the properties of a model's call."""
         slides = any(config.sliding_layers) and config.sliding_window < row_tokens
-        return cls(row_tokens, packed, shared, slides)
+        return cls(row_tokens, packed, shared, slides, both_ways)
 
 
 def kernel_for(config: ModelConfig, call: AttentionCall) -> Kernel | None:
@@ -100,6 +109,8 @@ def _obstacle(name: Kernel, config: ModelConfig, call: AttentionCall) -> str:
     """Returns the reason why a kernel does not support a call; empty if it does."""
     if call.shared:
         return "cannot attend to prompts that sequences share (trainer.batching=shared)"
+    if call.both_ways:
+        return "cannot attend both ways within images"
     if name == "splash":
         return ""
     if not has_flash_units():

@@ -20,6 +20,14 @@ from rl_sync.models.config import LoraTarget, ModelConfig
 from rl_sync.models.sharding import laid_out
 from rl_sync.models.shards import as_stored
 
+REMAT_POLICIES: dict[str, Any] = {
+    "full": None,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+UNROLLED_LAYERS = 4
+"""Most layers that a scan unrolls. A loop would copy all residuals of its backward pass twice."""
+
 ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),

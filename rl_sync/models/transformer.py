@@ -34,20 +34,22 @@ from rl_sync.models.balance import (
     shards_of,
 )
 from rl_sync.models.config import HEAD, ModelConfig
-from rl_sync.models.layers import GatedMLP, RMSNorm, fan_in, param
+from rl_sync.models.layers import (
+    REMAT_POLICIES,
+    UNROLLED_LAYERS,
+    GatedMLP,
+    RMSNorm,
+    fan_in,
+    param,
+)
 from rl_sync.models.mixture.mixture_layer import MixtureMLP
 from rl_sync.models.paging.paged_cache import AnyCache
 from rl_sync.models.rope import rotations
 from rl_sync.models.sharding import constrain, laid_out
+from rl_sync.models.vision.projector import Seen, VisionParts, placed, tile_ends
 from rl_sync.models.vocabulary.lookup import lookup
 from rl_sync.types import Params
 
-_REMAT_POLICIES: dict[str, Any] = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_saveable,
-    "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
-_UNROLLED_LAYERS = 4
 _EVERYTHING = np.iinfo(np.int32).max
 
 T = TypeVar("T")
@@ -146,6 +148,7 @@ class Transformer(nn.Module):
         context: Context,
         cache: AnyCache | None,
         replayed: UInt[Array, "L B T C"] | None = None,
+        images: Seen | None = None,
     ) -> tuple[Float[Array, "B T D"], Layered]:
         config = self.config
         shape, axes = (config.vocab_size, config.embed_dim), ("vocab", "embed")
@@ -155,12 +158,14 @@ class Transformer(nn.Module):
             ScalarHead(config, name=HEAD)()  # Used in `rl_sync.models.heads`.
         elif not (config.scalar_head or config.tie_embeddings):
             param(self, "unembedding", start, shape, axes)  # Used in `logits`.
+        projected = None
+        if config.vision and (images or self.is_initializing()):
+            projected = VisionParts(config, name="vision")(images.features if images else None)
         run = _run
-        # A loop would copy all residuals of its backward pass twice.
-        few = config.num_layers <= _UNROLLED_LAYERS
+        few = config.num_layers <= UNROLLED_LAYERS
         unrolled = few and config.remat == "none" and cache is None and not self.collect
         if config.remat != "none" and cache is None:
-            run = nn.remat(_run, prevent_cse=False, policy=_REMAT_POLICIES[config.remat])
+            run = nn.remat(_run, prevent_cse=False, policy=REMAT_POLICIES[config.remat])
         run_all = nn.scan(
             run,
             variable_axes={"params": 0},
@@ -179,6 +184,9 @@ class Transformer(nn.Module):
             x = embedding[tokens].astype(config.dtype)
         if config.scale_embedding:
             x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
+        if images:
+            assert projected is not None, "the model has vision"
+            x = placed(x, projected, images.at)
         x = constrain(x, "batch", "length", "embed")
         blocks = Block(config, self.collect, self.span, self.records_routes, name="blocks")
         (x, cache), of_layers = run_all(blocks, (x, cache), _layers(config), replayed, context)
@@ -240,6 +248,7 @@ def hidden_states(
     segments: Int[Array, "B T"] | None = None,
     prompts: Int[Array, "B T"] | None = None,
     routes: UInt[Array, "B T L C"] | None = None,
+    images: Seen | None = None,
 ) -> Float[Array, "B T D"]:
     """Computes the normalized output of the last block, the input of `logits` and of scalar heads.
 
@@ -252,15 +261,20 @@ def hidden_states(
       prompts: number of each prompt of a row, if sequences share prompts: at the prompt's tokens,
         which have a segment below 0, and at the tokens of sequences that continue it.
       routes: experts that tokens go to again; see `rl_sync.expert_routes`. None to choose all.
+      images: images of the rows, for a model with vision; None for text alone.
     """
-    given = (tokens, _positions(tokens, positions), segments, prompts, routes)
+    at = None if images is None else images.at
+    given = (tokens, _positions(tokens, positions), segments, prompts, routes, at)
     given, indices = _balanced(tokens.shape, given)
-    tokens, positions, segments, prompts, routes = given
+    tokens, positions, segments, prompts, routes, at = given
     context = _context(config, positions, segments, prompts)._replace(indices=indices)
+    if images is not None and at is not None:
+        images = images._replace(at=at)
+        context = context._replace(ends=_ends(config, images, indices))
     replayed = None
     if routes is not None:
         replayed = constrain(jnp.moveaxis(routes, 2, 0), None, "batch", "length")
-    hidden = _apply(Transformer(config), params, tokens, context, None, replayed)[0]
+    hidden = _apply(Transformer(config), params, tokens, context, None, replayed, images)[0]
     return hidden if indices is None else put_in_order(hidden, "embed")
 
 
@@ -298,12 +312,21 @@ def prefill(
     params: Params,
     tokens: Int[Array, "B T"],
     records_routes: bool = False,
+    images: Seen | None = None,
 ) -> Fed:
-    """Computes the hidden states of rows padded on the right, and their keys and values."""
-    (tokens, positions), indices = _balanced(tokens.shape, (tokens, _positions(tokens, None)))
+    """Computes the hidden states of rows padded on the right, and their keys and values.
+
+    Args:
+      images: see `hidden_states`.
+    """
+    given = (tokens, _positions(tokens, None), None if images is None else images.at)
+    (tokens, positions, at), indices = _balanced(tokens.shape, given)
     context = _context(config, positions)._replace(indices=indices)
+    if images is not None and at is not None:
+        images = images._replace(at=at)
+        context = context._replace(ends=_ends(config, images, indices))
     model = Transformer(config, collect=True, records_routes=records_routes)
-    fed = _fed(_apply(model, params, tokens, context, None))
+    fed = _fed(_apply(model, params, tokens, context, None, images=images))
     if indices is None:
         return fed
     routes = None if fed.routes is None else put_in_order(fed.routes)
@@ -363,6 +386,19 @@ def _positions(tokens: Int[Array, "B T"], given: Int[Array, "B T"] | None) -> In
     return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
 
+def _ends(
+    config: ModelConfig, images: Seen, indices: Int[Array, "1 T"] | None
+) -> Int[Array, "B T"] | None:
+    """Returns the ends of tiles, if their tokens attend to each other both ways."""
+    if config.vision is None:
+        raise ValueError("This model has no vision, so it takes no images: use text alone.")
+    if not config.vision.both_ways:
+        return None
+    if indices is None:
+        indices = jnp.arange(images.at.shape[1])[None]
+    return tile_ends(images.at, indices, config.vision.tile_tokens)
+
+
 def _apply(
     module: Transformer,
     params: Params,
@@ -370,6 +406,7 @@ def _apply(
     context: Context,
     cache: AnyCache | None,
     replayed: UInt[Array, "L B T C"] | None = None,
+    images: Seen | None = None,
 ) -> tuple[Array, Layered]:
-    applied = module.apply({"params": params}, tokens, context, cache, replayed)
+    applied = module.apply({"params": params}, tokens, context, cache, replayed, images)
     return cast(tuple[Array, Layered], applied)

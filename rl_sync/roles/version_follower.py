@@ -153,7 +153,7 @@ def _model(
     for name, data in content.items():
         (frame / name).write_bytes(data)
     try:
-        model = load_config(frame)
+        model = load_config(frame, vision=True)
     except ValueError as error:
         raise ConfigError(f"--from={source}: {error}") from error
     here = jax.local_devices(backend="cpu")[:1]

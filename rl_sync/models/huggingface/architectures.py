@@ -13,6 +13,11 @@ from typing import Any
 
 from rl_sync.models.config import Activation, Experts, ModelConfig, RopeScaling
 from rl_sync.models.huggingface.families import FAMILIES, Family, Values
+from rl_sync.models.huggingface.vision_families import (
+    VISION_FAMILIES,
+    vision_config,
+    with_vision,
+)
 from rl_sync.spelling import require_one_of
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -52,30 +57,37 @@ _OURS = ("dtype", "remat", "attention", "lora")
 
 
 def text_values(values: Values) -> Values:
-    """Returns the language model's part of a config.json (that of Gemma 3 also describes vision).
+    """Returns the language model's part of a config.json, which may also describe vision.
 
     Raises:
       ValueError: the model is of another family, or its text_config is not an object.
     """
-    if values.get("model_type") == "gemma3" and "text_config" in values:
+    family = VISION_FAMILIES.get(str(values.get("model_type")))
+    if family and "text_config" in values:
         inner = values["text_config"]
         if not isinstance(inner, Mapping):
             raise _refusal("text_config", inner, "an object {…}")
+        if inner.get("model_type", family.text) != family.text:
+            raise _refusal("text_config.model_type", inner["model_type"], family.text)
         outer = {key: values[key] for key in _OUTER if key in values}
         # As in transformers: the outer config of a vision-language model, not text_config, decides
         # whether embeddings are tied.
-        tied = {"tie_word_embeddings": values.get("tie_word_embeddings", True)}
-        return {**outer, **inner, **tied, "model_type": "gemma3_text"}
-    require_one_of("model_type", values.get("model_type"), (*FAMILIES, "gemma3"))
+        tied = values.get("tie_word_embeddings", family.defaults["tie_word_embeddings"])
+        return {**outer, **inner, "tie_word_embeddings": tied, "model_type": family.text}
+    require_one_of("model_type", values.get("model_type"), (*FAMILIES, *VISION_FAMILIES))
     return values
 
 
-def model_config(values: Values) -> ModelConfig:
+def model_config(values: Values, vision: bool = False) -> ModelConfig:
     """Returns the model that a config.json describes; `max_length` is its max_position_embeddings.
+
+    Args:
+      vision: whether the model includes its vision, if it has any.
 
     Raises:
       ValueError: a key is missing, or asks for something our transformer does not support.
     """
+    seen = vision_config(values, _refusal) if vision else None
     values = text_values(values)
     name = values["model_type"]
     family = FAMILIES[name]
@@ -102,6 +114,7 @@ def model_config(values: Values) -> ModelConfig:
         "tie_embeddings": values["tie_word_embeddings"],
         "activation": _ACTIVATIONS[values[activation]],
         "scalar_head": _has_scalar_head(values),
+        "vision": seen,
         **family.traits,
         **_rope(values),
         **_sliding(family, values),
@@ -138,7 +151,9 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
         values = _written(name, wanted, torch_dtype)
         if bool(wanted.experts) != (name == "qwen3_moe"):
             continue
-        differing = _differing(wanted, model_config(values))
+        if wanted.vision:
+            values = with_vision(wanted.vision, values) or values
+        differing = _differing(wanted, model_config(values, vision=True))
         if not differing:
             return values
         if nearest is None or len(differing) < len(nearest[1]):

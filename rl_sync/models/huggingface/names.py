@@ -5,7 +5,9 @@ gate and up, one for all experts. So a parameter is assembled from many tensors,
 fills a box of it.
 
 Letters of axes: L layers, D embed, K kv heads, C columns of a kv head (its N queries, one key, one
-value), N query heads of a kv head, H head dim, F mlp, G gate and up, E experts, V vocab.
+value), N query heads of a kv head, H head dim, F mlp, G gate and up, E experts, V vocab. Of vision:
+l layers of the tower, e its embed, a heads, t queries, keys and values, h head dim, f mlp,
+p patches, y and x pixels of a patch, c colors, w width of a token's features.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.vision.vision_config import Vision
 
 EMBEDDING = "embed_tokens.weight"
 UNEMBEDDING = "lm_head.weight"
 SCORE = "score.weight"
 """Head of a sequence-classification model, here with one label."""
+
+
+PATCH = "embeddings.patch_embedding.weight"
+POOLED, SHUFFLED = "mm_input_projection_weight", "modality_projection.proj.weight"
+"""Names of a tower's first tensor, and of the matrix of a projector of each kind."""
 
 
 class TensorPiece(NamedTuple):
@@ -69,13 +77,24 @@ class Overlap(NamedTuple):
     start: tuple[int, ...]
 
 
-def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDDING) -> Any:
-    """Returns the assembly of every parameter, in the tree of `init_params`.
+class Naming(NamedTuple):
+    """Names of a checkpoint's tensors.
 
-    Args:
-      prefix: name prefix of all tensors except the unembedding.
+    Attributes:
+      prefix: name prefix of the language model's tensors, except the unembedding.
       head: name of the unembedding.
+      tower, projector: name prefixes of the tensors of vision.
     """
+
+    prefix: str = "model."
+    head: str = UNEMBEDDING
+    tower: str = ""
+    projector: str = ""
+
+
+def assemblies(config: ModelConfig, naming: Naming) -> Any:
+    """Returns the assembly of every parameter, in the tree of `init_params`."""
+    prefix, head = naming.prefix, naming.head
     tree: dict[str, Any] = {
         "embedding": ParameterParts("VD", [TensorPiece(prefix + EMBEDDING, "V D", {})]),
         "final_norm": {
@@ -87,19 +106,89 @@ def assemblies(config: ModelConfig, prefix: str = "model.", head: str = UNEMBEDD
         tree[HEAD] = {"kernel": ParameterParts("D", [TensorPiece(SCORE, "1 D", {})])}
     elif not config.tie_embeddings:
         tree["unembedding"] = ParameterParts("VD", [TensorPiece(head, "V D", {})])
+    if config.vision:
+        tree["vision"] = {
+            "tower": _tower(config.vision, naming.tower),
+            "projector": _projector(config.vision, naming.projector),
+        }
     return tree
+
+
+def _tower(vision: Vision, prefix: str) -> dict[str, Any]:
+    def one(axes: str, name: str, dims: str) -> ParameterParts:
+        return ParameterParts(axes, [TensorPiece(prefix + name, dims, {})])
+
+    def stacked(axes: str, *parts: TensorPiece) -> ParameterParts:
+        return _stacked("l", vision.num_layers, f"{prefix}encoder.", axes, *parts)
+
+    def norm(name: str) -> dict[str, ParameterParts]:
+        names = {"scale": "weight", "bias": "bias"}
+        return {
+            ours: stacked("e", TensorPiece(f"{name}.{theirs}", "e", {}))
+            for ours, theirs in names.items()
+        }
+
+    def each(kind: str, dims: str) -> list[TensorPiece]:
+        return [
+            TensorPiece(f"self_attn.{x}_proj.{kind}", dims, {"t": _at(number)})
+            for number, x in enumerate("qkv")
+        ]
+
+    def linear(ours: str, theirs: str, axes: str) -> dict[str, ParameterParts]:
+        dims = f"{axes[-1]} {axes[:-1]}"
+        return {
+            ours: stacked(axes, TensorPiece(f"{theirs}.weight", dims, {})),
+            f"{ours}_bias": stacked(axes[-1], TensorPiece(f"{theirs}.bias", axes[-1], {})),
+        }
+
+    return {
+        "patch": one("yxce", PATCH, "e c y x"),
+        "patch_bias": one("e", "embeddings.patch_embedding.bias", "e"),
+        "positions": one("pe", "embeddings.position_embedding.weight", "p e"),
+        "final_norm": {
+            "scale": one("e", "post_layernorm.weight", "e"),
+            "bias": one("e", "post_layernorm.bias", "e"),
+        },
+        "blocks": {
+            "attention_norm": norm("layer_norm1"),
+            "attention": {
+                "qkv": stacked("eath", *each("weight", "ah e")),
+                "qkv_bias": stacked("ath", *each("bias", "ah")),
+                **linear("out", "self_attn.out_proj", "ahe"),
+            },
+            "mlp_norm": norm("layer_norm2"),
+            "mlp": {**linear("up", "mlp.fc1", "ef"), **linear("down", "mlp.fc2", "fe")},
+        },
+    }
+
+
+def _projector(vision: Vision, prefix: str) -> dict[str, Any]:
+    if vision.connector == "shuffled":
+        return {"kernel": ParameterParts("wD", [TensorPiece(prefix + SHUFFLED, "D w", {})])}
+    norm = TensorPiece(f"{prefix}mm_soft_emb_norm.weight", "w", {})
+    return {
+        "norm": {"scale": ParameterParts("w", [norm])},
+        "kernel": ParameterParts("wD", [TensorPiece(prefix + POOLED, "w D", {})]),
+    }
+
+
+def _stacked(
+    layer_axis: str, layers: int, prefix: str, axes: str, *parts: TensorPiece
+) -> ParameterParts:
+    """Returns a parameter whose first axis has the layers."""
+    return ParameterParts(
+        layer_axis + axes,
+        [
+            TensorPiece(f"{prefix}layers.{layer}.{name}", dims, {layer_axis: _at(layer), **box})
+            for layer in range(layers)
+            for name, dims, box in parts
+        ],
+    )
 
 
 def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
     def stacked(axes: str, *parts: TensorPiece) -> ParameterParts:
-        return ParameterParts(
-            f"L{axes}",
-            [
-                TensorPiece(f"{prefix}layers.{layer}.{name}", dims, {"L": _at(layer), **box})
-                for layer in range(config.num_layers)
-                for name, dims, box in parts
-            ],
-        )
+        return _stacked("L", config.num_layers, prefix, axes, *parts)
 
     def norm(name: str, axis: str = "D") -> dict[str, ParameterParts]:
         return {"scale": stacked(axis, TensorPiece(f"{name}.weight", axis, {}))}
@@ -176,6 +265,12 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
     }  # fmt: skip
     if config.experts is not None:
         sizes |= {"F": config.experts.mlp_dim, "E": config.experts.count}
+    if (vision := config.vision) is not None:
+        sizes |= {
+            "l": vision.num_layers, "e": vision.embed_dim, "a": vision.num_heads, "t": 3,
+            "h": vision.head_dim, "f": vision.mlp_dim, "p": vision.patches**2, "c": 3,
+            "y": vision.patch_size, "x": vision.patch_size, "w": vision.feature_width,
+        }  # fmt: skip
     return sizes
 
 

@@ -20,8 +20,12 @@ from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.huggingface import architectures, files
 from rl_sync.models.huggingface.names import (
     EMBEDDING,
+    PATCH,
+    POOLED,
     SCORE,
+    SHUFFLED,
     UNEMBEDDING,
+    Naming,
     Overlap,
     ParameterParts,
     assemblies,
@@ -34,8 +38,13 @@ from rl_sync.types import Params
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Tensors that a checkpoint may contain in addition to the language model's parameters.
-_IGNORED = re.compile(r".*rotary_emb\.inv_freq|(.*\.)?(vision_tower|multi_modal_projector)\..*")
+# Tensors that a checkpoint may contain in addition to the language model's parameters, and in
+# addition to those of its vision, whose last pooling is not used.
+_IGNORED = re.compile(r".*rotary_emb\.inv_freq")
+_OF_VISION = re.compile(r"(.*\.)?(vision_tower|vision_model|multi_modal_projector|connector)\..*")
+_UNUSED_VISION = re.compile(
+    r"(.*\.)?(vision_tower|vision_model)\.(head\..*|embeddings\.position_ids)"
+)
 _COMPARED_ROWS = 1 << 12
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -70,11 +79,15 @@ def read_values(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{directory} holds no {CONFIG_FILE}: it is not a checkpoint.") from error
 
 
-def load_config(directory: Path) -> ModelConfig:
+def load_config(directory: Path, vision: bool = False) -> ModelConfig:
     """Returns the model of a directory; `max_length` is the longest row that it was made for.
 
     As in transformers 5, the embedding is not tied if the weights have a different unembedding,
     even if config.json says that it is tied. The weights may still be missing.
+
+    Args:
+      vision: whether the model includes its vision, if it has any. Otherwise it is the language
+        model alone.
 
     Raises:
       ValueError: config.json is missing, or describes a model that we do not support; or the
@@ -82,7 +95,7 @@ def load_config(directory: Path) -> ModelConfig:
     """
     values = read_values(directory)
     try:
-        config = architectures.model_config(values)
+        config = architectures.model_config(values, vision)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
     stamps = tuple(
@@ -111,7 +124,7 @@ def _checked(
 
 def _has_another_head(tensors: TensorFiles) -> bool:
     """True if there is an unembedding that differs from the embedding."""
-    embedding, head = tensors.prefix + EMBEDDING, tensors.head
+    embedding, head = tensors.naming.prefix + EMBEDDING, tensors.head
     if head not in tensors.names:
         return False
     for name in (embedding, head):
@@ -186,12 +199,27 @@ class TensorFiles:
         return set(self._files)
 
     @property
-    def prefix(self) -> str:
-        """Name prefix of the language model's tensors, usually `model.`.
+    def naming(self) -> Naming:
+        """Names of the tensors; without vision, its prefixes are empty.
 
         Raises:
           ValueError: there is no embedding, or more than one.
         """
+        return Naming(self._prefix, self.head, self._before(PATCH), self._before(POOLED, SHUFFLED))
+
+    @property
+    def of_vision(self) -> set[str]:
+        """Names of the tensors of a model's vision."""
+        return {name for name in self._files if _OF_VISION.fullmatch(name)}
+
+    def _before(self, *ends: str) -> str:
+        found = (
+            name.removesuffix(end) for name in self._files for end in ends if name.endswith(end)
+        )
+        return next(found, "")
+
+    @property
+    def _prefix(self) -> str:
         found = [name for name in self._files if name.endswith(EMBEDDING)]
         if len(found) != 1:
             raise ValueError(
@@ -248,7 +276,7 @@ def load_params(directory: Path, config: ModelConfig, abstract: Params) -> Param
     """
     tensors = TensorFiles(directory)
     _check(directory, tensors, config, needs_head=HEAD in abstract)
-    tree = assemblies(config, tensors.prefix, tensors.head)
+    tree = assemblies(config, tensors.naming)
     tree = {name: tree[name] for name in abstract}
     return jax.tree.map(functools.partial(_assemble, tensors), tree, abstract)
 
@@ -259,7 +287,7 @@ def _check(
     sizes = axis_sizes(config)
     wanted = {
         piece.tensor: tensor_shape(assembly, piece, [sizes[axis] for axis in assembly.axes])
-        for assembly in jax.tree.leaves(assemblies(config, tensors.prefix, tensors.head))
+        for assembly in jax.tree.leaves(assemblies(config, tensors.naming))
         for piece in assembly.pieces
     }
     if not needs_head and SCORE not in tensors.names:
@@ -271,7 +299,12 @@ def _check(
             f" implies, such as {missing[0]}."
         )
     known = {*wanted, *([tensors.head] if config.tie_embeddings or config.scalar_head else [])}
-    extra = sorted(name for name in tensors.names - known if not _IGNORED.fullmatch(name))
+    unused = _OF_VISION if config.vision is None else _UNUSED_VISION
+    extra = sorted(
+        name
+        for name in tensors.names - known
+        if not (_IGNORED.fullmatch(name) or unused.fullmatch(name))
+    )
     if extra:
         raise ValueError(
             f"{directory} has {len(extra)} tensors that its {CONFIG_FILE} does not imply, such as"

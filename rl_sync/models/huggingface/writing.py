@@ -21,8 +21,7 @@ from rl_sync.models.huggingface import architectures
 from rl_sync.models.huggingface.families import FAMILIES
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.names import (
-    SCORE,
-    UNEMBEDDING,
+    Naming,
     ParameterParts,
     TensorPiece,
     assemblies,
@@ -36,6 +35,7 @@ from rl_sync.models.huggingface.reading import (
     TensorFiles,
     read_values,
 )
+from rl_sync.models.huggingface.vision_families import VISION_FAMILIES
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
@@ -53,6 +53,8 @@ _COPIED = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Dtypes of stored parameters, with their names in safetensors files."""
@@ -103,6 +105,37 @@ class Tensor(NamedTuple):
         )
 
 
+class CopiedTensor(NamedTuple):
+    """A tensor to write as it is in the source.
+
+    Attributes:
+      name: its name in the source and in the file.
+      tensors: tensors of the source.
+      dtype: dtype of the stored tensor.
+    """
+
+    name: str
+    tensors: TensorFiles
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return self.tensors.shape(self.name)
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def values(self) -> np.ndarray:
+        """Returns the tensor on the host."""
+        return self.tensors.read(self.name, (slice(None),) * len(self.shape)).astype(self.dtype)
+
+
+AnyTensor = Tensor | CopiedTensor
+
+
 def write_checkpoint(
     target: Path,
     config: ModelConfig,
@@ -122,8 +155,8 @@ def write_checkpoint(
       target: a new or empty directory. It appears under its name once it is complete.
       config: model config.
       params: jax arrays that this process can address completely.
-      source: directory that the parameters were imported from; its config.json and its tokenizer
-        are copied. None for a model of our own.
+      source: directory that the parameters were imported from; its config.json, its tokenizer, and
+        the weights of a vision that `params` lack are copied. None for a model of our own.
       tokenizer: directory of the tokenizer, if it is not `source`.
       dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32 if
         the tensor is not there.
@@ -141,7 +174,11 @@ def write_checkpoint(
         raise ValueError(f"{target} exists and is not empty; name a new directory.")
     if dtype is not None:
         require_one_of("dtype", dtype, DTYPES)
-    tensors = _tensors(config, params, source, dtype)
+    stored = _stored_tensors(source)
+    keeps_vision = config.vision is not None or (
+        stored is not None and bool(stored.of_vision) and not config.scalar_head
+    )
+    tensors = _tensors(config, params, stored, dtype, keeps_vision)
     unfinished = target.with_name(f".unfinished-{target.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     write_frame(
@@ -152,6 +189,7 @@ def write_checkpoint(
         dtype=dtype,
         files=files,
         token_ids=token_ids,
+        keeps_vision=keeps_vision,
     )
     for name, text in (notes or {}).items():
         (unfinished / name).write_text(text)
@@ -168,17 +206,20 @@ def write_frame(
     dtype: str | None = None,
     files: Mapping[str, str] | None = None,
     token_ids: TokenIds | None = None,
+    keeps_vision: bool = False,
 ) -> None:
     """Writes the files of a checkpoint besides its weights: config.json and the tokenizer's.
 
     Args:
       target: a directory that does not exist.
       config, source, tokenizer, dtype, files, token_ids: see `write_checkpoint`.
+      keeps_vision: whether config.json describes the vision of `source` though `config` has none.
 
     Raises:
       ValueError: transformers has no such model.
     """
-    values = _config_values(config, source, dtype, token_ids or {})
+    keeps_vision = keeps_vision or config.vision is not None
+    values = _config_values(config, source, dtype, token_ids or {}, keeps_vision)
     target.mkdir(parents=True)
     _write_json(target / CONFIG_FILE, values)
     giver = tokenizer or source
@@ -199,35 +240,54 @@ def _config_values(
     source: Path | None,
     dtype: str | None,
     token_ids: TokenIds,
+    keeps_vision: bool,
 ) -> dict[str, Any]:
     if source is None:
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
-    values = dict(architectures.text_values(read_values(source)))
-    values["architectures"] = [FAMILIES[values["model_type"]].architecture]
+    values = read_values(source)
+    if keeps_vision:
+        values["architectures"] = [VISION_FAMILIES[values["model_type"]].architecture]
+    else:
+        values = dict(architectures.text_values(values))
+        values["architectures"] = [FAMILIES[values["model_type"]].architecture]
     values["tie_word_embeddings"] = config.tie_embeddings  # The weights may override it.
     if config.scalar_head:
         values |= architectures.classifier_values(values)
     if dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = dtype
+        for part in values.values():
+            if isinstance(part, dict):
+                part |= {key: dtype for key in ("dtype", "torch_dtype") if key in part}
     return values | dict(token_ids)
 
 
+def _stored_tensors(source: Path | None) -> TensorFiles | None:
+    """Opens the tensors of a source; None if it has none."""
+    if source is None or not any(source.glob("*.safetensors*")):
+        return None
+    return TensorFiles(source)
+
+
 def _tensors(
-    config: ModelConfig, params: Params, source: Path | None, dtype: str | None
-) -> list[Tensor]:
+    config: ModelConfig,
+    params: Params,
+    stored: TensorFiles | None,
+    dtype: str | None,
+    keeps_vision: bool,
+) -> list[AnyTensor]:
     """Returns all tensors, sorted by name."""
-    stored = TensorFiles(source) if source and dtype is None else None
-    prefix, head = (stored.prefix, stored.head) if stored else ("", "")
-    found = []
-    tree = assemblies(config)
-    for assembly, parameter in zip(jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
-        for piece in assembly.pieces:
+    there = assemblies(config, stored.naming) if stored else None
+    naming = _own_naming(config)
+    if stored and keeps_vision:
+        naming = stored.naming
+    found: list[AnyTensor] = []
+    parts = jax.tree.leaves(assemblies(config, naming))
+    sources = jax.tree.leaves(there) if there else parts
+    for assembly, source, parameter in zip(parts, sources, jax.tree.leaves(params), strict=True):
+        for piece, stored_piece in zip(assembly.pieces, source.pieces, strict=True):
             kept = dtype or "float32"
-            if stored:
-                inner = piece.tensor.removeprefix("model.")
-                there = head if piece.tensor == UNEMBEDDING else prefix + inner
-                there = SCORE if piece.tensor == SCORE else there
-                kept = stored.dtype(there) if there in stored.names else kept
+            if stored and dtype is None and stored_piece.tensor in stored.names:
+                kept = stored.dtype(stored_piece.tensor)
             shape = tensor_shape(assembly, piece, parameter.shape)
             found.append(
                 Tensor(
@@ -239,7 +299,20 @@ def _tensors(
                     dtype=jnp.dtype(kept),
                 )
             )
+    if stored and keeps_vision:
+        rest = stored.of_vision - {tensor.name for tensor in found}
+        found += [
+            CopiedTensor(name, stored, jnp.dtype(dtype or stored.dtype(name))) for name in rest
+        ]
     return sorted(found, key=lambda tensor: tensor.name)
+
+
+def _own_naming(config: ModelConfig) -> Naming:
+    """Returns the names of a new checkpoint's tensors."""
+    if config.vision is None:
+        return Naming()
+    family = VISION_FAMILIES[architectures.config_values(config, "float32")["model_type"]]
+    return Naming(family.prefix, family.head, family.tower_prefix, family.projector_prefix)
 
 
 @functools.partial(jax.jit, static_argnames=("view", "order", "shape", "dtype"))
@@ -257,9 +330,9 @@ def _take(
     return block.transpose(np.argsort(order)).reshape(shape).astype(dtype)
 
 
-def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) -> None:
+def _write_tensors(directory: Path, tensors: list[AnyTensor], max_file_bytes: int) -> None:
     """Writes the safetensors files, and an index if there are several."""
-    shares: list[list[Tensor]] = [[]]
+    shares: list[list[AnyTensor]] = [[]]
     for tensor in tensors:
         held = sum(other.size_bytes for other in shares[-1])
         if shares[-1] and held + tensor.size_bytes > max_file_bytes:
@@ -278,7 +351,7 @@ def _write_tensors(directory: Path, tensors: list[Tensor], max_file_bytes: int) 
     _write_json(directory / INDEX_FILE, index)
 
 
-def _write_file(path: Path, tensors: list[Tensor]) -> None:
+def _write_file(path: Path, tensors: list[AnyTensor]) -> None:
     """Writes one safetensors file tensor by tensor; the library's writer needs all tensors at once.
 
     The format: the header's length in eight bytes, the header in JSON, the bytes of the tensors
@@ -304,7 +377,7 @@ def _write_file(path: Path, tensors: list[Tensor]) -> None:
             _write_values(file, tensor)
 
 
-def _write_values(file: BinaryIO, tensor: Tensor) -> None:
+def _write_values(file: BinaryIO, tensor: AnyTensor) -> None:
     file.write(np.ascontiguousarray(tensor.values()).view(np.uint8).data)
 
 

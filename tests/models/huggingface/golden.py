@@ -14,6 +14,7 @@ from rl_sync.types import Params
 
 ROOT = Path(__file__).resolve().parents[2] / "data" / "models"
 FAMILIES = ["qwen2", "qwen3", "qwen3_moe", "llama3", "mistral", "gemma3"]
+WITH_VISION = ["gemma3_vision", "smolvlm"]
 
 
 def values(family: str) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def abstract(config: ModelConfig, dtype: Any = np.float32) -> Params:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=here), shapes)
 
 
-def load(directory: Path) -> tuple[ModelConfig, Params]:
+def load(directory: Path, vision: bool = False) -> tuple[ModelConfig, Params]:
     """Loads a checkpoint on the first device."""
-    config = load_config(directory)
+    config = load_config(directory, vision)
     return config, load_params(directory, config, abstract(config))
