@@ -203,7 +203,8 @@ def test_blocks_of_queries_reach_to_the_ends_of_their_tiles():
     assert int(tile_ends(np.array([[-1, 0, 1, 2]]), np.arange(4)[None], M)[0, 1]) == 3
 
 
-def test_the_tower_attends_in_parts_if_scores_are_large(monkeypatch):
+@pytest.mark.parametrize("most_bytes", [80_000, 20_000])
+def test_the_tower_attends_in_parts_if_scores_are_large(most_bytes, monkeypatch):
     config = dataclasses.replace(MODEL, vision=SHUFFLED)
     params = tiny.params(config)
 
@@ -215,7 +216,7 @@ def test_the_tower_attends_in_parts_if_scores_are_large(monkeypatch):
         return jax.jit(jax.value_and_grad(run, has_aux=True))(params)
 
     expected = learned()
-    monkeypatch.setattr("rl_sync.models.vision.tower._SCORES_BYTES", 40_000)
+    monkeypatch.setattr("rl_sync.models.vision.tower._SCORES_BYTES", most_bytes)
     _assert_alike(learned(), expected)
 
 

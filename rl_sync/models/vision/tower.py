@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, UInt8
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.layers import ACTIVATIONS, REMAT_POLICIES, UNROLLED_LAYERS, fan_in, param
 from rl_sync.models.sharding import constrain
+from rl_sync.models.shards import on_shards
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.types import Params
 
@@ -60,7 +61,8 @@ class TowerAttention(nn.Module):
         )
         out_bias = param(self, "out_bias", initializers.zeros, (E,), ("embed",))
         all_three = jnp.einsum("NPE,EATH->NPATH", x, qkv.astype(x.dtype)) + qkv_bias.astype(x.dtype)
-        attended = _attend(*(all_three[..., of, :] for of in range(3)))
+        of_device = on_shards(_attend, *[("batch", None, _CUT, "head_dim")] * 3)
+        attended = of_device(*(all_three[..., of, :] for of in range(3)))
         y = jnp.einsum("NPAH,AHE->NPE", attended, out.astype(x.dtype))
         return y + out_bias.astype(x.dtype)
 
@@ -68,29 +70,35 @@ class TowerAttention(nn.Module):
 def _attend(
     queries: Float[Array, "N P A H"], keys: Float[Array, "N P A H"], values: Float[Array, "N P A H"]
 ) -> Float[Array, "N P A H"]:
-    """Attends to all patches, with the scores of a bounded number of queries at a time."""
-    N, P, A, H = queries.shape
+    """Attends to all patches of a tile, with a bounded number of scores at a time."""
+    N, P, A, _ = queries.shape
+    of_tile = 4 * A * P * P
+    if N * of_tile <= _SCORES_BYTES:
+        return _attend_all(queries, keys, values)
+    # The backward pass computes scores again.
+    some = jax.checkpoint(_attend_all)
+    tiles = jax.tree.map(lambda x: x[:, None], (queries, keys, values))
+    if of_tile <= _SCORES_BYTES:
+        together = _SCORES_BYTES // of_tile
+        return jax.lax.map(lambda one: some(*one), tiles, batch_size=together)[:, 0]
+    least = -(-of_tile // _SCORES_BYTES)
+    parts = next(parts for parts in range(least, P + 1) if P % parts == 0)
 
-    def attended(some: Float[Array, "N Q A H"]) -> Float[Array, "N Q A H"]:
-        scaled = some * jnp.asarray(H**-0.5, some.dtype)
-        scores = jnp.einsum("NQAH,NSAH->NAQS", scaled, keys, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-        return jnp.einsum("NAQS,NSAH->NQAH", weights, values)
+    def by_parts(one: tuple[Array, Array, Array]) -> Array:
+        queries, *others = one
+        cut = queries.reshape(parts, 1, P // parts, *queries.shape[2:])
+        return jax.lax.map(lambda part: some(part, *others), cut).reshape(queries.shape)
 
-    parts = next(
-        (
-            parts
-            for parts in range(1, P + 1)
-            if P % parts == 0 and 4 * A * P * P // parts <= _SCORES_BYTES // N
-        ),
-        P,
-    )
-    if parts == 1:
-        return attended(queries)
-    blocks = queries.reshape(N, parts, P // parts, A, H).swapaxes(0, 1)
-    # The backward pass computes the scores of a block again.
-    mixed = jax.lax.map(jax.checkpoint(attended), blocks)
-    return mixed.swapaxes(0, 1).reshape(N, P, A, H)
+    return jax.lax.map(by_parts, tiles)[:, 0]
+
+
+def _attend_all(
+    queries: Float[Array, "N Q A H"], keys: Float[Array, "N P A H"], values: Float[Array, "N P A H"]
+) -> Float[Array, "N Q A H"]:
+    scaled = queries * jnp.asarray(queries.shape[-1] ** -0.5, queries.dtype)
+    scores = jnp.einsum("NQAH,NPAH->NAQP", scaled, keys, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return jnp.einsum("NAQP,NPAH->NQAH", weights, values)
 
 
 class TowerMLP(nn.Module):
