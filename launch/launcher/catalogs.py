@@ -110,9 +110,11 @@ def _environments() -> Iterator[CatalogEntry]:
 
 
 def _models() -> Iterator[CatalogEntry]:
-    from rl_sync.models.huggingface.families import FAMILIES
+    from rl_sync.models.huggingface.families import FAMILIES, Family
+    from rl_sync.models.huggingface.vision_families import VISION_FAMILIES, VisionFamily
 
-    for name, family in FAMILIES.items():
+    families: dict[str, Family | VisionFamily] = {**FAMILIES, **VISION_FAMILIES}
+    for name, family in families.items():
         facts = {"class in transformers": family.architecture}
         yield CatalogEntry(name, family.meaning, facts, choose="--config.model.path=DIRECTORY")
 

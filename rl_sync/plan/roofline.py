@@ -26,6 +26,7 @@ from rl_sync.plan.model_flops import block_flops, block_traffic, logit_flops
 from rl_sync.roles import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
+from rl_sync.types import Params
 
 _BACKWARD = 2  # Matrix products in a backward pass for each one in the forward pass.
 
@@ -132,7 +133,7 @@ def step_work(
         frozen = count * length * of_products * _BACKWARD / 2
     devices, width = layout.mesh.size, 2 if model.dtype != "float32" else 4
     # Each device reads every weight shard that it computes with.
-    abstract = abstract_params(model, layout)
+    abstract = _of_language_model(abstract_params(model, layout))
     whole = model_memory.tree_bytes(cast_abstract(abstract, model.dtype)) / layout.tensor_shards
     activations = count * length * block_traffic(model, width) / devices
     # Gradients are added to once per microbatch; parameters and both moments are read and written.
@@ -165,7 +166,8 @@ def decode_work(
     model = lora.merged_config(wiring.explorer_model(settings, task))
     layout = settings.explorer_layout
     flops = rows * (block_flops(model, span) + logit_flops(model)) / layout.mesh.size
-    weights = model_memory.device_bytes(cast_abstract(abstract_params(model, layout), model.dtype))
+    read = _of_language_model(abstract_params(model, layout))
+    weights = model_memory.device_bytes(cast_abstract(read, model.dtype))
     cache = model_memory.cache_bytes(model, rows, span, layout)
     if reading is None:
         alone, hidden = decode_links(model, layout, rows), 0.0
@@ -235,11 +237,17 @@ def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
 
 
 def _parameters(model: ModelConfig) -> tuple[int, int]:
-    """Returns the number of parameters of a mixture's experts, and of all others."""
-    axes, shapes = jax.tree.leaves(param_axes(model)), jax.tree.leaves(param_shapes(model))
+    """Returns the number of parameters of a mixture's experts, and of the rest without vision."""
+    both = (_of_language_model(of(model)) for of in (param_axes, param_shapes))
+    axes, shapes = map(jax.tree.leaves, both)
     sizes = [math.prod(x.shape) for x in shapes]
     of_experts = sum(size for names, size in zip(axes, sizes, strict=True) if "experts" in names)
     return of_experts, sum(sizes) - of_experts
+
+
+def _of_language_model(params: Params) -> Params:
+    """Returns a tree of parameters without those of vision, which passes over text do not read."""
+    return {name: value for name, value in params.items() if name != "vision"}
 
 
 def _combined(model: ModelConfig, layout: Layout, rows: float, width: int) -> float:

@@ -14,6 +14,7 @@ from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.environments.environment_catalog import ENVIRONMENTS
 from rl_sync.launcher.catalogs import CATALOGS
 from rl_sync.models.huggingface.families import FAMILIES
+from rl_sync.models.huggingface.vision_families import VISION_FAMILIES
 from rl_sync.records.metric_catalog import METRICS
 from rl_sync.rewards.reward_catalog import REWARDS
 from rl_sync.schedule import MODES
@@ -25,7 +26,7 @@ NAMES = {
     "tasks": set(TASKS),
     "rewards": set(REWARDS),
     "environments": set(ENVIRONMENTS),
-    "models": set(FAMILIES),
+    "models": {*FAMILIES, *VISION_FAMILIES},
     "modes": set(MODES),
     "metrics": {
         one.name for parts in METRICS.values() for metrics in parts.values() for one in metrics
@@ -60,7 +61,7 @@ def test_a_list_has_a_line_with_a_plain_sentence_for_each_thing(name, capsys):
         ("tasks sums careless", ["task.arithmetic.forgotten", "Default: 0.6", "task.name=arithm"]),
         ("rewards format", ["only_tags  Default: False", "by workers", "task.reward=format"]),
         ("environments guess", ["rewards  its own", "--config.environment.name=guess"]),
-        ("models gemma", ["Gemma3ForCausalLM", "--config.model.path=DIRECTORY"]),
+        ("models gemma3_text", ["Gemma3ForCausalLM", "--config.model.path=DIRECTORY"]),
         ("modes one_step_off_policy", ["sync.offset         1, always", "staleness  1 trainer"]),
         ("metrics staleness_max", ["unit    steps", "at most the bound"]),
         ("configs tools", [str(ROOT / "configs/tools.py"), "plan --config=tools"]),

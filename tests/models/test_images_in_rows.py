@@ -24,6 +24,7 @@ from rl_sync.models.transformer import (
 from rl_sync.models.vision.projector import Seen, tile_ends
 from rl_sync.models.vision.tower import image_features
 from rl_sync.models.vision.vision_config import Vision
+from rl_sync.plan.model_memory import tree_bytes
 from tests.models import meshes, tiny
 
 M, TILES = 16, 4
@@ -250,6 +251,7 @@ def test_vision_leaves_the_rest_of_a_model_as_it_is():
 def test_adapters_and_quantization_leave_vision_alone():
     config = dataclasses.replace(MODEL, lora=Lora(2, 4.0))
     params = tiny.params(config)
+    assert tree_bytes(param_shapes(config)) == sum(x.nbytes for x in jax.tree.leaves(params))
     adapters, base = lora.split(params)
     assert "vision" not in adapters
     merged = lora.merge(config, params)

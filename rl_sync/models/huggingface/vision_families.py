@@ -63,7 +63,7 @@ _SIGLIP = {
     "layer_norm_eps": 1e-6,
 }
 _SMOL = VisionFamily(
-    "SmolVLM 2.",
+    "SmolVLM 2, with vision.",
     "SmolVLMForConditionalGeneration",
     "llama",
     "smolvlm_vision",
@@ -84,7 +84,7 @@ _SMOL = VisionFamily(
 )
 VISION_FAMILIES: dict[str, VisionFamily] = {
     "gemma3": VisionFamily(
-        "Gemma 3.",
+        "Gemma 3, with vision.",
         "Gemma3ForConditionalGeneration",
         "gemma3_text",
         "siglip_vision_model",
@@ -105,7 +105,7 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
     "smolvlm": _SMOL,
     "idefics3": dataclasses.replace(
         _SMOL,
-        meaning="Idefics 3 and SmolVLM.",
+        meaning="Idefics 3 and the first SmolVLM, with vision.",
         architecture="Idefics3ForConditionalGeneration",
         tower="idefics3_vision",
     ),

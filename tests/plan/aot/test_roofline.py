@@ -10,6 +10,7 @@ from rl_sync.plan.chips import Rates
 from rl_sync.plan.roofline import Work, decode_links, decode_work, step_links, step_work
 from rl_sync.roles import wiring
 from rl_sync.settings.mesh_settings import ShardingSettings
+from tests.models.test_images_in_rows import VISION
 from tests.plan.test_memory_text import ATTENTION, EMBED, MLP, settings_with
 
 MODEL = ModelConfig(64, 32, 2, 4, 2, 8, 64, 16, dtype="bfloat16")
@@ -21,9 +22,9 @@ def layout(**mesh):
     return Layout(MeshShape(**mesh).abstract(), ShardingSettings().rules)
 
 
-def links(**mesh):
+def links(model=MODEL, **mesh):
     # With a reference model: its pass, and the policy's forward and backward passes.
-    return step_links(MODEL, layout(**mesh), ROWS, microbatches=2, untrained=1, recomputed=0)
+    return step_links(model, layout(**mesh), ROWS, microbatches=2, untrained=1, recomputed=0)
 
 
 def test_one_device_sends_nothing():
@@ -37,6 +38,11 @@ def test_kernels_are_gathered_and_gradients_scattered_once_a_microbatch_and_hidd
     # Half of each comes from the other device: three gathers in bfloat16, one scatter in float32.
     assert hidden == 2 * (3 * 2 + 4) * count / 2
     assert alone == 0
+
+
+def test_passes_over_text_do_not_send_the_parameters_of_vision():
+    seeing = dataclasses.replace(MODEL, vision=VISION)
+    assert links(seeing, fsdp=2, data=2) == links(fsdp=2, data=2)
 
 
 def test_sums_of_activations_are_waited_for():
