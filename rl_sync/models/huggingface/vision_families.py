@@ -19,6 +19,10 @@ _TOWER_KEYS = {
 }
 # Values that these keys of vision_config may have, if they are given.
 _ONLY = {"hidden_act": "gelu_pytorch_tanh", "num_channels": 3}
+# SmolVLM numbers a tile's patches by their fractional positions. With these numbers of patches a
+# side, rounding gives some patches the number of a neighbour (found with torch 2.13).
+_UNEVEN = frozenset({19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62})
+_MOST_PATCHES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +154,11 @@ def vision_config(values: Values, refusal: Callable[[str, Any, str], ValueError]
         side, scale = tower["image_size"] // tower["patch_size"], values["scale_factor"]
         if side % scale:
             raise refusal("scale_factor", scale, f"a divisor of a tile's {side} patches a side")
+        if side in _UNEVEN or side > _MOST_PATCHES:
+            known = (
+                "a size at which transformers numbers patches in order (16, 26, 27 or 32 a side)"
+            )
+            raise refusal("vision_config.image_size", tower["image_size"], known)
         tile_tokens = (side // scale) ** 2
     sizes = {ours: tower[theirs] for theirs, ours in _TOWER_KEYS.items()}
     return Vision(

@@ -183,6 +183,16 @@ def test_vision_that_we_do_not_have_is_refused(where, changes, message):
         model_config(values, vision=True)
 
 
+@pytest.mark.parametrize("patches", [25, 128])
+def test_tiles_whose_patches_transformers_numbers_twice_are_refused(patches):
+    values = golden.values("smolvlm") | {"scale_factor": 1}
+    values["vision_config"]["image_size"] = 4 * patches
+    with pytest.raises(ValueError, match=r"image_size=\d+, but only a size at which"):
+        model_config(values, vision=True)
+    values["vision_config"]["image_size"] = 4 * 27
+    assert model_config(values, vision=True).vision.tile_tokens == 27**2
+
+
 def test_idefics_3_is_read_like_smolvlm():
     values = golden.values("smolvlm") | {"model_type": "idefics3"}
     assert model_config(values, vision=True) == model_config(golden.values("smolvlm"), vision=True)
