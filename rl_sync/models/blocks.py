@@ -159,15 +159,15 @@ def attend_by_blocks(
         widths = [(0, behind if axis == each else 0) for each in range(x.ndim)]
         return jnp.pad(x, widths, constant_values=value)
 
-    of_keys = jax.tree.map(lambda x: padded(x, 1), asked._replace(ends=None))
-    if asked.ends is not None:
-        of_keys = of_keys._replace(ends=padded(asked.ends, 1, -1))
     blocks = _Blocks(
         jax.tree.map(cut, asking),
-        of_keys,
+        jax.tree.map(lambda x: padded(x, 1), asked._replace(ends=None)),
         cut(indices[None])[:, 0],
         window,
     )
+    if asked.ends is not None:  # Keys behind the row belong to no tile.
+        ends = padded(asked.ends, 1, -1)
+        blocks = blocks._replace(asked=blocks.asked._replace(ends=ends))
     # All queries that share a key head are rows of one matrix.
     rows = cut(queries).transpose(0, 1, 3, 4, 2, 5)
     rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])
