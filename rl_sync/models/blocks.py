@@ -209,8 +209,8 @@ class _QueryBlock(NamedTuple):
         scores = jnp.einsum("BKRH,BKCH->BKRC", rows, some, preferred_element_type=jnp.float32)
         there = jax.tree.map(lambda x: self.slice(x, number, 1), self.there)
         order = self.indices[:, None] - (number * self.block + jnp.arange(self.block))
-        comes = _or_of_tile(order >= 0, self.here, there)
-        seen = (visible(self.here, there, self.window) & comes)[:, None, None]
+        seen = visible(self.here, there, self.window)
+        seen = (seen & _or_of_tile(order >= 0, self.here, there))[:, None, None]
         B, K, R, C = scores.shape
         apart = scores.reshape(B, K, -1, *seen.shape[-2:])
         return jnp.where(seen, apart, _MASKED).reshape(B, K, R, C)
