@@ -159,15 +159,15 @@ def attend_by_blocks(
         widths = [(0, behind if axis == each else 0) for each in range(x.ndim)]
         return jnp.pad(x, widths, constant_values=value)
 
-    of_keys = jax.tree.map(lambda x: padded(x, 1), asked._replace(ends=None))
-    if asked.ends is not None:
-        of_keys = of_keys._replace(ends=padded(asked.ends, 1, -1))
     blocks = _Blocks(
         jax.tree.map(cut, asking),
-        of_keys,
+        jax.tree.map(lambda x: padded(x, 1), asked._replace(ends=None)),
         cut(indices[None])[:, 0],
         window,
     )
+    if asked.ends is not None:  # Keys behind the row belong to no tile.
+        ends = padded(asked.ends, 1, -1)
+        blocks = blocks._replace(asked=blocks.asked._replace(ends=ends))
     # All queries that share a key head are rows of one matrix.
     rows = cut(queries).transpose(0, 1, 3, 4, 2, 5)
     rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])
@@ -209,8 +209,8 @@ class _QueryBlock(NamedTuple):
         scores = jnp.einsum("BKRH,BKCH->BKRC", rows, some, preferred_element_type=jnp.float32)
         there = jax.tree.map(lambda x: self.slice(x, number, 1), self.there)
         order = self.indices[:, None] - (number * self.block + jnp.arange(self.block))
-        comes = _or_of_tile(order >= 0, self.here, there)
-        seen = (visible(self.here, there, self.window) & comes)[:, None, None]
+        seen = visible(self.here, there, self.window)
+        seen = (seen & _or_of_tile(order >= 0, self.here, there))[:, None, None]
         B, K, R, C = scores.shape
         apart = scores.reshape(B, K, -1, *seen.shape[-2:])
         return jnp.where(seen, apart, _MASKED).reshape(B, K, R, C)

@@ -319,9 +319,8 @@ def prefill(
     Args:
       images: see `hidden_states`.
     """
-    at = None if images is None else images.at
-    given, indices = _balanced(tokens.shape, (tokens, _positions(tokens, None), at))
-    tokens, positions, at = given
+    given = (tokens, _positions(tokens, None), None if images is None else images.at)
+    (tokens, positions, at), indices = _balanced(tokens.shape, given)
     context = _context(config, positions)._replace(indices=indices)
     if images is not None and at is not None:
         images = images._replace(at=at)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.models import blocks, lora, quantization
+from rl_sync.models.balance import can_balance
 from rl_sync.models.blocks import Tokens, reached, visible
 from rl_sync.models.config import Lora
 from rl_sync.models.flash import AttentionCall, kernel_for, require_fit
@@ -187,6 +188,25 @@ def test_devices_that_share_rows_with_images_compute_what_one_does(kind, mesh, m
     layout = meshes.layout(**mesh).grouped(MODEL.num_kv_heads)
     by_blocks = dataclasses.replace(MODEL, attention="blocks", remat="full")
     _assert_alike(_learned(by_blocks, params, rows, layout, **given), expected)
+
+
+def test_devices_that_share_prompts_with_images_prefill_what_one_does(monkeypatch):
+    monkeypatch.setattr(blocks, "_SCORES_BYTES", 16_000)
+    tokens, at = (np.stack([x, x]) for x in FIRST)
+    params = tiny.params(MODEL)
+
+    def filled(params, tokens, at, tiles):
+        seen = Seen(image_features(MODEL, params, tiles), at)
+        hidden, cache, _ = prefill(MODEL, params, tokens, images=seen)
+        return hidden, cache
+
+    results, sharing = [], meshes.layout(context=4)
+    with using(sharing):
+        assert can_balance(tokens.shape)
+    for layout in (meshes.layout(), sharing):
+        with using(layout):
+            results.append(jax.jit(filled)(params, tokens, at, PIXELS))
+    _assert_alike(results[1], results[0])
 
 
 def test_blocks_of_queries_reach_to_the_ends_of_their_tiles():
