@@ -16,11 +16,7 @@ from jaxtyping import Array, Float, Int
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.layers import RMSNorm, fan_in, param
 from rl_sync.models.sharding import constrain
-<<<<<<< HEAD
 from rl_sync.models.vision.tower import TOWER, Tower
-=======
-from rl_sync.models.vision.tower import Tower
->>>>>>> vision-model
 
 
 class Seen(NamedTuple):
@@ -65,11 +61,7 @@ class VisionParts(nn.Module):
         assert vision is not None
         if self.is_initializing():
             blank = jnp.zeros((1, vision.image_size, vision.image_size, 3), jnp.uint8)
-<<<<<<< HEAD
             features = Tower(self.config, name=TOWER)(blank)
-=======
-            features = Tower(self.config, name="tower")(blank)
->>>>>>> vision-model
         assert features is not None
         return Projector(self.config, name="projector")(features)
 

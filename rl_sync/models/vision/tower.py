@@ -22,12 +22,9 @@ from rl_sync.models.shards import on_shards
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.types import Params
 
-<<<<<<< HEAD
 VISION, TOWER = "vision", "tower"
 """Names of a model's vision among its parameters, and of the tower in it."""
 
-=======
->>>>>>> vision-model
 _SCORES_BYTES = 256 << 20
 _CUT = "mlp"
 """Logical axis of the tower's heads: devices share them like the columns of an MLP."""
@@ -215,9 +212,5 @@ def image_features(
       params: parameters of the whole model.
       tiles: pixels from 0 to 255, of `image_size` squared.
     """
-<<<<<<< HEAD
     applied = Tower(config).apply({"params": params[VISION][TOWER]}, tiles)
-=======
-    applied = Tower(config).apply({"params": params["vision"]["tower"]}, tiles)
->>>>>>> vision-model
     return cast(Array, applied)
