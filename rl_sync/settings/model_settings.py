@@ -143,7 +143,7 @@ class ModelSettings:
 
     @property
     def trains_tower(self) -> bool:
-        """Whether the vision tower is trained, if the policy sees."""
+        """True if the vision tower is trained, in a policy that sees."""
         given = self.vision.trains_tower
         return self.path is None and not self.lora.rank if given is None else given
 
