@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_sync.learning.batching import demonstration_batching
+from rl_sync.learning.rows.batching import demonstration_batching
 from rl_sync.roles import wiring
 from rl_sync.roles.engines import evaluation_engine, rollout_changes, sampled_changes
 from rl_sync.roles.parameters import Parameters

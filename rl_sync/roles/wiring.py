@@ -12,8 +12,8 @@ from rl_sync.cluster.secret import read_secret
 from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
 from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
 from rl_sync.expert_routes import RouteShape
-from rl_sync.learning.batching import Batching, default_row_tokens
 from rl_sync.learning.drawing_versions import KeptVersions
+from rl_sync.learning.rows.batching import Batching, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.models.platform import compiling_for

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_sync.learning.batching import (
+from rl_sync.learning.rows.batching import (
     MIXED,
     Batching,
     demonstration_batching,
     lay_out,
 )
-from rl_sync.learning.row_layout import PADDING, first_fit_decreasing
+from rl_sync.learning.rows.row_layout import PADDING, first_fit_decreasing
 from rl_sync.types import Demonstrations, Group
 
 T = 32

@@ -6,7 +6,7 @@ import numpy as np
 
 from rl_sync.algorithms.preference import bradley_terry
 from rl_sync.learning import pairs
-from rl_sync.learning.batching import Batching
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.types import NO_LEASE, Group
 
 LENGTHS = [(2, 5, 3), (2, 4, 1), (1, 3, 3), (3, 6, 2)]  # Prompt, chosen and rejected completion.

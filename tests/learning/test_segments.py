@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.learning.batching import Batching
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Group

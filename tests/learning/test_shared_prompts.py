@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.batching import Batching
 from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import Lora
 from rl_sync.models.placement import move
 from rl_sync.types import Group

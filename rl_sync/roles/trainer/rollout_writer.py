@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.learning.credit import TOKEN_ADVANTAGES
 from rl_sync.learning.objective import TOKEN_ENTROPIES, TOKEN_RATIOS
-from rl_sync.learning.row_layout import Source, taken_back
+from rl_sync.learning.rows.row_layout import Source, taken_back
 from rl_sync.records.rollouts.rollout_records import ENVIRONMENT, POLICY, Rollout
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer

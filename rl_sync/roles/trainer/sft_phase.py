@@ -12,7 +12,7 @@ from rl_sync.cluster.master_calls import EnterPhase, Report, WriteMetrics
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import RunStoppedError, Session
-from rl_sync.learning.batching import lay_out
+from rl_sync.learning.rows.batching import lay_out
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluator import Measure
 from rl_sync.roles.program_list import sft_key

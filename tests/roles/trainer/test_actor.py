@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.batching import Batching
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models import lora
 from rl_sync.models.config import Lora
 from rl_sync.models.logprobs import token_logprobs

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.batching import Batching
 from rl_sync.learning.objective import LossConfig
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.placement import move
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.actor import ExplorerState

@@ -13,7 +13,7 @@ from rl_sync.cluster.process_resources import Resources
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.team import Team
-from rl_sync.learning.batching import Placed
+from rl_sync.learning.rows.batching import Placed
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.master.events import Position

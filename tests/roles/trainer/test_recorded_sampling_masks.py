@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.learning.batching import Batching
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.group_rows import columns_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.batching import Batching
 from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.learning.sft import SftConfig
 from rl_sync.models import heads
 from rl_sync.models.config import HEAD, Lora

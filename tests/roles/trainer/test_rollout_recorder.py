@@ -11,7 +11,7 @@ import pytest
 from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.ending import Ending, Move
 from rl_sync.isolation.codec import decode, encode
-from rl_sync.learning.batching import Batching
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.roles.trainer.rollout_recorder import Budget, RolloutRecorder

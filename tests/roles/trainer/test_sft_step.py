@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from rl_sync.learning.batching import lay_out
+from rl_sync.learning.rows.batching import lay_out
 from rl_sync.types import Demonstrations
 from tests.roles.trainer.training import assert_close, batch_of, fresh_state_of, trainer_of
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.batching import Batching
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import move

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt8, UInt32
 
 from rl_sync.expert_routes import RouteShape
-from rl_sync.learning.row_images import gallery, in_parts
-from rl_sync.learning.row_layout import (
+from rl_sync.learning.rows.row_images import gallery, in_parts
+from rl_sync.learning.rows.row_layout import (
     IMAGE_AT,
     PADDING,
     Source,
@@ -31,7 +31,7 @@ from rl_sync.learning.row_layout import (
     padding_of,
     unpacked,
 )
-from rl_sync.learning.shared_prompts import Places, branches, learned_lengths
+from rl_sync.learning.rows.shared_prompts import Places, branches, learned_lengths
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sampling_masks import no_entries, padded
 from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch
