@@ -34,8 +34,8 @@ def test_the_mean_is_over_all_tokens_of_demonstrations_and_its_gradient_has_its_
     table = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     gradients = jnp.array([1.0, 2.0, 3.0, 4.0])
     found, metrics = demonstration_loss.mix_in(
-        gradients, lambda table, rows: table[rows.tokens], table, Demonstrations(TOKENS, MASK), 0.25,
-        microbatch_rows,
+        gradients, lambda table, rows: table[rows.tokens], table, Demonstrations(TOKENS, MASK),
+        0.25, microbatch_rows,
     )  # fmt: skip
     counts = np.array([0, 3, 1, 2])
     np.testing.assert_allclose(found, 0.75 * gradients - 0.25 * counts / 6, rtol=1e-6)
