@@ -2,7 +2,7 @@
 
 Letters in shapes: G trajectories of a group, B rows of a batch, T token positions, C trained tokens
 of a row, E entries of a row's sampling masks, L layers, N tiles of images, S side of a tile in
-pixels, M tokens of a tile. In routes, C is the experts of a token.
+pixels, M tokens of a tile, W width of a token's features. In routes, C is the experts of a token.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class Group:
         without `rollout.routing_replay`.
       image_at: for each token the index of its features, M · tile + offset; -1 at text. None if the
         group has no images, as the two others.
-      tiles: pixels of the group's images, cut into tiles; each tile once.
+      tiles: the group's images, cut into tiles, each once: their pixels, or their features
+        [N, M, W] from a frozen vision tower, whichever is smaller.
       tile_digests: 16 bytes that identify each tile.
       endings: ends of the episodes. They are not a column of a replay item, since only scoring
         needs them.
@@ -171,7 +172,7 @@ class Group:
     sampling_masks: UInt32[np.ndarray, "G E 3"] | None = None
     routes: UInt[np.ndarray, "G T L C"] | None = None
     image_at: Int[np.ndarray, "G T"] | None = None
-    tiles: UInt8[np.ndarray, "N S S 3"] | None = None
+    tiles: UInt8[np.ndarray, "N S S 3"] | Float[np.ndarray, "N M W"] | None = None
     tile_digests: UInt8[np.ndarray, "N 16"] | None = None
     endings: tuple[Ending, ...] | None = dataclasses.field(default=None, metadata={"column": False})
 
@@ -274,12 +275,13 @@ class RowImages(NamedTuple):
     """Images of rows that are computed in parts of equally many rows, one after the other.
 
     Attributes:
-      tiles: pixels; each part of the rows has an equal share of them, one share after the other.
+      tiles: pixels, or features of a frozen tower; each part of the rows has an equal share of
+        them, one share after the other.
       at: for each token the index of its features, M · tile + offset, within its part's share; -1
         at text.
     """
 
-    tiles: UInt8[Array, "N S S 3"]
+    tiles: UInt8[Array, "N S S 3"] | Float[Array, "N M W"]
     at: Int[Array, "B T"]
 
 

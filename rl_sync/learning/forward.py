@@ -238,6 +238,8 @@ class Forward:
         )
 
     def _seen(self, params: Params, images: RowImages) -> Seen:
+        if images.tiles.ndim == 3:  # Features, which the explorer computed with the same tower.
+            return Seen(images.tiles, constrain(images.at, "batch"))
         features = image_features(self.model, params, images.tiles)
         if not self.trains_tower:
             features = jax.lax.stop_gradient(features)

@@ -291,6 +291,7 @@ def run_explorer(
             streams=settings.rollout.streaming,
             with_baselines=settings.algorithm.needs_baselines,
             routes=wiring.route_shape(settings, task),
+            sends_features=wiring.sends_features(settings, task),
         )
         transfer = decided_transfer(session)
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)

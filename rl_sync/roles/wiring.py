@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import jax.numpy as jnp
+
 from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.secret import read_secret
 from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
@@ -416,6 +418,17 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
         vision=model_config(settings, task).vision if task.processor is not None else None,
         part_rows=settings.trainer.microbatch_rows,
     )
+
+
+def sends_features(settings: RunSettings, task: Task) -> bool:
+    """True if groups carry features of their images, which a frozen tower computed, not pixels.
+
+    They do if features are smaller.
+    """
+    model = explorer_model(settings, task)
+    if model.vision is None or settings.model.trains_tower:
+        return False
+    return model.vision.tile_bytes(jnp.dtype(model.dtype).itemsize) < model.vision.pixel_bytes
 
 
 def route_shape(settings: RunSettings, task: Task) -> RouteShape | None:

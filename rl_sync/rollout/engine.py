@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
@@ -330,6 +330,10 @@ class Engine:
         waiting = self._accept(request)
         self._continuations.begin(before, waiting, given)
         return waiting.ticket
+
+    def features(self, images: SequenceImages) -> Float[np.ndarray, "N M W"]:
+        """Returns the features of tiles by the present weights."""
+        return self._batch.features.of_tiles(images.digests, images.tiles)
 
     def release(self, handle: Handle) -> None:
         """Releases a held completion, whose episode is over.

@@ -17,7 +17,7 @@ from rl_sync.models.sharding import constrain
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
 from rl_sync.rollout.buckets import power_of_two
-from rl_sync.sequence_images import PooledImages, SequenceImages, pooled
+from rl_sync.sequence_images import SequenceImages, pooled
 from rl_sync.types import Params
 
 MOST_TILES = 16
@@ -70,20 +70,21 @@ class ImageFeatures:
         self._kept.clear()
         self._bytes = 0
 
-    def of(self, images: PooledImages) -> list[Float[np.ndarray, "M W"]]:
-        """Returns the features of each tile."""
-        found = {digest: self._kept[digest] for digest in images.digests if digest in self._kept}
-        lacking = [n for n, digest in enumerate(images.digests) if digest not in found]
+    def of_tiles(
+        self, digests: Sequence[str], tiles: UInt8[np.ndarray, "N S S 3"]
+    ) -> Float[np.ndarray, "N M W"]:
+        """Returns the features of tiles, given their digests."""
+        found = {digest: self._kept[digest] for digest in digests if digest in self._kept}
+        lacking = [n for n, digest in enumerate(digests) if digest not in found]
         for start in range(0, len(lacking), MOST_TILES):
             some = lacking[start : start + MOST_TILES]
-            tiles = images.tiles[some]
             padding = np.zeros((power_of_two(len(some)) - len(some), *tiles.shape[1:]), np.uint8)
-            features = np.asarray(self._encode(np.concatenate([tiles, padding])))
+            features = np.asarray(self._encode(np.concatenate([tiles[some], padding])))
             self.encoded += len(some)
-            found |= {images.digests[n]: features[i] for i, n in enumerate(some)}
-        for digest in images.digests:
+            found |= {digests[n]: features[i] for i, n in enumerate(some)}
+        for digest in digests:
             self._keep(digest, found[digest])
-        return [found[digest] for digest in images.digests]
+        return np.stack([found[digest] for digest in digests])
 
     def _keep(self, digest: str, features: np.ndarray) -> None:
         if digest not in self._kept:
@@ -113,7 +114,7 @@ class ImageFeatures:
         vision = config.vision
         size = most * shape[0], vision.tile_tokens, vision.feature_width
         features: Any = np.zeros(size, jnp.dtype(config.dtype))
-        features[: len(images.digests)] = self.of(images)
+        features[: len(images.digests)] = self.of_tiles(images.digests, images.tiles)
         at: Any = np.full(shape, -1, np.int32)
         at[: len(rows)] = images.at
         return ShownPrompts(most, Seen(features, at))

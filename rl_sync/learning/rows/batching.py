@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int, UInt8, UInt32
+from jaxtyping import Bool, Int, UInt32
 
 from rl_sync.expert_routes import RouteShape
-from rl_sync.learning.rows.row_images import gallery, in_parts
+from rl_sync.learning.rows.row_images import Tiles, gallery, in_parts
 from rl_sync.learning.rows.row_layout import (
     IMAGE_AT,
     PADDING,
@@ -227,9 +227,7 @@ class Batching:
                 start += len(part)
         return columns
 
-    def _images(
-        self, tiles: UInt8[np.ndarray, "N S S 3"] | None, columns: dict[str, np.ndarray]
-    ) -> RowImages | None:
+    def _images(self, tiles: Tiles | None, columns: dict[str, np.ndarray]) -> RowImages | None:
         """Lays out tiles for rows, whose column of features is taken out."""
         if self.vision is None or tiles is None:
             return None

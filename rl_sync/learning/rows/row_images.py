@@ -3,7 +3,8 @@
 Rows are computed part by part: updates, and microbatches of an update. Each part has its own tiles,
 each once, however many rows show it, and equally many places for them.
 
-Letters in shapes: B rows, T positions, N tiles, S side of a tile, G trajectories of P positions.
+Letters in shapes: B rows, T positions, N tiles, S side of a tile, M tokens of a tile, W width of
+their features, G trajectories of P positions.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sequence_images import TEXT
 from rl_sync.types import Group, RowImages
+
+Tiles = UInt8[np.ndarray, "N S S 3"] | Float[np.ndarray, "N M W"]
+"""Pixels of tiles, or their features."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +29,11 @@ class Gallery:
     """Tiles of several groups, each once.
 
     Attributes:
-      tiles: pixels.
+      tiles: pixels, or features.
       at: for each trajectory the index of each token's features, M · tile + offset; -1 at text.
     """
 
-    tiles: UInt8[np.ndarray, "N S S 3"]
+    tiles: Tiles
     at: Int[np.ndarray, "G P"]
 
 
@@ -58,13 +62,13 @@ def gallery(vision: Vision, groups: Sequence[Group], positions: int) -> Gallery:
             tile, offset = np.divmod(np.maximum(shown, 0), each)
             at[:, : shown.shape[1]] = np.where(shown >= 0, own[tile] * each + offset, TEXT)
         parts.append(at)
-    pixels = np.array(tiles, np.uint8).reshape(-1, side, side, 3)
-    return Gallery(pixels, np.concatenate(parts))
+    found = np.stack(tiles) if tiles else np.zeros((0, side, side, 3), np.uint8)
+    return Gallery(found, np.concatenate(parts))
 
 
 def in_parts(
     vision: Vision,
-    tiles: UInt8[np.ndarray, "N S S 3"],
+    tiles: Tiles,
     at: Int[np.ndarray, "B T"],
     parts: int,
 ) -> RowImages | None:
@@ -80,7 +84,7 @@ def in_parts(
     of_parts = at.reshape(parts, -1)
     used = [np.unique(part[part >= 0] // each) for part in of_parts]
     places = tile_places(max(map(len, used)))
-    shown = np.zeros((parts, places, *tiles.shape[1:]), np.uint8)
+    shown = np.zeros((parts, places, *tiles.shape[1:]), tiles.dtype)
     local = np.full_like(of_parts, TEXT)
     for number, (part, some) in enumerate(zip(of_parts, used, strict=True)):
         shown[number, : len(some)] = tiles[some]

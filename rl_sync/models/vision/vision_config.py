@@ -92,6 +92,19 @@ class Vision:
         return self.embed_dim // self.num_heads
 
     @property
+    def pixel_bytes(self) -> int:
+        """Size of a tile's pixels."""
+        return 3 * self.image_size**2
+
+    def tile_bytes(self, width: int) -> int:
+        """Returns the size of a tile's features.
+
+        Args:
+          width: bytes of a number.
+        """
+        return self.tile_tokens * self.feature_width * width
+
+    @property
     def feature_width(self) -> int:
         """Width of a token's features, W."""
         return self.embed_dim * (self.scale**2 if self.connector == "shuffled" else 1)

@@ -91,6 +91,7 @@ class Explorer:
       with_baselines: whether a greedy completion is generated for each group. It is the last row of
         the group until the group is scored (`rewarded`).
       routes: shape of the tokens' routes, which groups then have; None if they are not recorded.
+      sends_features: whether groups have the features of their images in place of pixels.
     """
 
     number: int
@@ -105,6 +106,7 @@ class Explorer:
     streams: bool = False
     with_baselines: bool = False
     routes: RouteShape | None = None
+    sends_features: bool = False
 
     def rollout(
         self, state: ExplorerState, leases: list[Lease], newer: Newer | None = None
@@ -290,7 +292,12 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        columns: dict[str, Any] = columns_of(rows, whole.prompt, self.routes, whole.images)
+        features = None
+        if self.sends_features and whole.images is not None and isinstance(self.engine, Engine):
+            features = self.engine.features(whole.images)
+        columns: dict[str, Any] = columns_of(
+            rows, whole.prompt, self.routes, whole.images, features
+        )
         drawn = columns["policy_versions"] >= 0
         # Each trajectory needs a version, even if its environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from rl_sync.expert_routes import RouteShape
 from rl_sync.rollout.episode_records import Played
@@ -27,6 +27,7 @@ def columns_of(
     prompt: Int[np.ndarray, " P"],
     routes: RouteShape | None = None,
     images: SequenceImages | None = None,
+    features: Float[np.ndarray, "N M W"] | None = None,
 ) -> dict[str, np.ndarray]:
     """Makes the columns of a group, by their names in `Group`; all rows are as long as the longest.
 
@@ -35,6 +36,7 @@ def columns_of(
       prompt: prompt of the completions; episodes have their own.
       routes: shape of the tokens' recorded routes; None if none are recorded.
       images: images of the prompt.
+      features: features of their tiles, which then travel in place of pixels.
     """
     tokens = max(_tokens(one, prompt) for one in finished)
     shape = len(finished), max(1, tokens)
@@ -67,6 +69,8 @@ def columns_of(
                 one.routes.write(row[ROUTES])
     if images is not None:
         columns |= _of_images(images, shape)
+        if features is not None:
+            columns["tiles"] = features
     return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
 
 

@@ -117,7 +117,9 @@ def step(kind, updates=1, microbatch_rows=0, on=None, trains_tower=True, **optim
         **({} if on is None else {"layout": on}),
     )  # fmt: skip
     batch = batching(kind, updates, microbatch_rows, microbatch_rows).batch(groups_of())
-    state, metrics = trainer.step(state_of(trainer, jax.tree.map(jnp.copy, params_of())), trainer.place(batch))
+    state, metrics = trainer.step(
+        state_of(trainer, jax.tree.map(jnp.copy, params_of())), trainer.place(batch)
+    )
     return jax.device_get(state.params), jax.device_get(comparable(metrics, batch))
 
 
@@ -220,3 +222,41 @@ def test_a_batch_without_images_is_that_of_a_policy_that_reads_text():
     blind = dataclasses.replace(batching("padded"), vision=None)
     jax.tree.map(np.testing.assert_array_equal, batching("padded").batch(text), blind.batch(text))
     assert jnp.asarray(blind.batch(text).rows.tokens).shape == (16, T)
+
+
+def featured(groups, params):
+    """Replaces pixels by features, as an explorer does with a frozen tower."""
+    engine = Engine(MODEL, slots=8, layout=engine_layout(), frozen_vision=True)
+    engine.load(params, 0)
+    return [
+        dataclasses.replace(group, tiles=None if images is None else engine.features(images))
+        for group, (_, images) in zip(groups, PROMPTS, strict=True)
+    ]
+
+
+@pytest.mark.samples("shared")
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_in_place_of_pixels_give_the_same_logprobs(kind):
+    rows = batching(kind, updates=2).batch(groups_of()).rows
+    other = batching(kind, updates=2).batch(featured(groups_of(), params_of())).rows
+    assert other.images.tiles.ndim == 3
+    forward = dataclasses.replace(FORWARD, trains_tower=False)
+    one, two = (row._replace(images=first(row.images)) for row in (rows, other))
+    np.testing.assert_allclose(
+        logprobs(forward, params_of(), first_half(one)),
+        logprobs(forward, params_of(), first_half(two)),
+        atol=1e-6,
+    )
+
+
+def first(images):
+    """Returns the images of the first of two updates."""
+    half = len(images.tiles) // 2
+    return RowImages(images.tiles[:half], images.at)
+
+
+def first_half(rows):
+    half = len(rows.tokens) // 2
+    images = RowImages(rows.images.tiles, rows.images.at[:half])
+    cut = jax.tree.map(lambda x: x[:half], rows._replace(images=None))
+    return cut._replace(images=images)
