@@ -2,7 +2,7 @@
 
     python -m launcher --config=configs/pictures.py
 
-The pictures are scikit-learn's, drawn 32 pixels wide. The policy has a vision tower, as Gemma 3 has,
+The pictures are scikit-learn's, drawn 32 pixels wide. The policy has a vision tower as in Gemma 3,
 and about a million parameters. SFT imitates the right answers of a fifth of the problems for 60
 steps; then rewards alone say what is right, and the tower learns with the rest.
 """

@@ -356,8 +356,9 @@ def _computed(
     settings: RunSettings, task: Task, dtype: str, packed: bool, shared: bool
 ) -> ModelConfig:
     model = dataclasses.replace(model_config(settings, task), dtype=dtype)
+    both_ways = model.vision is not None and model.vision.both_ways
     try:
-        require_fit(model, AttentionCall.of(model, task.row_tokens, packed, shared))
+        require_fit(model, AttentionCall.of(model, task.row_tokens, packed, shared, both_ways))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return model
