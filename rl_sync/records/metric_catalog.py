@@ -581,7 +581,7 @@ def thresholds() -> Iterator[tuple[str, Threshold]]:
                     yield _pattern_part(metric.name, part), one
 
 
-_INTERVAL = re.compile(r"(?<=.)_(low|high)$")
+_INTERVAL = re.compile(r"(?<=.)_(low|high)(?=$|/)")
 
 
 def find(phase: str, name: str) -> Metric | None:

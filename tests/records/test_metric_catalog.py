@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("rl", "episode/ended/time-out", "episode/ended/REASON"),
         ("rl", "time/explorer/rollout", "time/ROLE/PHASE"),
         ("evaluation", "pass@4_low", "pass@K"),
+        ("evaluation", "accuracy_high/counting", "accuracy/CATEGORY"),
         ("evaluation", "accuracy/algebra_high", "accuracy/CATEGORY"),
         ("rl", "reward_median", None),
         ("sft", "reward_mean", None),
