@@ -82,5 +82,7 @@ def evaluation_engine(
         decode=task.tokenizer.decode,
         layout=layout,
         changes=sampled_changes(settings, task),
+        frozen_vision=not settings.model.trains_tower,
+        image_cache_bytes=settings.rollout.image_cache_bytes,
         before_first=before_first,
     )
