@@ -124,6 +124,15 @@ class Image:
         """
         return hashlib.sha256(self.content()).hexdigest()
 
+    def size_bytes(self) -> int:
+        """Returns the number of encoded bytes.
+
+        Raises:
+          ValueError: the file cannot be read.
+        """
+        with self._file() as file:
+            return file.seek(0, io.SEEK_END)
+
     def content(self) -> bytes:
         """Returns the encoded bytes.
 
