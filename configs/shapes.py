@@ -3,7 +3,7 @@
     python -m launcher --config=configs/shapes.py
 
 The task draws its pictures itself: here up to four shapes in four cells. With `task.shapes.as_text`
-a picture becomes a grid of characters, as the policy does not see pictures. SFT imitates the right
+a picture becomes a grid of characters, for a policy that reads text alone. SFT imitates the right
 answers of a tenth of the problems for 150 steps; then rewards alone say what is right. Held-out
 accuracy goes from 48.8, 51.6 and 55.1 % after SFT to 56.8, 57.4 and 59.0 % after 80 trainer steps
 on three seeds that nothing was tuned on (102, 100, 101), and from 55.1 to 64.8 % on seed 0, with

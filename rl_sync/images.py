@@ -39,6 +39,10 @@ _WAYS = (
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
+class ImageError(ValueError):
+    """An image cannot be read; the message names it, and the remedy."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Image:
     """A reference to an image: either a file, or a file's bytes.
@@ -124,6 +128,15 @@ class Image:
         """
         return hashlib.sha256(self.content()).hexdigest()
 
+    def size_bytes(self) -> int:
+        """Returns the number of encoded bytes.
+
+        Raises:
+          ValueError: the file cannot be read.
+        """
+        with self._file() as file:
+            return file.seek(0, io.SEEK_END)
+
     def content(self) -> bytes:
         """Returns the encoded bytes.
 
@@ -144,7 +157,7 @@ class Image:
             reason = "it is a directory" if path.is_dir() else "there is no such file"
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{_named(self)} cannot be read: {reason}.")
+        raise ImageError(f"{_named(self)} cannot be read: {reason}.")
 
     def packed(self) -> Image:
         """Returns the image with its bytes in place of its path, for machines without the file."""
@@ -166,7 +179,7 @@ class Image:
             with _naming(self):
                 width, height = header_size(file)
             if width * height > self.most_pixels:
-                raise ValueError(
+                raise ImageError(
                     f"{_named(self)} has {width:,} × {height:,} pixels, and {self.most_pixels:,}"
                     " are allowed: make it smaller, or raise task.max_image_pixels."
                 )
@@ -262,7 +275,7 @@ def _naming(image: Image) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{_named(image)} {error}.") from error
+        raise ImageError(f"{_named(image)} {error}.") from error
 
 
 def _named(image: Image) -> str:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import logging
 import pickle
 import struct
 import zlib
@@ -12,6 +13,7 @@ import PIL.ImageOps
 import pytest
 
 from rl_sync import images
+from rl_sync.cluster.user_errors import is_for_user, log_failure
 from rl_sync.images import Image, Size, check_images, images_of
 from rl_sync.isolation import codec
 from tests.odd_images import drawn, encoded, odd_files, turned
@@ -240,3 +242,19 @@ def test_messages_and_bounds_do_not_make_images_differ():
     assert hash(image) == hash(Image(path="a.png", place="line 1"))
     sent = codec.decode(codec.encode(Image(data=b"x", place="line 1", most_pixels=7)))
     assert (sent.place, sent.most_pixels) == ("line 1", 7)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
+def test_a_run_that_meets_a_bad_image_ends_with_its_message_and_no_traceback(
+    tmp_path, caplog, damage
+):
+    path = tmp_path / "bad.png"
+    if damage == "truncated":
+        noise = np.random.default_rng(0).integers(0, 255, (20, 20, 3), np.uint8)
+        path.write_bytes(Image.of_array(noise).content()[:-300])
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 3: .*bad\.png") as failure:
+        Image(path=str(path), place="rows.jsonl, line 3").pixels()
+    assert is_for_user(failure.value)
+    log_failure(logging.getLogger("a run"), "explorer1", failure.value)
+    assert "explorer1 failed: rows.jsonl, line 3" in caplog.text
+    assert "Traceback" not in caplog.text

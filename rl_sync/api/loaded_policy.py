@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.images import FIELD
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import abstract_params, cast_abstract
@@ -20,7 +22,12 @@ from rl_sync.roles.saved_policy import policy_of_run, require_snapshot, step_nam
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.sequence_images import SequenceImages
 from rl_sync.settings.records import ConfigError
+from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
+from rl_sync.tasks.pictures.places import PLACEHOLDER
+from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
@@ -53,6 +60,8 @@ class Policy:
       params: parameters of the model.
       step: number of finished trainer steps; 0 for a checkpoint.
       layout: sharding of the parameters.
+      processor: returns the processing of images; None for a policy that reads text alone.
+      placeholder: text that stands for an image in prompts.
     """
 
     tokenizer: Tokenizer
@@ -60,6 +69,8 @@ class Policy:
     params: Params
     step: int
     layout: Layout
+    processor: Callable[[], TileProcessor | None] = lambda: None
+    placeholder: str = PLACEHOLDER
 
     def engine(self, slots: int = 64, max_length: int | None = None) -> Engine:
         """Makes an engine with these weights.
@@ -81,6 +92,7 @@ class Policy:
         self,
         prompts: str | Sequence[str],
         *,
+        images: Sequence[Any] = (),
         completions: int = 1,
         max_new_tokens: int = 256,
         temperature: float = 1.0,
@@ -94,6 +106,9 @@ class Policy:
 
         Args:
           prompts: one text or several.
+          images: for one text its images, for several texts a list of images each: paths, bytes,
+            data URLs, arrays, or images of Pillow. They stand at the placeholders of the text, or
+            before a text without any. Empty for text alone.
           completions: number of completions of each prompt.
           max_new_tokens, temperature, top_p, top_k, greedy, stop_strings: see `Sampling`.
           seed: seed of the sampling; the same seed gives the same completions.
@@ -102,9 +117,12 @@ class Policy:
             The completions of each prompt.
 
         Raises:
-          ValueError: a value is out of range, or a prompt has no room for the completion.
+          ValueError: a value is out of range, a prompt has no room for the completion, an image
+            cannot be read or has no place, or the policy reads text alone.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        shown = [images] if isinstance(prompts, str) else images
+        asked = self._asked(texts, shown) if images else [(self._ids(text), None) for text in texts]
         sampling = Sampling(
             max_new_tokens=max_new_tokens,
             stop_ids=self.tokenizer.eos_ids,
@@ -116,12 +134,9 @@ class Policy:
         )
         requests = [
             CompletionRequest(
-                np.array(self.tokenizer.encode_prompt(text), np.int32),
-                sampling,
-                completions=completions,
-                seed=(seed, number),
+                ids, sampling, completions=completions, seed=(seed, number), images=pictures
             )
-            for number, text in enumerate(texts)
+            for number, (ids, pictures) in enumerate(asked)
         ]
         if not requests:
             return []
@@ -129,6 +144,30 @@ class Policy:
         rows = min(64, len(requests) * completions)
         engine = self.engine(rows, min(longest, self.model.max_length))
         return [[self._read(one) for one in of_prompt] for of_prompt in engine.generate(requests)]
+
+    def _ids(self, text: str) -> Int[np.ndarray, " P"]:
+        return np.array(self.tokenizer.encode_prompt(text), np.int32)
+
+    def _asked(
+        self, texts: Sequence[str], images: Sequence[Any]
+    ) -> list[tuple[Int[np.ndarray, " P"], SequenceImages | None]]:
+        """Encodes prompts with their images."""
+        processor = self.processor()
+        if processor is None:
+            raise ValueError(
+                "This policy reads text alone: leave images out, or load one that sees."
+            )
+        if len(images) != len(texts):
+            raise ValueError(
+                f"{len(texts)} prompts have {len(images)} lists of images: give each prompt a list,"
+                " which is empty for text alone."
+            )
+        encoder, found = PromptEncoder(self.tokenizer, processor, self.placeholder), []
+        for text, shown in zip(texts, images, strict=True):
+            ids, at, tiles, digests = encoder.pictured(text, {FIELD: shown})
+            pictures = SequenceImages(at, tiles, digests) if digests else None
+            found.append((ids, pictures))
+        return found
 
     def _read(self, one: FinishedCompletion) -> Generated:
         text = self.tokenizer.decode(one.tokens.tolist())
@@ -157,6 +196,7 @@ def load(
     """
     directory = Path(path).expanduser()
     layout = Layout.single()
+    processor: Callable[[], TileProcessor | None]
     if Workdir(str(directory)).config.is_file() and not _is_checkpoint(directory):
         if step is None:
             require_snapshot(directory)
@@ -165,7 +205,8 @@ def load(
         )
         policy = policy_of_run(directory, layout, wanted)
         tokenizer, model, params = policy.task.tokenizer, policy.model, policy.params
-        step = policy.step
+        step, task = policy.step, policy.task
+        processor, placeholder = (lambda: task.processor), task.placeholder
     elif step is not None:
         raise ConfigError(f"step={step} is for runs, and {path} is a checkpoint: leave it out.")
     else:
@@ -178,11 +219,12 @@ def load(
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        step = 0
+        step, placeholder = 0, PLACEHOLDER
+        processor = functools.partial(checkpoint_tiles, str(located))
     if dtype is not None:
         model = dataclasses.replace(model, dtype=dtype)
         params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
-    return Policy(tokenizer, model, params, int(step), layout)
+    return Policy(tokenizer, model, params, int(step), layout, processor, placeholder)
 
 
 def engine(path: str | Path, slots: int = 64, max_length: int | None = None) -> Engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from rl_sync.images import ImageError
 from rl_sync.isolation.machine_limits import limit_met
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.settings.records import ConfigError
@@ -23,6 +24,6 @@ def log_failure(log: logging.Logger, who: str, error: Exception) -> None:
 
 def is_for_user(error: Exception) -> bool:
     """Says whether an error's message is for the user; then a restart would not help."""
-    if isinstance(error, RunEndedError | RecordsError | ConfigError):
+    if isinstance(error, RunEndedError | RecordsError | ConfigError | ImageError):
         return True
     return isinstance(error, OSError) and limit_met(error) is not None

@@ -17,7 +17,7 @@ COOKIE = "rl_sync_page"
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src"
-        " 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        " 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

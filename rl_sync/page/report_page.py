@@ -20,6 +20,7 @@ from rl_sync.page import text, views
 from rl_sync.page.templating import environment, style
 from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.metric_catalog import EVALUATION, RL
+from rl_sync.records.rollouts.recorded_images import ShownImage
 from rl_sync.records.rollouts.rollout_records import Rollout
 from rl_sync.records.run_outcome import read_versions
 from rl_sync.records.run_records import RunRecords
@@ -153,7 +154,7 @@ def _timeline(run: RunRecords) -> Picture | None:
     return Picture(words, f"data:image/svg+xml;base64,{source}")
 
 
-def _examples(run: RunRecords) -> Iterator[tuple[int, list[tuple[str, Rollout]]]]:
+def _examples(run: RunRecords) -> Iterator[tuple[int, list[tuple[str, Rollout, list[ShownImage]]]]]:
     """Yields the best, a median and the worst completion of a few steps."""
     recorded = run.rollouts
     rows = recorded.find().rows
@@ -164,4 +165,4 @@ def _examples(run: RunRecords) -> Iterator[tuple[int, list[tuple[str, Rollout]]]
         ranked = sorted(judged, key=lambda row: (row.reward, -row.drawn_tokens))
         picked = {"least": ranked[0], "middle": ranked[len(ranked) // 2], "greatest": ranked[-1]}
         wholes = [(words, recorded.whole(row)) for words, row in picked.items()]
-        yield step, [(words, one) for words, one in wholes if one is not None]
+        yield step, [(words, one, run.images_of(one)) for words, one in wholes if one is not None]

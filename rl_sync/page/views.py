@@ -314,5 +314,6 @@ def _whole(run: RunRecords, rollouts: list[Rollout], count: int) -> dict[str, An
     return {
         "rollouts": [(one, text.tokens(one)) for one in rollouts],
         "first": rollouts[0] if rollouts else None,
+        "images": run.images_of(rollouts[0]) if rollouts else [],
         "count": count,
     }

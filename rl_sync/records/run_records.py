@@ -22,8 +22,9 @@ from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.metrics import MetricLines
 from rl_sync.records.outages import LostTime
+from rl_sync.records.rollouts.recorded_images import ShownImage, shown_images
 from rl_sync.records.rollouts.rollout_index import RolloutIndex
-from rl_sync.records.rollouts.rollout_records import parts
+from rl_sync.records.rollouts.rollout_records import Rollout, parts
 from rl_sync.records.run_outcome import RunOutcome, read_outcome
 from rl_sync.records.run_totals import Pace
 from rl_sync.records.span_reader import SpanLines
@@ -87,6 +88,10 @@ class RunRecords:
         """Reads all present records; see `refresh`."""
         while self.refresh(rollouts=rollouts):
             pass
+
+    def images_of(self, rollout: Rollout) -> list[ShownImage]:
+        """Reads the images of a prompt, for display."""
+        return shown_images(self.workdir, rollout.images, self._root)
 
     @property
     def is_empty(self) -> bool:

@@ -19,6 +19,7 @@ from rl_sync.cluster.weight_calls import AskNewest
 from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.pairs import PAIR
 from rl_sync.models.sharding import Layout
+from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.replay.client import ReplayClient
@@ -255,7 +256,13 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
     return lambda start: RolloutRecorder(
         settings.observe,
         parts=RolloutParts(settings.workdir, start),
-        scribe=RolloutWriter(task, wiring.sampling(settings, task).stop_ids),
+        scribe=RolloutWriter(
+            task,
+            wiring.sampling(settings, task).stop_ids,
+            None
+            if task.processor is None
+            else ImageFiles(settings.workdir, settings.observe.image_bytes),
+        ),
     )
 
 

@@ -24,6 +24,13 @@ class ObserveSettings:
         unit="bytes",
         least=0,
     )
+    image_bytes: int = setting(
+        64 << 20,
+        "Size up to which images of recorded prompts are stored, each once and at most 512 pixels"
+        " wide and high.",
+        unit="bytes",
+        least=0,
+    )
     rollout_share: float = setting(
         0.02,
         "Share of the groups that are recorded once the records have `observe.rollout_bytes`.",

@@ -4,12 +4,15 @@ import io
 import re
 import time
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from rl_sync.display.span_styles import SPAN_STYLES
+from rl_sync.images import Image
 from rl_sync.page import text
 from rl_sync.page.page_server import changes, make_app, stamp
+from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.run_outcome import RunOutcome, record_end
 from rl_sync.records.run_records import open_runs
 from rl_sync.records.span_reader import read_spans
@@ -71,6 +74,18 @@ def test_what_the_policy_wrote_is_escaped(client, address):
     text = client.get(address).text
     assert HOSTILE not in text
     assert "&lt;script&gt;" in text
+
+
+def test_the_images_of_a_prompt_are_shown_or_their_faults(tmp_path):
+    path = write_run(tmp_path / "run")
+    images = ImageFiles(path, 1 << 20).store([Image.of_array(np.zeros((9, 7), np.uint8))])
+    write_step(path, 5, images=[*images, {"error": HOSTILE}])
+    response = client_of(path).get("/group?step=5&lease=10")
+    assert response.text.count('<img src="data:image/png;base64,') == 1
+    assert "image 1: 7x9, " in response.text
+    assert "image 2: &lt;script&gt;" in response.text
+    assert HOSTILE not in response.text
+    assert "img-src 'self' data:;" in response.headers["content-security-policy"]
 
 
 def test_names_of_directories_are_escaped(tmp_path):

@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
+from rl_sync.images import Image
 from rl_sync.launcher.commands import compare, report
 from rl_sync.launcher.processes import deviations
 from rl_sync.page import run_comparison
+from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
 from rl_sync.records.run_records import open_runs
 from rl_sync.records.span_reader import read_spans
@@ -76,6 +79,15 @@ def test_a_report_needs_nothing_but_itself(workdir):
     assert "&lt;script&gt;alert(1)" in page
     assert "\\u{202e}" in page
     assert "\u202e" not in page
+
+
+def test_a_report_shows_the_images_of_a_prompt_in_itself(workdir):
+    at = Workdir(workdir)
+    images = ImageFiles(workdir, 1 << 20).store([Image.of_array(np.zeros((9, 7), np.uint8))])
+    append(at.rollouts / "step-00000006.jsonl", rollout(6, 91, images=images))
+    page = _page(workdir)
+    assert page.count('<img src="data:image/png;base64,') == 3
+    assert "image 1: 7x9, " in page
 
 
 def test_a_report_on_parts_of_a_run(workdir, tmp_path):

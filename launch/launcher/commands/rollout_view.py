@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_sync.display.unprintable import escaped
+from rl_sync.records.rollouts.recorded_images import described
 from rl_sync.records.rollouts.rollout_records import POLICY, Rollout, digest
 
 _COLUMN = 36
@@ -68,6 +69,7 @@ def sample(one: Rollout) -> RenderableType:
         Rule(heading, align="left", style="dim"),
         _judgement(one),
         Text(escaped(one.prompt), style="dim"),
+        *_images(one),
         _said(one),
         Text(),
     )
@@ -80,6 +82,7 @@ def side_by_side(rollouts: Sequence[Rollout], width: int) -> RenderableType:
     parts: list[RenderableType] = [
         Rule(heading, align="left", style="dim"),
         Text(escaped(first.prompt), style="dim"),
+        *_images(first),
         *([Text(f"expected: {escaped(first.expected)}")] if first.expected else []),
         Text(),
     ]
@@ -95,6 +98,11 @@ def side_by_side(rollouts: Sequence[Rollout], width: int) -> RenderableType:
         grid.add_row(*cells)
         parts += [grid, Text()]
     return Group(*parts)
+
+
+def _images(one: Rollout) -> list[Text]:
+    """Shows a line for each image of the prompt."""
+    return [Text(escaped(line), style="dim") for line in described(one.images)]
 
 
 def _judgement(one: Rollout, with_expected: bool = True) -> RenderableType:

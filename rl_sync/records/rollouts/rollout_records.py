@@ -37,7 +37,9 @@ class Rollout:
       lease, ordinal, prompt_id, explorer: ids of its group; see `rl_sync.types.Group`. A lease is
         one group.
       sample: its number in the group, from 0.
-      prompt: the prompt as the policy saw it, special tokens included.
+      prompt: the prompt as the policy saw it, special tokens included. The tokens of an image are
+        written as ⟨image 1: 28x28⟩.
+      images: images of the prompt, of a policy that sees; see `ImageFiles.store`.
       expected: the problem's answer, which rewards compare with; empty if there is none.
       completion: the completion as it was judged: without the end of sequence; for an episode,
         the last reply.
@@ -76,6 +78,7 @@ class Rollout:
     explorer: int = 0
     sample: int = 0
     prompt: str = ""
+    images: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     expected: str = ""
     completion: str = ""
     turns: list[dict[str, Any]] | None = None

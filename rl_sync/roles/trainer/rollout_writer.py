@@ -13,10 +13,14 @@ import orjson
 from jaxtyping import Bool, Float, Int
 
 from rl_sync.cluster.scoring_calls import Judgements
+from rl_sync.image_files import Size
+from rl_sync.images import images_of
 from rl_sync.learning.credit import TOKEN_ADVANTAGES
 from rl_sync.learning.objective import TOKEN_ENTROPIES, TOKEN_RATIOS
 from rl_sync.learning.rows.row_layout import Source, taken_back
+from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.rollouts.rollout_records import ENVIRONMENT, POLICY, Rollout
+from rl_sync.sequence_images import TEXT
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Group
@@ -70,10 +74,12 @@ class RolloutWriter:
     Args:
       task: the problems and their tokenizer.
       end_ids: tokens that end a completion that was not cut.
+      images: stores the images of prompts; None without images.
     """
 
-    def __init__(self, task: Task, end_ids: Sequence[int]):
+    def __init__(self, task: Task, end_ids: Sequence[int], images: ImageFiles | None = None):
         self._task, self._end_ids = task, frozenset(end_ids)
+        self._images = images
         self._texts = _Texts(task.tokenizer)
 
     def lines(
@@ -114,16 +120,18 @@ class RolloutWriter:
         tokenizer = self._task.tokenizer
         expected = self._task.train[group.prompt_id].answer
         prompts: dict[tuple[int, ...], str] = {}
+        images = self._stored(group)
+        names = self._names(group, images)
         for sample, row in enumerate(rows):
             prompt_ids, ids = row.tokens[: row.first], row.tokens[row.first : row.end]
             key = tuple(prompt_ids)
             if key not in prompts:
-                prompts[key] = tokenizer.decode_all(prompt_ids)
+                prompts[key] = self._text(prompt_ids, self._at(group, sample, 0, row.first), names)
             fields = judged[sample] if judged else {}
             if group.truncated is None:
                 fields["completion"] = tokenizer.decode(ids)
             else:
-                fields |= self._turns(group, sample, row)
+                fields |= self._turns(group, sample, row, names)
             yield Rollout(
                 step=step,
                 lease=group.lease_id,
@@ -132,6 +140,7 @@ class RolloutWriter:
                 explorer=group.explorer,
                 sample=sample,
                 prompt=prompts[key],
+                images=images,
                 expected=expected,
                 reward=fields.pop("reward", row.reward),
                 baseline=row.baseline,
@@ -148,20 +157,70 @@ class RolloutWriter:
                 **fields,
             )
 
-    def _turns(self, group: Group, sample: int, row: _Row) -> dict[str, Any]:
+    def _stored(self, group: Group) -> list[dict[str, Any]]:
+        """Stores the images of a group's prompt; returns their descriptions."""
+        if group.image_at is None or self._images is None:
+            return []
+        return self._images.store(images_of(self._task.train[group.prompt_id].row or {}))
+
+    def _names(self, group: Group, images: Sequence[dict[str, Any]]) -> list[str]:
+        """Returns the text that stands for each tile of a prompt's images."""
+        if group.image_at is None:
+            return []
+        processor, names = self._task.processor, list[str]()
+        assert processor is not None, "the policy sees"
+        for number, one in enumerate(images, start=1):
+            if "error" in one:
+                return names  # Its number of tiles is not known, and so those of the next images.
+            size = Size(one["width"], one["height"])
+            name = f"image {number}: {size.width}x{size.height}"
+            tiles = processor.layout(size).tiles
+            numbered = [f"⟨{name}, tile {tile + 1} of {tiles}⟩" for tile in range(tiles)]
+            names += numbered if tiles > 1 else [f"⟨{name}⟩"]
+        return names
+
+    def _at(self, group: Group, sample: int, start: int, stop: int) -> list[int]:
+        """Returns the tile of each of a row's tokens, -1 at text; nothing without images."""
+        if group.image_at is None:
+            return []
+        assert self._task.processor is not None, "the policy sees"
+        at = group.image_at[sample, start:stop]
+        return np.where(at >= 0, at // self._task.processor.tile_tokens, TEXT).tolist()
+
+    def _text(self, ids: list[int], at: list[int], names: Sequence[str]) -> str:
+        """Decodes tokens, with one text in place of the tokens of a tile.
+
+        Args:
+          at: tile of each token, -1 at text; empty without images.
+          names: text of each tile of the prompt.
+        """
+        decode = self._task.tokenizer.decode_all
+        if not any(tile >= 0 for tile in at):
+            return decode(ids)
+        texts = []
+        for tile, run in itertools.groupby(range(len(ids)), at.__getitem__):
+            if tile < 0:
+                texts.append(decode([ids[i] for i in run]))
+            else:
+                texts.append(names[tile] if tile < len(names) else f"⟨image tile {tile + 1}⟩")
+        return "".join(texts)
+
+    def _turns(self, group: Group, sample: int, row: _Row, names: Sequence[str]) -> dict[str, Any]:
         """Returns the last reply of an episode, and its turns."""
         tokenizer, part = self._task.tokenizer, slice(row.first, row.end)
         ids, mine = row.tokens[part], (group.policy_versions[sample, part] >= 0).tolist()
         segments = [0] * len(ids)
         if group.segments is not None:
             segments = group.segments[sample, part].tolist()
+        at = self._at(group, sample, row.first, row.end)
         turns: list[dict[str, Any]] = []
         completion = ""
         for (segment, is_mine), run in itertools.groupby(
             range(len(ids)), lambda i: (segments[i], mine[i])
         ):
-            some = [ids[i] for i in run]
-            by, text = (POLICY if is_mine else ENVIRONMENT), tokenizer.decode_all(some)
+            places = list(run)
+            some, tiles = [ids[i] for i in places], [at[i] for i in places] if at else []
+            by, text = (POLICY if is_mine else ENVIRONMENT), self._text(some, tiles, names)
             turns.append({"by": by, "text": text, "segment": segment})
             completion = tokenizer.decode(some) if is_mine else completion
         return {"completion": completion, "turns": turns}

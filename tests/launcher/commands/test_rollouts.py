@@ -112,6 +112,20 @@ def test_a_whole_record_says_all_that_is_known(shown):
     assert "guesswarmer" in said.out
 
 
+def test_images_of_a_prompt_have_a_line_each_without_their_bytes():
+    images = [
+        {"digest": "ab" * 32, "width": 28, "height": 20, "bytes": 1234},
+        {"error": "gone.png cannot be read\x1b[31m"},
+    ]
+    group = [_rollout(1, i, 0.0, "abc", images=images) for i in range(2)]
+    for shown in (rollout_view.sample(group[0]), rollout_view.side_by_side(group, 80)):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(shown)
+        said = console.file.getvalue()
+        assert "image 1: 28x20, 1,234 bytes, sha256 abababababab…" in said
+        assert "image 2: gone.png cannot be read\\x1b[31m" in said
+
+
 def test_what_the_policy_wrote_cannot_command_the_terminal(shown):
     said = shown("--grep=so")
     assert "so\\x1b[31m" in said.out

@@ -10,13 +10,16 @@ import pytest
 
 from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.ending import Ending, Move
+from rl_sync.images import Image
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.rows.batching import Batching
+from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.roles.trainer.rollout_recorder import Budget, RolloutRecorder
 from rl_sync.roles.trainer.rollout_writer import NO_FIGURES, Chosen, Figures, RolloutWriter
 from rl_sync.settings.observe_settings import ObserveSettings
+from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers.tokenizer import EOS_ID, CharacterTokenizer
 from rl_sync.types import NO_LEASE, Group, Prompt
 
@@ -76,7 +79,7 @@ def test_a_record_says_what_was_written_how_it_was_judged_and_what_the_step_made
     first, other = _records([(1, _group("2E", "333"))], _judgements(2), figures)
     assert first == {
         "step": 5, "lease": 7, "ordinal": 7, "prompt_id": 0, "explorer": 1, "sample": 0,
-        "prompt": "1+1=", "expected": "2", "completion": "2", "turns": None,
+        "prompt": "1+1=", "images": [], "expected": "2", "completion": "2", "turns": None,
         "reward": 0.0, "components": {"main": 0.0}, "why": "why 0", "answer": "0",
         "baseline": None, "advantage": -0.5, "staleness": 1, "truncated": False, "episode": None,
         "prompt_ids": TOKENIZER.encode("1+1="), "ids": [4, EOS_ID], "tokens": ["2", ""],
@@ -321,3 +324,43 @@ def test_tokens_have_texts_where_the_tokenizer_knows_no_letters():
 def test_the_text_of_a_token_is_that_behind_another(token, text):
     scribe = RolloutWriter(types.SimpleNamespace(tokenizer=Spaced()), ())
     assert scribe._texts[token] == text
+
+
+def test_the_tokens_of_an_image_are_one_text_and_its_pixels_are_stored(tmp_path):
+    image = Image.of_array(np.zeros((20, 28, 3), np.uint8))
+    prompt = Prompt(0, "1+1=", "2", {"images": [image, image]})
+    task = types.SimpleNamespace(
+        **{**vars(TASK), "train": [prompt], "processor": SquareTiles(tile_size=8, tile_tokens=2)}
+    )
+    at = np.full((2, 9), -1)
+    at[:, :4] = [-1, 0, 1, -1]
+    one_image = _group("2E", "3E", image_at=at, tile_digests=np.zeros((1, 16), np.uint8))
+    at = np.where(at >= 0, at, -1)
+    at[:, :4] = [0, 1, 2, 3]
+    two_images = _group("2E", "3E", image_at=at, tile_digests=np.zeros((2, 16), np.uint8))
+    writer = RolloutWriter(task, (EOS_ID,), ImageFiles(tmp_path, 1 << 20))
+    lines = writer.lines(1, Chosen([(0, one_image), (1, two_images)], None))
+    records = [json.loads(line) for line in lines]
+    assert [one["prompt"] for one in records] == [
+        "1⟨image 1: 28x20⟩=",
+        "1⟨image 1: 28x20⟩=",
+        "⟨image 1: 28x20⟩⟨image 2: 28x20⟩",
+        "⟨image 1: 28x20⟩⟨image 2: 28x20⟩",
+    ]
+    assert {one["digest"] for record in records for one in record["images"]} == {image.digest}
+    assert [path.stem for path in tmp_path.rglob("*.png")] == [image.digest]
+
+
+def test_a_broken_image_leaves_its_record(tmp_path):
+    prompt = Prompt(0, "1+1=", "2", {"images": [str(tmp_path / "gone.png")]})
+    task = types.SimpleNamespace(
+        **{**vars(TASK), "train": [prompt], "processor": SquareTiles(tile_size=8, tile_tokens=2)}
+    )
+    at = np.full((1, 9), -1)
+    at[:, :2] = [0, 1]
+    group = _group("2E", image_at=at, tile_digests=np.zeros((1, 16), np.uint8))
+    writer = RolloutWriter(task, (EOS_ID,), ImageFiles(tmp_path, 1 << 20))
+    (line,) = writer.lines(1, Chosen([(0, group)], None))
+    record = json.loads(line)
+    assert record["prompt"] == "⟨image tile 1⟩1="
+    assert "there is no such file" in record["images"][0]["error"]

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from rl_sync.api.loaded_policy import Policy
+from rl_sync.models.sharding import Layout
+from rl_sync.rollout.request import CompletionRequest
+from rl_sync.rollout.sampling import Sampling
+from rl_sync.sequence_images import SequenceImages
+from rl_sync.tasks.pictures.tile_processor import SquareTiles
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from tests.models import tiny
+from tests.rollout.pictures import CONFIG, IMAGE, VISION
+
+TOKENIZER = CharacterTokenizer("abcdefghi", shows_images=True)
+TILE = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+
+
+def policy(processor):
+    params = tiny.params(CONFIG)
+    return Policy(TOKENIZER, CONFIG, params, 0, Layout.single(), lambda: processor)
+
+
+@pytest.fixture(scope="module")
+def seeing():
+    return policy(SquareTiles(VISION.image_size, VISION.tile_tokens))
+
+
+def test_a_loaded_policy_completes_prompts_with_and_without_images(seeing):
+    found = seeing.generate(["a<image>b", "ab"], images=[[TILE], []], max_new_tokens=4, greedy=True)
+    ids = np.array([2, *[IMAGE] * 4, 3], np.int32)
+    images = SequenceImages(np.array([-1, 0, 1, 2, 3, -1], np.int32), TILE[None], ("tile",))
+    sampling = Sampling(max_new_tokens=4, stop_ids=(1,), greedy=True)
+    engine = seeing.engine(2, 32)
+    wanted = engine.generate(
+        [
+            CompletionRequest(ids, sampling, images=images),
+            CompletionRequest(np.array([2, 3], np.int32), sampling),
+        ]
+    )
+    assert [one.tokens.tolist() for [one] in found] == [one.tokens.tolist() for [one] in wanted]
+    for [one], [other] in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-5)
+    [alone] = seeing.generate("a<image>b", images=[TILE], max_new_tokens=4, greedy=True)
+    assert alone[0].tokens.tolist() == found[0][0].tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        ([[TILE]], "2 prompts have 1 lists of images"),
+        ([[TILE], [TILE, TILE]], "1 place for images"),
+        ([["gone.png"], []], "gone.png cannot be read"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(seeing, images, said):
+    with pytest.raises(ValueError, match=said):
+        seeing.generate(["a", "<image>b"], images=images)
+
+
+def test_a_policy_that_reads_text_alone_refuses_images():
+    with pytest.raises(ValueError, match="reads text alone"):
+        policy(None).generate("ab", images=[TILE])
