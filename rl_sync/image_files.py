@@ -40,6 +40,15 @@ def header_size(file: BinaryIO) -> Size:
     return Size(*_opened(file).size)
 
 
+def media_type(file: BinaryIO) -> str:
+    """Returns the media type of a file, such as `image/png`.
+
+    Raises:
+      ValueError: the file is not an image of a known format.
+    """
+    return _opened(file).get_format_mimetype()
+
+
 def upright_size(file: BinaryIO) -> Size:
     """Returns the size after the EXIF orientation.
 

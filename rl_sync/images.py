@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import UInt8
 
-from rl_sync.image_files import Size, decoded, header_size, png, upright_size
+from rl_sync.image_files import Size, decoded, header_size, media_type, png, upright_size
 
 FIELD = "images"
 """Field of a data row that holds its images."""
@@ -158,6 +158,16 @@ class Image:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
         raise ImageError(f"{_named(self)} cannot be read: {reason}.")
+
+    def data_url(self) -> str:
+        """Returns the content as a data URL.
+
+        Raises:
+          ValueError: the file cannot be read, or is not an image.
+        """
+        with self._file() as file, _naming(self):
+            kind = media_type(file)
+        return f"data:{kind};base64,{base64.b64encode(self.content()).decode()}"
 
     def packed(self) -> Image:
         """Returns the image with its bytes in place of its path, for machines without the file."""

@@ -95,6 +95,13 @@ def after(
     return SequenceImages(np.full(0, TEXT, np.int32), more.tiles[:0], ()).followed(tokens, more)
 
 
+def alike(one: SequenceImages | None, other: SequenceImages | None) -> bool:
+    """Says whether two sequences show equal images at the same tokens."""
+    if one is None or other is None:
+        return one is other
+    return one.digests == other.digests and np.array_equal(one.at, other.at)
+
+
 class PooledImages(NamedTuple):
     """Images of several sequences, with each tile once.
 

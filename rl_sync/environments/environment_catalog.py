@@ -36,6 +36,10 @@ ENVIRONMENTS = {
         "rl_sync.environments.calculator:Calculator",
         "Works out what the policy writes between two signs, and judges its final answer.",
     ),
+    "frozen_lake": EnvironmentKind(
+        "rl_sync.environments.frozen_lake:FrozenLake",
+        "Shows a frozen lake with holes as an image after each move; the policy must see.",
+    ),
     "guess": EnvironmentKind(
         "rl_sync.environments.guess:Guess",
         "Hides a number, and says of each guess whether it is too small or too large.",

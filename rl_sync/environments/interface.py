@@ -8,13 +8,15 @@ episode of one turn.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from rl_sync.images import Image
 from rl_sync.isolation.codec import record
+from rl_sync.tasks.pictures.places import PLACE
 
 ANEW = -1
 """Value of `Turn.after` for messages that are a whole conversation."""
@@ -57,10 +59,17 @@ class Message:
 
     Attributes:
       role: `system`, `user`, `assistant`, `tool`, or another that the chat template knows.
-      content: its text. The names of special tokens in it are plain text.
+      content: its text, with U+FFFC where an image stands. The names of special tokens in it are
+        plain text. It may be given as a list of parts: texts, images in any form that `Image.of`
+        takes, and parts of the OpenAI protocol (`text`, `image_url` with a data URL).
       tool_calls: the calls in an assistant's message, which are not part of the content.
       name: the tool that a tool's message comes from.
       tool_call_id: the call that a tool's message answers.
+      images: its images, in the order of their places. If the content is a text without places,
+        they stand before it.
+
+    Raises:
+      ValueError: a part is neither a text nor an image, or images and places differ in number.
     """
 
     role: str
@@ -68,6 +77,22 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
     tool_call_id: str | None = None
+    images: tuple[Image, ...] = ()
+
+    def __post_init__(self) -> None:
+        content: Any = self.content
+        if isinstance(content, list | tuple):
+            content, images = _text_and_images(content)
+            object.__setattr__(self, "images", (*images, *self.images))
+        if self.images and PLACE not in content:
+            content = PLACE * len(self.images) + content
+        object.__setattr__(self, "content", content)
+        if self.images and content.count(PLACE) != len(self.images):
+            raise ValueError(
+                f"A message has {len(self.images)} images and {content.count(PLACE)} places for"
+                " them (U+FFFC): give each image one place, or no places, for images before the"
+                " text."
+            )
 
     def for_template(self) -> dict[str, Any]:
         """Returns the message as chat templates of `transformers` take it, without empty fields."""
@@ -82,6 +107,29 @@ class Message:
         optional = {"tool_calls": calls, "name": self.name, "tool_call_id": self.tool_call_id}
         present = {name: value for name, value in optional.items() if value}
         return {"role": self.role, "content": self.content, **present}
+
+
+def _text_and_images(parts: Sequence[Any]) -> tuple[str, list[Image]]:
+    """Reads the parts of a content: the text with places of images, and the images.
+
+    Raises:
+      ValueError: a part is neither a text nor an image.
+    """
+    texts: list[str | None] = []
+    images = []
+    for number, part in enumerate(parts):
+        text = part.get("text", part) if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            texts.append(text)
+            continue
+        try:
+            images.append(Image.of(part))
+        except ValueError as error:
+            raise ValueError(f"content[{number}]: {error}") from error
+        texts.append(None)
+    # In a message with images, the character of places in a text would be one of them.
+    kept = [text.replace(PLACE, "\ufffd") if images and text else text for text in texts]
+    return "".join(PLACE if text is None else text for text in kept), images
 
 
 @record

@@ -14,6 +14,7 @@ from typing import Any
 
 from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
 from rl_sync.environments.schemas import function_schema, wrong_arguments
+from rl_sync.images import Image
 from rl_sync.sandbox.layer import SandboxError
 
 
@@ -96,7 +97,9 @@ class Toolbox:
         return len(self._left)
 
     def answer(self, call: ToolCall, most_secs: float = math.inf) -> Message:
-        """Runs a call, and returns the tool's message: the result as text, or the error.
+        """Runs a call, and returns the tool's message: the result, or the error.
+
+        The result is written as text; an `Image`, or a list of texts and images, stays one.
 
         Args:
           call: the call.
@@ -105,14 +108,10 @@ class Toolbox:
         Raises:
           SandboxError: the sandbox of a tool failed.
         """
-        return Message(
-            role="tool",
-            content=self._answer(call, most_secs),
-            name=call.name,
-            tool_call_id=call.call_id,
-        )
+        content: Any = self._answer(call, most_secs)
+        return Message("tool", content, name=call.name, tool_call_id=call.call_id)
 
-    def _answer(self, call: ToolCall, most_secs: float) -> str:
+    def _answer(self, call: ToolCall, most_secs: float) -> str | list[str | Image]:
         tool = self._tools.get(call.name)
         if tool is None:
             return f"Error: there is no tool {call.name!r}; the tools are {', '.join(self._tools)}."
@@ -121,7 +120,7 @@ class Toolbox:
             return f"Error: in a call of {call.name}, {wrong}."
         if most_secs <= 0:
             return f"Error: {call.name} was not called: no time was left for this reply's calls."
-        answers: list[str | SandboxError] = []
+        answers: list[str | list[str | Image] | SandboxError] = []
         thread = threading.Thread(
             target=lambda: answers.append(_result(tool.function, call.arguments)),
             name=f"tool {call.name}",
@@ -205,14 +204,25 @@ class ToolEnvironment(abc.ABC):
         """Does nothing; derived environments release their resources here."""
 
 
-def _result(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | SandboxError:
+def _result(
+    function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> str | list[str | Image] | SandboxError:
     try:
-        text = _text(function(**arguments))
+        found = function(**arguments)
+        if isinstance(found, Image):
+            found = [found]
+        if isinstance(found, list | tuple) and any(isinstance(one, Image) for one in found):
+            return [one if isinstance(one, Image) else _encodable(_text(one)) for one in found]
+        text = _text(found)
     except SandboxError as error:
         return error
     except BaseException as error:  # SystemExit too: the policy reads it, and nobody else would.
         text = f"Error: {type(error).__name__}: {error}"
-    # Tokenizers refuse half a surrogate pair.
+    return _encodable(text)
+
+
+def _encodable(text: str) -> str:
+    """Replaces halves of surrogate pairs, which tokenizers refuse."""
     return text.encode(errors="replace").decode()
 
 

@@ -144,6 +144,9 @@ def _requests(
     sampling, plays = wiring.sampling(settings, task), settings.plays
     # Environments determine the length of prompts.
     any_length = frozenset(range(1, task.row_tokens))
+    tiles = task.most_tiles(asked)
+    if plays and task.processor is not None:
+        tiles = task.row_tokens // task.processor.tile_tokens
     return Requests(
         prompt_tokens=any_length if plays else task.prompt_lengths(asked),
         prompts=prompts,
@@ -153,5 +156,5 @@ def _requests(
         held=plays,
         offloads_kv=settings.environment.kv_offload_bytes > 0,
         recomputes=recomputes,
-        tiles=task.most_tiles(asked),
+        tiles=tiles,
     )

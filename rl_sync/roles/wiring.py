@@ -58,6 +58,8 @@ def load_task(settings: RunSettings) -> Task:
     try:
         construction = environment_of(settings)
         more = construction.charset if construction else ""
+        needs = construction is not None and construction.needs_sight
+        may_show = construction is not None and construction.may_show_images
         of_sets = environments_of_sets(name)
         task = task_catalog.load_task(
             settings.task,
@@ -70,19 +72,21 @@ def load_task(settings: RunSettings) -> Task:
             played=frozenset(of for of, one in of_sets.items() if gives_rewards(one)),
             processor=processor,
         )
-        if task.shows_images and unread is not None:
+        if (task.shows_images or needs) and unread is not None:
             raise unread
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    if not task.shows_images and processor is not None:
+    if not (task.shows_images or may_show) and processor is not None:
+        shown = f"the problems of task.name={settings.task.name} have no images"
+        if name is not None:
+            shown += f", and the class of environment.name={name} does not say shows_images = True"
         require(
             settings.model.path is not None,
             f"config.model.vision.image_size={settings.model.vision.image_size} gives the policy a"
-            f" vision tower, but the problems of task.name={settings.task.name} have no images:"
-            " leave it out, or take a task with images.",
+            f" vision tower, but {shown}: leave it out, or take a task with images.",
         )
         task = dataclasses.replace(task, processor=None)
-    _require_sight(settings, task)
+    _require_sight(settings, task, needs, may_show)
     trainer_model(settings, task)
     with compiling_for("cpu"):  # No devices yet: a launcher must not take them.
         cache_pages(settings, task)
@@ -103,12 +107,21 @@ def _processor(settings: RunSettings) -> tuple[TileProcessor | None, ValueError 
         return None, error
 
 
-def _require_sight(settings: RunSettings, task: Task) -> None:
-    """Rejects a task that shows images to a policy that cannot see them."""
-    if not task.shows_images:
+def _require_sight(
+    settings: RunSettings, task: Task, plays_images: bool, may_show_images: bool
+) -> None:
+    """Rejects images that the policy cannot see, or that nothing shows to it.
+
+    Args:
+      plays_images: whether observations of the environment are images.
+      may_show_images: whether the environment may show some.
+    """
+    if not (task.shows_images or plays_images):
         return
     name, path = settings.task.name, settings.model.path
     about = f"task.name={name} asks about images (the field `images` of its rows)"
+    if plays_images:
+        about = f"environment.name={settings.environment.name} shows images"
     section = getattr(settings.task, name, None)
     if path is not None:
         way_out = "use a checkpoint with vision (Gemma 3, SmolVLM)"
@@ -120,9 +133,10 @@ def _require_sight(settings: RunSettings, task: Task) -> None:
         way_out += f", or write images as characters (--config.task.{name}.as_text=true)"
     require(task.processor is not None, f"{about}, and {reason}: {way_out}.")
     require(
-        not settings.plays,
-        f"{about}, and observations of environment.name={settings.environment.name} are text:"
-        " leave out the environment, or the images.",
+        not settings.plays or may_show_images,
+        f"{about}, and observations of environment.name={settings.environment.name} are text: leave"
+        " out the environment, or the images, or use an environment whose class says"
+        " shows_images = True.",
     )
     generates, scores = settings.algorithm.generates, settings.algorithm.scores
     require(

@@ -37,7 +37,7 @@ from rl_sync.rollout.sizing import Sizing
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.stats import Stats
-from rl_sync.sequence_images import SequenceImages, after
+from rl_sync.sequence_images import PooledImages, SequenceImages, after
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
@@ -331,7 +331,7 @@ class Engine:
         self._continuations.begin(before, waiting, given)
         return waiting.ticket
 
-    def features(self, images: SequenceImages) -> Float[np.ndarray, "N M W"]:
+    def features(self, images: PooledImages) -> Float[np.ndarray, "N M W"]:
         """Returns the features of tiles by the present weights."""
         return self._batch.features.of_tiles(images.digests, images.tiles)
 

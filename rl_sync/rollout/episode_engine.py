@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Float
 
 from rl_sync.environments.dialogue.trajectory import (
     Trajectory,
@@ -29,6 +30,8 @@ from rl_sync.rollout.older_versions import OlderVersions
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion, Handle
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.rollout.stats import Stats
+from rl_sync.sequence_images import PooledImages
+from rl_sync.sequence_images import alike as same_images
 from rl_sync.types import Params
 
 _POLL_SECS = 0.1
@@ -212,6 +215,10 @@ class EpisodeEngine:
         """
         return max(self.engine.unfinished, self.unfinished - self.slots)
 
+    def features(self, images: PooledImages) -> Float[np.ndarray, "N M W"]:
+        """See `Engine`."""
+        return self.engine.features(images)
+
     def load(self, params: Params, version: int) -> None:
         """See `Engine`."""
         self.engine.load(params, version)
@@ -370,6 +377,7 @@ class EpisodeEngine:
         request, first = episodes[0].request, turns[0]
         alike = all(
             np.array_equal(one.ids, first.ids)
+            and same_images(one.images, first.images)
             and (one.stop_strings, one.room, one.opponent)
             == (first.stop_strings, first.room, first.opponent)
             for one in turns
@@ -379,9 +387,15 @@ class EpisodeEngine:
                 self._go_on(episode, answer)
             return
         sampling = _sampling(request, first)
-        (ticket,) = self._engine_of(first.opponent).submit(
-            [CompletionRequest(first.ids, sampling, request.completions, request.seed, held=True)]
+        asked = CompletionRequest(
+            first.ids,
+            sampling,
+            request.completions,
+            request.seed,
+            held=True,
+            images=first.images,
         )
+        (ticket,) = self._engine_of(first.opponent).submit([asked])
         for episode, answer in zip(episodes, turns, strict=True):
             self._begin_segment(episode, answer)
             self._reply_begins(Handle(ticket, episode.index), answer)
@@ -389,7 +403,7 @@ class EpisodeEngine:
     def _begin_segment(self, episode: _PlayedEpisode, answer: Continue) -> None:
         """Begins a conversation with a turn; an opponent's conversation is in no trajectory."""
         if answer.opponent is None:
-            episode.trajectory = begin_segment(episode.trajectory, answer.ids)
+            episode.trajectory = begin_segment(episode.trajectory, answer.ids, answer.images)
         else:
             episode.opponents.setdefault(answer.opponent, _Opponent())
 
@@ -406,16 +420,24 @@ class EpisodeEngine:
             if answer.forgets:
                 self._release(episode, speaker)
             self._begin_segment(episode, answer)
-            seed = episode.seed(speaker)
-            (ticket,) = engine.submit(
-                [CompletionRequest(answer.ids, sampling, seed=seed, held=True)]
+            asked = CompletionRequest(
+                answer.ids,
+                sampling,
+                seed=episode.seed(speaker),
+                held=True,
+                images=answer.images,
             )
+            (ticket,) = engine.submit([asked])
         else:
             segment, seed = episode.segment_of(answer), episode.seed(speaker)
             held = episode.let_go(speaker, segment)
             if speaker is None:
-                episode.trajectory = append_turn(episode.trajectory, answer.ids, segment)
-            ticket = engine.extend(held, answer.ids, sampling, seed=seed, held=True)
+                episode.trajectory = append_turn(
+                    episode.trajectory, answer.ids, segment, answer.images
+                )
+            ticket = engine.extend(
+                held, answer.ids, sampling, seed=seed, held=True, images=answer.images
+            )
         self._reply_begins(Handle(ticket, 0), answer)
 
     def _reply_begins(self, handle: Handle, answer: Continue) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from rl_sync.ending import Ending
 from rl_sync.environments.dialogue.trajectory import Trajectory
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.sequence_images import SequenceImages
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +97,7 @@ class Continue(NamedTuple):
       segment: number of the segment that continues or begins.
       forgets: if a segment begins, whether all earlier segments are finished.
       request: name of the reply, if an episode has several replies in flight.
+      images: images of `ids`; None for text alone.
     """
 
     episode: int
@@ -110,6 +112,7 @@ class Continue(NamedTuple):
     segment: int | None = None
     forgets: bool = True
     request: int = 0
+    images: SequenceImages | None = None
 
 
 class End(NamedTuple):

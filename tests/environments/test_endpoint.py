@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -19,9 +20,18 @@ import pytest
 from rl_sync.environments.endpoint.http_server import MOST_BYTES, Access, AgentEndpoint
 from rl_sync.environments.endpoint.inbox import Inbox
 from rl_sync.environments.interface import ANEW, DrawnReply, Message, Reply, ToolCall
+from rl_sync.images import Image
 from tests.environments.agents import LOOK, said, user
 
 LATEST = 30.0
+PIXEL = (
+    "data:image/png;base64,"
+    + base64.b64encode(Image.of_array(np.full((2, 3, 3), 9, np.uint8)).content()).decode()
+)
+
+
+def shown_at(url):
+    return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
 
 
 def drawn(*tokens):
@@ -203,6 +213,18 @@ def test_models_are_listed(policy):
     assert policy.client().models.retrieve("policy").id == "policy"
 
 
+def test_images_of_data_urls_are_shown_and_continued(policy):
+    parts = [{"type": "text", "text": "Which"}, shown_at(PIXEL), {"type": "text", "text": "?"}]
+    asked = [user(parts)]
+    policy.ask(*asked)
+    asked += [said("fine"), user([shown_at(PIXEL)])]
+    policy.ask(*asked)
+    (first,), (second,) = (turn.messages for turn in policy.turns)
+    assert first.content == "Which\ufffc?"
+    assert first.images[0].pixels().tolist() == np.full((2, 3, 3), 9).tolist()
+    assert (policy.turns[1].after, second.content, second.images) == (0, "\ufffc", first.images)
+
+
 def test_an_outcome_is_kept(policy):
     body = json.dumps({"rewards": {"won": 1}, "metrics": {"moves": 3.5}})
     assert policy.send("outcome", body) == (200, json.loads(body))
@@ -219,7 +241,11 @@ def test_an_outcome_is_kept(policy):
         ({"messages": []}, "at least one message"),
         ({"messages": [{"content": "x"}]}, r"messages\[0\] must be an object with a role"),
         ({"messages": [user(None)]}, r"messages\[0\].content must be a text"),
-        ({"messages": [user([{"type": "image_url"}])]}, "no images"),
+        ({"messages": [user([{"type": "image_url"}])]}, "as a data URL"),
+        ({"messages": [user([shown_at("https://example.com/a.png")])]}, "nothing is fetched"),
+        ({"messages": [user([shown_at("/etc/hostname")])]}, "nothing is fetched"),
+        ({"messages": [user([shown_at("data:image/png;base64,AAAA")])]}, r"content\[0\]: .*image"),
+        ({"messages": [said([shown_at(PIXEL)])]}, "write no images"),
         ({"tools": [{"type": "x"}]}, r"tools\[0\] must be the JSON schema"),
         ({"tools": 5}, "tools must be a list, not 5"),
         (

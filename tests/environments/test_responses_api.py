@@ -260,7 +260,7 @@ def test_clients_that_are_async_are_served(policy):
         ({"input": []}, "input", "must be a text or a list of items"),
         ({"input": [3]}, "input[0]", "input[0] must be a message, reasoning"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "others are not served"),
-        ({"input": [user([{"type": "input_image"}])]}, "input[0]", "no images"),
+        ({"input": [user([{"type": "input_image", "file_id": "x"}])]}, "input[0]", "data URL"),
         ({"input": [{**ANSWER, "output": None}]}, "input[0]", "output must be a text"),
         ({"input": [{**ANSWER, "call_id": None}]}, "input[0]", "call_id that it answers"),
         (

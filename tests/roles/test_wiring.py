@@ -326,3 +326,26 @@ def test_a_language_that_does_not_run_here_is_said_before_the_run(tmp_path, monk
     assert "can judge nothing on this machine" in _judging(*none)
     elsewhere = dataclasses.replace(none[0].reward, addresses="judge:1")
     assert wiring.try_reward(dataclasses.replace(none[0], reward=elsewhere), none[1]) == []
+
+
+def test_environments_that_show_images_need_a_policy_that_sees():
+    lake: dict[str, object] = {"environment__name": "frozen_lake", "sft__steps": 0}
+    with pytest.raises(ConfigError, match=r"environment.name=frozen_lake shows images.*image_size"):
+        wiring.load_task(settings_with(**lake))
+    task = wiring.load_task(settings_with(**lake, model__vision__image_size=16))
+    assert task.processor.tile_size == 16
+    assert task.tokenizer.shows_images
+    blind = {**lake, "environment__name": "guess", "model__vision__image_size": 16}
+    with pytest.raises(ConfigError, match=r"no images, and the class of environment.name=guess"):
+        wiring.load_task(settings_with(**blind))
+
+
+def test_images_of_rows_need_an_environment_that_shows_some():
+    fields: dict[str, object] = {"task__name": "board", "model__vision__image_size": 16}
+    fields |= {"task__board__problems": 40}
+    fields |= {"task__board__held_out_problems": 20}
+    fields |= {"environment__max_tokens": 96, "sft__steps": 0, "task__max_completion_tokens": 8}
+    with pytest.raises(ConfigError, match=r"task.name=board asks .* whose class says shows_images"):
+        wiring.load_task(settings_with(**fields, environment__name="guess"))
+    task = wiring.load_task(settings_with(**fields, environment__name="frozen_lake"))
+    assert task.processor is not None

@@ -7,6 +7,7 @@ Such a class has `reset(**row)`, which may return a text; each other public meth
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import numbers
@@ -150,4 +151,5 @@ def _messages(prompt: Any, name: str) -> list[Message]:
 def _appended(messages: list[Message], text: str) -> list[Message]:
     if not messages or messages[-1].role != "user":
         return [*messages, Message("user", text)]
-    return [*messages[:-1], Message("user", messages[-1].content + text)]
+    last = messages[-1]
+    return [*messages[:-1], dataclasses.replace(last, content=last.content + text)]

@@ -18,7 +18,10 @@ import numpy as np
 from jaxtyping import Int
 
 from rl_sync.environments.dialogue.conversation import Conversation, renderer_of
+from rl_sync.environments.dialogue.image_marks import has_marks, texts_and_numbers
+from rl_sync.environments.dialogue.sight import PlacedImages, Sight
 from rl_sync.environments.interface import Message, Turn
+from rl_sync.sequence_images import TEXT, SequenceImages
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 # A character that no reply and no template contains.
@@ -33,11 +36,13 @@ class ReplyPrompt(NamedTuple):
       begins_segment: whether they are the whole context; otherwise they are appended to the ids so
         far.
       conversation: the messages up to the reply, and the tools.
+      images: images of the ids, which are not decoded yet; None for text alone.
     """
 
     ids: Int[np.ndarray, " T"]
     begins_segment: bool
     conversation: Conversation
+    images: PlacedImages | None = None
 
 
 class Bridge:
@@ -48,17 +53,19 @@ class Bridge:
     Args:
       tokenizer: the policy's tokenizer. Conversations go through its chat template if its prompts
         do; otherwise contents are concatenated.
+      sight: how the policy sees images; None if it reads text alone.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._renderer = renderer_of(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, sight: Sight | None = None) -> None:
+        self._tokenizer, self._sight = tokenizer, sight
+        self._renderer = renderer_of(tokenizer, None if sight is None else sight.processor.marks)
 
     def first(self, turn: Turn) -> ReplyPrompt:
         """Returns the ids of an episode's first turn.
 
         Raises:
-          ValueError: the chat template refuses the messages or the tools.
+          ValueError: the chat template refuses the messages or the tools, or an image cannot be
+            shown; none is decoded.
         """
         conversation = Conversation().with_turn(turn)
         return self._anew(conversation, self._renderer.render(conversation, prompts=True))
@@ -83,7 +90,7 @@ class Bridge:
           turn: the environment's answer.
 
         Raises:
-          ValueError: the chat template refuses the messages or the tools.
+          ValueError: as `first`.
         """
         answered = conversation.with_reply(reply)
         extended = answered.with_turn(turn)
@@ -91,8 +98,22 @@ class Bridge:
         rest = self._rest(conversation, answered, drawn, after)
         if rest is None:
             return self._anew(extended, after)
-        ids = self._renderer.encode(rest, begins=False)
-        return ReplyPrompt(_array(self._behind_end(ids, drawn)), False, extended)
+        ids, images = self._encoded(rest, extended, begins=False)
+        new = self._behind_end(ids, drawn)
+        if images is not None:
+            images = images.without_first(len(ids) - len(new))
+        return ReplyPrompt(_array(new), False, extended, images)
+
+    def decoded(self, images: PlacedImages | None) -> SequenceImages | None:
+        """Decodes the images of a prompt.
+
+        Raises:
+          ValueError: an image is damaged; the message names it.
+        """
+        if images is None:
+            return None
+        assert self._sight is not None, "a policy that sees placed them"
+        return self._sight.decoded(images)
 
     def closing(self, before: Conversation, reply: str) -> str | None:
         """Returns what the template writes after a reply's own text; None if it cannot be told.
@@ -111,8 +132,37 @@ class Bridge:
         return reply[place:] if place >= 0 else None
 
     def _anew(self, conversation: Conversation, rendered: str) -> ReplyPrompt:
-        ids = self._renderer.encode(rendered, begins=True)
-        return ReplyPrompt(_array(ids), True, conversation)
+        ids, images = self._encoded(rendered, conversation, begins=True)
+        return ReplyPrompt(_array(ids), True, conversation, images)
+
+    def _encoded(
+        self, rendered: str, conversation: Conversation, *, begins: bool
+    ) -> tuple[list[int], PlacedImages | None]:
+        """Encodes a rendered conversation or a part of one, with the images in it."""
+        if not has_marks(rendered):
+            return self._renderer.encode(rendered, begins), None
+        if self._sight is None:
+            raise ValueError(
+                "it shows an image, and the policy reads text alone: use a checkpoint with vision"
+                " (Gemma 3, SmolVLM), or set model.vision.image_size; the environment's class says"
+                " shows_images = True"
+            )
+        texts, numbers = texts_and_numbers(rendered)
+        ids: list[int] = self._renderer.encode("", begins) if begins else []
+        at: list[int] = [TEXT] * len(ids)
+        shown = [conversation.images[number] for number in numbers]
+        pieces = self._sight.pieces(texts, shown)
+        for piece in pieces:
+            if isinstance(piece, str):
+                new = self._renderer.encode(piece, begins=False)
+                at += [TEXT] * len(new)
+            else:
+                new = [self._sight.token] * len(piece)
+                at += piece
+            ids += new
+        if at[-1] != TEXT:
+            raise ValueError("it ends with an image, and a reply follows a text: write one after")
+        return ids, PlacedImages(np.array(at, np.int32), self._sight.bounded(shown))
 
     def _rest(
         self, before: Conversation, answered: Conversation, drawn: Sequence[int], after: str

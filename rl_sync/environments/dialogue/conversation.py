@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+import functools
+import itertools
+from typing import Any, Protocol
 
+from rl_sync.environments.dialogue.image_marks import OPEN, marked
 from rl_sync.environments.dialogue.shielding import Shield
 from rl_sync.environments.interface import Message, ToolSchema, Turn
+from rl_sync.images import Image
+from rl_sync.tasks.pictures.places import PLACE
+from rl_sync.tasks.pictures.tile_processor import PictureMarks
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+
+_ANY_TEXT = "Yes?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +31,11 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSchema, ...] = ()
 
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of all messages, in order; a mark's number counts in them."""
+        return tuple(itertools.chain.from_iterable(one.images for one in self.messages))
+
     def with_reply(self, reply: Message) -> Conversation:
         """Returns the conversation after a reply of the policy."""
         return dataclasses.replace(self, messages=(*self.messages, reply))
@@ -36,7 +49,8 @@ class Conversation:
 class Renderer(Protocol):
     """Turns conversations into text, and that text into ids.
 
-    Between the two, names of special tokens in contents are covered, as `cover` covers them.
+    Between the two, names of special tokens in contents are covered, as `cover` covers them, and
+    images are marks (`rl_sync.environments.dialogue.image_marks`).
     """
 
     def render(self, conversation: Conversation, prompts: bool) -> str:
@@ -52,7 +66,7 @@ class Renderer(Protocol):
     def encode(self, rendered: str, begins: bool) -> list[int]:
         """Encodes a rendered conversation or a part of one; `begins` says if it is the beginning.
 
-        Names of special tokens in contents are encoded as text.
+        Names of special tokens in contents are encoded as text. There are no marks of images.
         """
 
 
@@ -61,17 +75,18 @@ class TemplateRenderer:
 
     Args:
       tokenizer: a tokenizer whose prompts go through its template.
+      marks: tokens of images; None for text alone.
     """
 
-    def __init__(self, tokenizer: PretrainedTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._shield = Shield(tokenizer.special.names)
+    def __init__(self, tokenizer: PretrainedTokenizer, marks: PictureMarks | None = None) -> None:
+        self._tokenizer, self._marks = tokenizer, marks
+        self._shield = Shield((OPEN, *tokenizer.special.names))
 
     def render(self, conversation: Conversation, prompts: bool) -> str:
         """Writes a conversation in the template.
 
         Raises:
-          ValueError: the template refuses it, or has no place for its tools.
+          ValueError: the template refuses it, or has no place for its tools or its images.
         """
         tools = conversation.tools
         if tools and "tools" not in self._tokenizer.template(has_tools=True):
@@ -82,11 +97,50 @@ class TemplateRenderer:
             )
         # Roles are the environment's own words, which templates compare.
         messages = [
-            self._shield.cover(message.for_template()) | {"role": message.role}
+            self._shield.cover(message.for_template() | self._parts(message))
+            | {"role": message.role}
             for message in conversation.messages
         ]
         covered = [self._shield.cover(tool) for tool in tools]
-        return self._tokenizer.render(messages, covered, prompts)
+        rendered = self._tokenizer.render(messages, covered, prompts)
+        images = len(conversation.images)
+        return self._with_marks(rendered, images) if images else rendered
+
+    def _parts(self, message: Message) -> dict[str, Any]:
+        """Returns a content with images as a list of parts; also one that must be a list."""
+        if not message.images and self._reads_texts:
+            return {}
+        texts = message.content.split(PLACE) if message.images else [message.content]
+        parts: list[dict[str, str]] = []
+        for number, text in enumerate(texts):
+            parts += [{"type": "image"}] if number else []
+            parts += [{"type": "text", "text": text}] if text or len(texts) == 1 else []
+        return {"content": parts}
+
+    @functools.cached_property
+    def _reads_texts(self) -> bool:
+        """True if the template writes contents that are texts; some write only lists of parts."""
+        asked: dict[str, Any] = {"role": "user", "content": _ANY_TEXT}
+        parts = [{"type": "text", "text": _ANY_TEXT}]
+        return self._writes(asked) or not self._writes(asked | {"content": parts})
+
+    def _writes(self, message: dict[str, Any]) -> bool:
+        try:
+            return _ANY_TEXT in self._tokenizer.render([message])
+        except ValueError:
+            return False
+
+    def _with_marks(self, rendered: str, images: int) -> str:
+        """Writes marks in place of the template's own tokens of images."""
+        token = None if self._marks is None else self._marks.template
+        found = 0 if token is None else rendered.count(token)
+        if token is None or found != images:
+            raise ValueError(
+                f"The chat template writes {found} of the {images} images of a conversation: show"
+                " images in messages of the user, or use the template of the vision-language"
+                " model's checkpoint."
+            )
+        return marked(rendered, 0, place=token)
 
     def cover(self, text: str) -> str:
         """Returns a content with the names of special tokens in it covered."""
@@ -98,19 +152,7 @@ class TemplateRenderer:
         Text between two special tokens of the template is encoded in one piece, even if it has a
         name in it: the name's neighbors merge with it as in any text.
         """
-        pattern = self._tokenizer.special.pattern
-        ids: list[int] = []
-        done = start = 0
-        matches = pattern.finditer(rendered) if pattern is not None else ()
-        spans = [match.span() for match in matches] if self._shield.covers(rendered) else []
-        for stop, following in [*spans, (len(rendered), len(rendered))]:
-            run = rendered[start:stop]
-            if self._shield.covers(run):
-                ids += self._tokenizer.encode(rendered[done:start])
-                ids += self._tokenizer.encode_literally(self._shield.uncover(run))
-                done = stop
-            start = following
-        return ids + self._tokenizer.encode(rendered[done:])
+        return _encoded(self._tokenizer, self._shield, rendered)
 
 
 class PlainRenderer:
@@ -122,6 +164,8 @@ class PlainRenderer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        names = tokenizer.special.names if isinstance(tokenizer, PretrainedTokenizer) else ()
+        self._shield = Shield((OPEN, *names))
 
     def render(self, conversation: Conversation, prompts: bool) -> str:
         """Writes the contents; there are no roles, and a reply has no header.
@@ -134,19 +178,54 @@ class PlainRenderer:
                 "The environment has tools, but without a chat template they have no place in a"
                 " prompt: use a tokenizer with a chat template, and not tokenizer.chat=no."
             )
-        return "".join(message.content for message in conversation.messages)
+        written, images = "", 0
+        for message in conversation.messages:
+            content = self._shield.cover(message.content)
+            written += marked(content, images) if message.images else content
+            images += len(message.images)
+        return written
 
     def cover(self, text: str) -> str:
-        """Returns the content: no special token is written between contents."""
-        return text
+        """Returns a content with the names of special tokens in it covered."""
+        return self._shield.cover(text)
 
     def encode(self, rendered: str, begins: bool) -> list[int]:
-        """Encodes the text, after the ids that the tokenizer begins a sequence with."""
-        return self._tokenizer.encode_literally(rendered, begins=begins)
+        """Encodes the text, after the ids that the tokenizer begins a sequence with.
+
+        Only the tokens around images are special.
+        """
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, PretrainedTokenizer):
+            pattern = tokenizer.special.pattern
+            if pattern is not None and pattern.search(rendered):
+                opening = tokenizer.encode_literally("", begins=begins)
+                return opening + _encoded(tokenizer, self._shield, rendered)
+        return tokenizer.encode_literally(self._shield.uncover(rendered), begins=begins)
 
 
-def renderer_of(tokenizer: Tokenizer) -> Renderer:
-    """Makes the renderer of a tokenizer: by its template, if its prompts go through one."""
+def renderer_of(tokenizer: Tokenizer, marks: PictureMarks | None = None) -> Renderer:
+    """Makes the renderer of a tokenizer: by its template, if its prompts go through one.
+
+    Args:
+      marks: tokens of images in a pretrained vocabulary; None for text alone.
+    """
     if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat:
-        return TemplateRenderer(tokenizer)
+        return TemplateRenderer(tokenizer, marks)
     return PlainRenderer(tokenizer)
+
+
+def _encoded(tokenizer: PretrainedTokenizer, shield: Shield, rendered: str) -> list[int]:
+    """Encodes a text with special tokens, in which covered names are text."""
+    pattern = tokenizer.special.pattern
+    ids: list[int] = []
+    done = start = 0
+    matches = pattern.finditer(rendered) if pattern is not None else ()
+    spans = [match.span() for match in matches] if shield.covers(rendered) else []
+    for stop, following in [*spans, (len(rendered), len(rendered))]:
+        run = rendered[start:stop]
+        if shield.covers(run):
+            ids += tokenizer.encode(rendered[done:start])
+            ids += tokenizer.encode_literally(shield.uncover(run))
+            done = stop
+        start = following
+    return ids + tokenizer.encode(rendered[done:])

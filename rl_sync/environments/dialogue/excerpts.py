@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from rl_sync.environments.interface import Message, Turn
+from rl_sync.tasks.pictures.places import PLACE
 
 MARK = "\n[{} characters left out]\n"
 """Replaces the omitted text; `{}` is the number of its characters."""
@@ -17,13 +18,17 @@ def excerpt(text: str, most: int, mark: str = MARK) -> str:
       most: maximum number of characters of what is returned, unless the mark alone has more.
       mark: replacement of the middle; see `MARK`.
     """
+    return text if len(text) <= most else "".join(_around(text, most, mark))
+
+
+def _around(text: str, most: int, mark: str) -> tuple[str, str, str]:
+    """Returns the beginning of a text, the mark of the omitted middle, and the end."""
     if len(text) <= most:
-        return text
+        return text, "", ""
     # The mark tells at most as many characters as the text has.
     kept = max(0, most - len(mark.format(len(text))))
     first, last = kept - kept // 2, kept // 2
-    gap = mark.format(len(text) - kept)
-    return f"{text[:first]}{gap}{text[len(text) - last :]}"
+    return text[:first], mark.format(len(text) - kept), text[len(text) - last :]
 
 
 def shortened(turn: Turn, most: int, *, cuts: bool, mark: str = MARK) -> Turn:
@@ -59,4 +64,9 @@ def characters(turn: Turn) -> int:
 
 
 def _cut(message: Message, most: int, mark: str) -> Message:
-    return dataclasses.replace(message, content=excerpt(message.content, most, mark))
+    first, gap, last = _around(message.content, most, mark)
+    images = message.images
+    if images:  # Those of the middle are left out with it.
+        count = len(images)
+        images = images[: first.count(PLACE)] + images[count - last.count(PLACE) :]
+    return dataclasses.replace(message, content=f"{first}{gap}{last}", images=images)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from rl_sync.environments.dialogue.conversation import Conversation
+from rl_sync.environments.dialogue.sight import PlacedImages
 from rl_sync.environments.interface import Message
 
 _NOTHING = np.zeros(0, np.int32)
@@ -27,6 +28,7 @@ class Exchange:
       tokens: ids of the reply.
       reply: the reply as a message; None until there is one.
       segment: number of the episode's segment that contains it.
+      images: images of `given`; None for text alone.
     """
 
     before: Exchange | None
@@ -35,6 +37,7 @@ class Exchange:
     tokens: Int[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: _NOTHING)
     reply: Message | None = None
     segment: int = 0
+    images: PlacedImages | None = None
 
     @property
     def prompt(self) -> Int[np.ndarray, " P"]:
@@ -44,3 +47,17 @@ class Exchange:
             parts += [at.tokens, at.given]
             at = at.before
         return np.concatenate(parts[::-1])
+
+    @property
+    def prompt_images(self) -> PlacedImages | None:
+        """The images of `prompt`; None for text alone."""
+        chain: list[Exchange] = []
+        one: Exchange | None = self
+        while one is not None:
+            chain.insert(0, one)
+            one = one.before
+        found, tokens = PlacedImages(), 0
+        for one in chain:
+            found = found.followed(tokens, one.images)
+            tokens += len(one.given) + len(one.tokens)
+        return found if found.images else None

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.sampling_masks import Entries, no_entries, shifted
+from rl_sync.sequence_images import SequenceImages, after
 
 NOT_DRAWN = -1
 """The policy version of a token that the policy did not sample."""
@@ -35,6 +36,7 @@ class Segment:
       masks: sampling masks of the sampled tokens; see `rl_sync.sampling_masks`.
       routes: experts that the tokens went to, as each reply recorded them; positions count in the
         segment. The first record of a token is valid.
+      images: images of the tokens; None for text alone.
     """
 
     tokens: Int[np.ndarray, " T"]
@@ -43,6 +45,7 @@ class Segment:
     policy_versions: Int[np.ndarray, " T"]
     masks: Entries = dataclasses.field(default_factory=no_entries)
     routes: tuple[RecordedRoutes, ...] = ()
+    images: SequenceImages | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -84,17 +87,20 @@ class Trajectory:
         return self.segments[-1]
 
 
-def begin_segment(trajectory: Trajectory, ids: Ids) -> Trajectory:
+def begin_segment(
+    trajectory: Trajectory, ids: Ids, images: SequenceImages | None = None
+) -> Trajectory:
     """Begins a segment with tokens that the policy did not sample.
 
     Args:
       trajectory: the tokens so far.
       ids: the whole context of the next reply.
+      images: images of the ids.
 
     Raises:
       ValueError: there are no tokens, or one is not a token id.
     """
-    segment = _given(ids)
+    segment = _given(ids, images)
     if not len(segment):
         raise ValueError(
             "A segment needs a token from which the policy goes on: begin it with one."
@@ -150,19 +156,22 @@ def append_reply(
     return dataclasses.replace(appended, replies=(*trajectory.replies, span))
 
 
-def append_turn(trajectory: Trajectory, ids: Ids, segment: int = -1) -> Trajectory:
+def append_turn(
+    trajectory: Trajectory, ids: Ids, segment: int = -1, images: SequenceImages | None = None
+) -> Trajectory:
     """Appends tokens of the environment to a segment.
 
     Args:
       trajectory: the tokens so far.
       ids: the tokens between the last reply and the next.
       segment: the number of the segment; the last one if left out.
+      images: images of the ids.
 
     Raises:
       ValueError: one is not a token id, or there is no segment.
     """
     trajectory._last()
-    return _appended(trajectory, _given(ids), segment % len(trajectory.segments))
+    return _appended(trajectory, _given(ids, images), segment % len(trajectory.segments))
 
 
 def _token_ids(ids: Ids) -> Int[np.ndarray, " T"]:
@@ -174,7 +183,7 @@ def _token_ids(ids: Ids) -> Int[np.ndarray, " T"]:
     return array.astype(np.int32)
 
 
-def _given(ids: Ids) -> Segment:
+def _given(ids: Ids, images: SequenceImages | None = None) -> Segment:
     """Makes a segment of tokens that the policy did not sample."""
     tokens = _token_ids(ids)
     return _frozen(
@@ -183,6 +192,7 @@ def _given(ids: Ids) -> Segment:
             mask=np.zeros(tokens.shape, bool),
             behavior_logprobs=np.zeros(tokens.shape, np.float32),
             policy_versions=np.full(tokens.shape, NOT_DRAWN, np.int32),
+            images=images,
         )
     )
 
@@ -192,7 +202,8 @@ def _appended(trajectory: Trajectory, more: Segment, number: int) -> Trajectory:
     more = dataclasses.replace(more, masks=shifted(more.masks, len(before)))
     joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in _array_names()}
     segments = list(trajectory.segments)
-    segments[number] = _frozen(Segment(**joined, routes=before.routes + more.routes))
+    images = after(before.images, len(before), more.images)
+    segments[number] = _frozen(Segment(**joined, routes=before.routes + more.routes, images=images))
     return dataclasses.replace(trajectory, segments=tuple(segments))
 
 
@@ -203,4 +214,5 @@ def _frozen(segment: Segment) -> Segment:
 
 
 def _array_names() -> list[str]:
-    return [field.name for field in dataclasses.fields(Segment) if field.name != "routes"]
+    names = [field.name for field in dataclasses.fields(Segment)]
+    return [name for name in names if name not in ("routes", "images")]

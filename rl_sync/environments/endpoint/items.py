@@ -315,8 +315,8 @@ def _tool_output(item: Mapping[str, Any], place: str) -> Message:
     content = item.get("output")
     if not isinstance(content, str | list):
         raise refuse(f"{place}.output must be a text, not {shown(content)}.", place)
-    text = requests.read_content(content, place)
-    return Message("tool", text, tool_call_id=call_id)
+    output: Any = requests.read_shown(content, place)
+    return Message("tool", output, tool_call_id=call_id)
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

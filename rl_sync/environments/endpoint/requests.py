@@ -11,6 +11,7 @@ from typing import Any
 from rl_sync.environments.endpoint.reasoning import Parted, joined
 from rl_sync.environments.endpoint.refusals import refuse
 from rl_sync.environments.interface import Message, ToolCall, ToolSchema
+from rl_sync.images import Image
 
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 _HEEDED = {"model", "messages", "tools", "stop", "n", "stream", "stream_options", "logprobs"}
@@ -19,6 +20,7 @@ _REASONING = ("reasoning_content", "reasoning")
 _OUTDATED = {"functions": "tools", "function_call": "tools"}
 # Templates know only the older name of the role.
 _ROLES = {"developer": "system"}
+_IMAGE_TYPES = ("image_url", "input_image")
 _SHOWN_CHARACTERS = 200
 _MOST_CHOICES = 128
 
@@ -137,7 +139,10 @@ def read_message(value: Any, place: str) -> Message:
     if not isinstance(role, str) or not role:
         raise refuse(f"{place} must be an object with a role, not {shown(value)}.", place)
     is_reply = role == "assistant"
-    content = read_content(value.get("content"), place, may_lack=is_reply)
+    content: Any = value.get("content")
+    content = (
+        read_content(content, place, may_lack=True) if is_reply else read_shown(content, place)
+    )
     if is_reply and not content.lstrip().startswith("<think>"):
         content = joined(Parted(_reasoning(value), content))
     calls = read_list(value, "tool_calls", f"{place}.") if is_reply else []
@@ -172,11 +177,45 @@ def read_content(value: Any, place: str, may_lack: bool = False) -> str:
         text = part.get("text") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise refuse(
-                f"{place}.content may have parts of text alone, not {shown(part)}: policies read"
+                f"{place}.content may have parts of text alone, not {shown(part)}: policies write"
                 " no images and no sounds.",
                 place,
             )
     return "".join(part["text"] for part in value)
+
+
+def read_shown(value: Any, place: str) -> str | list[str | Image]:
+    """Reads a content that the policy is shown: a text, or parts of text and images."""
+    if not (isinstance(value, list) and any(map(_is_image, value))):
+        return read_content(value, place)
+    return [
+        _read_image(part, f"{place}.content[{number}]", place)
+        if _is_image(part)
+        else read_content([part], place)
+        for number, part in enumerate(value)
+    ]
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _IMAGE_TYPES
+
+
+def _read_image(part: Mapping[str, Any], place: str, field: str) -> Image:
+    """Reads a part with an image, which must be in the request: nothing is fetched or opened."""
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, dict) else url
+    if not isinstance(url, str) or url[:5].lower() != "data:":
+        raise refuse(
+            f"{place} must have its image as a data URL (data:image/png;base64,…), not"
+            f" {shown(part)}: nothing is fetched.",
+            field,
+        )
+    try:
+        image = Image.of(url)
+        image.size()
+    except ValueError as error:
+        raise refuse(f"{place}: {error}", field) from error
+    return image
 
 
 def read_call(value: Any, place: str) -> ToolCall:

@@ -20,6 +20,7 @@ from rl_sync.environments.hosts.host import Failure, HostAnswer, Result
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
+from rl_sync.images import Image
 
 _POLL_SECS = 0.02
 _GO = Reply("")
@@ -229,10 +230,17 @@ def _judged(episode: _AgentEpisode, end: Outcome) -> Outcome:
 
 
 def _json(task: Mapping[str, Any]) -> str:
+    """Writes a row; images become data URLs."""
     try:
-        return json.dumps(dict(task))
+        return json.dumps(dict(task), default=_written)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The row of an episode cannot be given to an agent as JSON: {error}. Leave the field"
             " out, or let it name a file."
         ) from error
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Image):
+        return value.data_url()
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")

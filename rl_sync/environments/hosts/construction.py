@@ -30,6 +30,7 @@ class Construction:
         `inline = True`.
       asks_endpoint: whether they are programs that ask an endpoint for replies: their class says
         `asks_endpoint = True`, and its `check` takes the options.
+      shows_images: whether their observations are images: their class says `shows_images = True`.
     """
 
     reference: str
@@ -38,6 +39,7 @@ class Construction:
     options: Mapping[str, Any]
     inline: bool
     asks_endpoint: bool = False
+    shows_images: bool = False
 
     @classmethod
     def of(cls, reference: str) -> Construction:
@@ -59,6 +61,7 @@ class Construction:
             options=call.options,
             inline=getattr(maker, "inline", False) is True,
             asks_endpoint=asks_endpoint,
+            shows_images=getattr(maker, "shows_images", False) is True,
         )
 
     @property
@@ -72,6 +75,20 @@ class Construction:
         """True if environments are known to have tools before one is made."""
         is_known = isinstance(self.maker, type) and issubclass(self.maker, ToolEnvironment)
         return is_known or any(part.has_tools for part in self.parts)
+
+    @property
+    def needs_sight(self) -> bool:
+        """True if a policy that reads text alone cannot play."""
+        return self.shows_images or any(part.needs_sight for part in self.parts)
+
+    @property
+    def may_show_images(self) -> bool:
+        """True if observations may have images; agents may send some."""
+        return (
+            self.shows_images
+            or self.asks_endpoint
+            or any(part.may_show_images for part in self.parts)
+        )
 
     @property
     def charset(self) -> str:

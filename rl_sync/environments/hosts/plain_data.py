@@ -17,6 +17,7 @@ from rl_sync.environments.interface import (
     ToolCall,
     Turn,
 )
+from rl_sync.images import Image
 
 _RECORDS = {
     cls.__name__: cls
@@ -32,13 +33,16 @@ _DEEPEST = 32
 def plain(value: Any, where: str) -> Any:
     """Copies a record of plain data; scalars of NumPy become numbers of Python.
 
+    Images get the bytes of their files, since the environment may delete or change a file.
+
     Args:
       value: a record of `rl_sync.environments.interface`, text, a number, bytes, None, or a tuple
         or list of such values, or a mapping from text to them.
       where: the value's name in messages.
 
     Raises:
-      ValueError: a part has another type; the message names the part and its type.
+      ValueError: a part has another type, or an image's file cannot be read; the message names the
+        part.
     """
     return _copy(value, where, _DEEPEST)
 
@@ -48,6 +52,11 @@ def _copy(value: Any, where: str, depth: int) -> Any:
         return value
     if not depth:
         raise ValueError(f"{where} is nested more than {_DEEPEST} deep.")
+    if isinstance(value, Image):
+        try:
+            return value.packed()
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
     if _RECORDS.get(type(value).__name__) is type(value):
         return _record(value, where, depth)
     if isinstance(value, Mapping):
@@ -65,8 +74,8 @@ def _copy(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, int) else float(value)
     raise ValueError(
-        f"{where} is a {type(value).__name__}, not plain data: text, numbers, bytes, None, and"
-        " lists, tuples and mappings of these."
+        f"{where} is a {type(value).__name__}, not plain data: text, numbers, bytes, images, None,"
+        " and lists, tuples and mappings of these."
     )
 
 

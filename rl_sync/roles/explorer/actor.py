@@ -292,9 +292,7 @@ class Explorer:
         """Makes the record of a group whose completions have all finished."""
         lease = whole.lease
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
-        features = None
-        if self.sends_features and whole.images is not None and isinstance(self.engine, Engine):
-            features = self.engine.features(whole.images)
+        features = self.engine.features if self.sends_features else None
         columns: dict[str, Any] = columns_of(
             rows, whole.prompt, self.routes, whole.images, features
         )

@@ -40,12 +40,13 @@ from rl_sync.environments.interface import (
 from rl_sync.environments.opponents import Seating
 from rl_sync.isolation.codec import record
 from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said, Saying
+from rl_sync.sequence_images import SequenceImages
 
 _POLL_SECS = 0.25
 _LINE_CHARACTERS = 300
 _MOVE_CHARACTERS = 500
 
-for _class in (Continue, End):
+for _class in (Continue, End, SequenceImages):
     record(_class)
 
 
@@ -331,12 +332,7 @@ class Director:
             self._host.end(dialogue.begun.episode)
             return self._failed(dialogue, Failure(why, "nonsense"))
         except ValueError as error:
-            if turn.after is None:
-                self._host.end(dialogue.begun.episode)
-                why = f"its turn cannot be said: {error}"
-                return self._failed(dialogue, Failure(why, "nonsense"))
-            self._give(dialogue, Reply("", refusal=str(error), request=turn.request))
-            return None
+            return self._refused(dialogue, turn, error)
         # A segment can only be continued at its end, and only once.
         before = asked.before
         goes_on = before is not None and side.ends.get(before.segment) is before
@@ -347,6 +343,10 @@ class Director:
             return None
         if room < 1:
             return self._limited(dialogue, turn, "context")
+        try:
+            images = self._bridge.decoded(asked.images if goes_on else asked.prompt_images)
+        except ValueError as error:
+            return self._refused(dialogue, turn, error)
         room = min(room, turn.most_tokens or room)
         if goes_on and before is not None:
             segment = before.segment
@@ -380,7 +380,17 @@ class Director:
             segment=segment,
             forgets=turn.after is None,
             request=turn.request,
+            images=images,
         )
+
+    def _refused(self, dialogue: _Dialogue, turn: Turn, error: ValueError) -> End | None:
+        """Refuses a turn that the policy cannot get: a request of an agent, or the episode."""
+        if turn.after is None:
+            self._host.end(dialogue.begun.episode)
+            why = f"its turn cannot be said: {error}"
+            return self._failed(dialogue, Failure(why, "nonsense"))
+        self._give(dialogue, Reply("", refusal=str(error), request=turn.request))
+        return None
 
     def _shortened(self, turn: Turn) -> Turn:
         """Returns a turn whose messages fit the length limit.
@@ -412,7 +422,7 @@ class Director:
         before = side.before(turn)
         if before is None:
             step = self._bridge.first(turn)
-            return Exchange(None, step.conversation, step.ids)
+            return Exchange(None, step.conversation, step.ids, images=step.images)
         assert before.reply is not None, "the history has replies"
         step = self._bridge.next(before.conversation, before.reply, before.tokens.tolist(), turn)
         if step.begins_segment and self._settings.rewrites == REFUSE:
@@ -421,7 +431,12 @@ class Director:
                 f" environment.rewrites={REFUSE} forbids: with environment.rewrites={SEGMENT},"
                 " such an episode continues in a new segment."
             )
-        return Exchange(None if step.begins_segment else before, step.conversation, step.ids)
+        return Exchange(
+            before=None if step.begins_segment else before,
+            conversation=step.conversation,
+            given=step.ids,
+            images=step.images,
+        )
 
     def _cut(self, dialogue: _Dialogue, reason: str, reward: float = 0.0, why: str = "") -> End:
         """Ends an episode that its environment has not ended."""

@@ -9,6 +9,7 @@ from rl_sync.cluster.host_names import OWN_ADDRESS
 from rl_sync.cluster.secret import key_for_agents, secret_of
 from rl_sync.environments.dialogue.bridge import Bridge
 from rl_sync.environments.dialogue.reader import ReplyReader
+from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.dialogue.tool_call_text import CALL_FORMATS, call_format
 from rl_sync.environments.endpoint.http_server import Access
 from rl_sync.environments.environment_catalog import reference_of
@@ -96,7 +97,11 @@ def playing(
     return EpisodeEngine(
         engine,
         lambda: _director(
-            settings.environment, task, construction.reference, _access(settings, process)
+            settings.environment,
+            task,
+            construction.reference,
+            access=_access(settings, process),
+            most_pixels=settings.task.max_image_pixels,
         ),
         repeats=repeats,
         side_by_side=construction.asks_endpoint,
@@ -115,9 +120,13 @@ def _access(settings: RunSettings, process: str) -> Access:
 
 
 def _director(
-    settings: EnvironmentSettings, task: Task, reference: str, access: Access
+    settings: EnvironmentSettings, task: Task, reference: str, access: Access, most_pixels: int
 ) -> Director:
-    """Makes the director of a run's episodes."""
+    """Makes the director of a run's episodes.
+
+    Args:
+      most_pixels: maximum number of pixels of an image.
+    """
     tokenizer = task.tokenizer
     reader = ReplyReader(tokenizer, call_format(tokenizer, settings.calls))
     limits = HostLimits(
@@ -127,4 +136,9 @@ def _director(
         memory_bytes=settings.memory_bytes,
         requests=settings.requests,
     )
-    return Director(host_of(reference, limits, access), Bridge(tokenizer), reader, settings)
+    sight = None
+    if task.processor is not None:
+        token = tokenizer.image_id(task.processor.marks)
+        sight = Sight(task.processor, token, most_pixels)
+    bridge = Bridge(tokenizer, sight)
+    return Director(host_of(reference, limits, access), bridge, reader, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ from rl_sync.expert_routes import RouteShape
 from rl_sync.rollout.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
-from rl_sync.sequence_images import SequenceImages
+from rl_sync.sequence_images import PooledImages, SequenceImages, after, pooled
 
 TOKEN_COLUMNS = (
     *("tokens", "completion_mask", "behavior_logprobs", "policy_versions"),
@@ -27,7 +27,7 @@ def columns_of(
     prompt: Int[np.ndarray, " P"],
     routes: RouteShape | None = None,
     images: SequenceImages | None = None,
-    features: Float[np.ndarray, "N M W"] | None = None,
+    features: Callable[[PooledImages], Float[np.ndarray, "N M W"]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Makes the columns of a group, by their names in `Group`; all rows are as long as the longest.
 
@@ -35,8 +35,8 @@ def columns_of(
       finished: completions or episodes, in the order of the rows.
       prompt: prompt of the completions; episodes have their own.
       routes: shape of the tokens' recorded routes; None if none are recorded.
-      images: images of the prompt.
-      features: features of their tiles, which then travel in place of pixels.
+      images: images of the prompt; episodes have their own.
+      features: computes features of tiles, which then travel in place of pixels.
     """
     tokens = max(_tokens(one, prompt) for one in finished)
     shape = len(finished), max(1, tokens)
@@ -67,21 +67,45 @@ def columns_of(
             masks.append(shifted(one.masks, len(prompt)) if len(one.masks) else one.masks)
             if routes is not None and one.routes is not None:
                 one.routes.write(row[ROUTES])
-    if images is not None:
-        columns |= _of_images(images, shape)
+    shown = _images_in(finished, images, shape[1])
+    if shown is not None:
+        columns |= _of_images(shown)
         if features is not None:
-            columns["tiles"] = features
+            columns["tiles"] = features(shown)
     return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
 
 
-def _of_images(images: SequenceImages, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Returns the columns of a prompt's images, which all rows show."""
+def _images_in(
+    finished: Sequence[FinishedCompletion | Played], prompt: SequenceImages | None, positions: int
+) -> PooledImages | None:
+    """Collects the images of a group's rows, with each tile once; None for text alone.
+
+    Args:
+      prompt: images of the completions' prompt, which all rows show.
+      positions: number of tokens of a row.
+    """
+    rows = [_of_episode(one) if isinstance(one, Played) else prompt for one in finished]
+    seen = next((one for one in rows if one is not None and one.digests), None)
+    return None if seen is None else pooled(rows, seen.tile_tokens, positions)
+
+
+def _of_episode(played: Played) -> SequenceImages | None:
+    """Returns the images of an episode, whose segments stand one after the other."""
+    found, tokens = None, 0
+    for segment in played.trajectory.segments:
+        found = after(found, tokens, segment.images)
+        tokens += len(segment)
+    return found
+
+
+def _of_images(images: PooledImages) -> dict[str, np.ndarray]:
+    """Returns the columns of a group's images."""
     digests = [
         np.frombuffer(hashlib.blake2b(digest.encode(), digest_size=16).digest(), np.uint8)
         for digest in images.digests
     ]
     return {
-        "image_at": np.tile(images.over(shape[1]), (shape[0], 1)),
+        "image_at": images.at,
         "tiles": images.tiles,
         "tile_digests": np.array(digests),
     }

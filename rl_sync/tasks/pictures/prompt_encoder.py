@@ -12,7 +12,7 @@ from jaxtyping import Int, UInt8
 
 from rl_sync.images import Image, images_of
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
-from rl_sync.tasks.pictures.tile_processor import TileLayout, TileProcessor
+from rl_sync.tasks.pictures.tile_processor import TileLayout, TileProcessor, cut
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
 
 _REMEMBERED_LENGTHS = 1 << 18
@@ -100,17 +100,10 @@ class PromptEncoder:
           ValueError: as `length`, or an image is damaged; the message names it.
         """
         assert self.processor is not None, "the policy sees"
-        images, side = images_of(row or {}), self.processor.tile_size
-        cut = [self.processor.tiles(image) for image in images]
+        tiles, digests = cut(self.processor, images_of(row or {}))
         ids, at = self.expanded(text, row)
-        tiles = np.concatenate([np.zeros((0, side, side, 3), np.uint8), *cut])
-        digests = [
-            f"{image.digest}:{number}"
-            for image, of in zip(images, cut, strict=True)
-            for number in range(len(of))
-        ]
         assert (at >= 0).sum() == len(tiles) * self.processor.tile_tokens, "each tile has a place"
-        return PicturedPrompt(ids, at, tiles, tuple(digests))
+        return PicturedPrompt(ids, at, tiles, digests)
 
     def completion(self, text: str) -> list[int]:
         """Encodes a completion, without its end of sequence."""

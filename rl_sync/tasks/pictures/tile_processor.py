@@ -73,6 +73,24 @@ class TileProcessor(Hashable, Protocol):
         """
 
 
+def cut(
+    processor: TileProcessor, images: Sequence[Image]
+) -> tuple[UInt8[np.ndarray, "N H W 3"], tuple[str, ...]]:
+    """Cuts images into tiles; returns their pixels and digests, image after image.
+
+    Raises:
+      ValueError: an image cannot be read or is damaged; the message names it.
+    """
+    side = processor.tile_size
+    tiles = [processor.tiles(image) for image in images]
+    digests = [
+        f"{image.digest}:{number}"
+        for image, of in zip(images, tiles, strict=True)
+        for number in range(len(of))
+    ]
+    return np.concatenate([np.zeros((0, side, side, 3), np.uint8), *tiles]), tuple(digests)
+
+
 @dataclasses.dataclass(frozen=True)
 class SquareTiles:
     """Processing of images for models of our own: each image is one square tile.

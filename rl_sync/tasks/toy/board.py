@@ -109,6 +109,45 @@ class Board(NamedTuple):
             goal,
         )
 
+    @classmethod
+    def with_a_way(cls, squares: int, holes: float, random: np.random.Generator) -> Board:
+        """Draws boards at random until the goal can be reached."""
+        while True:
+            board = cls.drawn(squares, holes, random)
+            if board.shortest_first_moves():
+                return board
+
+    @classmethod
+    def read(cls, text: str) -> Board:
+        """Reads a board from its text; see `text`.
+
+        Raises:
+          ValueError: it is not a square of `.`, `H`, one `G` and one `P`.
+        """
+        rows = text.strip().split("/")
+        found = {
+            character: [
+                (x, y) for y, row in enumerate(rows) for x, c in enumerate(row) if c == character
+            ]
+            for character in ".HGP"
+        }
+        size = len(rows)
+        if sum(map(len, found.values())) != size**2 or {*map(len, rows)} != {size}:
+            raise ValueError(
+                f"{text!r} is not a board: it must be as many rows as columns, divided by /, of"
+                " . (ice), H (hole), G (goal) and P (player)."
+            )
+        if len(found["G"]) != 1 or len(found["P"]) != 1:
+            raise ValueError(f"{text!r} must have one goal (G) and one player (P).")
+        return cls(size, frozenset(found["H"]), found["P"][0], found["G"][0])
+
+    @property
+    def text(self) -> str:
+        """The board in characters: rows of `.` (ice), `H`, `G` and `P`, divided by `/`."""
+        names = dict.fromkeys(self.holes, "H") | {self.goal: "G", self.player: "P"}
+        columns = range(self.squares)
+        return "/".join("".join(names.get((x, y), ".") for x in columns) for y in columns)
+
     def beside(self, square: Square, move: str) -> Square | None:
         """Returns the square that a move leads to; None if it leads off the board."""
         (column, row), (right, down) = square, MOVES[move]

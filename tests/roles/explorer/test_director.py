@@ -11,13 +11,17 @@ from rl_sync.ending import Ending, Fault
 from rl_sync.environments.dialogue.bridge import Bridge
 from rl_sync.environments.dialogue.conversation import Conversation
 from rl_sync.environments.dialogue.reader import ReplyReader
+from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.environment_settings import EnvironmentSettings
 from rl_sync.environments.hosts.host import HostAnswer
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.interface import ANEW, Message, Outcome, Turn
+from rl_sync.images import Image
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.references import resolve
 from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said
+from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz!?. ")
@@ -444,3 +448,81 @@ def test_replies_side_by_side_count_as_turns_and_those_beyond_are_empty():
     host.ready = [HostAnswer(7, Outcome({"won": 0.5}))]
     (ended,) = director.answers(0.0, True)
     assert (ended.ending.reason, ended.ending.rewards) == ("turns", {"won": 0.5})
+
+
+class Gallery:
+    """Shows the images of the row, one a turn, each before `look.`."""
+
+    inline = True
+    shows_images = True
+
+    def reset(self, task, seed):
+        self._left = list(task["images"])
+        return self._turn(None)
+
+    def step(self, reply):
+        return self._turn(reply) if self._left else Outcome({"seen": 1.0})
+
+    def _turn(self, reply):
+        return Turn((Message("user", [self._left.pop(0), "look."]),))
+
+    def close(self):
+        pass
+
+
+def _seeing(most_pixels=1 << 20, **settings):
+    tokenizer = CharacterTokenizer(TOKENIZER.charset, shows_images=True)
+    sight = Sight(SquareTiles(8, 4), tokenizer.image_id(), most_pixels)
+    limits = EnvironmentSettings(**{"name": "x:Y", "max_tokens": 64, "attempts": 1, **settings})
+    host = InlineHost(f"{__file__}:Gallery")
+    return Director(host, Bridge(tokenizer, sight), ReplyReader(tokenizer), limits)
+
+
+def _image(seed, side=8):
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    return Image.of_array(pixels)
+
+
+def test_turns_have_the_images_of_their_own_tokens():
+    director = _seeing()
+    images = [_image(1), _image(2)]
+    first = _begin(director, images=images)
+    assert first.images.digests == (f"{images[0].digest}:0",)
+    assert np.array_equal(first.images.tiles[0], images[0].pixels())
+    assert first.room == 64 - 4 - len("look.")
+    second = _say(director, "a")
+    assert second.images.digests == (f"{images[1].digest}:0",)
+    assert second.images.at.tolist() == [0, 1, 2, 3, *[-1] * 5]
+    assert second.room == first.room - 1 - 9
+    again = decode(encode(second))
+    assert np.array_equal(again.images.tiles, second.images.tiles)
+
+
+def test_tokens_of_images_count_toward_the_limit_before_anything_is_decoded(monkeypatch):
+    director = _seeing(max_tokens=12)
+    _begin(director, images=[_image(1), _image(2)])
+    monkeypatch.setattr(Image, "pixels", None)
+    ended = _say(director, "a")
+    assert (ended.ending.reason, ended.ending.turns) == ("context", 1)
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        (_image(1, side=40), "40 × 40 pixels, and 1,000 are allowed"),
+        (Image(data=_image(1).content()[:60]), "an image of 60 bytes is damaged"),
+        (Image(data=b"GIF?"), "is not an image that can be read"),
+    ],
+)
+def test_an_image_that_cannot_be_shown_fails_the_episode(image, why):
+    ended = _begin(_seeing(most_pixels=1000), images=[image])
+    assert ended.ending.reason == "environment failure"
+    assert why in ended.ending.why
+
+
+def test_images_for_a_policy_that_reads_text_alone_fail_the_episode():
+    limits = EnvironmentSettings(name="x:Y", max_tokens=64, attempts=1)
+    host = InlineHost(f"{__file__}:Gallery")
+    director = Director(host, Bridge(TOKENIZER), ReplyReader(TOKENIZER), limits)
+    ended = _begin(director, images=[_image(1)])
+    assert "the policy reads text alone" in ended.ending.why
