@@ -78,7 +78,10 @@ def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
     if not settings.sft.steps:
         return []
     size, kind = settings.sft.batch_size, settings.trainer.batching
-    batching = demonstration_batching(kind, size, task.row_tokens, trainer.model.vision)
+    vision = trainer.model.vision
+    asked = (one for one in task.demonstrations if isinstance(one, Prompt))
+    tiles = 0 if vision is None else task.most_tiles(asked)
+    batching = demonstration_batching(kind, size, task.row_tokens, vision, tiles)
     laid_out = batching.demonstration_shapes()
     return [
         Listed(SFT, "step", sft_key(drawn), functools.partial(trainer.lower_sft, drawn))

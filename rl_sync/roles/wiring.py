@@ -15,7 +15,7 @@ from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
 from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
 from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.drawing_versions import KeptVersions
-from rl_sync.learning.rows.batching import Batching, default_row_tokens
+from rl_sync.learning.rows.batching import Batching, ExpectedImages, default_row_tokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.models.platform import compiling_for
@@ -127,7 +127,10 @@ def _require_sight(
         way_out = "use a checkpoint with vision (Gemma 3, SmolVLM)"
         reason = f"config.model.path={path!r} reads text alone"
     else:
-        way_out = "give the policy a vision tower (--config.model.vision.image_size=32)"
+        way_out = (
+            "give the policy a vision tower (--config.model.vision.image_size=32), or use a"
+            " checkpoint with vision (--config.model.path=DIRECTORY)"
+        )
         reason = "the policy reads text alone"
     if hasattr(section, "as_text"):
         way_out += f", or write images as characters (--config.task.{name}.as_text=true)"
@@ -428,10 +431,14 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
     """Returns the layout of the trainer's batches for a task; raises the errors of `batching`."""
     routes = route_shape(settings, task) if settings.algorithm.generates else None
     laid_out = batching(settings, task.row_tokens, mask_words(settings, task), routes)
+    if task.processor is None:
+        return laid_out
+    features = explorer_model(settings, task).dtype if sends_features(settings, task) else None
     return dataclasses.replace(
         laid_out,
-        vision=model_config(settings, task).vision if task.processor is not None else None,
+        vision=model_config(settings, task).vision,
         part_rows=settings.trainer.microbatch_rows,
+        shown=ExpectedImages(settings.trainer.group_size, task.trained_tiles, features),
     )
 
 

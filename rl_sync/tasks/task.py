@@ -180,6 +180,11 @@ class Task:
         """Returns the different numbers of tokens of prompts, those of images included."""
         return frozenset(self.encoder.length(one.text, self._row_of(one)) for one in prompts)
 
+    @functools.cached_property
+    def trained_tiles(self) -> int:
+        """Maximum number of tiles of a training problem's images."""
+        return self.most_tiles(self.train)
+
     def most_tiles(self, prompts: Iterable[Prompt]) -> int:
         """Returns the maximum number of tiles that the images of a prompt are cut into."""
         if self.processor is None:

@@ -1,6 +1,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from rl_sync.learning.rows.batching import (
     MIXED,
     Batching,
+    ExpectedImages,
     demonstration_batching,
     lay_out,
 )
 from rl_sync.learning.rows.row_layout import PADDING, first_fit_decreasing
-from rl_sync.types import Demonstrations, Group
+from rl_sync.models.vision.vision_config import Vision
+from rl_sync.types import Demonstrations, Group, RowImages
 
 T = 32
 FIELDS = ("tokens", "completion_mask", "behavior_logprobs", "policy_versions")
@@ -198,3 +201,43 @@ def test_groups_whose_rows_are_shorter_make_the_same_batch(kind):
     ]
     batching = Batching(kind, 4, T, 2, 0)
     jax.tree.map(np.testing.assert_array_equal, batching.placed(cut), batching.placed(whole))
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])
+@pytest.mark.parametrize("features", [None, "bfloat16"])
+def test_the_largest_batch_has_the_images_of_each_prompt(kind, features):
+    vision = Vision(8, 4, 4, 1, 1, 4, tile_tokens=4, token_id=0)
+    prompts, each, tiles = 4, 2, 3
+    batching = Batching(
+        *(kind, prompts * each, T, 2, 2),
+        vision=vision,
+        part_rows=2,
+        shown=ExpectedImages(each, tiles, features),
+    )
+    of_tile, dtype = ((4, 4), jnp.bfloat16) if features else ((8, 8, 3), np.uint8)
+    at = np.full((each, T), -1, np.int32)
+    at[:, : 4 * tiles] = np.arange(4 * tiles)
+    groups = [
+        dataclasses.replace(
+            _group([T] * each),
+            image_at=at,
+            tiles=np.zeros((tiles, *of_tile), dtype),
+            tile_digests=np.arange(tiles * 16, dtype=np.uint8).reshape(-1, 16) + number,
+        )
+        for number in range(prompts)
+    ]
+    assert _shapes(batching.largest()) == _shapes(batching.batch(groups))
+    assert batching.largest().rows.images.tiles.shape == (4 * tiles, *of_tile)
+
+
+@pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])
+def test_the_shapes_of_demonstrations_have_their_images(kind):
+    vision = Vision(8, 4, 4, 1, 1, 4, tile_tokens=4, token_id=0)
+    at = np.full((3, T), -1, np.int32)
+    at[:, 2:10] = np.arange(24).reshape(3, 8)
+    images = RowImages(np.zeros((6, 8, 8, 3), np.uint8), at)
+    mask = np.broadcast_to(np.arange(T) > 9, (3, T))
+    drawn = Demonstrations(np.zeros((3, T), np.int32), mask, images=images)
+    batching = demonstration_batching(kind, 3, T, vision, tiles=2)
+    largest = next(batching.demonstration_shapes())
+    assert _shapes(largest) == _shapes(batching.demonstrations(drawn))

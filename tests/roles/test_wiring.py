@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_sync.configs import gsm8k, jsonl
+from rl_sync.configs import gsm8k, jsonl, vqa
 from rl_sync.roles import engines, wiring
 from rl_sync.roles.build import trainer_of
 from rl_sync.roles.explorer.episode_wiring import check_environment
@@ -18,8 +18,10 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from tests.environments.families import family
 from tests.models.meshes import layout
+from tests.odd_images import drawn
 from tests.runs import tiny
 from tests.settings.changed import config_with, settings_with
+from tests.tasks.pictures.seeing import seeing_gemma3
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "models"
 
@@ -81,6 +83,54 @@ def test_the_gsm8k_run_asks_in_the_chat_template_for_the_number_alone(tmp_path):
     assert asked.answer == "0"
     tokens, lengths = task.encode_prompts([asked.text])
     assert task.tokenizer.decode(tokens[0, : lengths[0]].tolist()).endswith("assistant: ")
+
+
+def _vqa(tmp_path, **fields):
+    """Reads the settings of configs/vqa.py with a file of questions about one image."""
+    drawn(20, 16).save(tmp_path / "one.png")
+    rows = [
+        {"prompt": f"{i}?", "answer": str(i), "kind": "count", "images": "one.png"}
+        for i in range(10)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    fields = {"task__dataset__path": str(tmp_path / "rows.jsonl")} | fields
+    return read_settings(config_with(vqa.get_config(), **fields))
+
+
+def test_the_run_on_questions_about_images_trains_adapters_and_has_images_of_its_checkpoint(
+    tmp_path,
+):
+    lengths = {"task__max_prompt_tokens": 58, "task__max_completion_tokens": 6}
+    path = seeing_gemma3(tmp_path / "model")
+    settings = _vqa(tmp_path, model__path=path, **lengths)
+    task = wiring.load_task(settings)
+    (asked,) = task.asked(task.train[:1])
+    assert (asked.ids == 60).sum() == task.processor.tile_tokens == 4
+    assert not settings.model.trains_tower
+    batch = wiring.batching_of(settings, task).largest()
+    # A microbatch is a group, with one tile; its features in bfloat16 are smaller than its pixels.
+    assert settings.trainer.microbatch_rows == settings.trainer.group_size
+    images = batch.rows.images
+    assert images.tiles.shape == (settings.trainer.groups_per_step, 4, 24)
+    assert images.tiles.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, r"policy reads text alone: .* checkpoint with vision .*model.path=DIRECTORY"),
+        ({"task__dataset__path": None}, r"task.dataset.path is not set"),
+        (
+            {"model__path": str(CHECKPOINTS / "gemma3")},
+            r"gemma3' reads text alone: use a checkpoint",
+        ),
+    ],
+)
+def test_the_run_on_questions_about_images_without_a_checkpoint_or_rows_is_refused(
+    fields, message, tmp_path
+):
+    with pytest.raises(ConfigError, match=message):
+        wiring.load_task(_vqa(tmp_path, **fields))
 
 
 def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():

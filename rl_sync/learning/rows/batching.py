@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int, UInt32
+from jaxtyping import Bool, Int, UInt8, UInt32
 
 from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.rows.row_images import Tiles, gallery, in_parts
@@ -34,6 +34,7 @@ from rl_sync.learning.rows.row_layout import (
 from rl_sync.learning.rows.shared_prompts import Places, branches, learned_lengths
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sampling_masks import no_entries, padded
+from rl_sync.sequence_images import TEXT
 from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch
 
 BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
@@ -51,6 +52,20 @@ class Placed(NamedTuple):
 
     batch: TrainBatch
     source: Source
+
+
+class ExpectedImages(NamedTuple):
+    """Images of a future batch.
+
+    Attributes:
+      trajectories: number of trajectories of a prompt.
+      tiles: number of tiles that the images of each prompt are cut into.
+      features: dtype of the tiles' features, if groups have these in place of pixels.
+    """
+
+    trajectories: int
+    tiles: int
+    features: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +91,7 @@ class Batching:
       vision: vision of the policy; None for batches of text alone.
       part_rows: number of rows that are computed at once, with images of their own; 0 for all rows
         of an update.
+      shown: images of the batches whose shapes are known ahead; None for text alone.
     """
 
     kind: str
@@ -91,6 +107,7 @@ class Batching:
     routes: RouteShape | None = None
     vision: Vision | None = None
     part_rows: int = 0
+    shown: ExpectedImages | None = None
 
     @property
     def _most_rows(self) -> int:
@@ -117,8 +134,12 @@ class Batching:
         for lengths in self._every_lengths():
             mask: Any = self._learned(lengths)
             tokens: Any = np.zeros(mask.shape, np.int32)
-            drawn = Demonstrations(tokens, mask)
-            yield jax.eval_shape(functools.partial(self.demonstrations, drawn))
+            images: Any = None
+            if self.shown is not None:
+                images = RowImages(*self._expected_images(self.shown)[:2])
+            drawn = Demonstrations(tokens, mask, images=images)
+            laid_out = jax.eval_shape(functools.partial(self.demonstrations, drawn))
+            yield laid_out._replace(images=self._expected(laid_out.images))
 
     @property
     def shape_count(self) -> int:
@@ -153,6 +174,10 @@ class Batching:
     def _like(self, lengths: Int[np.ndarray, " trajectories"]) -> Iterator[TrainBatch]:
         """Yields shapes and dtypes of batches of trajectories of these lengths."""
         shape = (self.trajectories, self.row_tokens)
+        images = dict[str, Any]()
+        if self.shown is not None:
+            names = ("tiles", "image_at", "tile_digests")
+            images = dict(zip(names, self._expected_images(self.shown), strict=True))
         of_these = Group(
             lease_id=0,
             ordinal=0,
@@ -168,14 +193,42 @@ class Batching:
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
             truncated=np.zeros(self.trajectories, bool) if self.of_episodes else None,
             routes=None if self.routes is None else self.routes.unrecorded(*shape),
+            **images,
         )
         batch = jax.eval_shape(lambda: self.batch([of_these]))
+        batch = batch._replace(rows=batch.rows._replace(images=self._expected(batch.rows.images)))
         rows, row_tokens = batch.rows.tokens.shape
         for size in self._mask_sizes:
             masks: Any = jax.ShapeDtypeStruct((rows, row_tokens * size, 3), np.uint32)
             yield batch._replace(rows=batch.rows._replace(sampling_masks=masks))
         if not self._mask_sizes:
             yield batch
+
+    def _expected_images(
+        self, shown: ExpectedImages
+    ) -> tuple[UInt8[np.ndarray, "N 1"], Int[np.ndarray, "G T"], UInt8[np.ndarray, "N 16"]]:
+        """Returns tiles of one byte, their places in all trajectories, and their digests."""
+        assert self.vision is not None
+        prompts = -(-self.trajectories // shown.trajectories)
+        count, each = prompts * shown.tiles, shown.tiles * self.vision.tile_tokens
+        positions = np.arange(self.row_tokens)
+        prompt = np.arange(self.trajectories)[:, None] // shown.trajectories
+        at = np.where(positions < each, prompt * each + positions, TEXT).astype(np.int32)
+        digests = np.arange(2 * count, dtype=np.uint64).view(np.uint8).reshape(count, 16)
+        return np.zeros((count, 1), np.uint8), at, digests
+
+    def _expected(self, images: RowImages | None) -> RowImages | None:
+        """Gives tiles of one byte the shape and the dtype of expected ones."""
+        if images is None or self.shown is None:
+            return images
+        assert self.vision is not None
+        vision, dtype = self.vision, self.shown.features
+        of_tile = (vision.image_size, vision.image_size, 3)
+        if dtype is not None:
+            of_tile = (vision.tile_tokens, vision.feature_width)
+        shape = (images.tiles.shape[0], *of_tile)
+        tiles: Any = jax.ShapeDtypeStruct(shape, dtype or np.uint8)
+        return images._replace(tiles=tiles)
 
     @property
     def _mask_sizes(self) -> list[int]:
@@ -363,10 +416,23 @@ def lay_out(drawn: Demonstrations, kind: str, vision: Vision | None = None) -> D
 
 
 def demonstration_batching(
-    kind: str, count: int, row_tokens: int, vision: Vision | None = None
+    kind: str, count: int, row_tokens: int, vision: Vision | None = None, tiles: int = 0
 ) -> Batching:
-    """Returns the layout of the demonstrations of one update."""
-    return Batching(kind, count, row_tokens, updates=1, microbatch_rows=0, vision=vision)
+    """Returns the layout of the demonstrations of one update.
+
+    Args:
+      vision: vision of the policy.
+      tiles: number of tiles of each demonstration's images, in the shapes that are known ahead.
+    """
+    return Batching(
+        kind,
+        count,
+        row_tokens,
+        updates=1,
+        microbatch_rows=0,
+        vision=vision,
+        shown=ExpectedImages(1, tiles) if vision is not None and tiles else None,
+    )
 
 
 def _lengths(mask: Bool[np.ndarray, "B S"]) -> Int[np.ndarray, " B"]:

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 # Newlines merge, so that texts around images must not be encoded apart from their own newlines.
 _MERGES = (("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ"), ("i", "m"), ("im", "a"), ("ima", "g"), (">", "Ċ"))
 
-_GEMMA = (
+GEMMA_TEMPLATE = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
     "{% if messages[0]['content'] is string %}{% set first = messages[0]['content'] + '\n\n' %}"
     "{% else %}{% set first = messages[0]['content'][0]['text'] + '\n\n' %}{% endif %}"
@@ -20,7 +20,7 @@ _GEMMA = (
     "{% endfor %}{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
-_SMOLVLM = (
+SMOLVLM_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
     "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
@@ -40,7 +40,7 @@ def gemma3_tokenizer():
         pad_token="<pad>",
         eos_token="<end_of_turn>",
         bos_token="<bos>",
-        chat_template=_GEMMA,
+        chat_template=GEMMA_TEMPLATE,
         extra_special_tokens={
             "boi_token": "<start_of_image>",
             "image_token": "<image_soft_token>",
@@ -61,7 +61,7 @@ def smolvlm_tokenizer():
         pad_token="<|endoftext|>",
         eos_token="<end_of_utterance>",
         bos_token="<|im_start|>",
-        chat_template=_SMOLVLM,
+        chat_template=SMOLVLM_TEMPLATE,
     )
 
 
