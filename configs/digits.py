@@ -5,10 +5,10 @@
 
 The 1,797 pictures of 8 x 8 pixels are those of scikit-learn. A pixel becomes a character, and the
 policy reads text alone (configs/pictures.py trains one that sees). SFT imitates the right answers
-of a fifth of the problems for 100 steps; then rewards alone say what is right. Held-out accuracy goes from 57.9, 59.9 and 64.2 % after
-SFT to 72.5, 72.8 and 75.6 % after 40 trainer steps on three seeds that nothing was tuned on (102,
-101, 100), and from 64.0 to 71.5 % on seed 0, with which the settings were chosen. A run takes 165
-to 185 seconds of CPU time, all processes together.
+of a fifth of the problems for 100 steps; then rewards alone say what is right. Held-out accuracy
+goes from 57.9, 59.9 and 64.2 % after SFT to 72.5, 72.8 and 75.6 % after 40 trainer steps on three
+seeds that nothing was tuned on (102, 101, 100), and from 64.0 to 71.5 % on seed 0, with which the
+settings were chosen. A run takes 165 to 185 seconds of CPU time, all processes together.
 """
 
 from ml_collections import ConfigDict

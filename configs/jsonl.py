@@ -38,7 +38,9 @@ def get_config() -> ConfigDict:
     config.sync.mode = "one_step_off_policy"
     config.sft.steps = base.from_scratch(config, 100)
     config.algorithm.demonstration_rows = base.following(config, _demonstration_rows)
-    config.algorithm.demonstration_coefficient = 0.5
+    config.algorithm.demonstration_coefficient = base.following(
+        config, lambda one: 0.5 if one.algorithm.demonstration_rows else 0.0
+    )
     config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
     config.optimizer.learning_rate = base.following(config, _learning_rate)
     config.optimizer.update({"warmup_updates": 40, "schedule": "cosine"})

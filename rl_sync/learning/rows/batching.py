@@ -136,7 +136,9 @@ class Batching:
             tokens: Any = np.zeros(mask.shape, np.int32)
             images: Any = None
             if self.shown is not None:
-                images = RowImages(*self._expected_images(self.shown)[:2])
+                blank, at, _ = self._expected_images(self.shown)
+                fields: dict[str, Any] = {"tiles": blank, "at": at}
+                images = RowImages(**fields)
             drawn = Demonstrations(tokens, mask, images=images)
             laid_out = jax.eval_shape(functools.partial(self.demonstrations, drawn))
             yield laid_out._replace(images=self._expected(laid_out.images))
@@ -223,7 +225,7 @@ class Batching:
             return images
         assert self.vision is not None
         vision, dtype = self.vision, self.shown.features
-        of_tile = (vision.image_size, vision.image_size, 3)
+        of_tile: tuple[int, ...] = (vision.image_size, vision.image_size, 3)
         if dtype is not None:
             of_tile = (vision.tile_tokens, vision.feature_width)
         shape = (images.tiles.shape[0], *of_tile)
