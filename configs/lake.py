@@ -4,7 +4,10 @@
 
 The policy gets a picture of the lake, answers with a move, and gets the next picture, until it is
 at the goal or in a hole, or after eight moves. In SFT it imitates the first moves of a pupil who
-goes the right way half of the time. Then it plays.
+goes the right way half of the time. Then it plays. On seed 0, with which the settings were chosen,
+it reaches the goal of 46.9 % of 128 held-out lakes after the SFT, and of 66.4 % after 60 trainer
+steps (95 % intervals 38 to 56 and 58 to 74 %). No other seed was measured. Of three settings tried
+on that seed, one whose SFT was too short to learn to see (150 steps) learned nothing in RL either.
 """
 
 import numpy as np
@@ -63,9 +66,9 @@ def get_config() -> ConfigDict:
     config.environment.max_turns = MOST_MOVES
     config.environment.max_tokens = 11 * MOST_MOVES
     config.sync.mode = "one_step_off_policy"
-    config.sft.steps = base.from_scratch(config, 150)
+    config.sft.steps = base.from_scratch(config, 500)
     config.sft.update({"batch_size": 64, "probe_every_steps": 1000})
     config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
-    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
+    config.optimizer.update({"learning_rate": 3e-4, "schedule": "cosine"})
     config.evaluation.every_steps = 20
     return config
