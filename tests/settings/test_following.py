@@ -16,7 +16,7 @@ FROM_SCRATCH = {
     "digits": 100,
     "game": 300,
     "jsonl": 100,
-    "lake": 150,
+    "lake": 500,
     "long_tail": 300,
     "pictures": 60,
     "selfplay": 200,
