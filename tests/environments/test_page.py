@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl_sync.environments.dialogue.tool_call_text import read_tagged
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply
 from rl_sync.environments.opponents import Seating
+from rl_sync.tasks.pictures.places import PLACE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 
@@ -17,7 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
 def _examples(tmp_path):
     """Files with the Python texts of the page, in their order."""
     texts = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(texts) == 4
+    assert len(texts) == 5
     files = []
     for number, text in enumerate(texts):
         files.append(tmp_path / f"example_{number}.py")
@@ -58,9 +60,22 @@ def test_the_tool_is_called_and_the_answer_judged(examples):
         assert _answer(host) == Outcome({"right": 1.0})
 
 
+def test_the_camera_shows_a_ball_on_either_side(examples):
+    with ProcessHost(f"{examples[2]}:Camera") as host:
+        for seed, side in enumerate(("left", "right")):
+            host.begin(1, {}, seed)
+            message = _answer(host).messages[0]
+            assert message.content == f"{PLACE}Where is the ball?"
+            (image,) = message.images
+            bright = np.nonzero(image.pixels().any(axis=(0, 2)))[0]
+            assert (bright.max() < 8) == (side == "left")
+            host.step(1, Reply(side))
+            assert _answer(host) == Outcome({"right": 1.0})
+
+
 def test_the_game_of_two_is_played_against_a_player_of_one_s_own(examples):
-    with ProcessHost(f"{examples[3]}:Higher") as host:
-        for opponent, digit in {f"{examples[2]}:last": "9", "first": "0"}.items():
+    with ProcessHost(f"{examples[4]}:Higher") as host:
+        for opponent, digit in {f"{examples[3]}:last": "9", "first": "0"}.items():
             host.begin(1, {}, 4, Seating(1, None, opponent))
             turn = _answer(host)
             limit = int(turn.messages[0].content.split()[3].rstrip("."))
