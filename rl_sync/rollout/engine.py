@@ -261,6 +261,8 @@ class Engine:
 
         The arrays must not be donated before the next `load`, or the engine's last use.
         """
+        if self._version < 0:  # Earlier weights only compiled programs; their tower is another.
+            self._batch.features.forget()
         self._batch.load(params)
         self._version = version
         self._queue.forget_prefixes()

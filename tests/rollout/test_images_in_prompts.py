@@ -123,6 +123,14 @@ def test_new_weights_encode_images_again_unless_the_tower_is_frozen():
         assert made._batch.features.encoded == wanted
 
 
+def test_features_by_weights_that_only_compiled_programs_are_forgotten():
+    made = engine(seed=3, frozen_vision=True)
+    made.load(weights(seed=3), version=-1)
+    made.generate(requests())
+    made.load(weights(), version=5)
+    assert_drawn_by_the_whole_model(made.generate(requests()))
+
+
 def test_features_beyond_the_bound_are_encoded_again():
     made = engine(image_cache_bytes=1)
     assert_drawn_by_the_whole_model(made.generate(requests()))

@@ -72,8 +72,7 @@ def _parquet(directory):
             seeing_smolvlm,
             _parquet,
             (),
-            # Explorers draw some groups of several tiles with logprobs 0.3 nats from the trainer's.
-            marks=[pytest.mark.gate, pytest.mark.xfail(strict=True, reason="unequal logprobs")],
+            marks=pytest.mark.gate,
             id="smolvlm",
         ),
         pytest.param(
