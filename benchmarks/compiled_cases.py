@@ -220,6 +220,7 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
         config.update_from_flattened_dict({name: value})
     tokenizer = SimpleNamespace(vocab_size=1, eos_ids=(0,), decode=None)  # Or the model's is more.
     task: Any = SimpleNamespace(
+        processor=None,
         tokenizer=tokenizer,
         row_tokens=case.tokens,
         max_completion_tokens=case.tokens // 2,

@@ -52,7 +52,11 @@ def _compiled(devices, data, tensor, share, **sizes):
     tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), decode=None)
     half = TOKENS // 2
     task = SimpleNamespace(
-        tokenizer=tokenizer, row_tokens=TOKENS, max_completion_tokens=half, max_drawn_tokens=half
+        processor=None,
+        tokenizer=tokenizer,
+        row_tokens=TOKENS,
+        max_completion_tokens=half,
+        max_drawn_tokens=half,
     )
     layout = layout_on(settings, "explorer", devices)
     (decode,) = (
