@@ -14,10 +14,9 @@ import numpy as np
 from jaxtyping import UInt8
 
 from rl_sync.setting import check, setting
-from rl_sync.spelling import require_one_of
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.toy import drawn_problems
-from rl_sync.tasks.toy.drawn_problems import DrawnProblem, QuestionKind
+from rl_sync.tasks.toy.drawn_problems import DrawnProblem, QuestionKind, named_kinds
 
 KINDS = ("safe", "move")
 MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -66,10 +65,7 @@ class BoardConfig:
 
     def __post_init__(self) -> None:
         check(self, "task.board")
-        for name in self.names:
-            require_one_of("task.board.questions", name, KINDS)
-        if not self.names:
-            raise ValueError("task.board.questions names no question.")
+        named_kinds("task.board", self.questions, KINDS)
         needed = self.squares * _LEAST_SQUARE_PIXELS
         if self.side_pixels < needed:
             raise ValueError(
@@ -80,7 +76,7 @@ class BoardConfig:
     @property
     def names(self) -> list[str]:
         """Kinds of questions in use."""
-        return [name.strip() for name in self.questions.split(",") if name.strip()]
+        return named_kinds("task.board", self.questions, KINDS)
 
 
 class Board(NamedTuple):

@@ -13,10 +13,9 @@ import numpy as np
 from jaxtyping import UInt8
 
 from rl_sync.setting import check, setting
-from rl_sync.spelling import require_one_of
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.toy import drawn_problems
-from rl_sync.tasks.toy.drawn_problems import DrawnProblem, QuestionKind
+from rl_sync.tasks.toy.drawn_problems import DrawnProblem, QuestionKind, named_kinds
 from rl_sync.tasks.toy.scenes import COLORS, WHITE
 
 KINDS = ("value", "highest", "difference")
@@ -60,10 +59,7 @@ class ChartConfig:
 
     def __post_init__(self) -> None:
         check(self, "task.chart")
-        for name in self.names:
-            require_one_of("task.chart.questions", name, KINDS)
-        if not self.names:
-            raise ValueError("task.chart.questions names no question.")
+        named_kinds("task.chart", self.questions, KINDS)
         needed = self.most_value * _LEAST_UNIT_PIXELS + 1
         if self.side_pixels < needed:
             raise ValueError(
@@ -75,7 +71,7 @@ class ChartConfig:
     @property
     def names(self) -> list[str]:
         """Kinds of questions in use."""
-        return [name.strip() for name in self.questions.split(",") if name.strip()]
+        return named_kinds("task.chart", self.questions, KINDS)
 
 
 def load(config: ChartConfig, seed: int) -> Problems:

@@ -18,9 +18,9 @@ from jaxtyping import Int, UInt8
 
 from rl_sync.images import FIELD, Image
 from rl_sync.setting import check, setting
-from rl_sync.spelling import require_one_of
 from rl_sync.tasks import optional_packages
 from rl_sync.tasks.problems import Problems
+from rl_sync.tasks.toy.drawn_problems import named_kinds
 from rl_sync.types import Prompt
 
 _INK = ".:+#"
@@ -75,10 +75,7 @@ class DigitsConfig:
 
     def __post_init__(self) -> None:
         check(self, "task.digits")
-        for name in self.names:
-            require_one_of("task.digits.questions", name, QUESTIONS)
-        if not self.names:
-            raise ValueError("task.digits.questions names no question.")
+        named_kinds("task.digits", self.questions, QUESTIONS)
         if self.as_text and _SUM in self.names:
             raise ValueError(
                 "task.digits.questions=sum asks about images of two digits, and as text there is"
@@ -88,7 +85,7 @@ class DigitsConfig:
     @property
     def names(self) -> list[str]:
         """Kinds of questions in use."""
-        return [name.strip() for name in self.questions.split(",") if name.strip()]
+        return named_kinds("task.digits", self.questions, QUESTIONS)
 
 
 class _Digits(NamedTuple):

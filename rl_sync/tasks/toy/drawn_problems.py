@@ -8,12 +8,13 @@ question says. No two problems have the same image, so no held-out image is trai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_sync.images import FIELD, Image
+from rl_sync.spelling import require_one_of
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
 
@@ -46,6 +47,23 @@ class QuestionKind(NamedTuple):
 
     aims: Sequence[Any]
     draw: Callable[[Any, np.random.Generator], DrawnProblem | None]
+
+
+def named_kinds(section: str, questions: str, known: Collection[str]) -> list[str]:
+    """Reads the kinds of questions of a setting, which are separated by commas.
+
+    Args:
+      section: name of the task's section, such as `task.board`.
+
+    Raises:
+      ValueError: a kind is unknown, or there is none.
+    """
+    names = [name.strip() for name in questions.split(",") if name.strip()]
+    for name in names:
+        require_one_of(f"{section}.questions", name, known)
+    if not names:
+        raise ValueError(f"{section}.questions names no question.")
+    return names
 
 
 def draw_problems(

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_sync.setting import check, setting
-from rl_sync.spelling import require_one_of
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.toy import drawn_problems
 from rl_sync.tasks.toy.scenes import COLORS, LEAST_CELL_PIXELS, SHAPES, Scene, SceneShape
@@ -142,14 +141,11 @@ class ShapesConfig:
     def __post_init__(self) -> None:
         check(self, "task.shapes")
         for name in self.names:
-            require_one_of("task.shapes.questions", name, KINDS)
             if self.as_text and name not in TEXT_QUESTIONS:
                 raise ValueError(
                     f"task.shapes.questions={name} asks about sizes, and as text all shapes have"
                     " one size: leave it out, or set task.shapes.as_text=false."
                 )
-        if not self.names:
-            raise ValueError("task.shapes.questions names no question.")
         if self.most_shapes > self.cells**2:
             raise ValueError(
                 f"task.shapes.most_shapes={self.most_shapes} do not fit into {self.cells} times"
@@ -177,7 +173,7 @@ class ShapesConfig:
         """Kinds of questions in use."""
         if self.questions is None:
             return list(TEXT_QUESTIONS if self.as_text else KINDS)
-        return [name.strip() for name in self.questions.split(",") if name.strip()]
+        return drawn_problems.named_kinds("task.shapes", self.questions, KINDS)
 
 
 def load(config: ShapesConfig, seed: int) -> Problems:
