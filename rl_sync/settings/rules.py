@@ -852,6 +852,7 @@ RULES: dict[str, Rule] = {
     "rollout.slots, explorer.mesh": _slots_cut,
     "model.experts.count, model.experts.per_token": lambda s: s.model.experts.experts(),
     "model.num_heads, model.num_kv_heads": lambda s: s.model.config(vocab_size=1, max_length=1),
+    "model.vision": lambda s: s.model.vision.image_size and s.model.vision.vision(token_id=0),
     "rollout.routing_replay, model.experts": lambda s: require(
         not s.rollout.routing_replay
         or s.model.config(vocab_size=1, max_length=1).experts is not None,

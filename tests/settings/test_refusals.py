@@ -598,6 +598,11 @@ EXAMPLES = {
         ),
     ],
     "model.num_heads, model.num_kv_heads": [({"model__num_kv_heads": 3}, "num_kv_heads=3")],
+    "model.vision": [
+        ({"model__vision__image_size": 20}, "of a tile's side: 1, 25"),
+        ({"model__vision__image_size": 30}, "image_size=30 must be a multiple"),
+        ({"model__vision__image_size": 32, "model__vision__num_heads": 5}, "num_heads=5"),
+    ],
     "rollout.routing_replay, model.experts": [
         ({"rollout__routing_replay": True}, "use a model with a mixture of experts"),
     ],

@@ -66,10 +66,12 @@ class Vision:
             f"must be a multiple of model.vision.num_heads={self.num_heads}",
         )
         tokens = math.isqrt(max(self.tile_tokens, 0))
+        squares = [n * n for n in range(1, self.patches + 1) if self.patches % n == 0]
         self._require(
             "tile_tokens",
             tokens > 0 and tokens**2 == self.tile_tokens and self.patches % tokens == 0,
-            f"must be the square of a divisor of the {self.patches} patches of a tile's side",
+            f"must be the square of a divisor of the {self.patches} patches of a tile's side:"
+            f" {', '.join(map(str, squares))}",
         )
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
