@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.balance import cut_of, ordered, put_in_order, shards_of
@@ -263,11 +264,16 @@ def attend(
             context.indices is not None,
             call if kernel == "splash" else None,
         )
-        of_tokens = [_ASKING] * len(tokens) + [_TOKENS] * len(tokens)
+        of_tokens: list[Any] = [*[_ASKING] * len(tokens), *map(_whole_rows, tokens)]
         run = on_shards(to_rows, _QUERIES, _KEYS, _KEYS, (), (), _ASKING, *of_tokens)
         of_layer = layer.window, layer.slides
         return run(queries, keys, values, *of_layer, indices, *tokens, *tokens)
     return dense(queries, keys, values, visible(tokens, tokens, layer.window))
+
+
+def _whole_rows(x: Int[Array, "B T"] | None) -> PartitionSpec:
+    """Returns the sharding of whole rows, on the devices that have parts of these rows."""
+    return PartitionSpec() if x is None else PartitionSpec(in_use().cuts(_ASKING, x.shape)[0])
 
 
 def _attend_to_rows(

@@ -74,25 +74,28 @@ def _in_stored_order(x: Array, sharding: NamedSharding) -> Array:
     )
 
 
-def on_shards(function: Callable[..., Array], *axes: Sequence[str | None]) -> Callable[..., Array]:
+def on_shards(
+    function: Callable[..., Array], *axes: Sequence[str | None] | PartitionSpec
+) -> Callable[..., Array]:
     """Makes a function run on each device's shards of its arguments, without communication.
 
     If the current layout has one device, the function runs unchanged.
 
     Args:
       function: maps arrays to an array with the shape and sharding of the first argument.
-      axes: for each argument, the logical names of its first axes. An argument may be None.
+      axes: for each argument, the logical names of its first axes, or its sharding. An argument may
+        be None.
     """
+
+    def cut(x: Array | None, of: Sequence[str | None] | PartitionSpec) -> PartitionSpec:
+        if x is None or isinstance(of, PartitionSpec):
+            return of if isinstance(of, PartitionSpec) else PartitionSpec()
+        return in_use().sharding(of, x.shape).spec
 
     def run(*arrays: Array | None) -> Array:
         if not laid_out():
             return function(*arrays)
-        layout = in_use()
-        pairs = zip(axes, arrays, strict=True)
-        specs = tuple(
-            PartitionSpec() if x is None else layout.sharding(names, x.shape).spec
-            for names, x in pairs
-        )
+        layout, specs = in_use(), tuple(cut(*pair) for pair in zip(arrays, axes, strict=True))
         mapped = jax.shard_map(
             function, mesh=layout.mesh, in_specs=specs, out_specs=specs[0], check_vma=False
         )
