@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from rl_sync.models.config import (
     ATTENTION_TARGETS,
@@ -16,6 +16,7 @@ from rl_sync.models.config import (
     ModelConfig,
     Remat,
 )
+from rl_sync.models.huggingface.families import GEMMA_TRAITS
 from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.records import ConfigError, require
@@ -182,7 +183,7 @@ class ModelSettings:
                 vocab_size=vocab_size,
                 max_length=max_length,
                 experts=self.experts.experts(),
-                qk_norm=self.experts.count > 0,
+                **self._traits(sees=image_token is not None),
                 vision=None if image_token is None else self.vision.vision(image_token),
                 **sizes,
             )
@@ -196,6 +197,15 @@ class ModelSettings:
             attention=cast(AttentionPath, self.attention),
             lora=self.lora.lora(experts=model.experts is not None),
         )
+
+    def _traits(self, sees: bool) -> dict[str, Any]:
+        """Returns what a model from a random start has in common with a family of transformers.
+
+        It can be exported as a model of this family.
+        """
+        if self.experts.count:
+            return {"qk_norm": True}
+        return GEMMA_TRAITS | {"activation": "gelu_tanh"} if sees else {}
 
     def kv_heads(self) -> int:
         """Returns the number of key and value heads.

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rl_sync.checkpoints.snapshots import save_snapshot, snapshot_path
+from rl_sync.images import Image
 from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.roles import wiring
@@ -18,7 +19,9 @@ from rl_sync.roles.build import parameters_of
 from rl_sync.roles.policy_export import export
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
+from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.tokenizer_files import IMAGE
 from rl_sync.workdir import Workdir
 from tests.models import tiny as tiny_model
 from tests.models.huggingface import golden
@@ -34,12 +37,13 @@ TOKENIZER = golden.ROOT.parent / "tokenizer"
 def run_in(
     workdir: Path,
     tokenizer: Path | None = None,
-    task: dict[str, int] | None = None,
+    task: dict[str, object] | None = None,
     **model: object,
 ):
     """The work directory of a run: its config, its model and the parameters of two snapshots."""
     config = {**tiny.get_config().to_dict(), "workdir": str(workdir)}
-    config["model"] |= model
+    for name, value in model.items():
+        config["model"][name] = {**config["model"][name], **value} if name == "vision" else value
     config["task"] |= task or {}
     config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
     settings = read_settings(config)
@@ -70,6 +74,25 @@ def test_a_run_from_scratch_becomes_a_checkpoint_with_its_own_tokenizer(tmp_path
     assert stored["model"]["vocab"]["7"] == tokenizer.encode("7")[0]
     values = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert values["eos_token_id"] == tokenizer.eos_id
+
+
+def test_a_policy_that_sees_becomes_a_gemma_with_its_processing_of_images(tmp_path):
+    sees = {"image_size": 16, "tile_tokens": 4, "embed_dim": 16, "num_heads": 2, "mlp_dim": 24}
+    settings, model, params = run_in(tmp_path / "run", task={"name": "digits"}, vision=sees)
+    export(tmp_path / "run", tmp_path / "out", None)
+    task = wiring.load_task(settings)
+    config = load_config(tmp_path / "out", vision=True)
+    # Written in full: Gemma has a RoPE of its own for sliding layers, of which there are none.
+    same = {"query_scale": model.attention_scale, "local_rope_base": model.rope_base}
+    assert config == dataclasses.replace(model, max_length=2048, **same)
+    _, again = golden.load(tmp_path / "out", vision=True)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+    processor = checkpoint_tiles(str(tmp_path / "out"))
+    wide = Image.of_array(np.random.default_rng(3).integers(0, 255, (20, 50, 3), np.uint8))
+    np.testing.assert_array_equal(processor.tiles(wide), task.processor.tiles(wide))
+    assert processor.tile_tokens == 4
+    vocabulary = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert vocabulary[IMAGE] == model.vision.token_id
 
 
 def test_longer_rows_than_the_least_positions_are_as_many_positions(tmp_path):

@@ -153,7 +153,10 @@ def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
             continue
         if wanted.vision:
             values = with_vision(wanted.vision, values) or values
-        differing = _differing(wanted, model_config(values, vision=True))
+        read = model_config(values, vision=True)
+        if not wanted.sliding_layers:
+            read = dataclasses.replace(read, local_rope_base=wanted.local_rope_base)
+        differing = _differing(wanted, read)
         if not differing:
             return values
         if nearest is None or len(differing) < len(nearest[1]):
@@ -340,6 +343,8 @@ def _written_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 def _differing(one: ModelConfig, other: ModelConfig) -> list[str]:
     """Lists the fields of `one` that define the model and differ in `other`."""
     names = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in _OURS]
+    if one.attention_scale == other.attention_scale:
+        names.remove("query_scale")
     return [
         f"{name}={getattr(one, name)!r}"
         for name in names

@@ -69,7 +69,7 @@ _GEMMA = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-_GEMMA_TRAITS = {
+GEMMA_TRAITS: dict[str, Any] = {
     "norm_offset": 1.0, "post_norms": True, "scale_embedding": True, "qk_norm": True,
 }  # fmt: skip
 FAMILIES: dict[str, Family] = {
@@ -112,7 +112,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(
         "Gemma 3, only its language model.",
         "Gemma3ForCausalLM",
-        _GEMMA_TRAITS,
+        GEMMA_TRAITS,
         _GEMMA,
         slides="pattern",
         divides=True,

@@ -23,6 +23,7 @@ _ONLY = {"hidden_act": "gelu_pytorch_tanh", "num_channels": 3}
 # side, rounding gives some patches the number of a neighbour (found with torch 2.13).
 _UNEVEN = frozenset({19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62})
 _MOST_PATCHES = 64
+_BILINEAR = 2  # Number of the filter in Pillow.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,3 +207,29 @@ def with_vision(vision: Vision, text: Values) -> dict[str, Any] | None:
             "torch_dtype": text["torch_dtype"],
         }
     return None
+
+
+def processor_values(vision: Vision) -> dict[str, Any] | None:
+    """Returns the preprocessor_config.json of a model of our own, which sees an image as one tile.
+
+    Args:
+      vision: the model's vision.
+
+    Returns:
+      None if a connector has no such processing.
+    """
+    if vision.connector != "pooled":
+        return None
+    side, half = vision.image_size, [0.5, 0.5, 0.5]
+    return {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": side, "width": side},
+        "do_resize": True,
+        "resample": _BILINEAR,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": half,
+        "image_std": half,
+        "image_seq_length": vision.tile_tokens,
+    }

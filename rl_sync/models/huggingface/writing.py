@@ -35,13 +35,14 @@ from rl_sync.models.huggingface.reading import (
     TensorFiles,
     read_values,
 )
-from rl_sync.models.huggingface.vision_families import VISION_FAMILIES
+from rl_sync.models.huggingface.vision_families import VISION_FAMILIES, processor_values
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
 MAX_FILE_BYTES = 5 * 10**9
 GENERATION_FILE = "generation_config.json"
 # Files that are copied from a source directory, in addition to its weights.
+PROCESSOR_FILE = "preprocessor_config.json"
 _COPIED = (
     GENERATION_FILE,
     "tokenizer.json",
@@ -53,7 +54,7 @@ _COPIED = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    "preprocessor_config.json",
+    PROCESSOR_FILE,
     "processor_config.json",
 )
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -208,7 +209,8 @@ def write_frame(
     token_ids: TokenIds | None = None,
     keeps_vision: bool = False,
 ) -> None:
-    """Writes the files of a checkpoint besides its weights: config.json and the tokenizer's.
+    """Writes the files of a checkpoint besides its weights: config.json, and those of the tokenizer
+    and of the processing of images.
 
     Args:
       target: a directory that does not exist.
@@ -227,6 +229,8 @@ def write_frame(
         for name in _COPIED:
             if (giver / name).exists():
                 shutil.copyfile(giver / name, target / name)
+    if source is None and config.vision and (processor := processor_values(config.vision)):
+        _write_json(target / PROCESSOR_FILE, processor)
     if token_ids is not None:
         generation = target / GENERATION_FILE
         copied = read_object(generation) if generation.exists() else {}
