@@ -81,7 +81,8 @@ def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
     vision = trainer.model.vision
     asked = (one for one in task.demonstrations if isinstance(one, Prompt))
     tiles = 0 if vision is None else task.most_tiles(asked)
-    batching = demonstration_batching(kind, size, task.row_tokens, vision, tiles)
+    shards = settings.trainer_layout.batch_shards
+    batching = demonstration_batching(kind, size, task.row_tokens, vision, tiles, shards)
     laid_out = batching.demonstration_shapes()
     return [
         Listed(SFT, "step", sft_key(drawn), functools.partial(trainer.lower_sft, drawn))

@@ -438,6 +438,7 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
         laid_out,
         vision=model_config(settings, task).vision,
         part_rows=settings.trainer.microbatch_rows,
+        tile_shards=settings.trainer_layout.batch_shards,
         shown=ExpectedImages(settings.trainer.group_size, task.trained_tiles, features),
     )
 

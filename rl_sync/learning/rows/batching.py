@@ -91,6 +91,7 @@ class Batching:
       vision: vision of the policy; None for batches of text alone.
       part_rows: number of rows that are computed at once, with images of their own; 0 for all rows
         of an update.
+      tile_shards: number of devices that share the images of a part.
       shown: images of the batches whose shapes are known ahead; None for text alone.
     """
 
@@ -107,6 +108,7 @@ class Batching:
     routes: RouteShape | None = None
     vision: Vision | None = None
     part_rows: int = 0
+    tile_shards: int = 1
     shown: ExpectedImages | None = None
 
     @property
@@ -290,7 +292,7 @@ class Batching:
         parts = self.updates
         if self.part_rows:
             parts = len(at) // self.part_rows
-        return in_parts(self.vision, tiles, at, parts)
+        return in_parts(self.vision, tiles, at, parts, self.tile_shards)
 
     def _masks(
         self, groups: list[Group], shape: tuple[int, int], source: Source
@@ -407,24 +409,34 @@ def default_row_tokens(row_tokens: int) -> int:
     return max(SHARED_ROW_TOKENS, 2 * row_tokens)
 
 
-def lay_out(drawn: Demonstrations, kind: str, vision: Vision | None = None) -> Demonstrations:
+def lay_out(
+    drawn: Demonstrations, kind: str, vision: Vision | None = None, tile_shards: int = 1
+) -> Demonstrations:
     """Lays out the demonstrations of one update, as a `Batching` of that kind lays out batches.
 
     Args:
       vision: vision of the policy.
+      tile_shards: see `Batching`.
     """
     count, row_tokens = drawn.tokens.shape
-    return demonstration_batching(kind, count, row_tokens, vision).demonstrations(drawn)
+    batching = demonstration_batching(kind, count, row_tokens, vision, tile_shards=tile_shards)
+    return batching.demonstrations(drawn)
 
 
 def demonstration_batching(
-    kind: str, count: int, row_tokens: int, vision: Vision | None = None, tiles: int = 0
+    kind: str,
+    count: int,
+    row_tokens: int,
+    vision: Vision | None = None,
+    tiles: int = 0,
+    tile_shards: int = 1,
 ) -> Batching:
     """Returns the layout of the demonstrations of one update.
 
     Args:
       vision: vision of the policy.
       tiles: number of tiles of each demonstration's images, in the shapes that are known ahead.
+      tile_shards: see `Batching`.
     """
     return Batching(
         kind,
@@ -433,6 +445,7 @@ def demonstration_batching(
         updates=1,
         microbatch_rows=0,
         vision=vision,
+        tile_shards=tile_shards,
         shown=ExpectedImages(1, tiles) if vision is not None and tiles else None,
     )
 

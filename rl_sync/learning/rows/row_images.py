@@ -71,19 +71,21 @@ def in_parts(
     tiles: Tiles,
     at: Int[np.ndarray, "B T"],
     parts: int,
+    shards: int = 1,
 ) -> RowImages | None:
     """Gives each part of a batch's rows its own tiles; None if no row shows any.
 
     Args:
       at: index in `tiles` of each token's features, in the rows of the batch.
       parts: number of parts, of equally many rows.
+      shards: number of devices that share the tiles of a part.
     """
     if not (at >= 0).any():
         return None
     each = vision.tile_tokens
     of_parts = at.reshape(parts, -1)
     used = [np.unique(part[part >= 0] // each) for part in of_parts]
-    places = tile_places(max(map(len, used)))
+    places = tile_places(max(map(len, used)), shards)
     shown = np.zeros((parts, places, *tiles.shape[1:]), tiles.dtype)
     local = np.full_like(of_parts, TEXT)
     for number, (part, some) in enumerate(zip(of_parts, used, strict=True)):
@@ -99,7 +101,12 @@ def in_parts(
     return RowImages(**fields)
 
 
-def tile_places(tiles: int) -> int:
-    """Returns the number of places for tiles of a part: 1, 2, 3, 4, 6, 8, 12 …"""
-    power = 1 << (tiles - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and tiles <= power * 3 // 4 else power
+def tile_places(tiles: int, shards: int = 1) -> int:
+    """Returns the number of places for tiles of a part: 1, 2, 3, 4, 6, 8, 12 … for each device.
+
+    Args:
+      shards: number of devices that share the tiles, equally many each.
+    """
+    own = -(-tiles // shards)
+    power = 1 << (own - 1).bit_length()
+    return shards * (power * 3 // 4 if power >= 4 and own <= power * 3 // 4 else power)

@@ -142,4 +142,5 @@ class SftPhase:
         """Returns the demonstrations of a step, which depend only on the seed and the step."""
         settings = self.session.settings
         drawn = draw(self.task, settings.sft.batch_size, [settings.seed, step])
-        return lay_out(drawn, settings.trainer.batching, self.trainer.model.vision)
+        shards = settings.trainer_layout.batch_shards
+        return lay_out(drawn, settings.trainer.batching, self.trainer.model.vision, shards)

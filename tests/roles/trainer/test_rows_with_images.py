@@ -203,6 +203,8 @@ def test_each_part_of_the_rows_has_its_own_tiles_once():
 
 def test_places_for_tiles_grow_in_few_sizes():
     assert [tile_places(n) for n in (1, 2, 3, 4, 5, 6, 7, 9, 13)] == [1, 2, 3, 4, 6, 6, 8, 12, 16]
+    # Each device has equally many places, so none encodes the tiles of others.
+    assert [tile_places(n, 3) for n in (1, 3, 4, 9, 12, 13)] == [3, 3, 6, 9, 12, 18]
 
 
 def test_a_group_with_images_passes_through_the_columns_of_a_replay_item():
