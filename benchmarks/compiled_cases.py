@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from rl_sync.configs import base
 from rl_sync.models import lora
+from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.plan import lowered_programs, memory_estimate, model_memory
@@ -26,6 +27,7 @@ from rl_sync.plan.targets import target
 from rl_sync.roles import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
+from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.task import Task
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -51,6 +53,7 @@ class Case(NamedTuple):
       program: `step`, or a program of the engine.
       remat: the setting `model.remat`.
       settings: other settings, by name.
+      tiles: the tiles of each prompt's images; 0 for text alone.
     """
 
     model: str
@@ -61,10 +64,12 @@ class Case(NamedTuple):
     program: str = "step"
     remat: str = "full"
     settings: tuple[tuple[str, Any], ...] = ()
+    tiles: int = 0
 
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
         more = "".join(f", {name}={value}" for name, value in self.settings)
+        more += f", tiles={self.tiles}" * bool(self.tiles)
         remat = f", {self.remat}" if self.program == "step" else ""
         return (
             f"{self.model} {self.program}, {self.target} {mesh}, {self.rows} x {self.tokens}"
@@ -73,8 +78,9 @@ class Case(NamedTuple):
 
 
 SMALL, LARGE, HUGE, EXPERTS = "qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-72b", "qwen3-30b-a3b"
-LLAMA, GEMMA = "llama-3.1-8b", "gemma-3-4b"
+LLAMA, GEMMA, SEES = "llama-3.1-8b", "gemma-3-4b", "gemma-3-4b-vision"
 OFFLOADED = (("trainer.offload_optimizer", True), ("trainer.offload_reference", True))
+RANK_16 = (("model.lora.rank", 16),)
 LORA = (("model.lora.rank", 16), ("model.lora.targets", "q,k,v,o"))
 CASES = (
     Case(SMALL, "v5e:2x2", (1, 4, 1), 8, 1024, remat="none"),
@@ -156,6 +162,26 @@ CASES = (
         for on in ("v5e:2x4", "h100:8")
         for name in ("prefill", "insert", "decode")
     ),
+    # configs/vqa.py, on a GPU and on eight TPUs. Groups carry features of their images.
+    *(
+        Case(SEES, on, mesh, rows, 576, name, settings=RANK_16, tiles=1)
+        for on, step, engine in (
+            ("h100:1", (1, 1, 1), (1, 1, 1)),
+            ("v5e:2x4", (1, 8, 1), (2, 1, 4)),
+        )
+        for name in ("step", "image_features", "prefill", "decode")
+        for mesh, rows in [(step, 8 * step[1]) if name == "step" else (engine, 64)]
+    ),
+    # The tower is trained too, from pixels.
+    Case(
+        SEES,
+        "v5e:4x4",
+        (1, 16, 1),
+        16,
+        576,
+        tiles=1,
+        settings=(("model.vision.trains_tower", True),),
+    ),
 )
 
 
@@ -218,15 +244,23 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     config.workdir = "/nowhere"
     for name, value in case.settings:
         config.update_from_flattened_dict({name: value})
+    settings = read_settings(config.to_dict())
     tokenizer = SimpleNamespace(vocab_size=1, eos_ids=(0,), decode=None)  # Or the model's is more.
+    processor = None
+    if case.tiles:
+        vision = load_config(SHAPES / case.model, vision=True).vision
+        assert vision is not None
+        processor = SquareTiles(vision.image_size, vision.tile_tokens)
+        tokenizer.image_id = lambda marks: vision.token_id
     task: Any = SimpleNamespace(
-        processor=None,
+        processor=processor,
+        trained_tiles=case.tiles,
         tokenizer=tokenizer,
         row_tokens=case.tokens,
         max_completion_tokens=case.tokens // 2,
         max_drawn_tokens=case.tokens // 2,
     )
-    return read_settings(config.to_dict()), cast(Task, task)
+    return settings, cast(Task, task)
 
 
 def program_of(

@@ -14,7 +14,9 @@ from rl_sync.models.sharding import Layout, using
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of, trainer_of
 from rl_sync.roles.engines import rollout_changes, rollout_engine
+from rl_sync.rollout.buckets import power_of_two
 from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram
+from rl_sync.rollout.image_features import MOST_TILES
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
@@ -60,6 +62,8 @@ def rollout_programs(
 ) -> list[LowerableProgram]:
     """Returns the programs of an explorer's engine with all slots in use.
 
+    If prompts have images, a prefill has the most that a training problem shows.
+
     Args:
       rows: number of slots; 0 for the number in the settings.
       span: number of positions that decoding reads; 0 for all.
@@ -73,15 +77,23 @@ def rollout_programs(
     rows, span = rows or settings.slots, span or length
     width = prompts[1] or engine_sizes.prompt_bucket(length - task.max_drawn_tokens)
     prefilled = (prompts[0] or engine_sizes.prefill_rows(rows, width), width)
-    sizes = {"prefill": prefilled, "insert": (rows, *prefilled), "decode": (rows, span)}
-    changes = rollout_changes(settings, task)
-    more = {"prefill": (), "insert": (LEAST_STOP_IDS,), "decode": (LEAST_STOP_IDS, *changes)}
+    sizes: dict[str, tuple[int, ...]] = {
+        "prefill": prefilled,
+        "insert": (rows, *prefilled),
+        "decode": (rows, span),
+    }
+    if parameters.model.vision and task.trained_tiles:
+        tiles = power_of_two(task.trained_tiles)
+        encoded = min(MOST_TILES, power_of_two(prefilled[0] * tiles))
+        sizes = {"image_features": (encoded,), **sizes, "prefill": (*prefilled, tiles)}
+    more = {"insert": (LEAST_STOP_IDS,)}
+    more["decode"] = (LEAST_STOP_IDS, *rollout_changes(settings, task))
     return [
         LowerableProgram(
             "explorer", name, size, _for_devices(layout, functools.partial(possible.lower, one))
         )
         for name, size in sizes.items()
-        for one in [CompiledProgram(name, (*size, *more[name]))]
+        for one in [CompiledProgram(name, (*size, *more.get(name, ())))]
     ]
 
 

@@ -29,6 +29,7 @@ from rl_sync.models.placement import abstract_params, as_computed_abstract, cast
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, cuts_positions, using
 from rl_sync.models.transformer import param_axes
+from rl_sync.models.vision.tower import TOWER, VISION, scores_bytes
 from rl_sync.models.vocabulary.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
@@ -116,6 +117,10 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
     if batch.rows.sampling_masks is not None:
         made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
     work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
+    if tiles := _tiles_at_once(settings, task):
+        if settings.model.trains_tower:
+            made["activations"] += model_memory.tower_bytes(_tower_shard(model, layout), tiles)
+        work["the vision tower"] = _tower_work(model, layout, tiles)
     if platform != "cpu":
         # Gradients of a microbatch are added to the sum over earlier ones.
         fresh = gradients if settings.trainer.microbatch_rows else 0
@@ -194,6 +199,48 @@ def rows_at_once(settings: RunSettings, task: Task) -> tuple[int, int]:
     batch_rows, row_tokens = wiring.batching_of(settings, task).largest().rows.tokens.shape
     micro = settings.trainer.microbatch_rows or batch_rows // settings.optimizer.updates_per_batch
     return max(1, micro // settings.trainer_layout.batch_shards), row_tokens
+
+
+def _tiles_at_once(settings: RunSettings, task: Task) -> int:
+    """Returns how many tiles of images a trainer device encodes at once; 0 without images.
+
+    Features of images are encoded already.
+    """
+    rows = wiring.batching_of(settings, task).largest().rows
+    if rows.images is None or rows.images.tiles.ndim == 3:
+        return 0
+    layout = settings.trainer_layout
+    parts = len(rows.tokens) // (rows_at_once(settings, task)[0] * layout.batch_shards)
+    return math.ceil(len(rows.images.tiles) / max(1, parts) / layout.batch_shards)
+
+
+def _tower_shard(model: ModelConfig, layout: Layout) -> ModelConfig:
+    """Returns a model whose tower's activations are as large as those of one device."""
+    vision, parts = model.vision, layout.tensor_shards
+    assert vision is not None
+    if vision.num_heads % parts or vision.mlp_dim % parts:
+        return model
+    return dataclasses.replace(
+        model, vision=dataclasses.replace(vision, mlp_dim=vision.mlp_dim // parts)
+    )
+
+
+def _tower_work(model: ModelConfig, layout: Layout, tiles: int) -> int:
+    """Returns the bytes of a block of the vision tower while it encodes tiles.
+
+    Args:
+      tiles: number of tiles of a device.
+    """
+    vision = _tower_shard(model, layout).vision
+    assert vision is not None
+    heads = -(-vision.num_heads // layout.tensor_shards)
+    width = jax.numpy.dtype(model.dtype).itemsize
+    patches = tiles * vision.patches**2
+    of_stream = patches * vision.embed_dim * width
+    of_attention = 4 * of_stream * heads // vision.num_heads
+    scores = scores_bytes(tiles, heads, vision.patches**2) * (4 + width) // 4
+    hidden = patches * vision.mlp_dim * width
+    return 2 * of_stream + max(of_attention + scores, 2 * hidden)
 
 
 def _state(
@@ -306,11 +353,17 @@ def _loss_bytes(
         shard = plan.number * plan.size * model.embed_dim // cuts.size(cuts.embed)
         block = plan.size * cuts.size(cuts.shared)
         logits, kernel = 4 * tokens * block, block * model.embed_dim
-        # First the gradient's blocks, then the gradient. One block and the next are gathered.
-        return shard * (width + 2 * 4) + kernel * (2 * width + 4) + _LOGITS_ARRAYS * logits
+        # One block and the next are gathered.
+        work = 2 * width * kernel + _LOGITS_ARRAYS * logits
+        if model.lora:
+            return work
+        # First the gradient's blocks, then the gradient.
+        return work + 4 * kernel + (width + 2 * 4) * shard
     if platform == "cpu" and whole <= most:
         return 0  # The logits are kept, and counted as activations.
     chunk = min(whole, max(position, most // position * position))
+    if model.lora:
+        return _LOGITS_ARRAYS * chunk
     # The matrix's gradient is summed over the chunks, in addition to the current chunk's.
     copy = 0 if platform == "cpu" else width
     return math.prod(matrix) * (copy + 4) + _LOGITS_ARRAYS * chunk
@@ -356,6 +409,14 @@ def _policy(settings: RunSettings, task: Task) -> Parameters:
     return parameters_of(settings, task, settings.explorer_layout)
 
 
+def _read_bytes(settings: RunSettings, task: Task) -> int:
+    """Returns the bytes of the parameters that prefills and decode steps read, not the tower's."""
+    held = dict(_policy(settings, task).abstract_held)
+    if VISION in held:
+        held[VISION] = {name: of for name, of in held[VISION].items() if name != TOWER}
+    return model_memory.device_bytes(held)
+
+
 def decode_estimate(
     settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
 ) -> MemoryEstimate:
@@ -366,7 +427,7 @@ def decode_estimate(
     """
     rows, span = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
-    weights = model_memory.device_bytes(_policy(settings, task).abstract_held)
+    weights = _read_bytes(settings, task)
     cache = _engine_cache_bytes(settings, task, platform, rows)
     # Sharding over `tensor` was not measured on CPUs.
     shards = layout.batch_shards if platform == "cpu" else layout.mesh.size
@@ -384,16 +445,43 @@ def prefill_estimate(
     """Estimates an explorer's prefill of prompts, without its slots.
 
     Args:
-      sizes: number of prompts, and of tokens of each.
+      sizes: number of prompts, of tokens of each, and of tiles of its images, if it has any.
     """
-    rows, tokens = sizes
+    rows, tokens, *tiles = sizes
     model, layout = _engine_model(settings, task), settings.explorer_layout
-    held = {"parameters": model_memory.device_bytes(_policy(settings, task).abstract_held)}
+    held = {"parameters": _read_bytes(settings, task)}
     made = {_PROMPTS: _cache_bytes(platform, model, layout, rows, tokens)}
     # Gate and up are the largest arrays of a forward pass.
     width = 2 * model.mlp_dim * jax.numpy.dtype(model.dtype).itemsize
     mlp = math.ceil(rows * tokens / layout.mesh.size) * width
+    if tiles:
+        made["features of images"] = _features_bytes(model, rows * tiles[0])
     return MemoryEstimate(held, made, {"a block": mlp})
+
+
+def image_features_estimate(
+    settings: RunSettings, task: Task, platform: Platform, sizes: Sequence[int]
+) -> MemoryEstimate:
+    """Estimates an explorer's encoding of images.
+
+    Args:
+      sizes: number of tiles.
+    """
+    (tiles,) = sizes
+    model, layout = _engine_model(settings, task), settings.explorer_layout
+    assert model.vision is not None
+    tower = _policy(settings, task).abstract_held[VISION][TOWER]
+    held = {"vision tower": model_memory.device_bytes(tower)}
+    made = {"features of images": _features_bytes(model, tiles)}
+    made["pixels"] = tiles * model.vision.pixel_bytes
+    own = math.ceil(tiles / layout.batch_shards)
+    return MemoryEstimate(held, made, {"a block": _tower_work(model, layout, own)})
+
+
+def _features_bytes(model: ModelConfig, tiles: int) -> int:
+    """Returns the bytes of the features of tiles."""
+    assert model.vision is not None
+    return tiles * model.vision.tile_bytes(jax.numpy.dtype(model.dtype).itemsize)
 
 
 def insert_estimate(
@@ -414,6 +502,7 @@ def insert_estimate(
 
 
 ESTIMATES: dict[str, Callable[[RunSettings, Task, Platform, Sequence[int]], MemoryEstimate]] = {
+    "image_features": image_features_estimate,
     "prefill": prefill_estimate,
     "insert": insert_estimate,
     "decode": decode_estimate,

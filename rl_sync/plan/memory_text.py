@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
+import jax.numpy as jnp
+
 from rl_sync.models.config import Remat
 from rl_sync.models.placement import undivided
 from rl_sync.models.platform import Platform, compiling_for
@@ -31,7 +33,7 @@ def describe_memory(settings: RunSettings, task: Task) -> str:
     """Describes the arrays and the maximum memory of each role, and of the transfer."""
     explorers = [describe_explorer(settings, task)] if settings.explorers else []
     roles = (describe_trainer(settings, task), *explorers, *_undivided(settings, task))
-    moved = describe_transfer(settings, task)
+    moved = [*describe_transfer(settings, task), *describe_images(settings, task)]
     return "\n".join(["Memory per device, from shapes:", *roles, *moved])
 
 
@@ -146,6 +148,28 @@ def describe_transfer(settings: RunSettings, task: Task) -> list[str]:
         f"  transfer   {programs} program{'s' * (programs != 1)} move{'s' * (programs == 1)} the"
         f" weights to an explorer, in {turns} turn{'s' * (turns != 1)}; besides the weights a"
         f" device holds at most {format_bytes(SHARES * plan.nbytes)}"
+    ]
+
+
+def describe_images(settings: RunSettings, task: Task) -> list[str]:
+    """Describes what groups carry of their images; nothing for a policy that reads text alone."""
+    model = wiring.explorer_model(settings, task)
+    if model.vision is None or not settings.explorers:
+        return []
+    pixels = model.vision.pixel_bytes
+    features = model.vision.tile_bytes(jnp.dtype(model.dtype).itemsize)
+    what, why = "pixels", "which the trainer's vision tower encodes"
+    size, other = pixels, f"features {format_bytes(features)}"
+    if wiring.sends_features(settings, task):
+        what, why = "features", "which the explorer's frozen vision tower has computed"
+        size, other = features, f"pixels {format_bytes(pixels)}"
+    elif not settings.model.trains_tower:
+        why = "which are smaller than features"
+    most = task.trained_tiles
+    return [
+        f"  images     travel once with a group, as {what}, {why}:"
+        f"{_INDENT}{format_bytes(size)} a tile ({other}), at most {most} tile{'s' * (most != 1)}"
+        " a prompt"
     ]
 
 

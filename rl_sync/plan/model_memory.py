@@ -11,13 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
 
+from rl_sync.models import lora
 from rl_sync.models.cache import empty_cache, map_with_axes
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.flash import KERNELS
 from rl_sync.models.heads import HEAD, blank_scalar_head, token_scalars
 from rl_sync.models.logprobs import LOGITS_BYTES, token_logprobs
+from rl_sync.models.placement import as_computed_abstract
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import param_shapes
+from rl_sync.models.vision.tower import VISION, image_features
+from rl_sync.types import Params
 
 
 def tree_bytes(tree: Any) -> int:
@@ -62,8 +66,8 @@ def activation_bytes(
     if config.attention in KERNELS:  # Like `blocks`, kernels keep their inputs.
         config = dataclasses.replace(config, attention="blocks")
 
-    def loss(params: Any, tokens: Any) -> Any:
-        policy, *critic = params
+    def loss(trained: Any, frozen: Any, tokens: Any) -> Any:
+        policy, *critic = (lora.join(one, frozen) for one in trained)
         if config.scalar_head:
             return token_scalars(config, policy, tokens).sum()
         logprobs, entropy = token_logprobs(config, policy, tokens, logits_bytes=logits_bytes)
@@ -71,15 +75,42 @@ def activation_bytes(
         return logprobs.sum() + entropy.sum() + sum(values)
 
     policy = param_shapes(config)
+    frozen: Params = {}
     critic = {**policy, HEAD: jax.eval_shape(lambda: blank_scalar_head(config))}
-    return _residual_bytes(loss, [policy, critic] if own_critic else [policy], tokens)
+    trained = [policy, critic] if own_critic else [policy]
+    if config.lora:  # Nothing is kept for gradients of the base, which is held as it is computed.
+        frozen = as_computed_abstract(config, lora.split(policy)[1])
+        trained = [lora.split(one)[0] for one in trained]
+    return _residual_bytes(loss, trained, frozen, tokens)
 
 
-def _residual_bytes(loss: Callable[[Any, Any], Any], params: Any, tokens: Any) -> int:
+def tower_bytes(config: ModelConfig, tiles: int) -> int:
+    """Returns the bytes of activations of the vision tower that are kept for the backward pass.
+
+    Args:
+      tiles: number of tiles of images.
+    """
+    assert config.vision is not None
+    side = config.vision.image_size
+    pixels = jax.ShapeDtypeStruct((tiles, side, side, 3), jnp.uint8)
+
+    def loss(params: Any, pixels: Any) -> Any:
+        return image_features(config, params, pixels).sum()
+
+    return _residual_bytes(loss, {VISION: param_shapes(config)[VISION]}, pixels)
+
+
+def _residual_bytes(loss: Callable[..., Any], trained: Any, *others: Any) -> int:
     """Returns the bytes that `jax.vjp` closes over, except the function's own arguments and
     constants.
+
+    Args:
+      trained: first argument of `loss`, which gets a gradient.
+      others: its other arguments.
     """
-    traced = jax.make_jaxpr(lambda p, t: jax.vjp(lambda q: loss(q, t), p)[1])(params, tokens)
+    traced = jax.make_jaxpr(lambda p, *rest: jax.vjp(lambda q: loss(q, *rest), p)[1])(
+        trained, *others
+    )
     given = {*traced.jaxpr.invars, *traced.jaxpr.constvars}
     # A kept value is listed once for each use; literals are not variables.
     kept = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}

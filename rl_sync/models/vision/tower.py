@@ -95,6 +95,11 @@ def _attend(
     return jax.lax.map(by_parts, tiles)[:, 0]
 
 
+def scores_bytes(tiles: int, heads: int, patches: int) -> int:
+    """Returns the bytes of the scores that a device has in memory at a time."""
+    return min(tiles * 4 * heads * patches**2, _SCORES_BYTES)
+
+
 def _attend_all(
     queries: Float[Array, "N Q A H"], keys: Float[Array, "N P A H"], values: Float[Array, "N P A H"]
 ) -> Float[Array, "N Q A H"]:
