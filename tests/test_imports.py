@@ -77,7 +77,7 @@ ALLOWED = {
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
     "simulation": LOWEST | SIDE | RUN | {"actors", "roles"},
     "plan": LOWEST | SIDE | RUN | {"roles", "simulation"},
-    "api": LOWEST | SIDE | {"rollout", "settings", "roles"},
+    "api": LOWEST | SIDE | {"rollout", "settings", "roles", "page"},
 }
 ISOLATED = set(ALLOWED) - {"__main__", "schedule", "algorithms", "models", "learning"} - LEAVES
 """Parts that may import how processes are isolated, and understand each other."""

@@ -10,9 +10,10 @@ import regex
 from matplotlib.figure import Figure
 
 from rl_sync.api.loaded_policy import Policy, load
+from rl_sync.api.rollout_list import RolloutList
 from rl_sync.display.timeline_figure import figure_of
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter, read_rollouts
+from rl_sync.records.rollouts.rollout_records import RolloutFilter, read_rollouts
 from rl_sync.records.run_records import RunRecords
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
@@ -125,8 +126,10 @@ class Result:
 
     def rollouts(
         self, first_step: int = 1, last_step: int | None = None, pattern: str | None = None
-    ) -> list[Rollout]:
+    ) -> RolloutList:
         """Reads the completions of some trainer steps; docs/rollouts.md has the fields.
+
+        A notebook shows the list as HTML, with the images of the prompts.
 
         Args:
           first_step, last_step: trainer steps; None as `last_step` for all from `first_step` on.
@@ -135,7 +138,7 @@ class Result:
         """
         found = None if pattern is None else regex.compile(pattern)
         selection = RolloutFilter(first_step=first_step, last_step=last_step, pattern=found)
-        return list(read_rollouts(self.workdir, selection))
+        return RolloutList(self.workdir, read_rollouts(self.workdir, selection))
 
     def policy(self, step: int | str | None = None) -> Policy:
         """Loads the policy; see `rl_sync.load`."""

@@ -9,7 +9,6 @@ from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.interface import Message, Outcome, Reply, Turn, players_of
 from rl_sync.images import images_of
 from rl_sync.spelling import require_one_of
-from rl_sync.tasks.pictures.places import placed
 
 _SET = "task_set"  # As in rl_sync.rewards.rewards_by_set.
 _JUDGED = "its reply is judged by the reward of its set"
@@ -57,8 +56,7 @@ class EnvironmentBySet:
         self._env = None if maker is None else maker.make()
         if self._env is None:
             images = tuple(images_of(task))
-            content = placed(str(task["prompt"]), len(images))
-            return Turn((Message("user", content, images=images),))
+            return Turn((Message("user", str(task["prompt"]), images=images),))
         return self._env.reset(task, seed)
 
     def step(self, reply: Reply) -> Any:

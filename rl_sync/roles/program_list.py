@@ -79,8 +79,7 @@ def _sft(settings: RunSettings, task: Task, trainer: Trainer) -> list[Listed]:
         return []
     size, kind = settings.sft.batch_size, settings.trainer.batching
     vision = trainer.model.vision
-    asked = (one for one in task.demonstrations if isinstance(one, Prompt))
-    tiles = 0 if vision is None else task.most_tiles(asked)
+    tiles = 0 if vision is None else task.demonstrated_tiles
     shards = settings.trainer_layout.batch_shards
     batching = demonstration_batching(kind, size, task.row_tokens, vision, tiles, shards)
     laid_out = batching.demonstration_shapes()

@@ -14,6 +14,7 @@ from rl_sync.setting import check, setting
 from rl_sync.tasks.data_rows import DataRow, RowSource, read_rows
 from rl_sync.tasks.dialogues import Spoken
 from rl_sync.tasks.mapping import Example, example
+from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.row_formats import FORMATS, RowFormat
 from rl_sync.types import Preference, Prompt
@@ -151,11 +152,17 @@ class DatasetConfig:
         return FORMATS[self.format].override(**{f.name: getattr(self, f.name) for f in fields})
 
 
-def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Problems:
+def load(
+    config: DatasetConfig,
+    seed: int,
+    section: str = "task.dataset",
+    placeholder: str = PLACEHOLDER,
+) -> Problems:
     """Reads and maps the problems.
 
     Args:
       section: name of the config's section in messages.
+      placeholder: text in conversations that stands for an image; empty for none.
 
       Raises:
         ValueError: there is no path; a row is malformed or does not fit the format (the message
@@ -167,7 +174,7 @@ def load(config: DatasetConfig, seed: int, section: str = "task.dataset") -> Pro
     train = read_rows(RowSource(config.path, config.subset, config.split), config.limit)
     source = _held_out_source(config, config.path)
     held_out = None if source is None else read_rows(source)
-    return problems_of(config, train, held_out, seed, section)
+    return problems_of(config, train, held_out, seed, section, placeholder)
 
 
 def problems_of(
@@ -176,19 +183,21 @@ def problems_of(
     held_out_rows: Sequence[DataRow] | None,
     seed: int,
     section: str = "task.dataset",
+    placeholder: str = PLACEHOLDER,
 ) -> Problems:
     """Maps rows to problems.
 
     Args:
       held_out_rows: rows of the held-out problems; None to hold out some of the training rows.
+      placeholder: see `load`.
 
     Raises:
       ValueError: a row does not fit the format, or the fraction leaves no problems on one side.
     """
     row_format, notes = config.row_format, []
-    train = [example(row, row_format) for row in train_rows]
+    train = [example(row, row_format, placeholder) for row in train_rows]
     if held_out_rows is not None:
-        held_out = [example(row, row_format) for row in held_out_rows]
+        held_out = [example(row, row_format, placeholder) for row in held_out_rows]
     else:
         rows, prompts = len(train), len(_distinct(train))
         if prompts < rows:

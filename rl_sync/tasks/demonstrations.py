@@ -9,7 +9,7 @@ import numpy as np
 
 from rl_sync.sequence_images import pooled
 from rl_sync.tasks.task import Task
-from rl_sync.types import Demonstrations, Prompt, RowImages
+from rl_sync.types import Demonstrations, RowImages
 
 
 def draw(task: Task, count: int, words: list[int]) -> Demonstrations:
@@ -26,10 +26,8 @@ def draw(task: Task, count: int, words: list[int]) -> Demonstrations:
     tokens, mask = task.encode_demonstrations(drawn)
     images = None
     if task.processor is not None:
-        asked = task.asked(one for one in drawn if isinstance(one, Prompt))
-        shown = iter(one.images for one in asked)
-        of_rows = [next(shown) if isinstance(one, Prompt) else None for one in drawn]
-        if found := pooled(of_rows, task.processor.tile_tokens, tokens.shape[1]):
+        found = pooled(task.shown(drawn), task.processor.tile_tokens, tokens.shape[1])
+        if found is not None:
             fields: dict[str, Any] = {"tiles": found.tiles, "at": found.at}
             images = RowImages(**fields)
     return Demonstrations(jnp.asarray(tokens), jnp.asarray(mask), images=images)

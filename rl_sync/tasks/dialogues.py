@@ -6,6 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.images import Image
+from rl_sync.tasks.pictures.placed_images import PlacedImages
+from rl_sync.tasks.pictures.places import PLACE
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -23,7 +27,7 @@ class DialogueMessage(NamedTuple):
     """A message of a dialogue.
 
     Attributes:
-      role, content, name, tool_call_id: see `Message` of environments.
+      role, content, name, tool_call_id, images: see `Message` of environments.
       calls: tool calls in an assistant's message.
       is_learned: whether an assistant's message is trained on.
     """
@@ -34,6 +38,7 @@ class DialogueMessage(NamedTuple):
     name: str | None = None
     tool_call_id: str | None = None
     is_learned: bool = True
+    images: tuple[Image, ...] = ()
 
 
 class Dialogue(NamedTuple):
@@ -49,8 +54,15 @@ class Dialogue(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """Returns the contents of all messages."""
-        return [line.content for line in self.lines]
+        """Returns the contents of all messages, without the places of images."""
+        return [
+            line.content.replace(PLACE, "") if line.images else line.content for line in self.lines
+        ]
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of all messages, in order."""
+        return tuple(image for line in self.lines for image in line.images)
 
 
 class Spoken(NamedTuple):
@@ -66,10 +78,12 @@ class Demonstrated(NamedTuple):
     Attributes:
       tokens: token ids.
       mask: true at the tokens to train on, including each reply's end of sequence.
+      images: images of the tokens; None for text alone.
     """
 
     tokens: tuple[int, ...]
     mask: tuple[bool, ...]
+    images: PlacedImages | None = None
 
     def cut(self, most_tokens: int) -> Demonstrated | None:
         """Returns the beginning, up to the last reply that ends within `most_tokens` tokens.
@@ -82,14 +96,16 @@ class Demonstrated(NamedTuple):
             if learned and not (at + 1 < len(self.mask) and self.mask[at + 1])
         ]
         fitting = [end for end in ends if end <= most_tokens]
-        return (
-            Demonstrated(self.tokens[: fitting[-1]], self.mask[: fitting[-1]]) if fitting else None
-        )
+        if not fitting:
+            return None
+        images = None if self.images is None else self.images.until(fitting[-1])
+        return Demonstrated(self.tokens[: fitting[-1]], self.mask[: fitting[-1]], images)
 
 
-Rendering = Callable[[Tokenizer, Dialogue], list[Demonstrated]]
-"""A function that writes a dialogue in a tokenizer's chat template. It returns several sequences
-if the template rewrites earlier messages. It raises ValueError if it cannot write the dialogue."""
+Rendering = Callable[[Tokenizer, Dialogue, TileProcessor | None], list[Demonstrated]]
+"""A function that writes a dialogue in a tokenizer's chat template, with its images if there is a
+processor of images. It returns several sequences if the template rewrites earlier messages. It
+raises ValueError if it cannot write the dialogue."""
 
 
 def is_messages(value: Any) -> bool:
@@ -103,12 +119,12 @@ def is_messages(value: Any) -> bool:
 
 def opening(messages: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text of the first user message, or an empty text."""
-    return next((_content(one) for one in messages if one["role"] == "user"), "")
+    return next((content_of(one) for one in messages if one["role"] == "user"), "")
 
 
 def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text of the last assistant message, or an empty text."""
-    replies = [_content(one) for one in messages if one["role"] == "assistant"]
+    replies = [content_of(one) for one in messages if one["role"] == "assistant"]
     return replies[-1].strip() if replies else ""
 
 
@@ -156,7 +172,7 @@ def _line(message: Mapping[str, Any]) -> DialogueMessage:
         raise ValueError(f"has tool_calls={calls!r}, which must be a list")
     return DialogueMessage(
         role=role,
-        content=_content(message),
+        content=content_of(message),
         calls=tuple(map(_call, calls)),
         name=message.get("name") or None,
         tool_call_id=message.get("tool_call_id") or None,
@@ -164,7 +180,12 @@ def _line(message: Mapping[str, Any]) -> DialogueMessage:
     )
 
 
-def _content(message: Mapping[str, Any]) -> str:
+def content_of(message: Mapping[str, Any]) -> str:
+    """Returns the text of a message.
+
+    Raises:
+      ValueError: its content is neither a text nor a list of parts with texts.
+    """
     content = message.get("content")
     if content is None:
         return ""

@@ -22,8 +22,15 @@ def with_exchanged_images(problems: Problems, seed: int) -> Problems:
     show what their training problem shows. Rows without images stay the same.
 
     Raises:
-      ValueError: fewer than two training problems, or held-out problems, have images.
+      ValueError: fewer than two training problems, or held-out problems, have images; or there are
+        dialogues about images.
     """
+    if any(spoken.dialogue.images for spoken in problems.dialogues):
+        raise ValueError(
+            "task.exchange_images cannot exchange the images of conversations, and some"
+            " demonstrations are conversations about images: set it to false, or name no"
+            " demonstrations (task.dataset.demonstration='')."
+        )
     random = np.random.default_rng([_WORD, seed])
     train = _exchanged(problems.train, random)
     held_out = _exchanged(problems.held_out, random)

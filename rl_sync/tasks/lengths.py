@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from rl_sync.images import images_of
+from rl_sync.images import ImageError, images_of
 from rl_sync.setting import check, setting
 from rl_sync.tasks.dialogues import Demonstrated, Rendering
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
@@ -97,7 +97,7 @@ def fit(
     drawn = limits.max_completion_tokens
     room = episode_tokens or (longest + drawn if drawn is not None else 0)
     dialogues, notes = _dialogues(
-        problems, tokenizer, rendering, room=room, cuts=limits.too_long == "truncate"
+        problems, encoder, rendering, room=room, cuts=limits.too_long == "truncate"
     )
     most = max((len(one.tokens) - longest for one in dialogues), default=0)
     if limits.max_completion_tokens is None and not any(answers) and most < 1:
@@ -125,7 +125,7 @@ def fit(
 
 
 def _dialogues(
-    problems: Problems, tokenizer: Tokenizer, rendering: Rendering | None, room: int, cuts: bool
+    problems: Problems, encoder: PromptEncoder, rendering: Rendering | None, room: int, cuts: bool
 ) -> tuple[list[Demonstrated], list[str]]:
     """Writes the dialogues as sequences that fit into a row.
 
@@ -142,7 +142,9 @@ def _dialogues(
     for spoken in problems.dialogues:
         assert rendering is not None, "there are dialogues to write"
         try:
-            sequences = rendering(tokenizer, spoken.dialogue)
+            sequences = rendering(encoder.tokenizer, spoken.dialogue, encoder.processor)
+        except ImageError:
+            raise
         except ValueError as error:
             refused.append(str(error))
             continue
@@ -169,10 +171,11 @@ def _dialogues(
 
 
 def _require_images_outside_dialogues(problems: Problems, processor: TileProcessor | None) -> None:
-    """Rejects dialogues about images, which would be written without them."""
+    """Rejects dialogues without the images of their problem."""
     for spoken in problems.dialogues if processor is not None else ():
         prompt = problems.train[spoken.prompt_id]
-        if images := images_of(prompt.row or {}):
+        images = images_of(prompt.row or {})
+        if images and not spoken.dialogue.images:
             place = images[0].place or f"The prompt {prompt.text!r:.200}"
             raise ValueError(
                 f"{place}: the demonstration is a list of messages, which are written without the"

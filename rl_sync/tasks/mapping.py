@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 from rl_sync.images import FIELD, Image
 from rl_sync.tasks.choices import Choices
 from rl_sync.tasks.data_rows import DataRow
-from rl_sync.tasks.dialogues import Dialogue, dialogue_of, is_messages, last_reply, opening
-from rl_sync.tasks.pictures.places import PLACE, has_images, text_and_images
+from rl_sync.tasks.dialogues import (
+    Dialogue,
+    dialogue_of,
+    is_messages,
+    last_reply,
+    opening,
+)
+from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, has_images, text_and_images
+from rl_sync.tasks.pictures.shown_contents import shown_contents
 from rl_sync.tasks.row_formats import RowFormat
 
 _MISSING = object()
@@ -49,8 +56,13 @@ class Example(NamedTuple):
     dialogue: Dialogue | None = None
 
 
-def example(row: DataRow, row_format: RowFormat) -> Example:
+def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER) -> Example:
     """Maps one row to an example.
+
+    Args:
+      row: the row.
+      row_format: meaning of its fields.
+      placeholder: text in conversations that stands for an image; empty for none.
 
     Raises:
       ValueError: a field other than the answer is missing or empty; a field is not a text, or has
@@ -73,19 +85,24 @@ def example(row: DataRow, row_format: RowFormat) -> Example:
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
     pair = _pair(row, row_format)
     prompt, in_parts = _prompt(row, row_format, choices)
-    dialogue = _dialogue(row, row_format)
+    dialogue = _dialogue(row, row_format, placeholder)
     if dialogue is None and row_format.demonstration is not None:
         demonstration = _reply_about_images(row, row_format.demonstration) or demonstration
-    images = _images(row, row_format.images, in_parts)
+    of_dialogue = dialogue is not None and bool(dialogue.images)
+    if dialogue is not None and of_dialogue and _asks_as_shown(row, row_format):
+        first = next(line for line in dialogue.lines if line.role == "user")
+        prompt, images = first.content + _lines(choices), list(first.images)
+    else:
+        images = _images(row, row_format.images, in_parts)
     fields = row.fields
-    if images or (FIELD in fields and row_format.images != FIELD):
+    if images or (FIELD in fields and (of_dialogue or row_format.images != FIELD)):
         fields = {name: value for name, value in fields.items() if name != FIELD}
         fields |= {FIELD: images} if images else {}
     found = Example(prompt, answer, demonstration, fields, pair, unanswered, dialogue)
     texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
     texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
     if dialogue is not None:
-        texts["demonstration"] = json.dumps(dialogue, ensure_ascii=False)
+        texts["demonstration"] = json.dumps(dialogue, ensure_ascii=False, default=str)
     for name, text in texts.items():
         if text is not None and (half := _HALF_CHARACTER.search(text)):
             raise ValueError(
@@ -111,7 +128,19 @@ def _prompt(row: DataRow, row_format: RowFormat, choices: Choices | None) -> tup
             raise _refusal(row, row_format.prompt, "has no message of a user, which would be asked")
     else:
         text = _text(row, row_format.prompt)
-    return text if choices is None else f"{text}\n{choices.lines()}", images
+    return text + _lines(choices), images
+
+
+def _lines(choices: Choices | None) -> str:
+    return "" if choices is None else f"\n{choices.lines()}"
+
+
+def _asks_as_shown(row: DataRow, row_format: RowFormat) -> bool:
+    """Says whether the question is the first one of the conversation to imitate."""
+    if row_format.template is not None or row_format.prompt is None:
+        return False
+    asked = _lookup(row.fields, row_format.prompt)
+    return is_messages(asked) and asked == _lookup(row.fields, row_format.demonstration or "")
 
 
 def _images(row: DataRow, field: str | None, in_parts: Sequence[Any]) -> list[Image]:
@@ -119,16 +148,21 @@ def _images(row: DataRow, field: str | None, in_parts: Sequence[Any]) -> list[Im
 
     A part without an image of its own shows the next image of the field.
     """
-    value = None if field is None else _lookup(row.fields, field)
-    if value is _MISSING or value is None or (isinstance(value, str) and not value):
-        value = []
-    values = value if isinstance(value, list | tuple) else [value]
-    of_field = ((f"{field!r} [{number}]", one) for number, one in enumerate(values))
+    of_field = iter(_of_field(row, field))
     named: list[tuple[str, Any]] = []
     for one in in_parts:
         part = [("the message's image", one)]
         named += part if one is not None else itertools.islice(of_field, 1)
     return [_image(row, name, one) for name, one in (*named, *of_field)]
+
+
+def _of_field(row: DataRow, field: str | None) -> list[tuple[str, Any]]:
+    """Returns the images of a field, each with its name in messages."""
+    value = None if field is None else _lookup(row.fields, field)
+    if value is _MISSING or value is None or (isinstance(value, str) and not value):
+        value = []
+    values = value if isinstance(value, list | tuple) else [value]
+    return [(f"{field!r} [{number}]", one) for number, one in enumerate(values)]
 
 
 def _image(row: DataRow, name: str, value: Any) -> Image:
@@ -153,34 +187,46 @@ def _reply_about_images(row: DataRow, field: str) -> str | None:
     messages = _lookup(row.fields, field)
     if not is_messages(messages) or not _shows(messages):
         return None
-    return last_reply(messages)
+    return _last_reply(row, field, messages)
 
 
 def _shows(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(has_images(one.get("content")) for one in messages)
 
 
-def _dialogue(row: DataRow, row_format: RowFormat) -> Dialogue | None:
-    """Returns the conversation that is a row's demonstration, if there is one."""
+def _dialogue(row: DataRow, row_format: RowFormat, placeholder: str) -> Dialogue | None:
+    """Returns the conversation that is a row's demonstration, if there is one.
+
+    One question about images with one answer is no conversation: its problem is demonstrated.
+    """
     field = row_format.demonstration
     messages: Any = _MISSING if field is None else _lookup(row.fields, field)
     if field is None or not is_messages(messages):
         return None
-    if _shows(messages):
-        roles = [one["role"] for one in messages if one["role"] != "system"]
-        if roles != ["user", "assistant"]:
-            raise _refusal(
-                row,
-                field,
-                f"is a conversation about images of {', '.join(roles)}: only one question with one"
-                " answer can be demonstrated about images. Leave the other messages out.",
-            )
+    roles = [one["role"] for one in messages if one["role"] != "system"]
+    if _shows(messages) and roles == ["user", "assistant"]:
         return None
     tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
+    of_field = _of_field(row, row_format.images)
     try:
-        return dialogue_of(messages, None if tools is _MISSING else tools)
+        contents = shown_contents(messages, placeholder, len(of_field), row_format.images)
+        texts = [
+            one if content is None else {**one, "content": content.text}
+            for one, content in zip(messages, contents, strict=True)
+        ]
+        dialogue = dialogue_of(texts, None if tools is _MISSING else tools)
     except ValueError as error:
         raise _refusal(row, field, str(error)) from error
+    rest = iter(of_field)
+    shown = [
+        tuple(
+            _image(row, *(next(rest) if value is None else (f"{field!r} message {number}", value)))
+            for value in (() if content is None else content.images)
+        )
+        for number, content in enumerate(contents, start=1)
+    ]
+    lines = zip(dialogue.lines, shown, strict=False)  # What follows the last reply is left out.
+    return dialogue._replace(lines=tuple(line._replace(images=images) for line, images in lines))
 
 
 def _unanswered(row: DataRow, field: str | None) -> str:
@@ -201,13 +247,20 @@ def _answer(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str
     if choices is not None and row_format.answer_pattern is None:
         return _letter(row, field, choices, _value(row, field))
     value = _lookup(row.fields, field)
-    text = last_reply(value) if is_messages(value) else _text(row, field, lines=True)
+    text = _last_reply(row, field, value) if is_messages(value) else _text(row, field, lines=True)
     if row_format.answer_pattern is not None:
         text = _last_match(row_format.answer_pattern, text)
         if not text:
             there = _shown(_value(row, field))
             raise _refusal(row, field, f"is {there}, which has no {row_format.answer_pattern}")
     return text if choices is None else _letter(row, field, choices, text)
+
+
+def _last_reply(row: DataRow, field: str, messages: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return last_reply(messages)
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
 
 
 def _pair(row: DataRow, row_format: RowFormat) -> tuple[str, str, float] | None:

@@ -13,6 +13,7 @@ from rl_sync.spelling import hint
 from rl_sync.tasks import dataset
 from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dataset import DatasetConfig
+from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.problems import Problems
 
 _PARTS = ("train", "held_out")
@@ -24,7 +25,7 @@ def is_own(name: str) -> bool:
     return is_reference(name.partition("(")[0].strip())
 
 
-def load(name: str, config: DatasetConfig, seed: int) -> Problems:
+def load(name: str, config: DatasetConfig, seed: int, placeholder: str = PLACEHOLDER) -> Problems:
     """Calls the user's function or class for its problems, with `seed` if it takes a seed.
 
     The function returns rows (mappings, which `task.dataset` maps to problems, some of them held
@@ -34,6 +35,7 @@ def load(name: str, config: DatasetConfig, seed: int) -> Problems:
     Args:
       name: reference, such as `path/to/file.py:function(level=3)`.
       config: meaning of the rows' fields.
+      placeholder: see `dataset.load`.
 
     Raises:
       ValueError: the function or class cannot be imported or called, or returns something else.
@@ -51,9 +53,10 @@ def load(name: str, config: DatasetConfig, seed: int) -> Problems:
                 f" have {' and '.join(_PARTS)}."
             )
         train, held_out = (_rows(call.name, part, found[part]) for part in _PARTS)
-        return dataset.problems_of(config, train, held_out, seed)
+        return dataset.problems_of(config, train, held_out, seed, placeholder=placeholder)
     rows = _rows(call.name, "", found)
-    return dataset.problems_of(config, rows[: config.limit or None], None, seed)
+    some = rows[: config.limit or None]
+    return dataset.problems_of(config, some, None, seed, placeholder=placeholder)
 
 
 def _called(function: Any, options: dict[str, Any], seed: int, name: str) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from rl_sync.images import FIELD, images_of
-from rl_sync.tasks.dialogues import Spoken
+from rl_sync.tasks.dialogues import Dialogue, Spoken
 from rl_sync.types import Preference, Prompt
 
 
@@ -88,9 +88,25 @@ def with_images(problems: Problems, most_pixels: int) -> Problems:
         train=read(problems.train),
         held_out=read(problems.held_out),
         demonstrations=read(problems.demonstrations),
+        dialogues=[
+            one._replace(dialogue=_bounded(one.dialogue, most_pixels)) for one in problems.dialogues
+        ],
         preferences=of_pairs(problems.preferences),
         held_out_preferences=of_pairs(problems.held_out_preferences),
     )
+
+
+def _bounded(dialogue: Dialogue, most_pixels: int) -> Dialogue:
+    """Sets the bound on the pixels of a dialogue's images."""
+    if not dialogue.images:
+        return dialogue
+    lines = [
+        line._replace(
+            images=tuple(dataclasses.replace(one, most_pixels=most_pixels) for one in line.images)
+        )
+        for line in dialogue.lines
+    ]
+    return dialogue._replace(lines=tuple(lines))
 
 
 def _with_images(prompt: Prompt, most_pixels: int) -> Prompt:

@@ -127,8 +127,10 @@ class Task:
 
     @functools.cached_property
     def shows_images(self) -> bool:
-        """True if a prompt is about an image."""
-        return any(images_of(one.row or {}) for one in (*self.train, *self.held_out))
+        """True if a prompt or a demonstration is about an image."""
+        asked = any(images_of(one.row or {}) for one in (*self.train, *self.held_out))
+        imitated = (one for one in self.demonstrations if isinstance(one, Demonstrated))
+        return asked or any(one.images is not None for one in imitated)
 
     @functools.cached_property
     def encoder(self) -> PromptEncoder:
@@ -192,6 +194,32 @@ class Task:
         of_images = (self.encoder.images_length(self._row_of(prompt)) for prompt in prompts)
         return max(of_images, default=0) // self.processor.tile_tokens
 
+    @functools.cached_property
+    def demonstrated_tiles(self) -> int:
+        """Maximum number of tiles of a demonstration's images."""
+        if self.processor is None:
+            return 0
+        dialogues = [one for one in self.demonstrations if isinstance(one, Demonstrated)]
+        placed = [one.images for one in dialogues if one.images is not None]
+        asked = (one for one in self.demonstrations if isinstance(one, Prompt))
+        return max(self.most_tiles(asked), *(one.tiles(self.processor) for one in placed), 0)
+
+    def shown(self, demonstrations: Sequence[Prompt | Demonstrated]) -> list[SequenceImages | None]:
+        """Decodes the images of demonstrations; those of text alone have None.
+
+        Raises:
+          ValueError: an image cannot be read or is damaged; the message names it.
+        """
+        return [self._shown(one) for one in demonstrations]
+
+    def _shown(self, one: Prompt | Demonstrated) -> SequenceImages | None:
+        if self.processor is None:
+            return None
+        if isinstance(one, Prompt):
+            return self._asked(one).images
+        found = None if one.images is None else one.images.decoded(self.processor)
+        return found if found is not None and found.digests else None
+
     def encode_prompts(
         self, prompts: Sequence[str | Prompt]
     ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
@@ -219,7 +247,7 @@ class Task:
         for row, prompt in enumerate(prompts):
             if isinstance(prompt, Demonstrated):
                 length = len(prompt.tokens)
-                tokens[row, :length], mask[row, :length] = prompt
+                tokens[row, :length], mask[row, :length] = prompt.tokens, prompt.mask
                 continue
             asked = self.encoder.expanded(prompt.text, self._row_of(prompt)).ids
             ids = [*asked, *self.encoder.completion(prompt.answer), self.tokenizer.eos_id]

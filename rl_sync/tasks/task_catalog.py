@@ -277,21 +277,29 @@ def _problems(config: TaskConfig, seed: int, played: frozenset[str]) -> Problems
         sets = mixture.sets_of(config.mixture.sets)
         return mixture.mixed(sets, lambda one: _of_set(config, one, seed), played)
     if own.is_own(config.name):
-        return own.load(config.name, config.dataset, seed)
-    return TASKS[config.name](getattr(config, config.name), seed)
+        return own.load(config.name, config.dataset, seed, config.image_placeholder)
+    return _loaded(config, config.name, getattr(config, config.name), seed)
 
 
 def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
     """Loads the problems of a set of a mixture."""
     if own.is_own(one.task):
         options = ", ".join(f"{name}={value!r}" for name, value in one.options.items())
-        return own.load(f"{one.task}({options})", config.dataset, seed)
+        name = f"{one.task}({options})"
+        return own.load(name, config.dataset, seed, config.image_placeholder)
     require_one_of("task.mixture.sets: a task", one.task, TASKS)
     section = getattr(config, one.task)
     names = [field.name for field in dataclasses.fields(section)]
     for option in one.options:
         require_one_of(f"task.mixture.sets: an option of {one.task}", option, names)
-    return TASKS[one.task](dataclasses.replace(section, **one.options), seed)
+    return _loaded(config, one.task, dataclasses.replace(section, **one.options), seed)
+
+
+def _loaded(config: TaskConfig, name: str, section: Any, seed: int) -> Problems:
+    """Loads the problems of a named task from its section."""
+    if isinstance(section, DatasetConfig):  # Only its rows may be conversations to imitate.
+        return dataset.load(section, seed, placeholder=config.image_placeholder)
+    return TASKS[name](section, seed)
 
 
 def _tokenizer(

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import numpy as np
 import pytest
 
 from rl_sync.environments.environment_catalog import branches, environments_of_sets, gives_rewards
@@ -12,6 +13,7 @@ from rl_sync.environments.hosts.host_choice import host_of
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.interface import Reply, Turn, players_of
 from rl_sync.environments.opponents import Seating
+from rl_sync.images import Image
 from tests.environments.own import Race
 from tests.settings.changed import settings_with
 
@@ -130,3 +132,15 @@ def _answers(host, count):
     while len(found) < count and time.monotonic() < until:
         found |= dict(host.answers(0.5))
     return found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [("Is \ufffc it?", "Is \ufffc it?"), ("Is <image> it?", "\ufffcIs <image> it?")],
+)
+def test_a_row_that_is_asked_once_shows_its_images_at_their_places(prompt, shown):
+    image = Image.of_array(np.zeros((8, 8), np.uint8))
+    made = Construction.of(REFERENCE).make()
+    turn = made.reset({"task_set": "sums", "prompt": prompt, "images": [image]}, 1)
+    assert turn.messages[0].content == shown
+    assert turn.messages[0].images == (image,)

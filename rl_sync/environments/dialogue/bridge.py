@@ -19,9 +19,10 @@ from jaxtyping import Int
 
 from rl_sync.environments.dialogue.conversation import Conversation, renderer_of
 from rl_sync.environments.dialogue.image_marks import has_marks, texts_and_numbers
-from rl_sync.environments.dialogue.sight import PlacedImages, Sight
+from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.interface import Message, Turn
 from rl_sync.sequence_images import TEXT, SequenceImages
+from rl_sync.tasks.pictures.placed_images import PlacedImages
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 # A character that no reply and no template contains.

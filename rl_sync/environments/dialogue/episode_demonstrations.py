@@ -7,14 +7,23 @@ policy would draw: the text of a reply and the token that ends it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rl_sync.environments.dialogue.bridge import Bridge, ReplyPrompt
 from rl_sync.environments.dialogue.conversation import Conversation, Renderer, renderer_of
+from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.interface import Message, ToolCall, Turn
+from rl_sync.images import MOST_PIXELS
 from rl_sync.tasks.dialogues import Demonstrated, Dialogue, DialogueMessage
+from rl_sync.tasks.pictures.placed_images import PlacedImages
+from rl_sync.tasks.pictures.places import PLACE
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 
-def demonstrated(tokenizer: Tokenizer, dialogue: Dialogue) -> list[Demonstrated]:
+def demonstrated(
+    tokenizer: Tokenizer, dialogue: Dialogue, processor: TileProcessor | None = None
+) -> list[Demonstrated]:
     """Writes a dialogue in a tokenizer's chat template; see `Rendering`.
 
     If the template writes earlier messages anew, as some do without their thoughts, a new sequence
@@ -24,13 +33,15 @@ def demonstrated(tokenizer: Tokenizer, dialogue: Dialogue) -> list[Demonstrated]
       ValueError: the template refuses the dialogue, has no place for its tools, or begins a
         reply in other words than it asks for one.
     """
-    bridge, renderer = Bridge(tokenizer), renderer_of(tokenizer)
-    sequences: list[tuple[list[int], list[bool]]] = []
+    sight = _sight(tokenizer, dialogue, processor)
+    bridge = Bridge(tokenizer, sight)
+    renderer = renderer_of(tokenizer, None if processor is None else processor.marks)
+    sequences: list[Demonstrated] = []
     step: ReplyPrompt | None = None
     said: tuple[Message, list[int]] | None = None
     waiting: list[Message] = []
     for line in dialogue.lines:
-        message = _message(line)
+        message = _message(line, shows=sight is not None)
         if line.role != "assistant":
             waiting.append(message)
             continue
@@ -40,24 +51,48 @@ def demonstrated(tokenizer: Tokenizer, dialogue: Dialogue) -> list[Demonstrated]
         else:
             step = bridge.next(step.conversation, *said, turn)
         if step.begins_segment:
-            sequences.append(([], []))
+            sequences.append(Demonstrated((), ()))
         reply, end = _reply(bridge, renderer, step.conversation, message)
         ends = (i for i in tokenizer.eos_ids if tokenizer.decode_all([i]) in end)
         drawn = [*renderer.encode(reply, begins=False), next(ends, tokenizer.eos_id)]
-        ids, mask = sequences[-1]
-        ids += [*step.ids.tolist(), *drawn]
-        mask += [False] * len(step.ids) + [line.is_learned] * len(drawn)
+        sequences[-1] = _followed(sequences[-1], step, drawn, line.is_learned)
         said, waiting = (message, drawn), []
-    return [Demonstrated(tuple(ids), tuple(mask)) for ids, mask in sequences if any(mask)]
+    return [one for one in sequences if any(one.mask)]
 
 
-def _message(line: DialogueMessage) -> Message:
+def _followed(
+    before: Demonstrated, step: ReplyPrompt, drawn: Sequence[int], is_learned: bool
+) -> Demonstrated:
+    """Appends the tokens up to a reply, and the reply."""
+    images = before.images
+    if images is not None or step.images is not None:
+        images = (images or PlacedImages()).followed(len(before.tokens), step.images)
+    return Demonstrated(
+        (*before.tokens, *step.ids.tolist(), *drawn),
+        (*before.mask, *[False] * len(step.ids), *[is_learned] * len(drawn)),
+        images,
+    )
+
+
+def _sight(
+    tokenizer: Tokenizer, dialogue: Dialogue, processor: TileProcessor | None
+) -> Sight | None:
+    """Returns the sight of a policy that sees; the bound on pixels is that of the images."""
+    if processor is None:
+        return None
+    most = min((image.most_pixels for image in dialogue.images), default=MOST_PIXELS)
+    return Sight(processor, tokenizer.image_id(processor.marks), most)
+
+
+def _message(line: DialogueMessage, *, shows: bool) -> Message:
+    """Makes the message of a line, without its images for a policy that reads text alone."""
     return Message(
         line.role,
-        line.content,
+        line.content if shows or not line.images else line.content.replace(PLACE, ""),
         tool_calls=tuple(ToolCall(*call) for call in line.calls),
         name=line.name,
         tool_call_id=line.tool_call_id,
+        images=line.images if shows else (),
     )
 
 

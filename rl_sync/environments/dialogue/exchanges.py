@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 
 from rl_sync.environments.dialogue.conversation import Conversation
-from rl_sync.environments.dialogue.sight import PlacedImages
 from rl_sync.environments.interface import Message
+from rl_sync.tasks.pictures.placed_images import PlacedImages
 
 _NOTHING = np.zeros(0, np.int32)
 

@@ -1,8 +1,6 @@
 """A policy's sight: tokens of the images in a conversation, and their tiles of pixels.
 
 Images get their tokens by their sizes alone, so that limits count before anything is decoded.
-
-Letters in shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -10,45 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-from jaxtyping import Int
-
 from rl_sync.images import MOST_PIXELS, Image
-from rl_sync.sequence_images import TEXT, SequenceImages
+from rl_sync.sequence_images import SequenceImages
+from rl_sync.tasks.pictures.placed_images import PlacedImages
 from rl_sync.tasks.pictures.places import joined
-from rl_sync.tasks.pictures.tile_processor import TileProcessor, cut
-
-
-def _no_tokens() -> Int[np.ndarray, " T"]:
-    return np.zeros(0, np.int32)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PlacedImages:
-    """Images of a token sequence that are not decoded yet.
-
-    Attributes:
-      at: see `SequenceImages`.
-      images: the images, in the order of their tokens.
-    """
-
-    at: Int[np.ndarray, " T"] = dataclasses.field(default_factory=_no_tokens)
-    images: tuple[Image, ...] = ()
-
-    def followed(self, tokens: int, other: PlacedImages | None) -> PlacedImages:
-        """Returns the images of a longer sequence: of `tokens` tokens, and then of others."""
-        at = np.full(tokens, TEXT, np.int32)
-        at[: len(self.at)] = self.at
-        if other is None:
-            return PlacedImages(at, self.images)
-        more = np.where(other.at >= 0, other.at + (at >= 0).sum(), TEXT)
-        return PlacedImages(
-            np.concatenate([at, more.astype(np.int32)]), (*self.images, *other.images)
-        )
-
-    def without_first(self, tokens: int) -> PlacedImages:
-        """Returns the images of a sequence without its first tokens, which are text."""
-        return PlacedImages(self.at[tokens:], self.images)
+from rl_sync.tasks.pictures.tile_processor import TileProcessor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,5 +60,4 @@ class Sight:
         Raises:
           ValueError: an image is damaged; the message names it.
         """
-        tiles, digests = cut(self.processor, placed.images)
-        return SequenceImages(placed.at, tiles, digests)
+        return placed.decoded(self.processor)

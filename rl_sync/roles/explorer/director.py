@@ -41,6 +41,7 @@ from rl_sync.environments.opponents import Seating
 from rl_sync.isolation.codec import record
 from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said, Saying
 from rl_sync.sequence_images import SequenceImages
+from rl_sync.tasks.pictures.places import row_with_places
 
 _POLL_SECS = 0.25
 _LINE_CHARACTERS = 300
@@ -162,6 +163,8 @@ class Director:
       bridge: converts messages to token ids.
       reader: parses replies.
       settings: limits of an episode.
+      placeholder: text in prompts of rows that stands for an image; environments get U+FFFC in its
+        place. Empty for rows as they are.
     """
 
     def __init__(
@@ -170,7 +173,9 @@ class Director:
         bridge: Bridge,
         reader: ReplyReader,
         settings: EnvironmentSettings,
+        placeholder: str = "",
     ) -> None:
+        self._placeholder = placeholder
         self._host, self._bridge, self._reader, self._settings = host, bridge, reader, settings
         self._mark = MARK if bridge.can_say(MARK.format(0)) else ""
         self._dialogues: dict[int, _Dialogue] = {}
@@ -254,7 +259,8 @@ class Director:
         settings = self._settings
         opponent = settings.evaluation_opponent if begun.examines else settings.opponent
         seating = Seating(begun.number, settings.seat, opponent)
-        self._host.begin(begun.episode, begun.row, begun.seed, seating)
+        row = row_with_places(begun.row, self._placeholder)
+        self._host.begin(begun.episode, row, begun.seed, seating)
 
     def _give(self, dialogue: _Dialogue, reply: Reply) -> None:
         """Gives a reply to the environment, whose answer is then awaited.

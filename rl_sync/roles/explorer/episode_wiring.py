@@ -99,7 +99,7 @@ def playing(
         lambda: _director(
             settings.environment,
             task,
-            construction.reference,
+            construction,
             access=_access(settings, process),
             most_pixels=settings.task.max_image_pixels,
         ),
@@ -120,7 +120,11 @@ def _access(settings: RunSettings, process: str) -> Access:
 
 
 def _director(
-    settings: EnvironmentSettings, task: Task, reference: str, access: Access, most_pixels: int
+    settings: EnvironmentSettings,
+    task: Task,
+    construction: Construction,
+    access: Access,
+    most_pixels: int,
 ) -> Director:
     """Makes the director of a run's episodes.
 
@@ -141,4 +145,7 @@ def _director(
         token = tokenizer.image_id(task.processor.marks)
         sight = Sight(task.processor, token, most_pixels)
     bridge = Bridge(tokenizer, sight)
-    return Director(host_of(reference, limits, access), bridge, reader, settings)
+    host = host_of(construction.reference, limits, access)
+    # Agents get rows as they are written.
+    placeholder = "" if construction.asks_endpoint else task.placeholder
+    return Director(host, bridge, reader, settings, placeholder)

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_sync.images import images_of
+
 PLACE = "\ufffc"
 """Character in a prompt's text where an image stands: Unicode's object replacement character."""
 
@@ -45,6 +47,19 @@ def placed(text: str, images: int, placeholder: str = PLACEHOLDER) -> str:
             " place, or write no places, for images before the text."
         )
     return text
+
+
+def row_with_places(row: Mapping[str, Any], placeholder: str) -> Mapping[str, Any]:
+    """Marks the places of a row's images in its `prompt` with `PLACE`, if it has placeholders.
+
+    Args:
+      row: fields of a row.
+      placeholder: text that stands for an image; empty for none.
+    """
+    text = row.get("prompt")
+    if not (placeholder and isinstance(text, str) and placeholder in text and images_of(row)):
+        return row
+    return row if PLACE in text else {**row, "prompt": text.replace(placeholder, PLACE)}
 
 
 def joined(texts: Sequence[str], pictures: Sequence[Sequence[str | int]]) -> list[str | int]:

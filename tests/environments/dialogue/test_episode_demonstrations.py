@@ -339,7 +339,7 @@ def test_no_token_to_imitate_is_lost_in_any_layout(kind):
     width = max(len(one.tokens) for one in found) + 3
     tokens, mask = np.zeros((6, width), np.int32), np.zeros((6, width), bool)
     for row, one in enumerate(found):
-        tokens[row, : len(one.tokens)], mask[row, : len(one.mask)] = one
+        tokens[row, : len(one.tokens)], mask[row, : len(one.mask)] = one.tokens, one.mask
     laid_out = lay_out(Demonstrations(tokens, mask), kind)
     learned = np.sort(np.asarray(laid_out.tokens)[np.asarray(laid_out.mask)])
     np.testing.assert_array_equal(learned, np.sort(tokens[mask]))

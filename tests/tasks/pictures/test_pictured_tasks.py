@@ -321,19 +321,20 @@ def test_solved_problems_are_not_written_in_front_of_images(tmp_path):
         _load(path, held_out_path=str(path), shots=1)
 
 
-def test_conversations_about_images_are_no_demonstrations(tmp_path):
-    (tmp_path / "a.png").write_bytes(PNG)
-    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}
-    answer = {"role": "assistant", "content": "It."}
-    path = write_lines(
-        tmp_path / "rows.jsonl", [{"messages": [asked, answer] * 2, "images": "a.png"}] * 3
+def test_own_conversations_without_the_images_of_their_problem_are_refused(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n"
+        "from rl_sync.tasks.dialogues import Spoken, dialogue_of\n"
+        "from rl_sync.tasks.problems import Problems\n"
+        "from rl_sync.types import Prompt\n"
+        "def problems():\n"
+        "    asked = [Prompt(0, 'a?', 'b', {'images': np.zeros((16, 16, 3), np.uint8)})]\n"
+        "    said = [dict(role='user', content='a?'), dict(role='assistant', content='b')]\n"
+        "    spoken = [Spoken(0, dialogue_of(said))]\n"
+        "    return Problems(asked, asked, [], dialogues=spoken)\n"
     )
-    with pytest.raises(ValueError, match=r"line 1: 'messages' is a conversation about images of"):
-        _load(path, format="messages", held_out_path=str(path))
-    plain = [{"role": "user", "content": "What?"}, answer]
-    path = write_lines(path, [{"messages": plain, "images": "a.png"}] * 3)
-    with pytest.raises(ValueError, match=r"line 1: 'images' \[0\]: the demonstration is a list of"):
-        _load(path, format="messages", held_out_path=str(path))
+    with pytest.raises(ValueError, match=r"'a\?': the demonstration is a list of messages"):
+        _load("", name=f"{tmp_path}/own.py:problems")
 
 
 def test_a_checkpoints_tokenizer_and_tiles_make_a_task(tmp_path):
