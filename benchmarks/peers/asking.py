@@ -90,6 +90,15 @@ def in_turns(
       For each side that answers: the seconds of its first call, compilation included, and the least
         seconds of the later calls. For other sides a line is printed.
     """
+    return {
+        name: (first, min(later)) for name, (first, *later) in all_in_turns(sides, rounds).items()
+    }
+
+
+def all_in_turns(
+    sides: Mapping[str, tuple[Ask, PeerRequest]], rounds: int
+) -> dict[str, list[float]]:
+    """Measures sides as `in_turns` does, and returns the seconds of all calls."""
     secs: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 1):
         for name, (ask, request) in sides.items():
@@ -100,4 +109,4 @@ def in_turns(
             except PeerGoneError as error:
                 print(f"# {error}", flush=True)
                 del secs[name]
-    return {name: (first, min(later)) for name, (first, *later) in secs.items()}
+    return secs

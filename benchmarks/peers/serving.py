@@ -27,7 +27,23 @@ class Shape(NamedTuple):
     mlp: int = 1024
 
 
-SHAPE = Shape()
+class TowerShape(NamedTuple):
+    """The shape of all sides' vision tower. Some patches are pooled to a token, as in Gemma 3.
+
+    Attributes:
+      patch: side of a patch, in pixels.
+      pooled: side of the square of patches that a token stands for.
+    """
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp: int = 512
+    patch: int = 8
+    pooled: int = 4
+
+
+SHAPE, TOWER = Shape(), TowerShape()
 LEARNING_RATE, CLIP = 1e-5, 0.2
 # The clocks that a request may name; the second counts the CPU time of all threads.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
