@@ -86,8 +86,10 @@ def rollout_programs(
         tiles = power_of_two(task.trained_tiles)
         encoded = min(MOST_TILES, power_of_two(prefilled[0] * tiles))
         sizes = {"image_features": (encoded,), **sizes, "prefill": (*prefilled, tiles)}
-    more = {"insert": (LEAST_STOP_IDS,)}
-    more["decode"] = (LEAST_STOP_IDS, *rollout_changes(settings, task))
+    more: dict[str, tuple[int, ...]] = {
+        "insert": (LEAST_STOP_IDS,),
+        "decode": (LEAST_STOP_IDS, *rollout_changes(settings, task)),
+    }
     return [
         LowerableProgram(
             "explorer", name, size, _for_devices(layout, functools.partial(possible.lower, one))
