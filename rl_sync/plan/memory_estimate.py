@@ -240,7 +240,7 @@ def _tower_work(model: ModelConfig, layout: Layout, tiles: int) -> int:
     of_attention = 4 * of_stream * heads // vision.num_heads
     scores = scores_bytes(tiles, heads, vision.patches**2) * (4 + width) // 4
     hidden = patches * vision.mlp_dim * width
-    return 2 * of_stream + max(of_attention + scores, 2 * hidden)
+    return 2 * of_stream + max(of_attention + scores, hidden)
 
 
 def _state(
@@ -288,10 +288,20 @@ def _trained(model: ModelConfig, layout: Layout) -> Params:
     return lora.split(params)[0] if model.lora else params
 
 
-def _kept_bytes(platform: Platform, *of: Any) -> int:
+def _kept_bytes(
+    platform: Platform,
+    model: ModelConfig,
+    rows: int,
+    length: int,
+    logits_bytes: int,
+    own_critic: bool = False,
+) -> int:
     """Returns `model_memory.activation_bytes` on a platform."""
     # Attention kernels keep the same values on both. Tracing a GPU's kernel needs its library.
-    return _traced_bytes("cpu" if platform == "cpu" else "tpu", *of)
+    traced: Platform = "cpu" if platform == "cpu" else "tpu"
+    # The kernel for experts on GPUs has a derivative of its own.
+    keeps_inputs = platform == "gpu" and model.experts is not None
+    return _traced_bytes(traced, model, rows, length, logits_bytes, own_critic, keeps_inputs)
 
 
 @functools.cache

@@ -51,6 +51,7 @@ def activation_bytes(
     length: int,
     logits_bytes: int = LOGITS_BYTES,
     own_critic: bool = False,
+    keeps_inputs: bool = False,
 ) -> int:
     """Returns the bytes of activations that the forward pass of a loss keeps.
 
@@ -61,6 +62,8 @@ def activation_bytes(
 
     Args:
       own_critic: whether a critic with its own model is trained in the same step.
+      keeps_inputs: whether what gradients of a frozen base need is kept too, as it is by kernels
+        with a derivative of their own.
     """
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     if config.attention in KERNELS:  # Like `blocks`, kernels keep their inputs.
@@ -78,7 +81,7 @@ def activation_bytes(
     frozen: Params = {}
     critic = {**policy, HEAD: jax.eval_shape(lambda: blank_scalar_head(config))}
     trained = [policy, critic] if own_critic else [policy]
-    if config.lora:  # Nothing is kept for gradients of the base, which is held as it is computed.
+    if config.lora and not keeps_inputs:  # Nothing is kept for gradients of the base, which is held as it is computed.
         frozen = as_computed_abstract(config, lora.split(policy)[1])
         trained = [lora.split(one)[0] for one in trained]
     return _residual_bytes(loss, trained, frozen, tokens)

@@ -85,6 +85,8 @@ def test_a_policy_that_sees_becomes_a_gemma_with_its_processing_of_images(tmp_pa
     # Written in full: Gemma has a RoPE of its own for sliding layers, of which there are none.
     same = {"query_scale": model.attention_scale, "local_rope_base": model.rope_base}
     assert config == dataclasses.replace(model, max_length=2048, **same)
+    text = json.loads((tmp_path / "out" / "config.json").read_text())["text_config"]
+    assert text["sliding_window"] == 2048, "transformers cannot do without"
     _, again = golden.load(tmp_path / "out", vision=True)
     jax.tree.map(np.testing.assert_array_equal, again, params)
     processor = checkpoint_tiles(str(tmp_path / "out"))

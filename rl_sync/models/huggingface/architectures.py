@@ -310,6 +310,8 @@ def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]
     if gemma:
         values["rope_local_base_freq"] = config.local_rope_base or config.rope_base
         values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
+        # transformers makes the mask of sliding layers even if there are none.
+        values["sliding_window"] = config.sliding_window if slides else config.max_length
         values |= {"attn_logit_softcapping": None, "final_logit_softcapping": None}
     if config.scalar_head:
         values |= classifier_values(values)
