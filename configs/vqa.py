@@ -19,8 +19,9 @@ Adapters of rank 16 are trained in the language model. The vision tower is froze
 encodes each image once, and groups carry its features where they are smaller than the pixels. With
 Gemma 3 an image is 256 tokens; SmolVLM cuts large images into up to 17 tiles of 64 tokens or more,
 for which prompts need more room (--config.task.max_prompt_tokens=1536). Gemma 3 4B fits one GPU of
-80 GB (docs/accelerators.md); `plan` says what other models and devices need. There is no SFT. To
-train the tower too: --config.model.lora.rank=0 --config.model.vision.trains_tower=true.
+80 GB (docs/accelerators.md, Questions about images); `plan` says what other models and devices
+need. There is no SFT. To train the tower too: --config.model.lora.rank=0
+--config.model.vision.trains_tower=true.
 """
 
 from ml_collections import ConfigDict
