@@ -81,7 +81,8 @@ def activation_bytes(
     frozen: Params = {}
     critic = {**policy, HEAD: jax.eval_shape(lambda: blank_scalar_head(config))}
     trained = [policy, critic] if own_critic else [policy]
-    if config.lora and not keeps_inputs:  # Nothing is kept for gradients of the base, which is held as it is computed.
+    if config.lora and not keeps_inputs:
+        # Nothing is kept for gradients of the base, which is held as it is computed.
         frozen = as_computed_abstract(config, lora.split(policy)[1])
         trained = [lora.split(one)[0] for one in trained]
     return _residual_bytes(loss, trained, frozen, tokens)
