@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
     config.model.vision.update(
         {"image_size": 32, "embed_dim": 96, "num_layers": 3, "mlp_dim": 288, "tile_tokens": 16}
     )
-    config.sft.steps = base.from_scratch(config, 60)
+    config.sft.steps = base.from_scratch(config, 40)
     config.sft.update({"batch_size": 64, "probe_every_steps": 1000})
     config.sync.mode = "one_step_off_policy"
     # A completion is one character, so rollouts are cheap: the run trains on the best third of its
