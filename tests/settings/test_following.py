@@ -18,7 +18,7 @@ FROM_SCRATCH = {
     "jsonl": 100,
     "lake": 500,
     "long_tail": 300,
-    "pictures": 60,
+    "pictures": 40,
     "selfplay": 200,
     "shapes": 150,
     "tools": 500,
