@@ -199,12 +199,21 @@ def abstract_opt_state(
     def placed(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
+    def like_parameter(leaf: Any, param: Any) -> Any:
+        if _is_left_out(leaf):
+            return leaf
+        return placed(leaf, param.sharding if leaf.shape == param.shape else layout.repeated)
+
     return optax.tree_map_params(
         transformation,
-        lambda leaf, param: placed(
-            leaf, param.sharding if leaf.shape == param.shape else layout.repeated
-        ),
+        like_parameter,
         jax.eval_shape(transformation.init, params),
         params,
         transform_non_params=lambda leaf: placed(leaf, layout.repeated),
+        is_leaf=_is_left_out,
     )
+
+
+def _is_left_out(part: object) -> bool:
+    """Says whether a part of an optimizer's state stands for parameters that are not trained."""
+    return isinstance(part, optax.MaskedNode)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rl_sync.learning.schedules import SCHEDULES
@@ -202,15 +203,35 @@ class OptimizerConfig:
 def _with_tower_share(
     rule: optax.GradientTransformation, share: float
 ) -> optax.GradientTransformation:
-    """Multiplies the changes of a vision tower; the state is that of the optimizer."""
+    """Multiplies the changes of a vision tower. The state has no part of a tower with share 0."""
     if share == 1:
         return rule
 
-    def update(gradient: Params, state: Any, params: Params = None) -> tuple[Params, Any]:
-        changes, state = rule.update(gradient, state, params)
-        if TOWER in changes.get(VISION, {}):
-            tower = jax.tree.map(lambda x: x * share, changes[VISION][TOWER])
-            changes = {**changes, VISION: {**changes[VISION], TOWER: tower}}
-        return changes, state
+    def init(params: Params) -> Any:
+        return rule.init(params if share else _without_tower(params))
 
-    return optax.GradientTransformation(rule.init, update)
+    def update(gradient: Params, state: Any, params: Params = None) -> tuple[Params, Any]:
+        if share or not _has_tower(gradient):
+            changes, state = rule.update(gradient, state, params)
+            if not _has_tower(changes):
+                return changes, state
+            tower = jax.tree.map(lambda x: x * share, changes[VISION][TOWER])
+        else:
+            given = _without_tower(gradient), state, _without_tower(params)
+            changes, state = rule.update(*given)
+            tower = jax.tree.map(jnp.zeros_like, gradient[VISION][TOWER])
+        return {**changes, VISION: {**changes[VISION], TOWER: tower}}, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _has_tower(params: Params) -> bool:
+    """Says whether a tree of parameters has a vision tower; optax also inits with other objects."""
+    return isinstance(params, dict) and TOWER in params.get(VISION, {})
+
+
+def _without_tower(params: Params) -> Params:
+    """Puts a node without arrays in the place of a vision tower."""
+    if not _has_tower(params):
+        return params
+    return {**params, VISION: {**params[VISION], TOWER: optax.MaskedNode()}}

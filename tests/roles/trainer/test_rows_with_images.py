@@ -172,6 +172,28 @@ def test_a_tower_learns_unless_it_is_frozen_and_by_its_own_rate():
 
 
 @pytest.mark.gate
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion"])
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "a mesh"])
+def test_a_frozen_tower_has_no_part_in_the_optimizer_s_state(name, mesh):
+    on = layout(**mesh).grouped(MODEL.num_kv_heads)
+    adaptive = {"name": name, "b1": 0.9, "learning_rate": 0.01}
+    found, whole = (
+        step("padded", trains_tower=False, tower_share=share, on=on, **adaptive)
+        for share in (0.0, 1.0)
+    )
+    assert_equal_steps(found, whole, atol=1e-6)
+    trainers = [
+        trainer_of(model=MODEL, optimizer={**adaptive, "tower_share": share}, layout=on)
+        for share in (0.0, 1.0)
+    ]
+    with_tower = [
+        any("tower" in jax.tree_util.keystr(path) for path, _ in leaves)
+        for leaves in (jax.tree.leaves_with_path(one.abstract().opt_state) for one in trainers)
+    ]
+    assert with_tower == [False, True]
+
+
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
 def test_demonstrations_are_learned_with_their_images(kind):
     rows = batching("padded").batch(groups_of()).rows
