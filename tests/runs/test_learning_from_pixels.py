@@ -29,7 +29,6 @@ def accuracies(workdir: Path, *flags: str) -> tuple[float, float]:
 
 def test_a_policy_learns_to_read_digits_from_their_pixels(tmp_path):
     before, after = accuracies(tmp_path / "run", "--config.seed=811")
-    assert before > CHANCE
     assert after >= before + 0.15
 
 
