@@ -66,12 +66,12 @@ TEXT, PEER = "text", "transformers, "
 
 
 class Case(NamedTuple):
-    """What is measured beside text.
+    """A measurement beside text.
 
     Attributes:
       operations: operations as a multiple of those of text.
       like: text of the same library, to which it is compared.
-      peer: what transformers does for the same result; empty for nothing.
+      peer: measurement of transformers for the same result; empty for none.
     """
 
     operations: float

@@ -98,7 +98,15 @@ def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER)
     if images or (FIELD in fields and (of_dialogue or row_format.images != FIELD)):
         fields = {name: value for name, value in fields.items() if name != FIELD}
         fields |= {FIELD: images} if images else {}
-    found = Example(prompt, answer, demonstration, fields, pair, unanswered, dialogue)
+    found = Example(
+        prompt=prompt,
+        answer=answer,
+        demonstration=demonstration,
+        fields=fields,
+        pair=pair,
+        unanswered=unanswered,
+        dialogue=dialogue,
+    )
     texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
     texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
     if dialogue is not None:
