@@ -253,3 +253,9 @@ def test_a_policy_that_reads_text_alone_imitates_the_text(tmp_path):
     [one] = task.demonstrations
     assert task.tokenizer.decode_all(one.tokens) == "ab?cde?fg"
     assert one.images is None
+
+
+def test_a_reply_that_would_follow_an_image_directly_is_not_imitated(tmp_path):
+    ends_with_image = [user("Цвет?", URLS[0]), says("b"), user(URLS[1], "d?"), says("e")]
+    task = _load(_rows(tmp_path, LATER, (ends_with_image, [])))
+    assert len(task.demonstrations) == len(_load(_rows(tmp_path, LATER)).demonstrations) == 1
