@@ -104,25 +104,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _ByScope(config, log)
 
 
-def _leave_to_gate(items: list[pytest.Item]) -> None:
-    """Marks cases of parametrized tests, but for the samples that a test names, for the gate."""
+def _leave_cases(items: list[pytest.Item]) -> None:
+    """Leaves cases of parametrized tests to the gate, or to the slow tests.
+
+    `samples(*ids, gate=ids)` names those that README's tests run, and those that the gate runs
+    besides: all others if it does not say; else the rest is slow.
+    """
     for item in items:
         samples = item.get_closest_marker("samples")
         others = any(item.get_closest_marker(name) for name in ("slow", "aot"))
-        if samples and not others and item.callspec.id not in samples.args:  # type: ignore[attr-defined]
-            item.add_marker("gate")
+        if not samples or others:
+            continue
+        case = item.callspec.id  # type: ignore[attr-defined]
+        in_gate = samples.kwargs.get("gate", (case,))
+        if case not in samples.args:
+            item.add_marker("gate" if case in in_gate else "slow")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is left to the gate, and spreads the files of whole runs among the others.
+    """Leaves cases to the gate, and spreads the files of whole runs among the others.
 
     Files with most tests come first.
 
     Side by side, whole runs would compete for the cores. All of them at the end, or a long one,
     would leave processes idle.
     """
-    _leave_to_gate(items)
+    _leave_cases(items)
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(_scope(item.nodeid), []).append(item)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from scipy.special import betainc
 
 from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements, ScoredCompletion
 from rl_sync.display.unprintable import has_unprintable
@@ -369,7 +368,12 @@ def is_above(lost: int, count: int, limit: float) -> bool:
     It is if the lower bound of Clopper and Pearson (1934) is above the limit: if each completion
     were lost with the limit as probability, less than one window in a hundred would lose that many.
     """
-    return lost > 0 and float(betainc(lost, count - lost + 1, limit)) < 1 - _CONFIDENCE
+    if lost == 0:
+        return False
+    # A tenth of the time that a role's imports take, and few runs need it.
+    from scipy.special import betainc
+
+    return float(betainc(lost, count - lost + 1, limit)) < 1 - _CONFIDENCE
 
 
 def solves(judgement: Judgement, main: str) -> bool:

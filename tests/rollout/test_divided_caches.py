@@ -96,7 +96,10 @@ def assert_alike(found, expected):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
 
 
-@pytest.mark.samples("1 head on 4 devices")
+@pytest.mark.samples(
+    "1 head on 4 devices",
+    gate=("1 head, and data", "sliding windows in lines", "uneven query heads", "lines of a TPU"),
+)
 @cases
 def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, mesh, platform):
     options = {"cache": "recompute", "kv_offload_bytes": 1 << 20}
@@ -109,7 +112,16 @@ def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, 
     assert_alike(found, expected)
 
 
-@pytest.mark.samples("lines of a TPU-1048576")
+@pytest.mark.samples(
+    "lines of a TPU-1048576",
+    gate=(
+        "2 heads on 4 devices-0",
+        "sliding windows-1048576",
+        "plain attention-0",
+        "lines of a GPU-1048576",
+        "uneven query heads in lines-0",
+    ),
+)
 @pytest.mark.parametrize("kv_offload_bytes", [0, 1 << 20])
 @cases
 def test_pages_whose_slots_are_divided_give_the_same_turns(

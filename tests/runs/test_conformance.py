@@ -151,8 +151,30 @@ UNLIKE = (
 )
 
 
+# Each of these goes ways of which others in the gate go every one.
+OF_KNOWN_PARTS = {
+    "synchronous by checkpoint",
+    "synchronous, interval 2",
+    "one step off-policy by server",
+    "one step off-policy, in few slots",
+    "one step off-policy, judged in parts",
+    "one step off-policy, episodes by checkpoint",
+    "synchronous, episodes",
+    "custom (1, 4)",
+    "one step off-policy by server, what changed",
+    "synchronous by checkpoint, what changed",
+    "two explorers, streaming",
+    "three explorers",
+    "one step off-policy, on shared devices",
+    "asynchronous, in teams",
+    "two explorers, in teams",
+}
+
+
 def marks(*names: str) -> Sequence[pytest.MarkDecorator]:
     """Returns the marks of a test of these runs."""
+    if OF_KNOWN_PARTS.intersection(names):
+        return [pytest.mark.slow]
     return [] if set(names) <= set(UNLIKE) else [pytest.mark.gate]
 
 

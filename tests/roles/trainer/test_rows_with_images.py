@@ -104,6 +104,7 @@ def test_a_prompt_is_shared_only_by_completions_that_show_its_images():
     assert firsts == {0, 1, 2, 3}, "the first and the last prompt have the same tokens"
 
 
+@functools.cache
 def step(kind, updates=1, microbatch_rows=0, on=None, trains_tower=True, **optimizer):
     trainer = trainer_of(
         model=MODEL,
@@ -134,17 +135,16 @@ def test_a_step_learns_the_same_in_every_layout(kind):
     assert_equal_steps(step(kind, updates=2), step("padded", updates=2))
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("padded-2", "packed-1"))
 @pytest.mark.parametrize(("kind", "rows"), [("padded", 2), ("padded", 8), ("packed", 1)])
 def test_microbatches_learn_the_same_as_all_rows_at_once(kind, rows):
     assert_equal_steps(step(kind, microbatch_rows=rows), step(kind))
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("mesh1", "mesh3"))
 @pytest.mark.parametrize(
     "mesh",
     [{"data": 4}, {"fsdp": 2, "tensor": 2}, {"context": 4}, {"context": 2, "fsdp": 2}],
-    ids=str,
 )
 def test_a_step_on_a_mesh_learns_the_same(mesh):
     on = layout(**mesh).grouped(MODEL.num_kv_heads)
@@ -171,7 +171,7 @@ def test_a_tower_learns_unless_it_is_frozen_and_by_its_own_rate():
     assert np.isclose(slow["blocks"]["mlp"]["down"], learned["blocks"]["mlp"]["down"])
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("a mesh-adamw", "one device-adafactor"))
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lion"])
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "a mesh"])
 def test_a_frozen_tower_has_no_part_in_the_optimizer_s_state(name, mesh):

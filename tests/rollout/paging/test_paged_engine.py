@@ -232,7 +232,7 @@ def test_new_weights_in_flight_give_what_they_give_without_pages(cache):
 MESHES = [{"data": 2}, {"tensor": 2}, {"data": 2, "tensor": 2}, {"tensor": 4}, {"data": 4}]
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("mesh0", "mesh3"))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_completions_on_a_mesh_are_those_of_one_device(mesh, expected):
     made = engine(pages=2 * WIDTH, on=layout(**mesh))
@@ -255,7 +255,7 @@ def test_sequences_interrupted_on_a_mesh_continue_with_the_same_tokens(
     assert (made.stats.restored > 0) == (kv_offload_bytes > 0)
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("tpu-64-mesh1", "gpu-8-mesh0", "tpu-8-mesh0"))
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}])
 @pytest.mark.parametrize(("name", "head_dim"), [("tpu", 8), ("tpu", 64), ("gpu", 8)])
 def test_completions_from_pages_in_lines_are_those_of_lines(name, head_dim, mesh):
