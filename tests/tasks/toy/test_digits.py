@@ -1,6 +1,7 @@
 """Handwritten digits: split by seed, as images and as text, their sums, and their reward."""
 
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.toy.digits import DigitsConfig, load
 from tests.tasks.toy.problem_digest import problem_digest
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(not find_spec("sklearn"), reason="needs scikit-learn")
 
 
 @pytest.mark.parametrize("as_text", [False, True])

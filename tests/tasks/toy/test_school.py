@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,7 +18,7 @@ from rl_sync.tasks.toy.questions import GENERATORS
 from rl_sync.tasks.toy.school import SchoolConfig, load
 from tests.tasks import loading
 
-pytest.importorskip("reasoning_gym")
+pytestmark = pytest.mark.skipif(not find_spec("reasoning_gym"), reason="needs reasoning_gym")
 
 CONFIG = SchoolConfig(problems=260, held_out_problems=52)
 _PRINT = """
