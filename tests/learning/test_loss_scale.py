@@ -183,7 +183,7 @@ def _of_pairs():
     return trainer, trainer.begin(trainer.init(jax.random.key(0))), batch
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("demonstrations", "pairs"))
 @pytest.mark.parametrize(
     "made",
     [_with_demonstrations, lambda: _with_critic("own"), lambda: _with_critic("head"), _of_pairs],
@@ -203,7 +203,7 @@ def test_every_loss_is_scaled(made):
     assert not all(jax.tree.leaves(changed[0]))
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("sizes1",))
 @pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}])
 def test_four_devices_scale_as_one_does(sizes):
     model = dataclasses.replace(test_trainer_on_meshes.SMALL, dtype="float16")

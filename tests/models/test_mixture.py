@@ -72,7 +72,7 @@ def alone(which):
     return on(Layout.single(), {"usual": params, "lopsided": lopsided}[which]())
 
 
-@pytest.mark.samples("experts and tensor")
+@pytest.mark.samples("experts and tensor", gate=("experts and fsdp",))
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_gives_the_values_and_gradients_of_one_device(name):
     assert_close(alone("usual"), on(MESHES[name], params()))
@@ -83,7 +83,7 @@ def test_nothing_is_dropped_if_all_tokens_want_the_same_experts():
     assert_close(alone("lopsided"), on(MESHES["experts"], lopsided()))
 
 
-@pytest.mark.samples("lopsided")
+@pytest.mark.samples("lopsided", gate=())
 @pytest.mark.parametrize("which", ["usual", "lopsided"])
 def test_tokens_that_take_turns_give_the_same(which, monkeypatch):
     # 24 choices of 16 numbers for each of 4 devices: 6 KB at once, so five turns.
@@ -92,7 +92,7 @@ def test_tokens_that_take_turns_give_the_same(which, monkeypatch):
     assert_close(alone(which), on(MESHES["experts"], given))
 
 
-@pytest.mark.samples("experts and tensor")
+@pytest.mark.samples("experts and tensor", gate=())
 @pytest.mark.parametrize("name", ["experts", "experts and tensor"])
 def test_a_step_of_decoding_gives_the_same(name):
     def run(params):
@@ -137,7 +137,7 @@ UNEVEN = {
 }
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("positions cut, too", "one expert a token, three rows"))
 @pytest.mark.parametrize(("experts", "sizes", "shape"), UNEVEN.values(), ids=UNEVEN)
 def test_sizes_that_devices_do_not_divide_give_the_same(experts, sizes, shape):
     config = dataclasses.replace(tiny.CONFIG, experts=experts)

@@ -79,7 +79,7 @@ def _in_corner(whole, part):
     return whole.at[tuple(map(slice, part.shape))].set(part)
 
 
-@pytest.mark.samples("experts", "sliding")
+@pytest.mark.samples("experts", "sliding", gate=("biased and untied",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     config = tiny.VARIANTS[name]
@@ -101,7 +101,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
 
 
-@pytest.mark.samples("sliding-dot_product")
+@pytest.mark.samples("sliding-dot_product", gate=("plain-einsum",))
 @pytest.mark.parametrize("path", ["einsum", "dot_product"])
 @pytest.mark.parametrize("name", ["plain", "sliding"])
 def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
@@ -151,7 +151,7 @@ def test_slots_beyond_the_longest_row_are_not_read():
     assert np.isfinite(hidden).all()
 
 
-@pytest.mark.samples("experts", "sliding")
+@pytest.mark.samples("experts", "sliding", gate=("stretched",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_padding_on_either_side_changes_nothing(name):
     config = tiny.VARIANTS[name]
@@ -185,7 +185,7 @@ def test_sequences_packed_into_one_row_do_not_see_each_other(name):
     np.testing.assert_allclose(packed[0, 8:13], apart[1, :5], atol=1e-5)
 
 
-@pytest.mark.samples("experts")
+@pytest.mark.samples("experts", gate=("sliding",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_both_ways_to_attend_agree(name):
     config = tiny.VARIANTS[name]
@@ -265,7 +265,7 @@ def test_token_logprobs_stand_at_their_own_token():
             np.testing.assert_allclose(entropy[row, t], -(np.exp(before) * before).sum(), atol=1e-5)
 
 
-@pytest.mark.samples("3")
+@pytest.mark.samples("3", gate=("6",))
 @pytest.mark.parametrize("positions", [1, 3, 6])
 def test_logprobs_by_chunks_are_those_of_the_whole(positions):
     params = tiny.params()
@@ -383,7 +383,7 @@ def test_a_fresh_mlp_is_not_zero(fresh):
     assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))
 
 
-@pytest.mark.samples("plain", "sliding")
+@pytest.mark.samples("plain", "sliding", gate=("experts",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_parameters_in_the_dtype_of_the_computation_give_the_same_bits(name):
     config = dataclasses.replace(tiny.VARIANTS[name], dtype="bfloat16")

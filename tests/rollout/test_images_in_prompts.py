@@ -1,6 +1,7 @@
 """An engine completes prompts with images as the whole model does, and encodes each image once."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from rl_sync.models.vision.tower import image_features
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.sequence_images import after
+from rl_sync.sequence_images import TEXT, after
 from tests.models import tiny
 from tests.models.meshes import engine_layout
 from tests.rollout.pictures import CONFIG, IMAGE, pictured
@@ -25,6 +26,7 @@ PROMPTS = [
     pictured(3, 3, [2], 4, [10]),
     pictured([4] * 30, 2, [6] * 3),
 ]
+MOST_TILES = 4
 GREEDY = Sampling(max_new_tokens=8, stop_ids=(), greedy=True)
 DRAWN = Sampling(max_new_tokens=8, stop_ids=())
 
@@ -49,17 +51,26 @@ def requests(sampling=GREEDY, completions=1, prompts=PROMPTS, **more):
     ]
 
 
-def whole_logits(ids, images, completion, config=CONFIG, seed=0):
-    """Computes the logits of a completion's tokens in one pass over the whole row."""
-    params = tiny.params(config, seed, spread=0.2)
-    row = np.concatenate([ids, completion])[None]
-    seen = None
+@functools.partial(jax.jit, static_argnums=0)
+def row_logits(config, params, row, tiles, at):
+    seen = Seen(image_features(config, params, tiles), at[None])
+    return logits(config, params, hidden_states(config, params, row[None], images=seen))[0]
+
+
+def whole_logits(ids, images, completion, config=CONFIG, params=None, seed=0):
+    """Computes the logits of a completion's tokens in one pass over the whole row.
+
+    Rows of all lengths and numbers of images have the same shapes, so this compiles once.
+    """
+    params = tiny.params(config, seed, spread=0.2) if params is None else params
+    row, at = np.zeros(config.max_length, np.int32), np.full(config.max_length, TEXT, np.int32)
+    tokens = len(ids) + len(completion)
+    row[:tokens] = np.concatenate([ids, completion])
+    tiles = np.zeros((MOST_TILES, 8, 8, 3), np.uint8)
     if images is not None:
-        features = image_features(config, params, images.tiles)
-        seen = Seen(features, images.over(row.shape[1])[None])
-    hidden = hidden_states(config, params, row, images=seen)
-    found = np.array(logits(config, params, hidden)[0, len(ids) - 1 : -1])
-    return found
+        at[:tokens] = images.over(tokens)
+        tiles[: len(images.tiles)] = images.tiles
+    return np.array(row_logits(config, params, row, tiles, at))[len(ids) - 1 : tokens - 1]
 
 
 def assert_drawn_by_the_whole_model(found, prompts=PROMPTS, **options):
@@ -95,12 +106,7 @@ def test_logprobs_are_those_of_the_whole_vocabulary_and_no_image_token_is_drawn(
         taken += len(found)
         if sampling is GREEDY:
             continue
-        row = np.concatenate([ids, found[0].tokens])[None]
-        features = image_features(CONFIG, params, images.tiles)
-        hidden = hidden_states(
-            CONFIG, params, row, images=Seen(features, images.over(row.shape[1])[None])
-        )
-        scores = jax.nn.log_softmax(logits(CONFIG, params, hidden)[0, len(ids) - 1 : -1])
+        scores = jax.nn.log_softmax(whole_logits(ids, images, found[0].tokens, params=params))
         wanted = np.take_along_axis(np.array(scores), found[0].tokens[:, None], 1)[:, 0]
         np.testing.assert_allclose(found[0].logprobs, wanted, atol=1e-4)
     assert taken == 16
@@ -181,7 +187,7 @@ def test_new_weights_recompute_caches_with_images(options):
         assert one.tokens[new].tolist() == scores.argmax(axis=-1)[new].tolist()
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("mesh1", "mesh3"))
 @pytest.mark.parametrize(
     "mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}, {"context": 4}, {"context": 2, "tensor": 2}]
 )

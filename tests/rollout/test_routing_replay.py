@@ -66,7 +66,7 @@ def test_the_model_config_says_the_shape_of_routes():
     assert (many.unrecorded(3) == 65535).all()
 
 
-@pytest.mark.samples("options1")
+@pytest.mark.samples("options1", gate=())
 @pytest.mark.parametrize(
     "options", [{}, {"chunk_tokens": 3, "slots": 2}, {"chunk_tokens": 16, "slots": 16}]
 )
@@ -209,7 +209,7 @@ def test_replayed_experts_are_used_and_the_router_learns():
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("full",))
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_recomputed_activations_see_the_same_experts(remat):
     config = dataclasses.replace(CONFIG, remat=remat)
@@ -226,8 +226,7 @@ MESHES = {
 }
 
 
-@pytest.mark.gate
-@pytest.mark.samples("experts and context")
+@pytest.mark.samples(gate=("experts and context",))
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_replays_as_one_device_does(name):
     def run(params, routes):
@@ -245,8 +244,7 @@ def test_a_mesh_replays_as_one_device_does(name):
     assert_close(expected, found)
 
 
-@pytest.mark.gate
-@pytest.mark.samples("experts")
+@pytest.mark.samples(gate=("experts",))
 @pytest.mark.parametrize("name", ["experts", "data and tensor"])
 def test_an_engine_on_a_mesh_records_the_same(name):
     requests = [CompletionRequest(PROMPT, Sampling(6, ()), 3, seed=(4,))]

@@ -167,7 +167,11 @@ OF_KNOWN_PARTS = {
     "three explorers",
     "one step off-policy, on shared devices",
     "asynchronous, in teams",
+    "asynchronous, streaming, in teams",
     "two explorers, in teams",
+    "two explorers, episodes",
+    "two explorers by server",
+    "two explorers from a checkpoint, in one process",
 }
 
 

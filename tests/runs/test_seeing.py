@@ -9,8 +9,6 @@ import pytest
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles import wiring
 
-pytestmark = pytest.mark.gate
-
 SEEING = (
     "--config.task.name=digits",
     "--config.model.vision.image_size=16",
@@ -25,7 +23,13 @@ FROZEN = ("--config.model.vision.trains_tower=false",)
 SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 
-@pytest.mark.samples("synchronous with pixels")
+@pytest.mark.samples(
+    gate=(
+        "synchronous with pixels",
+        "synchronous with features",
+        "asynchronous, deltas and pages",
+    )
+)
 @pytest.mark.parametrize(
     ("mode", "more"),
     [

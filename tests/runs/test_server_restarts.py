@@ -34,16 +34,15 @@ COLLECTIVE = (
 RESTARTS = "--config.launch.restarts=50"
 
 
-@pytest.mark.gate
 @pytest.mark.parametrize(
     ("victim", "flags", "kills", "seed"),
     [
-        ("master", ASYNCHRONOUS, 3, 1),
-        ("master", SERVED, 3, 2),
+        pytest.param("master", ASYNCHRONOUS, 3, 1, marks=pytest.mark.gate),
+        pytest.param("master", SERVED, 3, 2, marks=pytest.mark.gate),
         pytest.param("master", COLLECTIVE, 3, 3, marks=pytest.mark.slow),
         pytest.param("master", ASYNCHRONOUS, 6, 4, marks=pytest.mark.slow),
         pytest.param("replay", ASYNCHRONOUS, 3, 5, marks=pytest.mark.slow),
-        ("replay", COLLECTIVE, 2, 6),
+        pytest.param("replay", COLLECTIVE, 2, 6, marks=pytest.mark.gate),
     ],
 )
 def test_a_run_whose_server_is_killed_again_and_again_ends_well(

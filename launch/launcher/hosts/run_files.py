@@ -9,6 +9,7 @@ config is rewritten.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -238,6 +239,7 @@ def _own_file(module: ModuleType) -> Path | None:
     return path
 
 
+@functools.cache  # Asked for each module.
 def _installed() -> list[Path]:
     """Returns the folders whose modules other machines have in their own environment."""
     known = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}

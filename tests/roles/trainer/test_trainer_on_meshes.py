@@ -88,7 +88,14 @@ def _on_one_device(model):
     return one.step(_placed(one, tiny.params(model)), batch_of(params=PARAMS, model=MODEL))
 
 
-@pytest.mark.samples("data and tensor")
+@pytest.mark.samples(
+    gate=(
+        "data and tensor",
+        "fsdp, offloaded",
+        "context and fsdp with microbatches",
+        "fsdp and tensor, adapters",
+    )
+)
 @pytest.mark.parametrize(("mesh", "model", "fields"), CASES.values(), ids=CASES)
 def test_a_step_on_a_mesh_is_that_on_one_device_up_to_rounding(mesh, model, fields):
     model = dataclasses.replace(MODEL, **model)
@@ -123,10 +130,11 @@ ON_CONTEXT = {"fsdp": 2, "context": 2}
     ("name", "sizes"),
     [
         ("gspo", DATA_AND_FSDP),
-        ("decoupled_ppo", DATA_AND_FSDP),
-        ("ppo", DATA_AND_FSDP),
         ("ppo", ON_CONTEXT),
-        *(pytest.param(name, DATA_AND_FSDP, marks=pytest.mark.slow) for name in ("grpo", "rloo")),
+        *(
+            pytest.param(name, DATA_AND_FSDP, marks=pytest.mark.slow)
+            for name in ("decoupled_ppo", "ppo", "grpo", "rloo")
+        ),
     ],
 )
 def test_packed_microbatches_on_a_mesh_are_a_step_like_any_other(name, sizes):
