@@ -183,7 +183,7 @@ def _of_pairs():
     return trainer, trainer.begin(trainer.init(jax.random.key(0))), batch
 
 
-@pytest.mark.samples(gate=("demonstrations", "pairs"))
+@pytest.mark.samples(gate=("pairs",))
 @pytest.mark.parametrize(
     "made",
     [_with_demonstrations, lambda: _with_critic("own"), lambda: _with_critic("head"), _of_pairs],

@@ -155,7 +155,7 @@ def _graded(forward, params, rows, weights):
     return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, head)
 
 
-@pytest.mark.samples("sliding")
+@pytest.mark.samples(gate=("by chunks of logits",))
 @pytest.mark.parametrize(
     ("model", "logits_bytes"),
     [
@@ -215,7 +215,7 @@ STEPS = {
 SLOW = ("a mesh, sliding windows", "positions on a mesh, sliding windows")
 
 
-@pytest.mark.samples("a mesh, microbatches, a critic")
+@pytest.mark.samples(gate=("a mesh, microbatches, a critic", "microbatches, adapters"))
 @pytest.mark.parametrize(
     ("name", "model", "changes", "fields"),
     [

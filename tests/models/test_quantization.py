@@ -50,7 +50,7 @@ def scores(config, params):
     return logits(config, params, hidden_states(config, params, TOKENS))
 
 
-@pytest.mark.samples("int8-plain", "float8_e4m3fn-experts")
+@pytest.mark.samples("int8-plain", "float8_e4m3fn-experts", gate=())
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_quantized_model_computes_with_its_numbers_times_their_scales(name, dtype):

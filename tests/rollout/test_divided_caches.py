@@ -98,7 +98,7 @@ def assert_alike(found, expected):
 
 @pytest.mark.samples(
     "1 head on 4 devices",
-    gate=("1 head, and data", "sliding windows in lines"),
+    gate=("sliding windows in lines",),
 )
 @cases
 def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, mesh, platform):
@@ -114,7 +114,7 @@ def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, 
 
 @pytest.mark.samples(
     "lines of a TPU-1048576",
-    gate=("sliding windows-1048576", "lines of a GPU-0", "plain attention-1048576"),
+    gate=("sliding windows-1048576", "lines of a GPU-0"),
 )
 @pytest.mark.parametrize("kv_offload_bytes", [0, 1 << 20])
 @cases

@@ -56,12 +56,13 @@ def assert_alike(found, expected):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
-@pytest.mark.samples("mesh1")
+@pytest.mark.samples(gate=("mesh1",))
 @pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}, {"tensor": 4}])
 def test_completions_are_those_of_one_device(mesh, requests, expected):
     assert_alike(_engine(layout(**mesh)).generate(requests), expected)
 
 
+@pytest.mark.samples(gate=("tpu-4",))
 @pytest.mark.parametrize(("name", "tensor"), [("tpu", 4), ("gpu", 2)])
 def test_completions_from_a_cache_in_lines_are_the_same(name, tensor, requests, expected):
     with compiling_for(name):
@@ -69,6 +70,7 @@ def test_completions_from_a_cache_in_lines_are_the_same(name, tensor, requests, 
     assert_alike(found, expected)
 
 
+@pytest.mark.samples(gate=("mesh1",))
 @pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}])
 def test_extensions_are_those_of_one_device(mesh):
     given, sampling = np.array([4, 1], np.int32), dataclasses.replace(SAMPLING, max_new_tokens=4)

@@ -86,7 +86,7 @@ def test_caches_of_one_page_of_all_positions_are_restored_alike():
     assert_same(second, fresh(whole(long, first, GIVEN), FLAT, (2,), **options))
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("mesh1",))
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "tensor": 2}])
 def test_caches_of_sharded_slots_are_restored_alike(mesh):
     config = dataclasses.replace(CONFIG, num_layers=1)

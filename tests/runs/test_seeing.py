@@ -25,7 +25,6 @@ SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 @pytest.mark.samples(
     gate=(
-        "synchronous with pixels",
         "synchronous with features",
         "asynchronous, deltas and pages",
     )

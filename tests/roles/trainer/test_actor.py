@@ -262,7 +262,7 @@ def test_groups_without_spread_change_nothing():
     assert_close(after.params, state_of(trainer).params, atol=0)
 
 
-@pytest.mark.samples("1-1")
+@pytest.mark.samples("1-1", gate=())
 @pytest.mark.parametrize(("broken", "at_end"), [(0, 0), (1, 1)])
 def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(broken, at_end):
     trainer = trainer_of({"kl_coefficient": 0.1}, TWICE)
@@ -293,7 +293,7 @@ def _unjudged(batch, rows):
     return with_rows(batch, completion_mask=jnp.asarray(mask))
 
 
-@pytest.mark.samples("3")
+@pytest.mark.samples("3", gate=())
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_of_whose_batch_nothing_was_judged_is_not_taken(count):
     trainer = trainer_of({"kl_coefficient": 0.1, "entropy_coefficient": 0.1})

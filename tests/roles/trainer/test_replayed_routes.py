@@ -65,7 +65,7 @@ def _gaps(model, params, rows):
     return np.abs(found - rows.behavior_logprobs)[mask]
 
 
-@pytest.mark.samples("0")
+@pytest.mark.samples("0", gate=())
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_in_bfloat16_the_gap_shrinks_where_experts_are_replayed(seed):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), _params(20 + seed))
@@ -76,7 +76,7 @@ def test_in_bfloat16_the_gap_shrinks_where_experts_are_replayed(seed):
     assert with_replay.mean() < without.mean()
 
 
-@pytest.mark.samples("shared")
+@pytest.mark.samples("shared", gate=("packed",))
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_keeps_the_experts_of_each_token(kind):
     # Experts that other weights chose: a token in another's place would change its logprob.
@@ -95,7 +95,7 @@ def test_every_layout_keeps_the_experts_of_each_token(kind):
     assert np.abs(np.asarray(choosing) - expected)[padded.batch.rows.completion_mask].max() > 0.05
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("packed",))
 @pytest.mark.parametrize("kind", ["packed", "shared"])
 def test_a_step_learns_the_same_in_every_layout(kind):
     groups = _groups(MODEL, tiny.params(MODEL, 8))

@@ -135,7 +135,7 @@ def test_a_step_learns_the_same_in_every_layout(kind):
     assert_equal_steps(step(kind, updates=2), step("padded", updates=2))
 
 
-@pytest.mark.samples(gate=("packed-1",))
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rows"), [("padded", 2), ("padded", 8), ("packed", 1)])
 def test_microbatches_learn_the_same_as_all_rows_at_once(kind, rows):
     assert_equal_steps(step(kind, microbatch_rows=rows), step(kind))

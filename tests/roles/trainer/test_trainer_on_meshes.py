@@ -129,11 +129,10 @@ ON_CONTEXT = {"fsdp": 2, "context": 2}
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("gspo", DATA_AND_FSDP),
         ("ppo", ON_CONTEXT),
         *(
             pytest.param(name, DATA_AND_FSDP, marks=pytest.mark.slow)
-            for name in ("decoupled_ppo", "ppo", "grpo", "rloo")
+            for name in ("gspo", "decoupled_ppo", "ppo", "grpo", "rloo")
         ),
     ],
 )
