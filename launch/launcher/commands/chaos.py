@@ -72,7 +72,7 @@ def execute(arguments: Arguments) -> int:
     def beside(one: run.LocalRun) -> Iterator[None]:
         disturbance = Disturbance(
             Workdir(settings.workdir),
-            one.processes,
+            lambda: victims(one),
             seed=flags.get("seed", 0),
             every_secs=every_secs,
             kinds=kinds,
@@ -99,6 +99,11 @@ def execute(arguments: Arguments) -> int:
     if not faults:
         print("All records are whole.")
     return status or (_FAILED if faults else 0)
+
+
+def victims(one: run.LocalRun) -> dict[str, int]:
+    """Returns the processes that may be disturbed: none before a restart can follow."""
+    return one.processes() if one.has_begun else {}
 
 
 def _compared(config: Mapping[str, Any], workdir: str) -> list[str]:

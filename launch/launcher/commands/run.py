@@ -116,6 +116,11 @@ class LocalRun:
         """Returns the process group of each process that runs, by its name."""
         return self._supervisor.groups()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the master was heard. The death of a process before that ends the run."""
+        return self._last is not None
+
     def run(self) -> int:
         """Runs to the end.
 

