@@ -118,7 +118,7 @@ class LocalRun:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the master was heard. The death of a process before that ends the run."""
+        """True once the master was heard; the death of a process before that ends the run."""
         return self._last is not None
 
     def run(self) -> int:
