@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import re
@@ -104,12 +105,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _ByScope(config, log)
 
 
-def _leave_cases(items: list[pytest.Item]) -> None:
+def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves cases of parametrized tests to the gate, or to the slow tests.
 
     `samples(*ids, gate=ids)` names those that README's tests run, and those that the gate runs
     besides: all others if it does not say; else the rest is slow.
+
+    Raises:
+      UsageError: one of the names is that of no case.
     """
+    whole = not any("::" in argument for argument in config.args)
+    cases: dict[str, set[str]] = collections.defaultdict(set)
+    named: dict[str, set[str]] = {}
     for item in items:
         samples = item.get_closest_marker("samples")
         others = any(item.get_closest_marker(name) for name in ("slow", "aot"))
@@ -119,10 +126,16 @@ def _leave_cases(items: list[pytest.Item]) -> None:
         in_gate = samples.kwargs.get("gate", (case,))
         if case not in samples.args:
             item.add_marker("gate" if case in in_gate else "slow")
+        test = item.nodeid.partition("[")[0]
+        cases[test].add(case)
+        named[test] = {*samples.args, *samples.kwargs.get("gate", ())}
+    for test, names in named.items() if whole else ():
+        if unknown := names - cases[test]:
+            raise pytest.UsageError(f"{test} has no case {min(unknown)!r}, which samples names.")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves cases to the gate, and spreads the files of whole runs among the others.
 
     Files with most tests come first.
@@ -130,7 +143,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Side by side, whole runs would compete for the cores. All of them at the end, or a long one,
     would leave processes idle.
     """
-    _leave_cases(items)
+    _leave_cases(config, items)
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(_scope(item.nodeid), []).append(item)

@@ -151,7 +151,7 @@ UNLIKE = (
 )
 
 
-# Each of these goes ways of which others in the gate go every one.
+# Combinations of ways that others in the gate, or tests of teams, go one by one.
 OF_KNOWN_PARTS = {
     "synchronous by checkpoint",
     "synchronous, interval 2",
@@ -165,11 +165,8 @@ OF_KNOWN_PARTS = {
     "synchronous by checkpoint, what changed",
     "two explorers, streaming",
     "three explorers",
-    "one step off-policy from a checkpoint, on shared devices",
     "synchronous, episodes, in teams",
-    "asynchronous",
     "asynchronous, streaming in flight, by server",
-    "two explorers, collective",
     "asynchronous, in teams",
     "asynchronous, streaming, in teams",
     "two explorers, in teams",
