@@ -263,7 +263,7 @@ def test_the_fetched_weights_must_be_the_published_ones(module, monkeypatch):
         [*transfers.measure(options)]
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_one_command_measures_on_a_cpu(tmp_path):
     command = [sys.executable, str(_BENCHMARKS / "device.py"), "--small", f"--out={tmp_path}/t"]
     done = subprocess.run(

@@ -215,7 +215,7 @@ STEPS = {
 SLOW = ("a mesh, sliding windows", "positions on a mesh, sliding windows")
 
 
-@pytest.mark.samples(gate=("a mesh, microbatches, a critic", "microbatches, adapters"))
+@pytest.mark.samples(gate=("microbatches, adapters",))
 @pytest.mark.parametrize(
     ("name", "model", "changes", "fields"),
     [

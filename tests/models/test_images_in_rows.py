@@ -181,7 +181,7 @@ def test_only_tokens_of_a_tile_look_ahead(vision):
     np.testing.assert_array_equal(moved(5 + 7), np.arange(first, 48))
 
 
-@pytest.mark.samples("shared-mesh1", gate=("packed-mesh2",))
+@pytest.mark.samples(gate=("shared-mesh1",))
 @pytest.mark.parametrize(
     "mesh",
     [{"context": 4}, {"context": 2, "tensor": 2}, {"data": 2, "fsdp": 2}, {"tensor": 4}],
@@ -196,6 +196,7 @@ def test_devices_that_share_rows_with_images_compute_what_one_does(kind, mesh, m
     _assert_alike(found, _learned_by_one_device(kind))
 
 
+@pytest.mark.gate
 def test_devices_that_share_prompts_with_images_prefill_what_one_does(monkeypatch):
     monkeypatch.setattr(blocks, "_SCORES_BYTES", 16_000)
     tokens, at = (np.stack([x, x]) for x in FIRST)

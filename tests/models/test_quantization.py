@@ -110,7 +110,7 @@ MESHES = {
 }
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("tensor-int8", "experts-float8_e4m3fn"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mesh_decodes_as_one_device_does(mesh, dtype):

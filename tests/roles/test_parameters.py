@@ -150,6 +150,7 @@ def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
     )
 
 
+@pytest.mark.samples("qwen2_score-None", "qwen2-None", gate=("qwen2-adapters1",))
 @pytest.mark.parametrize("adapters", [None, Lora(2, 4.0, ("q", "down"))])
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_score"])
 def test_a_reward_model_begins_with_the_head_of_its_checkpoint_or_else_a_drawn_one(name, adapters):

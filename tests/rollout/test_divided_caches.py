@@ -112,10 +112,7 @@ def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, 
     assert_alike(found, expected)
 
 
-@pytest.mark.samples(
-    "lines of a TPU-1048576",
-    gate=("sliding windows-1048576", "lines of a GPU-0"),
-)
+@pytest.mark.samples(gate=("lines of a TPU-1048576", "sliding windows-1048576"))
 @pytest.mark.parametrize("kv_offload_bytes", [0, 1 << 20])
 @cases
 def test_pages_whose_slots_are_divided_give_the_same_turns(

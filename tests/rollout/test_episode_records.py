@@ -367,7 +367,7 @@ class Fan(Script):
                 self._answers.append(End(said.episode, ending(1)))
 
 
-@pytest.mark.samples("2-True")
+@pytest.mark.samples("2-True", gate=("8-True",))
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("slots", [2, 8])
 def test_replies_side_by_side_are_drawn_in_segments_of_their_own(slots, repeats):

@@ -59,7 +59,7 @@ def test_an_extension_draws_what_a_request_with_all_tokens_so_far_would(options)
     assert (engine.stats.evictions > 0) == (options.get("slots", 8) < 12)
 
 
-@pytest.mark.samples("sliding")
+@pytest.mark.samples("sliding", gate=("einsum",))
 @pytest.mark.parametrize(
     "config",
     [

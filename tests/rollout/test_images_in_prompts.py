@@ -143,6 +143,7 @@ def test_features_beyond_the_bound_are_encoded_again():
     assert made._batch.features.encoded >= 4
 
 
+@pytest.mark.samples("pages", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_prompts_that_differ_in_their_images_alone_share_nothing(options):
     made = engine(**options)
@@ -155,6 +156,7 @@ def test_prompts_that_differ_in_their_images_alone_share_nothing(options):
         assert made.stats.reused_tokens > 0, "equal images share pages"
 
 
+@pytest.mark.samples("given1-pages", "given0-rows", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 @pytest.mark.parametrize("given", [pictured([4, 2]), pictured([4], 2, [2]), pictured(1, [2])])
 def test_extensions_continue_with_their_images(options, given):
@@ -172,6 +174,7 @@ def test_extensions_continue_with_their_images(options, given):
     assert_drawn_by_the_whole_model([[one] for one in seconds], prompts)
 
 
+@pytest.mark.samples("pages", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_new_weights_recompute_caches_with_images(options):
     made = engine(cache="recompute", **options)
@@ -187,7 +190,7 @@ def test_new_weights_recompute_caches_with_images(options):
         assert one.tokens[new].tolist() == scores.argmax(axis=-1)[new].tolist()
 
 
-@pytest.mark.samples(gate=("mesh1", "mesh3"))
+@pytest.mark.samples(gate=("mesh1",))
 @pytest.mark.parametrize(
     "mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}, {"context": 4}, {"context": 2, "tensor": 2}]
 )

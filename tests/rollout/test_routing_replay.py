@@ -66,7 +66,7 @@ def test_the_model_config_says_the_shape_of_routes():
     assert (many.unrecorded(3) == 65535).all()
 
 
-@pytest.mark.samples("options1", gate=())
+@pytest.mark.samples(gate=("options1",))
 @pytest.mark.parametrize(
     "options", [{}, {"chunk_tokens": 3, "slots": 2}, {"chunk_tokens": 16, "slots": 16}]
 )
@@ -97,6 +97,7 @@ def test_completions_have_the_experts_of_a_full_pass(options):
             assert (recorded(one, request.prompt)[-1] == 255).all()
 
 
+@pytest.mark.samples(str(Experts(300, 3, 4)), gate=())
 @pytest.mark.parametrize(
     "experts", [Experts(300, 3, 4), Experts(1, 1, 4), Experts(4, 4, 4)], ids=str
 )
@@ -186,6 +187,7 @@ def test_replaying_the_experts_of_a_pass_changes_nothing():
     assert_close(alone, again)
 
 
+@pytest.mark.gate
 def test_replayed_experts_are_used_and_the_router_learns():
     (_, before), _ = jax.value_and_grad(value, has_aux=True)(params(), None)
     (_, after), gradient = jax.value_and_grad(value, has_aux=True)(params(), others())
@@ -244,7 +246,7 @@ def test_a_mesh_replays_as_one_device_does(name):
     assert_close(expected, found)
 
 
-@pytest.mark.samples(gate=("experts",))
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["experts", "data and tensor"])
 def test_an_engine_on_a_mesh_records_the_same(name):
     requests = [CompletionRequest(PROMPT, Sampling(6, ()), 3, seed=(4,))]

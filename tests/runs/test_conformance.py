@@ -144,8 +144,6 @@ PLAYED = [name for name in RUNS if "episodes" in name]
 UNLIKE = (
     "synchronous",
     "one step off-policy",
-    "one step off-policy, episodes",
-    "asynchronous by server, in flight",
     "asynchronous, streaming",
     "two explorers",
 )
@@ -153,6 +151,14 @@ UNLIKE = (
 
 # Combinations of ways that others in the gate, or tests of teams, go one by one.
 OF_KNOWN_PARTS = {
+    "synchronous, in few slots",
+    "custom (2, 3) by checkpoint",
+    "asynchronous by checkpoint, what changed",
+    "two explorers by server, what changed",
+    "one step off-policy from a checkpoint, on shared devices",
+    "asynchronous, interval 2, collective",
+    "asynchronous, streaming episodes",
+    "synchronous, interval 4, two explorers",
     "synchronous by checkpoint",
     "synchronous, interval 2",
     "one step off-policy by server",

@@ -30,7 +30,7 @@ NO_RESTARTS = "--config.launch.restarts=0"
         pytest.param("trainer", "asynchronous", marks=pytest.mark.slow),
         pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.slow),
         ("master", "asynchronous"),
-        pytest.param("replay", "asynchronous", marks=pytest.mark.gate),
+        pytest.param("replay", "asynchronous", marks=pytest.mark.slow),
     ],
 )
 def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
@@ -133,7 +133,7 @@ def test_roles_end_when_the_launcher_is_killed(started):
     assert processes_of(workdir) == {}
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_work_directory_that_another_run_holds_is_refused(started):
     flags = ("--config.sync.mode=asynchronous", "--config.sft.steps=4")
     process, workdir = started(*flags, until="sft")

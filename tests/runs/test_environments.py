@@ -96,7 +96,7 @@ def failed_episodes(run):
     return [entry["episode"] for entry in entries]
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_run_whose_environments_mostly_fail_stops_with_a_traceback(tmp_path):
     process = launch(
         *FAULTY,

@@ -115,7 +115,7 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
     "given",
     [
         pytest.param(
-            flags("synchronous", transfer="server"), marks=pytest.mark.gate, id="synchronous"
+            flags("synchronous", transfer="server"), marks=pytest.mark.slow, id="synchronous"
         ),
         pytest.param(
             flags("custom", interval=2, offset=3, transfer="checkpoint"),
@@ -189,7 +189,7 @@ def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
     assert processes_of(workdir) == {}
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_trainer_that_dies_before_its_first_snapshot_goes_on_from_sft(started):
     given = flags("one_step_off_policy", transfer="server", steps=STEPS)
     more = ("--config.sft.steps=4", "--config.checkpoint.every_steps=0")

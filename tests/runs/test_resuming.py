@@ -20,7 +20,11 @@ from tests.runs.living import ended, processes_of, wait_for
 
 
 @pytest.mark.parametrize(
-    "mode", ["asynchronous", pytest.param("one_step_off_policy", marks=pytest.mark.slow)]
+    "mode",
+    [
+        pytest.param("asynchronous", marks=pytest.mark.gate),
+        pytest.param("one_step_off_policy", marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
     flag = f"--config.sync.mode={mode}"

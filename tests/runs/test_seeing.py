@@ -23,12 +23,7 @@ FROZEN = ("--config.model.vision.trains_tower=false",)
 SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 
-@pytest.mark.samples(
-    gate=(
-        "synchronous with features",
-        "asynchronous, deltas and pages",
-    )
-)
+@pytest.mark.samples(gate=("asynchronous, deltas and pages",))
 @pytest.mark.parametrize(
     ("mode", "more"),
     [

@@ -12,11 +12,12 @@ figures = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(figures)
 
 # Most compile in ten CPU seconds, the step in forty.
+STEP = "qwen2.5-0.5b step, h100:8 1x8x1, 16 x 1024, full"
 QUICK = {
     "qwen2.5-0.5b decode, v5e:2x2 2x1x2, 64 x 2048",
     "gemma-3-4b decode, v5e:2x2 1x1x4, 64 x 4096",
     "llama-3.1-8b decode, h100:4 1x1x4, 64 x 4096",
-    "qwen2.5-0.5b step, h100:8 1x8x1, 16 x 1024, full",
+    STEP,
 }
 TABLE = figures.read_table()
 ALL = os.environ.get("COMPILED_FIGURES") == "all"
@@ -24,7 +25,14 @@ ALL = os.environ.get("COMPILED_FIGURES") == "all"
 
 @pytest.mark.aot
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", [name for name in TABLE if ALL or name in QUICK])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == STEP else [])
+        for name in TABLE
+        if ALL or name in QUICK
+    ],
+)
 def test_a_program_is_no_worse_than_in_the_table(name, devices):
     (case,) = (case for case in figures.CASES if str(case) == name)
     devices(case.target)

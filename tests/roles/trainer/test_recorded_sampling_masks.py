@@ -214,7 +214,7 @@ def test_values_and_gradients_of_other_weights_are_those_of_the_definition():
         )
 
 
-@pytest.mark.samples("packed-0")
+@pytest.mark.samples("packed-0", gate=())
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("packed", 0), ("shared", 4)])
 def test_a_step_sees_no_gap_and_no_divergence_from_an_equal_reference(kind, microbatch_rows):
     sampling = _sampling("all")
@@ -241,7 +241,7 @@ def test_a_step_sees_no_gap_and_no_divergence_from_an_equal_reference(kind, micr
 @pytest.mark.parametrize(
     "on",
     [
-        pytest.param(layout(fsdp=2, tensor=2), marks=pytest.mark.gate),
+        pytest.param(layout(fsdp=2, tensor=2), marks=pytest.mark.slow),
         pytest.param(layout(fsdp=4), marks=pytest.mark.slow),
         pytest.param(layout(2, 2), marks=pytest.mark.slow),
         pytest.param(layout(fsdp=2, context=2), marks=pytest.mark.slow),

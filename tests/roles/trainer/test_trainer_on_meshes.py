@@ -91,7 +91,6 @@ def _on_one_device(model):
 @pytest.mark.samples(
     gate=(
         "data and tensor",
-        "fsdp, offloaded",
         "context and fsdp with microbatches",
         "fsdp and tensor, adapters",
     )
@@ -125,7 +124,7 @@ DATA_AND_FSDP = {"data": 2, "fsdp": 2}
 ON_CONTEXT = {"fsdp": 2, "context": 2}
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
