@@ -149,7 +149,7 @@ UNLIKE = (
 )
 
 
-# Combinations of ways that others in the gate, or tests of teams, go one by one.
+# Combinations of ways that other runs, or tests of teams and of transfers, go one by one.
 OF_KNOWN_PARTS = {
     "synchronous, in few slots",
     "custom (2, 3) by checkpoint",
@@ -158,7 +158,6 @@ OF_KNOWN_PARTS = {
     "one step off-policy from a checkpoint, on shared devices",
     "asynchronous, interval 2, collective",
     "asynchronous, streaming episodes",
-    "synchronous, interval 4, two explorers",
     "synchronous by checkpoint",
     "synchronous, interval 2",
     "one step off-policy by server",
