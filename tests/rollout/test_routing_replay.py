@@ -66,7 +66,7 @@ def test_the_model_config_says_the_shape_of_routes():
     assert (many.unrecorded(3) == 65535).all()
 
 
-@pytest.mark.samples(gate=("options1",))
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"chunk_tokens": 3, "slots": 2}, {"chunk_tokens": 16, "slots": 16}]
 )

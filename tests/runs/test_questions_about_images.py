@@ -67,7 +67,7 @@ def _parquet(directory):
 @pytest.mark.parametrize(
     ("checkpoint", "data", "flags"),
     [
-        pytest.param(seeing_gemma3, _jsonl, (), marks=pytest.mark.gate, id="gemma3"),
+        pytest.param(seeing_gemma3, _jsonl, (), marks=pytest.mark.slow, id="gemma3"),
         pytest.param(
             seeing_smolvlm,
             _parquet,

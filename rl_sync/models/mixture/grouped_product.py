@@ -2,8 +2,8 @@
 
 XLA has an operation for this. On TPUs it is a kernel; for GPUs the compiler makes a product of
 every row with every expert out of it. There Tokamax's kernel is used, where it is installed and
-supports the shapes: it needs a Hopper or Blackwell GPU, dtypes of 16 bits, and widths on each device
-that are multiples of 8, as the GPU copies lines of 16 bytes.
+supports the shapes: it needs a Hopper or Blackwell GPU, dtypes of 16 bits, and widths on each
+device that are multiples of 8, as the GPU copies lines of 16 bytes.
 
 Letters in shapes: R rows, D and F widths, E experts.
 """
