@@ -35,6 +35,7 @@ QUICKLY_COMPILED = (
     "rollout",
     "reward_models",
     "roles",
+    "runs",
     "scoring",
     "transfers",
     "weights",

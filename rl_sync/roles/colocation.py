@@ -38,15 +38,20 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
       ConfigError: there are too few devices.
       Exception: error of the first role that failed.
     """
-    wiring.load_task(settings)  # The threads share the task, so it is loaded before they start.
     # A CPU is one device unless JAX gets another number before it starts. Accelerators need no
     # setting.
     needed = [settings.mesh_of(role).devices for role in settings.roles]
     wanted = max(needed) if settings.launch.share_devices else sum(needed)
     jax.config.update("jax_num_cpu_devices", wanted)
+    run_on(settings, addresses, jax.local_devices())
+
+
+def run_on(settings: RunSettings, addresses: Addresses, devices: Sequence[jax.Device]) -> None:
+    """Runs the roles of `run_colocated` on some devices of this process."""
+    wiring.load_task(settings)  # The threads share the task, so it is loaded before they start.
     layouts = {
-        role: settings.layout(role, settings.mesh_of(role).mesh(devices))
-        for role, devices in allot(settings, jax.local_devices()).items()
+        role: settings.layout(role, settings.mesh_of(role).mesh(own))
+        for role, own in allot(settings, devices).items()
     }
     schedule = settings.schedule
     weights = None

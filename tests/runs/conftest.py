@@ -30,6 +30,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
+from tests.runs import threads
 from tests.runs.forks import POSSIBLE, server_with
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
@@ -166,6 +167,8 @@ class RunRecord:
 class Runs:
     """Does each run once in a test session, when one of its processes first requests it.
 
+    Most runs are threads of that process (`tests.runs.threads`).
+
     Args:
       session: the session's directory.
     """
@@ -175,14 +178,29 @@ class Runs:
         self._directory = session / "runs"
         self._directory.mkdir(exist_ok=True)
 
-    def get(self, *flags: str, python: Sequence[str] = (sys.executable,)) -> RunRecord:
-        name = hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:12]
+    def get(
+        self, *flags: str, python: Sequence[str] = (sys.executable,), apart: bool = False
+    ) -> RunRecord:
+        """Returns the records of a run.
+
+        Args:
+          python: see `launch`.
+          apart: whether each role is a process; otherwise it is a thread of this one, if it can be.
+        """
+        own = python != (sys.executable,)
+        in_threads = not apart and not own and EMBEDDED in flags and threads.can_run(flags)
+        name = hashlib.sha256(json.dumps([in_threads, *flags]).encode()).hexdigest()[:12]
         workdir, ended = self._directory / name, self._directory / f"{name}.json"
         with filelock.FileLock(self._directory / f"{name}.lock", timeout=TIMEOUT_SECS):
             if not ended.exists():
-                # With Reverb all processes are started as a user's are.
-                start = self._fork if FORKED.intersection(flags) else self._start
-                ended.write_text(json.dumps(start(workdir, flags, python)))
+                if in_threads:
+                    end = threads.run([*_words(workdir), *flags])
+                elif own or not FORKED.intersection(flags):
+                    # With Reverb all processes are started as a user's are.
+                    end = self._start(workdir, flags, python)
+                else:
+                    end = self._fork(workdir, flags)
+                ended.write_text(json.dumps(end))
         status, output = json.loads(ended.read_text())
         assert status == 0, output
         assert not undescribed(workdir), "metrics that rl_sync.records.metric_catalog leaves out"
@@ -193,14 +211,16 @@ class Runs:
         output, _ = process.communicate(timeout=TIMEOUT_SECS)
         return process.returncode, output
 
-    def _fork(self, workdir: Path, flags: Sequence[str], python: Sequence[str]) -> tuple[int, str]:
+    def _fork(self, workdir: Path, flags: Sequence[str]) -> tuple[int, str]:
         """Makes a run of processes that need not import anything."""
-        if python != (sys.executable,):
-            return self._start(workdir, flags, python)
-        words = ["launcher", f"--config={CONFIG}", f"--config.workdir={workdir}", *flags]
         output = workdir.with_suffix(".out")
         forks = server_with(**self.variables)
-        return forks.run(words, output, TIMEOUT_SECS), output.read_text()
+        status = forks.run(["launcher", *_words(workdir), *flags], output, TIMEOUT_SECS)
+        return status, output.read_text()
+
+
+def _words(workdir: Path) -> list[str]:
+    return [f"--config={CONFIG}", f"--config.workdir={workdir}"]
 
 
 def undescribed(workdir: Path) -> set[tuple[str, str]]:
