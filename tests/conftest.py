@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import functools
 import gc
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,10 @@ import jax
 import jaxlib.version
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from rl_sync.tasks import task_catalog
+from tests import measured_secs
+from tests.compile_budget import CompileBudget, read_budgets
 
 # The older way in which XLA fuses on CPUs, and code in one piece, take half the time to compile.
 # JAX is about to lose the former, and does not start with a flag that it does not know.
@@ -25,6 +33,20 @@ if jaxlib.version.__version_info__ < (0, 11):
 
 # For those with meshes; processes that tests start do not see them.
 jax.config.update("jax_num_cpu_devices", 4)
+
+# All processes of a session share what takes long to compile, and so do those that tests start.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="rl_sync-compiled-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update(
+    "jax_persistent_cache_min_compile_time_secs",
+    float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]),
+)
+
+# Loading a task takes up to a second, and hundreds of tests load the same few.
+task_catalog._load = functools.lru_cache(maxsize=64)(task_catalog._load.__wrapped__)
 
 # Compiling is nearly all that these folders' tests do, and what is compiled runs a few times.
 QUICKLY_COMPILED = (
@@ -74,24 +96,60 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-RUNS = "tests/runs/"
+RUNS = "tests/runs, in threads"
+TIERS = ("gate", "nightly")
+"""Markers of the tests that README's command leaves out, beside `aot`."""
+README = "not nightly and not aot and not gate"
+_WHOLE_FILE = re.compile(
+    r"^pytestmark = (?:\[\n? *)?pytest\.mark\.(gate|nightly|aot)\b", re.MULTILINE
+)
+_SOME = {
+    "gate": re.compile(r"mark\.(gate|samples)\b"),
+    "nightly": re.compile(r"mark\.(nightly|samples)\b"),
+    "aot": re.compile(r"mark\.aot\b"),
+}
 
 
-def _scope(nodeid: str) -> str:
-    """Returns the scope of a test, whose tests share a process: a file, or a part of a file.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that renews the measured seconds."""
+    parser.addoption("--measure", action="store_true", help="renew tests/measured_secs.json")
 
-    Parameters such as `[part: …]` name a part.
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the plugins of this folder, and leaves out nightly tests that nobody asks for."""
+    if config.option.markexpr and "nightly" not in config.option.markexpr:
+        config.option.markexpr = f"({config.option.markexpr}) and not nightly"
+    config.pluginmanager.register(CompileBudget(read_budgets()))
+    if config.option.measure and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(measured_secs.Recorder())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without a test of the chosen tier, since importing them takes long."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    chosen, text = config.option.markexpr, collection_path.read_text()
+    if chosen == README:
+        return True if _WHOLE_FILE.search(text) else None
+    tier = chosen.removeprefix("(").partition(")")[0]
+    return True if tier in _SOME and not _SOME[tier].search(text) else None
+
+
+@functools.cache
+def _scope_of(path: str) -> str:
+    """Returns the scope of a file's tests, which share a process: the file, or runs in threads.
+
+    What a run has compiled serves the others of its process.
     """
-    path, _, test = nodeid.partition("::")
-    part = re.search(r"\[(\w+): ", test)
-    return path + part[1] if part else path
+    text = (Path(__file__).parents[1] / path).read_text()
+    return RUNS if "runs.get(" in text and "started" not in text else path
 
 
 class _ByScope(LoadScopeScheduling):
     """Distributes scopes to the processes in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _scope(nodeid)
+        return _scope_of(nodeid.partition("::")[0])
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -107,10 +165,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves cases of parametrized tests to the gate, or to the slow tests.
+    """Leaves cases of parametrized tests to the gate, or to the nightly tests.
 
     `samples(*ids, gate=ids)` names those that README's tests run, and those that the gate runs
-    besides: all others if it does not say; else the rest is slow.
+    besides: all others if it does not say; else the rest is nightly.
 
     Raises:
       UsageError: one of the names is that of no case.
@@ -120,13 +178,13 @@ def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
     named: dict[str, set[str]] = {}
     for item in items:
         samples = item.get_closest_marker("samples")
-        others = any(item.get_closest_marker(name) for name in ("slow", "aot"))
+        others = any(item.get_closest_marker(name) for name in ("nightly", "aot"))
         if not samples or others:
             continue
         case = item.callspec.id  # type: ignore[attr-defined]
         in_gate = samples.kwargs.get("gate", (case,))
         if case not in samples.args:
-            item.add_marker("gate" if case in in_gate else "slow")
+            item.add_marker("gate" if case in in_gate else "nightly")
         test = item.nodeid.partition("[")[0]
         cases[test].add(case)
         named[test] = {*samples.args, *samples.kwargs.get("gate", ())}
@@ -137,24 +195,20 @@ def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves cases to the gate, and spreads the files of whole runs among the others.
+    """Leaves cases to other tiers, and begins with the files that take longest.
 
-    Files with most tests come first.
-
-    Side by side, whole runs would compete for the cores. All of them at the end, or a long one,
-    would leave processes idle.
+    A long file at the end would leave all processes but one idle.
     """
     _leave_cases(config, items)
-    scopes: dict[str, list[pytest.Item]] = {}
+    chosen = config.option.markexpr
+    tier = next((one for one in TIERS if chosen.removeprefix("(").startswith(one)), "readme")
+    secs = measured_secs.read(tier)
+    scopes: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    total: collections.Counter[str] = collections.Counter()
     for item in items:
-        scopes.setdefault(_scope(item.nodeid), []).append(item)
-    longest = sorted(scopes, key=lambda scope: (-len(scopes[scope]), scope))
-    runs = [scope for scope in longest if scope.startswith(RUNS)]
-    others = [scope for scope in longest if not scope.startswith(RUNS)]
-    stride = max(1, len(others) * 3 // 4 // max(1, len(runs)))
-    order = []
-    for number, scope in enumerate(others):
-        if number % stride == 0 and runs:
-            order.append(runs.pop(0))
-        order.append(scope)
-    items[:] = [item for scope in [*order, *runs] for item in scopes[scope]]
+        scopes[_scope_of(item.nodeid.partition("::")[0])].append(item)
+    for path, took in secs.items():
+        if (Path(__file__).parents[1] / path).exists():
+            total[_scope_of(path)] += took
+    longest = sorted(scopes, key=lambda scope: (-total[scope], scope))
+    items[:] = [item for scope in longest for item in scopes[scope]]

@@ -231,7 +231,7 @@ def test_first_differences_are_ties_only_if_both_tokens_are_equally_likely(modul
     assert difference(ours, theirs) == (1, 1, 0.25)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_attention_far_from_the_reference_fails_the_part(module, monkeypatch):
     kernels = module("device_parts.attention_kernels")
     options = module("device_parts.finding").PartOptions(small=True)
@@ -251,7 +251,7 @@ def test_attention_far_from_the_reference_fails_the_part(module, monkeypatch):
         [*kernels.compare(options)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_fetched_weights_must_be_the_published_ones(module, monkeypatch):
     transfers = module("device_parts.transfers")
     options = module("device_parts.finding").PartOptions(small=True)
@@ -263,7 +263,7 @@ def test_the_fetched_weights_must_be_the_published_ones(module, monkeypatch):
         [*transfers.measure(options)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_command_measures_on_a_cpu(tmp_path):
     command = [sys.executable, str(_BENCHMARKS / "device.py"), "--small", f"--out={tmp_path}/t"]
     done = subprocess.run(

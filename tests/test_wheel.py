@@ -22,7 +22,7 @@ import pytest
 import uv
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 PARTS = {"rl_sync": "", "launch/launcher": "rl_sync/launcher", "configs": "rl_sync/configs"}
 # Files of a user who has packages of the same names as folders of the clone.

@@ -31,7 +31,7 @@ def test_a_session_is_played_to_its_end(url):
     client.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sessions_beside_each_other_are_apart_and_lost_games_cost(url):
     reference = f"rl_sync.environments.adapters.openenv_client:OpenEnvClient(url={url!r})"
     with ProcessHost(reference, HostLimits(workers=3)) as host:

@@ -28,7 +28,7 @@ sys.exit(pytest.main(["-q", "-c", "/dev/null", "--rootdir=.", "--noconftest",
 
 
 @pytest.mark.parametrize(
-    ("marked", "passed"), [("not slow", 3), pytest.param("slow", 1, marks=pytest.mark.slow)]
+    ("marked", "passed"), [("not slow", 3), pytest.param("slow", 1, marks=pytest.mark.nightly)]
 )
 def test_the_client_plays_with_the_real_package(marked, passed):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

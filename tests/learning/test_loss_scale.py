@@ -203,7 +203,7 @@ def test_every_loss_is_scaled(made):
     assert not all(jax.tree.leaves(changed[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}])
 def test_four_devices_scale_as_one_does(sizes):
     model = dataclasses.replace(test_trainer_on_meshes.SMALL, dtype="float16")

@@ -219,7 +219,7 @@ SLOW = ("a mesh, sliding windows", "positions on a mesh, sliding windows")
 @pytest.mark.parametrize(
     ("name", "model", "changes", "fields"),
     [
-        pytest.param(*step, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        pytest.param(*step, id=name, marks=[pytest.mark.nightly] if name in SLOW else [])
         for name, step in STEPS.items()
     ],
 )

@@ -134,7 +134,7 @@ def test_devices_that_share_rows_compute_what_one_does(kind, tokens, mesh, monke
         np.testing.assert_allclose(x, y, atol=1e-5 * np.abs(y).max())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("tokens", "mesh"), [(1040, {"context": 4}), (520, {"context": 2, "tensor": 2})]
 )

@@ -137,7 +137,7 @@ UNEVEN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("experts", "sizes", "shape"), UNEVEN.values(), ids=UNEVEN)
 def test_sizes_that_devices_do_not_divide_give_the_same(experts, sizes, shape):
     config = dataclasses.replace(tiny.CONFIG, experts=experts)

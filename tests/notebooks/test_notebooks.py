@@ -232,7 +232,7 @@ def _check(book, name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.gate if name == "own_reward" else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.gate if name == "own_reward" else pytest.mark.nightly)
         for name in NAMES
     ],
 )
@@ -279,7 +279,7 @@ threading.Thread(target=interrupt, daemon=True).start()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick")
 def test_the_stop_button_makes_a_run_save_and_end_with_one_line(tmp_path):
     changes = {**TINY, "trainer.steps": 100_000, "trainer.groups_per_step": 4}

@@ -1,6 +1,6 @@
 """The page in Chromium. It also takes the pictures of a run for README and docs/page.md:
 
-PAGE_PICTURES=docs PAGE_RUN=runs/… PAGE_GROUP=STEP:LEASE pytest -m slow tests/page/test_browser.py
+PAGE_PICTURES=docs PAGE_RUN=runs/… PAGE_GROUP=STEP:LEASE pytest -m nightly tests/page/test_browser.py
 """
 
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES, RUN, GROUP = (os.environ.get(f"PAGE_{name}") for name in ("PICTURES", "RUN", "GROUP"))
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not os.path.exists("/usr/bin/chromium"), reason="there is no Chromium"),
     pytest.mark.skipif(shutil.which("uv") is None, reason="there is no uv"),
 ]

@@ -355,7 +355,7 @@ def test_weights_that_arrive_are_no_array_of_an_explorer_yet():
     assert "weights that arrive" not in explorer_estimate(settings, task, "gpu").work
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sampling_takes_as_much_as_the_compiled_program_does():
     settings = settings_with(**BIG, rollout__slots=64)
     task = wiring.load_task(settings)

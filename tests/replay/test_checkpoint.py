@@ -22,7 +22,7 @@ TABLES = [queue("queue", 4), queue("twice", 8, sampler="uniform", times=2), Tabl
 HOST = "127.0.0.1"
 
 
-@pytest.fixture(params=["embedded", pytest.param("reverb", marks=pytest.mark.slow)])
+@pytest.fixture(params=["embedded", pytest.param("reverb", marks=pytest.mark.nightly)])
 def started(request, tmp_path):
     """Starts servers at one port, with the checkpoints of one directory."""
     (port,) = free_ports(HOST, 1)

@@ -40,7 +40,7 @@ def question(text):
 @pytest.mark.parametrize(
     ("chat", "verdicts"),
     [
-        pytest.param("no", (" yes", " no"), marks=pytest.mark.slow),
+        pytest.param("no", (" yes", " no"), marks=pytest.mark.nightly),
         ("auto", ("yes", "no")),
     ],
 )

@@ -26,7 +26,7 @@ ASSERTS = {"tests": [f"assert f(1) == {EXPECTED}"]}
 CHECK = {"tests": f"def check(candidate):\n    assert not candidate(1) != {EXPECTED}"}
 SANDBOXES = [
     "auto",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in sandbox_choice.LAYERS),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in sandbox_choice.LAYERS),
 ]
 
 

@@ -73,7 +73,7 @@ def test_restored_caches_draw_what_a_request_with_all_tokens_so_far_would(
     assert engine._aside.held_bytes == 0, "nothing is left behind"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_caches_of_one_page_of_all_positions_are_restored_alike():
     config = dataclasses.replace(CONFIG, num_layers=1, attention="einsum", max_length=100)
     options = {"config": config, "params": tiny.params(config)}
@@ -86,7 +86,7 @@ def test_caches_of_one_page_of_all_positions_are_restored_alike():
     assert_same(second, fresh(whole(long, first, GIVEN), FLAT, (2,), **options))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "tensor": 2}])
 def test_caches_of_sharded_slots_are_restored_alike(mesh):
     config = dataclasses.replace(CONFIG, num_layers=1)

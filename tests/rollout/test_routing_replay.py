@@ -66,7 +66,7 @@ def test_the_model_config_says_the_shape_of_routes():
     assert (many.unrecorded(3) == 65535).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [{}, {"chunk_tokens": 3, "slots": 2}, {"chunk_tokens": 16, "slots": 16}]
 )
@@ -246,7 +246,7 @@ def test_a_mesh_replays_as_one_device_does(name):
     assert_close(expected, found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["experts", "data and tensor"])
 def test_an_engine_on_a_mesh_records_the_same(name):
     requests = [CompletionRequest(PROMPT, Sampling(6, ()), 3, seed=(4,))]

@@ -21,7 +21,7 @@ AGENT = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_learns_from_the_conversations_and_the_outcomes_of_an_agent(runs):
     run = runs.get(*AGENT)
     steps = read_metrics(run.workdir, "rl")
@@ -62,7 +62,7 @@ def mode_flags(mode):
     return flags(mode, steps=2, **several)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @every_mode
 def test_a_run_learns_from_an_agent_that_asks_several_things_at_once(runs, mode):
     run = runs.get(
@@ -79,7 +79,7 @@ def test_a_run_learns_from_an_agent_that_asks_several_things_at_once(runs, mode)
         assert step["logprob_gap"] < 1e-3 or mode != "synchronous"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @every_mode
 def test_a_run_learns_from_an_agent_of_the_agents_sdk(runs, mode):
     pytest.importorskip("agents", reason="needs the Agents SDK: pip install openai-agents")
@@ -95,7 +95,7 @@ def test_a_run_learns_from_an_agent_of_the_agents_sdk(runs, mode):
         assert step["episode/ended/done"] == 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @every_mode
 def test_a_run_learns_from_an_agent_of_the_agents_sdk_over_responses(runs, mode):
     pytest.importorskip("agents", reason="needs the Agents SDK: pip install openai-agents")

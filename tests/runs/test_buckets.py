@@ -13,7 +13,7 @@ from rl_sync.weights.versions import VersionDirectory
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
 from tests.weights import bucket
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 WITH_S3 = importlib.util.find_spec("moto") is not None
 S3 = pytest.mark.skipif(not WITH_S3, reason="pip install -e '.[test_s3]' for a server of S3")

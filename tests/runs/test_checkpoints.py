@@ -10,7 +10,7 @@ import pytest
 from tests.runs.conftest import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_starts_from_the_policy_that_another_exported(runs, tmp_path):
     embedded = "--config.replay.backend=embedded"
     first = runs.get("--config.sync.mode=one_step_off_policy", embedded)

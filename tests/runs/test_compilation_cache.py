@@ -10,7 +10,7 @@ import pytest
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import TIMEOUT_SECS, RunRecord, launch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 LARGE = ("decode_chunk", "step", "sft_step")
 

@@ -16,6 +16,8 @@ from tests.runs.conftest import (
     EMBEDDED,
     ROOT,
     TEAMS,
+    RunRecord,
+    Runs,
     assert_nothing_is_lost_or_doubled,
     assert_same_bits,
     assert_within_the_staleness_bound,
@@ -43,6 +45,7 @@ IN_PARTS = (
 RUNS = {
     "synchronous": SYNCHRONOUS,
     "synchronous by checkpoint": flags("synchronous", transfer="checkpoint"),
+    "synchronous by checkpoint, in processes": flags("synchronous", transfer="checkpoint"),
     "synchronous by server": flags("synchronous", transfer="server"),
     "synchronous, interval 2": flags("synchronous", interval=2),
     "synchronous, interval 4, two explorers": flags("synchronous", interval=4, count=2),
@@ -67,31 +70,31 @@ RUNS = {
     "asynchronous by server, in flight": flags(
         "asynchronous", transfer="server", swap="in_flight", chunk_tokens=1
     ),
+    "asynchronous by server, in processes": flags("asynchronous", transfer="server"),
     "asynchronous, interval 2, collective": flags(
         "asynchronous", interval=2, transfer="collective"
     ),
     "asynchronous, with a token budget": flags(
-        "asynchronous", budget_tokens=4, slots=5, chunk_tokens=1, steps=30
+        "asynchronous", budget_tokens=4, slots=5, chunk_tokens=1, steps=20
     ),
     # Far enough ahead that it is seldom held back.
     "asynchronous, streaming": (
-        *flags("asynchronous", streaming=True, slots=5, chunk_tokens=1, steps=30),
+        *flags("asynchronous", streaming=True, slots=5, chunk_tokens=1, steps=20),
         "--config.sync.max_staleness=4",
     ),
     "asynchronous, streaming in flight, by server": flags(
         "asynchronous", streaming=True, swap="in_flight", transfer="server", slots=5, chunk_tokens=1
     ),
     "asynchronous, streaming episodes": (
-        *flags("asynchronous", streaming=True, slots=5, chunk_tokens=1, steps=30),
+        *flags("asynchronous", streaming=True, slots=5, chunk_tokens=1, steps=20),
         *EPISODES,
     ),
     "synchronous, episodes, in teams": (*flags("synchronous", steps=6), *TEAMS, *EPISODES),
-    "two explorers, episodes": (*flags("multi_explorer", count=2, steps=30), *EPISODES),
+    "two explorers, episodes": (*flags("multi_explorer", count=2, steps=20), *EPISODES),
     "asynchronous, streaming, in teams": (
         *flags("asynchronous", streaming=True, chunk_tokens=1, steps=12),
         *TEAMS,
     ),
-    # Long enough for an explorer that starts seconds after the others.
     "one step off-policy by server, what changed": (
         *flags("one_step_off_policy", transfer="server"),
         DELTA,
@@ -106,14 +109,15 @@ RUNS = {
     ),
     "asynchronous by checkpoint, what changed": (*flags("asynchronous"), DELTA),
     "two explorers by server, what changed": (
-        *flags("multi_explorer", count=2, transfer="server", steps=50),
+        *flags("multi_explorer", count=2, transfer="server", steps=24),
         DELTA,
         "--config.sync.fanout=1",
     ),
-    "two explorers": flags("multi_explorer", count=2, steps=50),
-    "two explorers, streaming": flags("multi_explorer", count=2, streaming=True, steps=50),
+    "two explorers": flags("multi_explorer", count=2, steps=16),
+    "two explorers, streaming": flags("multi_explorer", count=2, streaming=True, steps=16),
+    # Long enough for an explorer that starts seconds after the others.
     "two explorers by server": flags("multi_explorer", count=2, transfer="server", steps=50),
-    "three explorers": flags("multi_explorer", count=3, steps=50),
+    "three explorers": flags("multi_explorer", count=3, steps=24),
     "synchronous, in one process": flags("synchronous", colocate=True),
     "one step off-policy, on shared devices": flags(
         "one_step_off_policy", colocate=True, share_devices=True
@@ -124,7 +128,7 @@ RUNS = {
         CHECKPOINT,
     ),
     "two explorers from a checkpoint, in one process": (
-        *flags("multi_explorer", count=2, transfer="collective", colocate=True, steps=30),
+        *flags("multi_explorer", count=2, transfer="collective", colocate=True, steps=20),
         CHECKPOINT,
     ),
     "two explorers, collective": flags("multi_explorer", count=2, transfer="collective", steps=60),
@@ -139,79 +143,73 @@ LATEST = [name for name in RUNS if name not in EXACT]
 PLAYED = [name for name in RUNS if "episodes" in name]
 
 
-# Each of these goes a way through the code that none of the others does: by a transfer, a schedule,
-# or an engine's way to give out groups.
-UNLIKE = (
-    "synchronous",
+# In these each role is a process, so that each mode and each transfer is in one; so are all teams.
+# In the others each role is a thread.
+APART = {
     "one step off-policy",
+    "synchronous by checkpoint, in processes",
+    "asynchronous by server, in processes",
+    "two explorers by server",
+    "custom (1, 4)",
+    "two explorers, collective",
+    "asynchronous, interval 2, collective",
+    "synchronous, interval 4, two explorers",
+}
+
+# Each mode, each transfer, an environment, streaming, and one run of processes.
+OF_README = {
+    "synchronous",
+    "synchronous by checkpoint",
+    "synchronous by server",
+    "one step off-policy",
+    "one step off-policy, episodes",
+    "custom (2, 3) by server",
+    "asynchronous",
     "asynchronous, streaming",
     "two explorers",
-)
+}
 
-
-# Combinations of ways that other runs, or tests of teams and of transfers, go one by one.
-OF_KNOWN_PARTS = {
-    "synchronous, in few slots",
-    "custom (2, 3) by checkpoint",
-    "asynchronous by checkpoint, what changed",
-    "two explorers by server, what changed",
-    "one step off-policy from a checkpoint, on shared devices",
+# Processes start slowly, and other runs, or tests of teams and of transfers, go these ways.
+NIGHTLY = {
     "asynchronous, interval 2, collective",
-    "asynchronous, streaming episodes",
-    "synchronous by checkpoint",
-    "synchronous, interval 2",
-    "one step off-policy by server",
-    "one step off-policy, in few slots",
-    "one step off-policy, judged in parts",
-    "one step off-policy, episodes by checkpoint",
-    "synchronous, episodes",
-    "custom (1, 4)",
-    "one step off-policy by server, what changed",
-    "synchronous by checkpoint, what changed",
-    "two explorers, streaming",
-    "three explorers",
+    "asynchronous by server, in processes",
+    "synchronous, interval 4, two explorers",
     "synchronous, episodes, in teams",
-    "asynchronous, streaming in flight, by server",
-    "asynchronous, in teams",
     "asynchronous, streaming, in teams",
+    "asynchronous, in teams",
     "two explorers, in teams",
-    "two explorers, episodes",
-    "two explorers by server",
-    "two explorers from a checkpoint, in one process",
 }
 
 
 def marks(*names: str) -> Sequence[pytest.MarkDecorator]:
     """Returns the marks of a test of these runs."""
-    if OF_KNOWN_PARTS.intersection(names):
-        return [pytest.mark.slow]
-    return [] if set(names) <= set(UNLIKE) else [pytest.mark.gate]
+    if NIGHTLY.intersection(names):
+        return [pytest.mark.nightly]
+    return [] if OF_README.issuperset(names) else [pytest.mark.gate]
 
 
 def of(*names: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by runs. Each test process does a run once: two tests share it."""
-    parts = [
-        pytest.param(
-            name,
-            id=f"latest: {name}" if name in LATEST else name,
-            marks=marks(name),
-        )
-        for name in names
-    ]
-    return pytest.mark.parametrize("name", parts)
+    """Parametrizes a test by runs."""
+    cases = [pytest.param(name, marks=marks(name)) for name in names]
+    return pytest.mark.parametrize("name", cases)
 
 
 every_run, exact_runs, latest_runs = of(*RUNS), of(*EXACT), of(*LATEST)
 
 
+def run_of(runs: Runs, name: str) -> RunRecord:
+    """Returns a run of `RUNS`, which a test session makes once."""
+    return runs.get(*RUNS[name], apart=name in APART)
+
+
 @every_run
 def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(runs, name):
-    assert_within_the_staleness_bound(runs.get(*RUNS[name]))
+    assert_within_the_staleness_bound(run_of(runs, name))
 
 
 @every_run
 def test_every_step_changes_the_weights(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     steps = read_metrics(run.workdir, "rl")
     assert [step["step"] for step in steps] == list(range(1, run.settings.trainer.steps + 1))
     assert all(step["gradient_norm"] > 0 for step in steps)
@@ -219,7 +217,7 @@ def test_every_step_changes_the_weights(runs, name):
 
 @exact_runs
 def test_every_batch_has_exactly_the_version_of_the_formula(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     schedule = run.settings.schedule
     for step in run.consumed:
         assert run.versions(step) == {schedule.exact_version(step["step"])}
@@ -230,12 +228,12 @@ def test_every_batch_has_exactly_the_version_of_the_formula(runs, name):
 
 @every_run
 def test_nothing_is_lost_or_doubled(runs, name):
-    assert_nothing_is_lost_or_doubled(runs.get(*RUNS[name]))
+    assert_nothing_is_lost_or_doubled(run_of(runs, name))
 
 
 @of(*PLAYED)
 def test_environments_get_all_fields_of_their_row_in_training_and_in_evaluations(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     task = wiring.load_task(run.settings)
     judged = [json.loads(line) for line in run.workdir.judgements.read_text().splitlines()]
     kinds: dict[bool, set[int]] = {False: set(), True: set()}
@@ -251,14 +249,14 @@ def test_environments_get_all_fields_of_their_row_in_training_and_in_evaluations
 
 @every_run
 def test_each_explorer_generates_and_its_groups_arrive(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     consumed = {group["explorer"] for step in run.consumed for group in step["groups"]}
     assert consumed == set(range(1, run.settings.explorers + 1))
 
 
 @every_run
 def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     wanted = sync_kind(run.settings.transfer)
     for role in run.settings.roles:
         assert run.spans(wanted, role=role), role
@@ -272,7 +270,7 @@ def test_weights_travel_in_the_way_that_was_asked_for(runs, name):
     "synchronous, in one process",
 )
 def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     assert overlap_secs(run.spans(SpanKind.ROLLOUT), run.spans(SpanKind.TRAIN)) == 0.0
 
 
@@ -296,7 +294,7 @@ def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs):
 @latest_runs
 def test_nobody_waits_for_weights_to_be_taken(runs, name):
     """Once running, the trainer waits only for experiences, and explorers only for the trainer."""
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     trained = max(span.end_secs for span in run.spans(SpanKind.TRAIN))
     for role in ("trainer", "explorer"):
         for wait in run.spans(SpanKind.WAIT, role=role):
@@ -326,7 +324,7 @@ def assert_begun_once_and_finished_with_newer_weights(run):
 
 @of("asynchronous, with a token budget")
 def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     rollouts = run.spans(SpanKind.ROLLOUT)
     carried = [span.attributes["carried_over"] for span in rollouts]
     assert max(carried) > 0
@@ -338,7 +336,7 @@ def test_groups_that_a_token_budget_leaves_unfinished_go_on_with_newer_weights(r
 
 @of("asynchronous, streaming")
 def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     rollouts = run.spans(SpanKind.ROLLOUT)
     beside = [one for one in rollouts if one.attributes["resumed"] and one.leases]
     assert len(beside) > len(rollouts) / 3
@@ -349,7 +347,7 @@ def test_streaming_explorers_take_groups_while_others_are_in_flight(runs, name):
 
 @of("one step off-policy, judged in parts", "synchronous, judged in parts")
 def test_within_a_lease_groups_are_judged_and_inserted_while_others_are_generated(runs, name):
-    run = runs.get(*RUNS[name])
+    run = run_of(runs, name)
     inserts = run.spans(SpanKind.INSERT)
     assert all(len(insert.leases) == 1 for insert in inserts)
     # A busy machine may judge a group after its rollout's end, but is asked to before.
@@ -379,6 +377,7 @@ def test_within_a_lease_groups_are_judged_and_inserted_while_others_are_generate
             ("one step off-policy, episodes", "one step off-policy, episodes by checkpoint"),
             ("synchronous", "synchronous by checkpoint"),
             ("synchronous", "synchronous by server"),
+            ("synchronous by checkpoint", "synchronous by checkpoint, in processes"),
             ("synchronous, in one process", "synchronous"),
             ("custom (2, 3) by checkpoint", "custom (2, 3) by server"),
             ("one step off-policy", "one step off-policy, on shared devices"),
@@ -389,7 +388,7 @@ def test_within_a_lease_groups_are_judged_and_inserted_while_others_are_generate
     ],
 )
 def test_every_transfer_gives_the_same_bits(runs, one, other):
-    assert_same_bits(runs.get(*RUNS[one]), runs.get(*RUNS[other]))
+    assert_same_bits(run_of(runs, one), run_of(runs, other))
 
 
 @pytest.mark.gate
@@ -406,12 +405,12 @@ def test_a_run_needs_no_program_that_was_not_listed_before_it_began(runs, role):
     listed, *used, others = map(int, counts.groups())
     assert 0 < sum(used) <= listed
     assert others == 0
-    assert_same_bits(runs.get(*RUNS["one step off-policy"]), run)
+    assert_same_bits(run_of(runs, "one step off-policy"), run)
 
 
 @pytest.mark.gate
 def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_does_not(runs):
     again = runs.get(*ONE_STEP, EMBEDDED)
-    assert_same_bits(runs.get(*RUNS["one step off-policy"]), again)
+    assert_same_bits(run_of(runs, "one step off-policy"), again)
     other = runs.get(*ONE_STEP, "--config.seed=1", "--config.replay.backend=embedded")
     assert other.digest != again.digest

@@ -81,7 +81,7 @@ def test_a_run_in_a_difficulty_band_trains_on_the_band_and_keeps_its_history(run
     assert sum(line["prompts/in_band"] for line in lines) * 6 == pytest.approx(whys[IN_BAND])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off_policy"])
 def test_exact_modes_give_the_same_bits_whatever_chooses_the_prompts(runs, mode):
     once = runs.get(*flags(mode), *BAND)
@@ -92,14 +92,14 @@ def test_exact_modes_give_the_same_bits_whatever_chooses_the_prompts(runs, mode)
     assert prompts(once) != prompts(runs.get(*flags(mode), *FEW))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("selection", ["easy_to_hard", "least_seen"])
 def test_two_explorers_in_lockstep_give_the_same_bits_as_their_repetition(runs, selection):
     several = (*flags("synchronous", count=2), *FEW, f"--config.curriculum.selection={selection}")
     assert_same_bits(runs.get(*several), runs.get(*several, "--config.launch.compile_ahead=2"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["asynchronous", "multi_explorer"])
 def test_latest_pulls_choose_by_the_history_too(runs, mode):
     streaming = flags(mode, streaming=True, slots=9, chunk_tokens=1, steps=30)
@@ -118,7 +118,7 @@ PIPELINE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off_policy"])
 def test_a_pipeline_gives_exact_modes_the_same_bits_with_each_transfer(runs, mode):
     once = runs.get(*flags(mode), *FEW, PIPELINE)
@@ -129,7 +129,7 @@ def test_a_pipeline_gives_exact_modes_the_same_bits_with_each_transfer(runs, mod
     assert any(line["pipeline/copies"] for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["asynchronous", "multi_explorer"])
 def test_a_pipeline_works_with_episodes_and_streaming(runs, mode):
     run = runs.get(
@@ -145,7 +145,7 @@ def test_a_pipeline_works_with_episodes_and_streaming(runs, mode):
     assert any(line["pipeline/left_out"] for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_that_fails_ends_the_run_with_its_name(tmp_path):
     process = launch(
         *ONE_STEP,
@@ -169,7 +169,7 @@ MIXTURE = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("seed", "weights", "mode"),
     [
@@ -200,7 +200,7 @@ def test_each_set_of_a_mixture_has_its_own_reward_and_environment(runs, seed, we
     assert 0.1 < sum(shares) / len(shares) < 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mixture_by_progress_gives_exact_modes_the_same_bits_with_each_transfer(runs):
     more = (*MIXTURE, "--config.task.mixture.weights=progress", "--config.seed=2")
     once = runs.get(*ONE_STEP, *more)

@@ -32,7 +32,7 @@ MODES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("transfer", ["server", "checkpoint", "collective"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_whose_roles_die_within_each_of_their_activities_ends_well(

@@ -10,7 +10,7 @@ from tests.runs.test_dynamic_sampling import EASY
 TASK = tuple(f"--config.task.arithmetic.{name}={value}" for name, value in EASY.items())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_supervised_run_trains_on_demonstrations_alone_and_learns(runs):
     run = runs.get(
         *TASK,

@@ -48,7 +48,7 @@ def replacements(run: RunRecord) -> dict[int, int]:
 
 @pytest.mark.parametrize(
     "flags",
-    [EXACT, pytest.param(ASYNCHRONOUS, marks=pytest.mark.slow)],
+    [EXACT, pytest.param(ASYNCHRONOUS, marks=pytest.mark.nightly)],
     ids=["exact", "asynchronous"],
 )
 def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
@@ -114,7 +114,7 @@ def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     assert all(0 < loss < 1.5 for loss in losses)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_exact_modes_the_same_groups_are_replaced_again(runs):
     run, again = runs.get(*EXACT), runs.get(*EXACT, "--config.name=again")
     assert run.digest == again.digest

@@ -26,11 +26,11 @@ NO_RESTARTS = "--config.launch.restarts=0"
     ("victim", "mode"),
     [
         pytest.param("explorer1", "asynchronous", marks=pytest.mark.gate),
-        pytest.param("explorer1", "one_step_off_policy", marks=pytest.mark.slow),
-        pytest.param("trainer", "asynchronous", marks=pytest.mark.slow),
-        pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.slow),
+        pytest.param("explorer1", "one_step_off_policy", marks=pytest.mark.nightly),
+        pytest.param("trainer", "asynchronous", marks=pytest.mark.nightly),
+        pytest.param("trainer", "one_step_off_policy", marks=pytest.mark.nightly),
         ("master", "asynchronous"),
-        pytest.param("replay", "asynchronous", marks=pytest.mark.slow),
+        pytest.param("replay", "asynchronous", marks=pytest.mark.nightly),
     ],
 )
 def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victim, mode):
@@ -51,7 +51,7 @@ def test_a_role_that_dies_fails_the_run_with_its_name_and_its_log(started, victi
         assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("victim", "mode"), [("trainer/1", "synchronous"), ("explorer2/1", "multi_explorer")]
 )
@@ -98,7 +98,7 @@ def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
     assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(started, runs):
     flags = (
         "--config.sync.mode=synchronous",
@@ -133,7 +133,7 @@ def test_roles_end_when_the_launcher_is_killed(started):
     assert processes_of(workdir) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_work_directory_that_another_run_holds_is_refused(started):
     flags = ("--config.sync.mode=asynchronous", "--config.sft.steps=4")
     process, workdir = started(*flags, until="sft")
@@ -145,7 +145,7 @@ def test_a_work_directory_that_another_run_holds_is_refused(started):
     assert process.poll() is None, "the first run was disturbed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_explorer_holds_nobody_up(started):
     """One of two explorers hangs: the other one and the trainer go on without it."""
     process, workdir = started("--config.sync.mode=multi_explorer", "--config.master.lease_secs=3")
@@ -169,7 +169,7 @@ def test_a_stopped_explorer_holds_nobody_up(started):
 
 
 @pytest.mark.parametrize(
-    "setting", ["master.port", pytest.param("replay.port", marks=pytest.mark.slow)]
+    "setting", ["master.port", pytest.param("replay.port", marks=pytest.mark.nightly)]
 )
 def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path, setting):
     with socket.socket() as taken:

@@ -22,7 +22,7 @@ FAULTY = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_environment_that_fails_costs_its_own_episodes(runs):
     run = runs.get(
         *FAULTY,
@@ -96,7 +96,7 @@ def failed_episodes(run):
     return [entry["episode"] for entry in entries]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_whose_environments_mostly_fail_stops_with_a_traceback(tmp_path):
     process = launch(
         *FAULTY,

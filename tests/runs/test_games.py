@@ -26,7 +26,7 @@ from tests.runs.conftest import (
 )
 from tests.runs.living import processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 STEPS = 2
 MODES = {

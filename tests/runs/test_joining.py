@@ -186,7 +186,7 @@ def test_a_machine_that_shares_nothing_plays_and_may_die(place):
     assert place.kept == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_program_of_two_machines_gives_the_bits_of_one(place):
     """The explorer's two processes are on two machines, which form a cluster of their own."""
     flags = (
@@ -258,7 +258,7 @@ def test_a_run_that_awaits_machines_needs_their_secret(place):
     assert "openssl rand -hex 32" in output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_machine_joins_again_when_the_launcher_was_killed_and_the_run_is_resumed(place):
     flags = ("--config.sync.mode=asynchronous", "--config.sync.transfer=server")
     more = ("--config.trainer.steps=30", "--config.launch.hosts=explorer1=join")

@@ -14,7 +14,7 @@ import pytest
 from rl_sync.records.metrics import read_metrics
 from tests.launcher.command import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 CHANCE = 0.15  # One of ten digits; the most frequent one is an eighth of the held-out problems.
 

@@ -121,7 +121,7 @@ def assert_as_undisturbed(run: RunRecord, runs) -> None:
     assert steps[-1] == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_fills_up_ends_the_run_which_goes_on_once_there_is_room(runs, tmp_path):
     shared = {*os.listdir("/dev/shm")}
     with tmpfs(disk := tmp_path / "disk"):
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_ends_the_run_which_goes_on_once_there_is_room(runs
     assert {*os.listdir("/dev/shm")} <= shared
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_is_too_small_is_told_and_a_larger_one_is_enough(runs, tmp_path):
     """The first snapshot does not fit, and the log of batches leads from the start."""
     with tmpfs(disk := tmp_path / "disk", size="600k"):
@@ -151,7 +151,7 @@ def test_a_disk_that_is_too_small_is_told_and_a_larger_one_is_enough(runs, tmp_p
         assert resumed(workdir, tmp_path).digest == runs.get(*EXACT).digest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_turns_read_only_ends_the_run_which_goes_on_later(runs, tmp_path):
     """As ext4 does after an error of the device, while files are open."""
     image, disk = tmp_path / "image", tmp_path / "disk"
@@ -177,7 +177,7 @@ def test_a_disk_that_turns_read_only_ends_the_run_which_goes_on_later(runs, tmp_
             assert steps[-1] == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_directory_that_is_read_only_is_refused(tmp_path):
     with tmpfs(disk := tmp_path / "disk"):
         workdir = disk / "run"
@@ -193,7 +193,7 @@ def test_a_directory_that_is_read_only_is_refused(tmp_path):
         assert list(workdir.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("limit", "value", "said"),
     [
@@ -217,7 +217,7 @@ def test_a_launcher_with_too_low_a_limit_refuses_the_run(tmp_path, limit, value,
     assert not workdir.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ["trainer", "master"])
 def test_a_role_that_gets_no_more_memory_is_started_again(runs, tmp_path, role):
     """The new process has the launcher's limits.

@@ -15,7 +15,7 @@ from rl_sync.roles.build import trainer_of
 from tests.models.meshes import layout
 from tests.runs.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MIXTURE = ROOT / "tests" / "data" / "models" / "qwen3_moe"
 FLAGS = (

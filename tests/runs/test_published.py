@@ -15,7 +15,7 @@ from rl_sync.transfers.checkpoint import CheckpointPuller
 from tests.models.meshes import layout
 from tests.runs.conftest import assert_same_bits, flags
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):

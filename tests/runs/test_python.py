@@ -26,7 +26,7 @@ def _tokenizer(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_policy_calls_python_and_the_tasks_reward_judges_its_answer(runs, tokenizer):
     run = runs.get(
         EMBEDDED,

@@ -30,7 +30,7 @@ UNLIKE = (
                 "--config.explorer.quantization=float8_e4m3fn",
                 *UNLIKE,
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             (
@@ -41,7 +41,7 @@ UNLIKE = (
                 "--config.explorer.dtype=bfloat16",
                 *UNLIKE,
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             (
@@ -51,7 +51,7 @@ UNLIKE = (
                 "--config.explorer.quantization=float8_e4m3fn",
                 *UNLIKE,
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             (
@@ -61,7 +61,7 @@ UNLIKE = (
                 "--config.explorer.quantization=int8",
                 "--config.model.experts.count=4",
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             (
@@ -69,7 +69,7 @@ UNLIKE = (
                 "--config.explorer.quantization=int8",
                 "--config.model.lora.rank=2",
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["one process", "collective", "server", "checkpoint", "files", "adapters"],

@@ -67,7 +67,7 @@ def _parquet(directory):
 @pytest.mark.parametrize(
     ("checkpoint", "data", "flags"),
     [
-        pytest.param(seeing_gemma3, _jsonl, (), marks=pytest.mark.slow, id="gemma3"),
+        pytest.param(seeing_gemma3, _jsonl, (), marks=pytest.mark.nightly, id="gemma3"),
         pytest.param(
             seeing_smolvlm,
             _parquet,
@@ -79,7 +79,7 @@ def _parquet(directory):
             seeing_gemma3,
             _parquet,
             ("--config.model.lora.rank=0", "--config.model.vision.trains_tower=true"),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
             id="with-its-tower",
         ),
     ],

@@ -81,7 +81,7 @@ def wait_for(condition, *processes):
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_explorer_that_is_killed_comes_again_while_the_trainer_goes_on(settings, start):
     def consumed() -> list:
         there = Workdir(settings.workdir).consumed.exists()

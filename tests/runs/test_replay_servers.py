@@ -73,7 +73,7 @@ def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
     assert not run.workdir.log("replay").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by_hand, tmp_path):
     server = by_hand(2)
     flag = f"--config.replay.address={server.address}"
@@ -87,7 +87,7 @@ def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by
         server.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_that_another_process_empties_ends_the_run_with_that_cause(by_hand, started):
     server = by_hand(256)
     process, workdir = started(f"--config.replay.address={server.address}")

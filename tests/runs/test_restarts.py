@@ -62,11 +62,11 @@ def assert_each_step_once(run):
         pytest.param(
             "trainer",
             flags("synchronous", transfer="collective"),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
             id="the trainer, synchronous by collective",
         ),
         *(
-            pytest.param(victim, given, marks=pytest.mark.slow, id=f"{victim}, {name}")
+            pytest.param(victim, given, marks=pytest.mark.nightly, id=f"{victim}, {name}")
             for victim, given, name in [
                 ("trainer", flags("synchronous", transfer="checkpoint"), "synchronous, checkpoint"),
                 (
@@ -115,15 +115,17 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
     "given",
     [
         pytest.param(
-            flags("synchronous", transfer="server"), marks=pytest.mark.slow, id="synchronous"
+            flags("synchronous", transfer="server"), marks=pytest.mark.nightly, id="synchronous"
         ),
         pytest.param(
             flags("custom", interval=2, offset=3, transfer="checkpoint"),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
             id="three steps ahead",
         ),
         pytest.param(
-            (*flags("synchronous", transfer="server"), *TEAMS), marks=pytest.mark.slow, id="teams"
+            (*flags("synchronous", transfer="server"), *TEAMS),
+            marks=pytest.mark.nightly,
+            id="teams",
         ),
     ],
 )
@@ -148,7 +150,7 @@ def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
             flags("asynchronous", transfer="checkpoint"), marks=pytest.mark.gate, id="checkpoint"
         ),
         *(
-            pytest.param(given, marks=pytest.mark.slow, id=name)
+            pytest.param(given, marks=pytest.mark.nightly, id=name)
             for given, name in [
                 (flags("multi_explorer", count=2, transfer="server"), "two explorers by server"),
                 (flags("asynchronous", transfer="collective"), "collective"),
@@ -175,7 +177,7 @@ def test_where_nobody_waits_nothing_is_lost_or_trained_twice(started, given):
         assert_nothing_is_lost_or_doubled(run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
     process, workdir = started(*flags("asynchronous", transfer="server"))
     wait_for(lambda: len(read_consumed(workdir)) >= 8, process)
@@ -189,7 +191,7 @@ def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
     assert processes_of(workdir) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_trainer_that_dies_before_its_first_snapshot_goes_on_from_sft(started):
     given = flags("one_step_off_policy", transfer="server", steps=STEPS)
     more = ("--config.sft.steps=4", "--config.checkpoint.every_steps=0")

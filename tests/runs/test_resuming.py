@@ -23,7 +23,7 @@ from tests.runs.living import ended, processes_of, wait_for
     "mode",
     [
         pytest.param("asynchronous", marks=pytest.mark.gate),
-        pytest.param("one_step_off_policy", marks=pytest.mark.slow),
+        pytest.param("one_step_off_policy", marks=pytest.mark.nightly),
     ],
 )
 def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
@@ -57,7 +57,7 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_interrupted_sft_goes_on_where_it_was_and_comes_to_the_same_bits(started, runs):
     flags = ("--config.sft.steps=300", "--config.sft.probe_every_steps=100")
     process, workdir = started(*flags, until="sft")
@@ -80,7 +80,7 @@ def test_interrupted_sft_goes_on_where_it_was_and_comes_to_the_same_bits(started
     assert probed == [100, 200, 300]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
     flags = ("--config.sync.mode=synchronous",)
     process, workdir = started(*flags)
@@ -101,9 +101,9 @@ def test_an_interrupted_synchronous_run_comes_to_the_same_bits(started, runs):
 @pytest.mark.parametrize(
     ("mode", "seed"),
     [
-        pytest.param("asynchronous", None, marks=pytest.mark.slow),
-        pytest.param("one_step_off_policy", None, marks=pytest.mark.slow),
-        pytest.param("one_step_off_policy", 5, marks=pytest.mark.slow),
+        pytest.param("asynchronous", None, marks=pytest.mark.nightly),
+        pytest.param("one_step_off_policy", None, marks=pytest.mark.nightly),
+        pytest.param("one_step_off_policy", 5, marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(started, mode, seed):
@@ -160,7 +160,7 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
             id="killed, one step off-policy by server",
         ),
         *(
-            pytest.param(end, given, marks=pytest.mark.slow, id=name)
+            pytest.param(end, given, marks=pytest.mark.nightly, id=name)
             for end, given, name in [
                 (signal.SIGKILL, modes("synchronous"), "killed, synchronous by collective"),
                 (signal.SIGTERM, modes("one_step_off_policy"), "ended, one step by collective"),

@@ -25,7 +25,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reward_model_is_trained_exported_and_prefers_what_is_right(runs, tmp_path):
     run = runs.get(*FLAGS)
     assert not run.spans(role="explorer")

@@ -66,7 +66,7 @@ def test_a_run_without_any_reward_gives_an_alarm_in_its_report(runs):
     assert "ALARM since trainer step 5: No completion earned a reward in the last 5" in run.output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_episode_that_failed_is_recorded_without_a_reward(runs):
     run = runs.get(
         *FAULTY,

@@ -19,7 +19,7 @@ MIXTURE = (
     "flags",
     [
         pytest.param((EMBEDDED, "--config.trainer.batching=packed"), marks=pytest.mark.gate),
-        pytest.param((), marks=pytest.mark.slow),  # Over Reverb.
+        pytest.param((), marks=pytest.mark.nightly),  # Over Reverb.
         pytest.param(
             (
                 EMBEDDED,
@@ -28,7 +28,7 @@ MIXTURE = (
                 "--config.trainer.mesh.context=2",
                 "--config.explorer.mesh.tensor=2",
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["packed", "reverb", "meshes"],

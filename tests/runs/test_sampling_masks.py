@@ -22,9 +22,9 @@ SHORT = ("--config.sync.mode=synchronous", "--config.trainer.steps=3", *SAMPLING
     "flags",
     [
         pytest.param((EMBEDDED, "--config.trainer.batching=packed"), marks=pytest.mark.gate),
-        pytest.param((), marks=pytest.mark.slow),  # Over Reverb.
+        pytest.param((), marks=pytest.mark.nightly),  # Over Reverb.
         pytest.param(
-            (EMBEDDED, "--config.rollout.keep_sampling_mask=false"), marks=pytest.mark.slow
+            (EMBEDDED, "--config.rollout.keep_sampling_mask=false"), marks=pytest.mark.nightly
         ),
     ],
 )

@@ -30,7 +30,7 @@ GAME = (
     [
         pytest.param("one_step_off_policy", "older(versions=2)", marks=pytest.mark.gate),
         *(
-            pytest.param(mode, opponent, marks=pytest.mark.slow)
+            pytest.param(mode, opponent, marks=pytest.mark.nightly)
             for mode in MODES
             for opponent in ("self", "older(versions=2)")
             if (mode, opponent) != ("one_step_off_policy", "older(versions=2)")

@@ -38,10 +38,10 @@ RESTARTS = "--config.launch.restarts=50"
     ("victim", "flags", "kills", "seed"),
     [
         pytest.param("master", ASYNCHRONOUS, 3, 1, marks=pytest.mark.gate),
-        pytest.param("master", SERVED, 3, 2, marks=pytest.mark.slow),
-        pytest.param("master", COLLECTIVE, 3, 3, marks=pytest.mark.slow),
-        pytest.param("master", ASYNCHRONOUS, 6, 4, marks=pytest.mark.slow),
-        pytest.param("replay", ASYNCHRONOUS, 3, 5, marks=pytest.mark.slow),
+        pytest.param("master", SERVED, 3, 2, marks=pytest.mark.nightly),
+        pytest.param("master", COLLECTIVE, 3, 3, marks=pytest.mark.nightly),
+        pytest.param("master", ASYNCHRONOUS, 6, 4, marks=pytest.mark.nightly),
+        pytest.param("replay", ASYNCHRONOUS, 3, 5, marks=pytest.mark.nightly),
         pytest.param("replay", COLLECTIVE, 2, 6, marks=pytest.mark.gate),
     ],
 )

@@ -7,7 +7,7 @@ from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
 from tests.runs.conftest import EMBEDDED, flags
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 FLAGS = (
     *flags("synchronous", steps=3),

@@ -79,7 +79,7 @@ def in_teams(runs: Runs, machines: Machines, mode: str, transfer: str) -> RunRec
     ("mode", "transfer"),
     [
         pytest.param(*HERE[0], marks=pytest.mark.gate),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [*HERE[1:], *ELSEWHERE]),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in [*HERE[1:], *ELSEWHERE]),
     ],
 )
 def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machines, mode, transfer):
@@ -111,7 +111,7 @@ def _assert_same_figures(teams: RunRecord, alone: RunRecord) -> None:
     assert 0.25 < sum(known) / len(known) < 0.75
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="others have one loopback address")
 @pytest.mark.parametrize(("mode", "transfer"), ELSEWHERE)
 def test_processes_find_each_other_on_the_machines_that_they_were_given(

@@ -24,7 +24,7 @@ SCORES = "--config.rollout.score=trainer"
             0.0,
             marks=pytest.mark.gate,
         ),
-        pytest.param(("--config.sync.mode=synchronous",), 0.0, 1e-6, marks=pytest.mark.slow),
+        pytest.param(("--config.sync.mode=synchronous",), 0.0, 1e-6, marks=pytest.mark.nightly),
         pytest.param(
             (
                 "--config.sync.mode=asynchronous",
@@ -34,7 +34,7 @@ SCORES = "--config.rollout.score=trainer"
             ),
             1e-5,
             1.0,
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             (
@@ -45,7 +45,7 @@ SCORES = "--config.rollout.score=trainer"
             ),
             1e-5,
             1.0,
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["one update", "several updates", "asynchronous", "interval"],
@@ -58,7 +58,7 @@ def test_every_token_is_scored_by_the_weights_that_drew_it(runs, flags, least, m
     assert least <= max(gaps) <= most
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_run_keeps_the_versions_that_score(started, runs):
     flags = ("--config.sync.mode=one_step_off_policy", SCORES)
     process, workdir = started(*flags)

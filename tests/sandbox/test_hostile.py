@@ -65,7 +65,7 @@ def test_a_hostile_program_is_held(quick, name):
     require_held(name, *quick[name])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_hostile_program_is_held(layer):
     runs = require(layer).languages or set(LANGUAGES)

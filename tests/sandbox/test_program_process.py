@@ -11,7 +11,7 @@ from rl_sync.sandbox.program_limits import ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
 
 LIMITS = ProgramLimits(wall_secs=1.5, output_bytes=10_000, processes=8)
-KINDS = ["auto", pytest.param("landlock", marks=pytest.mark.slow)]
+KINDS = ["auto", pytest.param("landlock", marks=pytest.mark.nightly)]
 STAYS = {
     "a child": "import os, time\nif os.fork() == 0: time.sleep(60)\ntime.sleep(60)",
     "a daemon": """

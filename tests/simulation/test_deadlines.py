@@ -34,6 +34,6 @@ def test_streamed_groups_meet_their_deadlines_and_nobody_waits_for_ever():
     assert seen["runs"] - seen["streams"] > 50, "some runs have rollouts of a budget"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_in_thousands_of_runs():
     search(range(150, 10_000))

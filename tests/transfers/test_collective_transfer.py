@@ -101,7 +101,7 @@ def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
     assert pair[0]["snapshot"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_explorers_get_each_version_to_the_bit(tmp_path):
     trainer, *explorers = run_cluster([{"fsdp": 2}, {"tensor": 2}, {}, {"data": 2}], tmp_path)
     assert [explorer["exact"] for explorer in explorers] == [trainer["exact"]] * 3

@@ -107,7 +107,7 @@ def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(publisher, 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "returns",
-    [True, pytest.param(False, marks=pytest.mark.slow)],
+    [True, pytest.param(False, marks=pytest.mark.nightly)],
     ids=["that returns", "that is gone"],
 )
 def test_what_the_dead_never_fetched_goes(returns):

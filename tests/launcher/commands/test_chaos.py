@@ -176,7 +176,7 @@ def test_nothing_is_disturbed_before_a_restart_can_follow(has_begun):
     assert chaos.victims(one) == ({"trainer": 7} if has_begun else {})
 
 
-@pytest.mark.slow  # On a busy machine, roles hardly start between two kills.
+@pytest.mark.nightly  # On a busy machine, roles hardly start between two kills.
 @pytest.mark.timeout(3 * TIMEOUT_SECS)
 def test_a_disturbed_run_ends_well_with_the_digest_of_an_undisturbed_one(tmp_path):
     command = [sys.executable, "-m", "launcher", "chaos", "--config=tests/runs/quick.py"]

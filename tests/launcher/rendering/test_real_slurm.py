@@ -26,7 +26,7 @@ from tests.launcher.rendering.slurm_site import SlurmSite, why_not
 from tests.runs.conftest import ROOT, quickly, session_directory
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm runs here"),
     pytest.mark.timeout(600),
 ]

@@ -81,7 +81,7 @@ print(sky.Task.from_yaml(sys.argv[1]).num_nodes)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_skypilot_takes_the_task_and_refuses_a_misspelt_field(tmp_path):
     uv = shutil.which("uv", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
     if uv is None:

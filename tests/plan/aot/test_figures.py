@@ -28,7 +28,7 @@ ALL = os.environ.get("COMPILED_FIGURES") == "all"
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name == STEP else [])
+        pytest.param(name, marks=[pytest.mark.nightly] if name == STEP else [])
         for name in TABLE
         if ALL or name in QUICK
     ],

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.aot
 SIZES = {"embed_dim": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "mlp_dim": 256}
 
 
-@pytest.mark.parametrize("name", ["v5e:2x2", pytest.param("h100:4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["v5e:2x2", pytest.param("h100:4", marks=pytest.mark.nightly)])
 def test_every_program_has_its_memory_and_the_mode_its_pace(name, devices):
     devices(name)
     config = tiny.get_config()

@@ -72,7 +72,7 @@ def test_its_memory_is_that_estimated_from_shapes(request, read):
     assert planned.peak == pytest.approx(read.memory.peak, rel=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loop_over_updates_copies_neither_parameters_nor_moments(devices):
     one, several = (
         CompiledProgramText.of(
@@ -96,7 +96,7 @@ def test_large_products_read_the_dtype_of_the_computation(lowered):
     assert {dtype for pair in kernels for dtype in pair} == {"bf16"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_offloaded_is_in_host_memory_while_gradients_are_computed(devices):
     """The target's devices must say which memories they have, as those of GPUs do not."""
     of = devices("v5e:2x2")

@@ -39,7 +39,7 @@ def _train(workdir: Path) -> None:
     assert not (workdir / "tensorboard").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_each_backend_has_every_number_of_a_run(tmp_path):
     _train(tmp_path / "run")

@@ -264,7 +264,7 @@ def _assert_ended(processes):
             40.0,
             ", deadline_secs=12",
             "ran longer than deadline_secs=12",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -241,10 +241,10 @@ def test_a_step_sees_no_gap_and_no_divergence_from_an_equal_reference(kind, micr
 @pytest.mark.parametrize(
     "on",
     [
-        pytest.param(layout(fsdp=2, tensor=2), marks=pytest.mark.slow),
-        pytest.param(layout(fsdp=4), marks=pytest.mark.slow),
-        pytest.param(layout(2, 2), marks=pytest.mark.slow),
-        pytest.param(layout(fsdp=2, context=2), marks=pytest.mark.slow),
+        pytest.param(layout(fsdp=2, tensor=2), marks=pytest.mark.nightly),
+        pytest.param(layout(fsdp=4), marks=pytest.mark.nightly),
+        pytest.param(layout(2, 2), marks=pytest.mark.nightly),
+        pytest.param(layout(fsdp=2, context=2), marks=pytest.mark.nightly),
     ],
 )
 def test_a_step_on_a_mesh_is_one_of_one_device(on):

@@ -129,19 +129,19 @@ def assert_equal_steps(found, expected, atol=1e-4):
     assert np.isclose(found[1]["loss"], expected[1]["loss"], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["packed", "shared"])
 def test_a_step_learns_the_same_in_every_layout(kind):
     assert_equal_steps(step(kind, updates=2), step("padded", updates=2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "rows"), [("padded", 2), ("padded", 8), ("packed", 1)])
 def test_microbatches_learn_the_same_as_all_rows_at_once(kind, rows):
     assert_equal_steps(step(kind, microbatch_rows=rows), step(kind))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "mesh",
     [{"data": 4}, {"fsdp": 2, "tensor": 2}, {"context": 4}, {"context": 2, "fsdp": 2}],

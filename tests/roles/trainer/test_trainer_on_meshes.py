@@ -124,13 +124,13 @@ DATA_AND_FSDP = {"data": 2, "fsdp": 2}
 ON_CONTEXT = {"fsdp": 2, "context": 2}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
         ("ppo", ON_CONTEXT),
         *(
-            pytest.param(name, DATA_AND_FSDP, marks=pytest.mark.slow)
+            pytest.param(name, DATA_AND_FSDP, marks=pytest.mark.nightly)
             for name in ("gspo", "decoupled_ppo", "ppo", "grpo", "rloo")
         ),
     ],

@@ -123,7 +123,7 @@ def test_a_request_waits_until_its_prompt_and_next_chunk_have_pages():
     assert made.stats.preemptions == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_turns_of_episodes_draw_what_they_draw_without_pages():
     options = {"decode": decode, "rows": 3}
     config = dataclasses.replace(CONFIG, vocab_size=11, num_layers=2)
