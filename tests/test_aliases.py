@@ -43,6 +43,7 @@ def python(*words, at):
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("", "import launcher")
 @pytest.mark.parametrize(
     "first", ["", "import rl_sync.configs.base", "import launcher", "from configs import base"]
@@ -69,6 +70,7 @@ def test_a_module_that_is_not_there_is_missed_by_the_second_name():
     assert "No module named 'configs.nothing'" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_users_own_packages_keep_these_names(tmp_path):
     files = {"configs/sizes.py": "STEPS = 7", "configs/mine.py": OWN, "launcher.py": "1 / 0"}
     for name, text in files.items():

@@ -30,6 +30,7 @@ def test_each_line_of_the_table_is_of_one_case(figures):
         assert ("least_secs" in line) == (decodes or " step, " in line["case"])
 
 
+@pytest.mark.gate
 def test_each_case_is_a_run_that_its_target_has_devices_for(figures):
     for case in figures.CASES:
         settings, _ = figures.run_of(case)

@@ -12,6 +12,7 @@ simulation = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(simulation)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("judging", "bound"), [(0, 4), (1, 4), (5, 8)])
 def test_with_deadlines_one_long_group_holds_no_others_back(judging, bound):
     leases, oldest, by_deadline, abort = (

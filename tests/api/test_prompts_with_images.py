@@ -25,6 +25,7 @@ def seeing():
     return policy(SquareTiles(VISION.image_size, VISION.tile_tokens))
 
 
+@pytest.mark.nightly
 def test_a_loaded_policy_completes_prompts_with_and_without_images(seeing):
     found = seeing.generate(["a<image>b", "ab"], images=[[TILE], []], max_new_tokens=4, greedy=True)
     ids = np.array([2, *[IMAGE] * 4, 3], np.int32)

@@ -58,6 +58,7 @@ def entries(directory: Path) -> set[str]:
     return {entry.name for entry in directory.glob("*-cache")}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("process", [0, 1])
 def test_every_process_of_a_cluster_keeps_its_programs(tmp_path, process):
     directory = tmp_path / "made" / "programs"
@@ -68,6 +69,7 @@ def test_every_process_of_a_cluster_keeps_its_programs(tmp_path, process):
     assert (read, errors) == (1, "")
 
 
+@pytest.mark.nightly
 def test_processes_that_compile_the_same_at_once_do_not_disturb_each_other(tmp_path):
     for process in [start(tmp_path) for _ in range(2)]:
         assert finish(process)[1] == ""
@@ -75,6 +77,7 @@ def test_processes_that_compile_the_same_at_once_do_not_disturb_each_other(tmp_p
     assert list(tmp_path.glob("*-atime")), "JAX locks a cache only if it has a bound"
 
 
+@pytest.mark.nightly
 def test_what_a_killed_process_left_unfinished_is_written_again(tmp_path):
     finish(start(tmp_path))
     before = entries(tmp_path)
@@ -86,6 +89,7 @@ def test_what_a_killed_process_left_unfinished_is_written_again(tmp_path):
     assert entries(tmp_path) == before
 
 
+@pytest.mark.gate
 def test_a_cache_that_jax_was_given_goes_before_ours_with_its_own_limits(tmp_path):
     ours, given = tmp_path / "ours", tmp_path / "given"
     limits = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -95,6 +99,7 @@ def test_a_cache_that_jax_was_given_goes_before_ours_with_its_own_limits(tmp_pat
     assert not ours.exists()
 
 
+@pytest.mark.gate
 def test_a_directory_that_cannot_be_used_is_warned_of_and_done_without(tmp_path):
     taken = tmp_path / "file"
     taken.write_text("mine")
@@ -105,6 +110,7 @@ def test_a_directory_that_cannot_be_used_is_warned_of_and_done_without(tmp_path)
     assert taken.read_text() == "mine"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
 def test_a_directory_that_others_may_write_to_is_refused_with_the_way_out(tmp_path, mode):
     """Anybody who can write a program there can run code as another user."""

@@ -40,6 +40,7 @@ def _boxes(axes, kind: SpanKind) -> list[Rectangle]:
     return [patch for patch in found if patch.get_facecolor() == colour]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_makes_a_png_and_an_svg(tmp_path, mode):
     write_spans(tmp_path, simulate(mode))

@@ -352,6 +352,7 @@ def test_spaces_without_names_are_refused():
         GymnasiumGame("FrozenLake-v1", actions=("up",)).reset({}, 0)
 
 
+@pytest.mark.gate
 @needs("gymnasium")
 def test_a_game_of_gymnasium_is_hosted_in_a_worker():
     reference = (

@@ -190,6 +190,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.samples("step")
 @linux
 @pytest.mark.parametrize("method", ["reset", "step"])
@@ -240,6 +241,7 @@ def test_a_host_starts_workers_again_after_an_environment_has_killed_their_paren
         assert_end(map(int, before))
 
 
+@pytest.mark.gate
 @linux
 def test_a_host_gives_up_where_the_parent_is_killed_again_and_again(tmp_path):
     file = tmp_path / "harmful.py"
@@ -258,6 +260,7 @@ def test_a_host_gives_up_where_the_parent_is_killed_again_and_again(tmp_path):
             host.answers(LATEST)
 
 
+@pytest.mark.gate
 def test_workers_are_used_again_and_only_lost_ones_are_replaced():
     with hosting("Hostile", workers=1, limit_secs=2.0, memory_bytes=256 << 20) as host:
         (process,) = begun(host, 1)
@@ -402,6 +405,7 @@ def test_scalars_of_numpy_become_numbers():
     assert type(outcome.metrics["n"]) is int
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -472,6 +476,7 @@ def test_close_leaves_no_processes(tmp_path):
     assert_end(processes)
 
 
+@pytest.mark.gate
 @linux
 @pytest.mark.parametrize("case", ["killed", "held", "interrupted"])
 def test_workers_end_with_the_process_that_hosts_them(case, tmp_path):

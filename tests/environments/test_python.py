@@ -156,6 +156,7 @@ def test_a_failure_of_the_sandbox_is_no_answer_of_the_tool(monkeypatch):
         environment.step(calls("1"))
 
 
+@pytest.mark.gate
 def test_code_runs_in_a_worker_within_its_limits():
     limits = HostLimits(workers=1, memory_bytes=1 << 30)
     with ProcessHost(reference_of("python(seconds=2.0, reply_secs=2.5)"), limits) as host:

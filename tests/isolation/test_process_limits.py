@@ -69,6 +69,7 @@ other.kill()
     assert done.stdout.split() == ["-9", "None"], done
 
 
+@pytest.mark.gate
 def test_limits_of_memory_and_time_end_what_exceeds_them():
     for code, fault in (
         ("limit_memory(1 << 30); bytearray(2 << 30)", "MemoryError"),

@@ -34,6 +34,7 @@ def test_a_pattern_that_fits_no_setting_is_a_mistake_that_gets_the_nearest(capsy
     )
 
 
+@pytest.mark.nightly
 def test_a_mistake_ends_the_process_with_status_2_and_one_line():
     done = launcher(CONFIG, "--config.sync.mode=asinchronous")
     assert done.returncode == 2, done.stdout + done.stderr
@@ -111,6 +112,7 @@ def test_a_bad_row_is_named_by_file_and_line(row, complaint, tmp_path, capsys):
     assert complaint in done.err
 
 
+@pytest.mark.gate
 def test_plan_prints_the_schedule_in_words_and_as_a_drawing(capsys):
     done = said_here(
         capsys, "plan", CONFIG, "--config.sync.mode=custom", "--config.sync.interval=2"
@@ -144,6 +146,7 @@ def test_plan_reads_the_users_own_file(tmp_path, capsys):
     assert "training problems are dropped: their prompts are longer than" in done.out
 
 
+@pytest.mark.gate
 def test_plan_warns_of_a_policy_that_has_learned_nothing(capsys):
     done = said_here(capsys, "plan", CONFIG, "--config.sft.steps=0")
     assert done.status == 0, done.err
@@ -167,6 +170,7 @@ def test_plan_says_the_sft_steps_and_both_learning_rates(capsys):
     assert "at a learning rate of 0.002\n" in done.out
 
 
+@pytest.mark.nightly
 def test_plan_warns_of_sft_steps_that_overwrite_a_checkpoint(capsys):
     given = (CONFIG, "--config.model.path=tests/data/models/qwen2", "--config.tokenizer.chat=no")
     done = said_here(capsys, "plan", *given)

@@ -10,6 +10,7 @@ import pytest
 CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.modules))"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [

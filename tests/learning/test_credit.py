@@ -187,6 +187,7 @@ def _given_turns(rewards=(1.75, 1.0), **change):
     return np.asarray(estimate.advantages)
 
 
+@pytest.mark.gate
 def test_rewards_of_turns_stand_at_the_ends_of_replies_and_the_rest_at_the_last_token():
     """The first episode earns 1 at its end, beside ¼ for its last reply."""
     given = _given_turns(advantage="reinforce_pp", whiten=False)

@@ -100,6 +100,7 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
     np.testing.assert_allclose(head, -0.02 * jnp.sign(of_critic[heads.HEAD]["kernel"]), rtol=1e-3)
 
 
+@pytest.mark.gate
 def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_goes_on(tmp_path):
     """With what holds the policy to its reference; from a snapshot the same bits follow."""
     critic = {"warmup_steps": 20, "clip": 0.0}
@@ -121,6 +122,7 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0].params, PARAMS)))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("own")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):

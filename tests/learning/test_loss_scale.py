@@ -66,6 +66,7 @@ def same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.gate
 def test_a_gradient_that_overflows_halves_the_scale_and_the_run_goes_on():
     trainer, batch = trainer_of(optimizer=TWICE, model=HALF), batch_of(UNEVEN, updates=2)
     state, metrics = trainer.step(scaled(state_of(trainer), 2.0**40), batch)
@@ -122,6 +123,7 @@ def test_norms_of_gradients_that_overflowed_are_left_out_of_the_means():
     assert np.isinf(found["loss"].mean())
 
 
+@pytest.mark.gate
 def test_other_dtypes_have_no_scale():
     assert first_scale("float32") is first_scale("bfloat16") is None
     trainer = trainer_of()

@@ -15,6 +15,7 @@ from tests.roles.trainer.tiny import OPTIMIZER
 SHAPES = {"blocks": {"kernel": (3, 4, 2), "scale": (3, 4)}, "embedding": (5, 4)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("only", [("blocks",), ("embedding",), tuple(SHAPES)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_in_host_memory_is_updated_as_on_the_devices(name, only):

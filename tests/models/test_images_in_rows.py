@@ -140,6 +140,7 @@ def _assert_alike(found, expected):
         np.testing.assert_allclose(x, y, rtol=0, atol=2e-5 * max(np.abs(y).max(), 1e-3))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("packed", gate=("shared",))
 @pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
 def test_images_are_seen_as_in_a_row_of_their_own(kind):
@@ -151,6 +152,7 @@ def test_images_are_seen_as_in_a_row_of_their_own(kind):
         np.testing.assert_allclose(found[row, where], alone[0], atol=2e-5)
 
 
+@pytest.mark.gate
 def test_an_image_may_stand_twice_in_a_sequence():
     params, pixels = tiny.params(MODEL), PIXELS.copy()
     pixels[3] = pixels[1]
@@ -159,6 +161,7 @@ def test_an_image_may_stand_twice_in_a_sequence():
     np.testing.assert_allclose(_states(MODEL, params, [twice], pixels), expected, atol=2e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("vision", [VISION, SHUFFLED], ids=["pooled", "shuffled"])
 def test_only_tokens_of_a_tile_look_ahead(vision):
     config = dataclasses.replace(MODEL, vision=vision)
@@ -231,6 +234,7 @@ def test_blocks_of_queries_reach_to_the_ends_of_their_tiles():
     assert int(tile_ends(np.array([[-1, 0, 1, 2]]), np.arange(4)[None], M)[0, 1]) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("most_bytes", [80_000, 20_000])
 def test_the_tower_attends_in_parts_if_scores_are_large(most_bytes, monkeypatch):
     config = dataclasses.replace(MODEL, vision=SHUFFLED)
@@ -259,6 +263,7 @@ def test_kernels_that_do_not_know_the_mask_are_not_used():
         require_fit(named, plain._replace(both_ways=True))
 
 
+@pytest.mark.nightly
 def test_vision_leaves_the_rest_of_a_model_as_it_is():
     plain, key = dataclasses.replace(MODEL, vision=None), jax.random.key(0)
     init = jax.jit(init_params, static_argnums=0)
@@ -275,6 +280,7 @@ def test_vision_leaves_the_rest_of_a_model_as_it_is():
         hidden_states(plain, rest, tokens, images=seen)
 
 
+@pytest.mark.gate
 def test_adapters_and_quantization_leave_vision_alone():
     config = dataclasses.replace(MODEL, lora=Lora(2, 4.0))
     params = tiny.params(config)

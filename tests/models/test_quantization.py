@@ -50,6 +50,7 @@ def scores(config, params):
     return logits(config, params, hidden_states(config, params, TOKENS))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("int8-plain", "float8_e4m3fn-experts", gate=())
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)

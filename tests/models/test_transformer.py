@@ -101,6 +101,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("sliding-dot_product", gate=("plain-einsum",))
 @pytest.mark.parametrize("path", ["einsum", "dot_product"])
 @pytest.mark.parametrize("name", ["plain", "sliding"])
@@ -125,6 +126,7 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
         )
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("path", ["auto", "einsum", "dot_product"])
 def test_rows_without_a_position_keep_their_cache_and_disturb_no_other(path):
     config = dataclasses.replace(tiny.VARIANTS["sliding"], attention=path)
@@ -151,6 +153,7 @@ def test_slots_beyond_the_longest_row_are_not_read():
     assert np.isfinite(hidden).all()
 
 
+@pytest.mark.gate
 @pytest.mark.samples("experts", "sliding", gate=("stretched",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_padding_on_either_side_changes_nothing(name):
@@ -169,6 +172,7 @@ def test_padding_on_either_side_changes_nothing(name):
     np.testing.assert_allclose(left[:, 5:], short, atol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_sequences_packed_into_one_row_do_not_see_each_other(name):
     config = tiny.VARIANTS[name]
@@ -185,6 +189,7 @@ def test_sequences_packed_into_one_row_do_not_see_each_other(name):
     np.testing.assert_allclose(packed[0, 8:13], apart[1, :5], atol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("experts", gate=("sliding",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_both_ways_to_attend_agree(name):
@@ -243,6 +248,7 @@ def fresh():
     return jax.jit(init_params, static_argnums=0)(ADAPTED, jax.random.key(0))
 
 
+@pytest.mark.gate
 def test_a_fresh_adapter_changes_nothing_and_a_trained_one_does(fresh):
     scores = tiny.forward(ADAPTED, fresh, TOKENS)
     _, base = lora.split(fresh)
@@ -265,6 +271,7 @@ def test_token_logprobs_stand_at_their_own_token():
             np.testing.assert_allclose(entropy[row, t], -(np.exp(before) * before).sum(), atol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("3", gate=("6",))
 @pytest.mark.parametrize("positions", [1, 3, 6])
 def test_logprobs_by_chunks_are_those_of_the_whole(positions):
@@ -288,6 +295,7 @@ def test_logprobs_by_chunks_are_those_of_the_whole(positions):
         )
 
 
+@pytest.mark.gate
 @pytest.mark.samples("gpu")
 @pytest.mark.parametrize("target", ["gpu", "tpu"])
 def test_blocks_of_one_device_give_the_values_and_gradients_of_whole_logits(target):
@@ -307,6 +315,7 @@ def test_blocks_of_one_device_give_the_values_and_gradients_of_whole_logits(targ
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, blocks)
 
 
+@pytest.mark.gate
 def test_logprobs_by_chunks_never_hold_all_logits():
     config = dataclasses.replace(tiny.CONFIG, vocab_size=5000, max_length=128)
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
@@ -328,6 +337,7 @@ def _value_and_gradient(params, remat):
     return jax.value_and_grad(lambda p: token_logprobs(config, p, TOKENS)[0].sum())(params)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("dots")
 @pytest.mark.parametrize("policy", ["full", "dots", "dots_no_batch"])
 def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
@@ -383,6 +393,7 @@ def test_a_fresh_mlp_is_not_zero(fresh):
     assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("plain", "sliding", gate=("experts",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_parameters_in_the_dtype_of_the_computation_give_the_same_bits(name):

@@ -74,6 +74,7 @@ def _logprobs_on_one_device(rows, vocab):
     return jax.jit(_logprobs(layout(), _config(vocab), 1 << 30))(*_drawn(rows, vocab))
 
 
+@pytest.mark.gate
 @pytest.mark.samples(
     "fsdp and tensor",
     "tensor, where two devices share a kv head",
@@ -105,6 +106,7 @@ def _relative(found, exact):
     return np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact)
 
 
+@pytest.mark.gate
 def test_logprobs_in_bfloat16_are_exact_and_gradients_as_near_as_those_of_one_device():
     matrix, hidden, ids, weights = _drawn(8, V, "bfloat16")
     matrix = np.asarray(jnp.asarray(matrix, jnp.bfloat16), np.float32)
@@ -131,6 +133,7 @@ def _lookup(on, dtype):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
+@pytest.mark.gate
 @pytest.mark.samples(
     "fsdp and tensor",
     "tensor, where two devices share a kv head",

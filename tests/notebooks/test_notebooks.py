@@ -127,6 +127,7 @@ def test_a_notebook_begins_with_a_title_the_installation_and_its_settings(book):
     assert install.outputs == []
 
 
+@pytest.mark.nightly
 def test_an_installation_that_fails_says_what_to_do(book, tmp_path):
     _, content = book
     hidden = "import sys; sys.meta_path[:] = [m for m in sys.meta_path if 'ditable' not in str(m)]"

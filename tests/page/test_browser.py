@@ -1,6 +1,6 @@
 """The page in Chromium. It also takes the pictures of a run for README and docs/page.md:
 
-PAGE_PICTURES=docs PAGE_RUN=runs/… PAGE_GROUP=STEP:LEASE pytest -m nightly tests/page/test_browser.py
+PAGE_PICTURES=docs PAGE_RUN=runs/… PAGE_GROUP=STEP:LEASE pytest -m nightly tests/page
 """
 
 import os

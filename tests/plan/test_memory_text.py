@@ -134,6 +134,7 @@ def assert_parts(found: Printed, **expected: int) -> None:
         assert size(most) == pytest.approx(sum(every), rel=1e-2)
 
 
+@pytest.mark.nightly
 def test_plan_prints_figures_that_add_up():
     penalty = "--config.algorithm.kl_coefficient=0.001"
     done = launcher("plan", "--config=tests/runs/tiny.py", "--config.workdir=none", penalty)
@@ -160,6 +161,7 @@ def test_without_a_penalty_there_is_no_reference():
     assert "reference" not in held
 
 
+@pytest.mark.gate
 def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing():
     head = 4 * (32 + 1)
     policy = {
@@ -220,6 +222,7 @@ def test_older_versions_of_opponents_are_held_beside_the_policy_s():
     assert found.held[0] == without.held[0] | more
 
 
+@pytest.mark.gate
 def test_adapters_alone_have_gradients_optimizer_state_and_a_reference():
     settings = {"model__lora__rank": 2, "algorithm__kl_coefficient": 0.001}
     trainer = described("trainer", **settings)

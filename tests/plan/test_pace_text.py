@@ -43,6 +43,7 @@ def test_a_run_without_steps_is_refused(tmp_path):
         describe_predicted(settings, str(tmp_path), settings)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", MODES)
 def test_a_network_makes_steps_longer(tmp_path, mode):
     record(tmp_path, run_settings(mode), true_work())

@@ -35,6 +35,7 @@ def seeing(**more):
 FROZEN = {"model__vision__trains_tower": False}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -105,6 +106,7 @@ def test_a_trained_tower_keeps_activations_and_a_frozen_one_none():
     assert steps[0].made["activations"] == steps[2].made["activations"] + kept
 
 
+@pytest.mark.gate
 def test_a_frozen_base_has_no_gradient_whose_inputs_are_kept():
     small = {"model__remat": "none", "model__tie_embeddings": False}
     plain, adapted = (
@@ -120,6 +122,7 @@ def test_a_frozen_base_has_no_gradient_whose_inputs_are_kept():
     assert adapted.work["the logits"] < plain.work["the logits"] - 4 * 15 * 32
 
 
+@pytest.mark.gate
 def test_devices_that_share_a_batch_share_its_tiles():
     one, two = (
         seeing(trainer__mesh__data=devices, trainer__groups_per_step=8) for devices in (1, 2)

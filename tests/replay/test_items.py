@@ -100,6 +100,7 @@ def test_a_group_comes_back_to_the_bit(replay, baselines):
         assert back.to_columns()[name].dtype == column.dtype
 
 
+@pytest.mark.gate
 def test_items_of_many_megabytes(replay):
     rng = np.random.default_rng(2)
     noise = rng.integers(0, 256, 24 << 20, dtype=np.uint8)

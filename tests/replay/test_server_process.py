@@ -156,6 +156,7 @@ def test_an_unknown_backend_is_refused(tmp_path):
         start_server("redis", TABLES, 0, log_path=tmp_path / "log")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("module", ["reverb_server", "embedded_server"])
 @pytest.mark.parametrize(
     ("tables", "part"),

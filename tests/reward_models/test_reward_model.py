@@ -57,6 +57,7 @@ def expected(params, text, *, ended=True):
     return float(token_scalars(MODEL, params, np.array([ids]))[0, -1])
 
 
+@pytest.mark.gate
 def test_a_score_is_that_of_the_last_token_in_units_of_the_held_out_scores(checkpoint):
     path, params = checkpoint
     judged = RewardModel(path, rows=2)([ROW] * 5, [Completion(text) for text in TEXTS])
@@ -93,6 +94,7 @@ def test_what_is_too_long_or_cannot_be_encoded_is_unknown_and_the_others_are_jud
     assert [one.is_known for one in (long, strange, good)] == [False, False, True]
 
 
+@pytest.mark.gate
 def test_devices_that_share_a_model_give_the_same_scores(checkpoint):
     path, _ = checkpoint
     completions = [Completion(text) for text in TEXTS]
@@ -139,6 +141,7 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_the_run(checkpoin
         rubric.check([{"prompt": "1" * 40, "answer": "2"}])
 
 
+@pytest.mark.gate
 def test_what_is_no_reward_model_is_refused(tmp_path, checkpoint):
     with pytest.raises(ValueError, match="neither a directory"):
         RewardModel(str(tmp_path / "nowhere"))

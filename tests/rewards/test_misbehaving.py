@@ -158,6 +158,7 @@ def test_processes_that_a_reward_forks_end_with_its_judgement(where, tmp_path):
         assert ended(pids, 32)
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("where", [local, served])
 @pytest.mark.parametrize("text", ["process", "program"])
@@ -169,6 +170,7 @@ def test_processes_that_a_reward_leaves_end_with_the_workers(where, text, tmp_pa
     assert ended(pids, 1)
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("where", [local, served])
 @pytest.mark.parametrize("text", ["wait for a fork", "wait for a program"])

@@ -127,6 +127,7 @@ def test_code_and_formulas_do_not_count_as_language():
     assert score(LanguageShare("cyrillic"), r"Итак, $\frac{abc}{def}$ и ```print(x)``` верно") == 1
 
 
+@pytest.mark.gate
 @given(st.text(max_size=300), st.integers(0, 3000))
 def test_scores_stay_in_their_ranges(text, tokens):
     for reward in (

@@ -75,6 +75,7 @@ def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):
     assert same(lora.merge(ADAPTED, initial), plain)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("None")
 @pytest.mark.parametrize("path", [None, str(CHECKPOINT)])
 def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted):
@@ -105,6 +106,7 @@ def laid_out(tree):
     return jax.tree.map(lambda x: (x.dtype, x.sharding.devices_indices_map(x.shape)), tree)
 
 
+@pytest.mark.gate
 def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_path):
     config = load_config(CHECKPOINT)
     whole = Parameters(config, str(CHECKPOINT), 0, layout(), "float32").initial()
@@ -119,6 +121,7 @@ def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_p
     assert laid_out(restored["params"]) == laid_out(other)
 
 
+@pytest.mark.gate
 def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_path):
     sent = Parameters(tiny.CONFIG, None, 0, layout(fsdp=2), "bfloat16")
     received = Parameters(tiny.CONFIG, None, 0, layout(tensor=2), "bfloat16")
@@ -133,6 +136,7 @@ def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_p
     assert laid_out(found) == laid_out(received.blank())
 
 
+@pytest.mark.gate
 def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
     to = dataclasses.replace(adapted, layout=layout(tensor=2), dtype="bfloat16")
     moved = jax.tree.map(lambda x: x + 0.1, adapted.published(adapted.initial()))

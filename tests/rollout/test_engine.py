@@ -69,6 +69,7 @@ def test_weights_that_are_not_numbers_are_refused_when_they_are_drawn_with(greed
         engine.generate(_requests(sampling))
 
 
+@pytest.mark.gate
 def test_values_that_are_too_large_for_float16_name_the_way_out():
     params = {**PARAMS, "final_norm": {"scale": 1e6 * PARAMS["final_norm"]["scale"]}}
     engine = Engine(dataclasses.replace(tiny.CONFIG, dtype="float16"), 2, layout=Layout.single())
@@ -77,6 +78,7 @@ def test_values_that_are_too_large_for_float16_name_the_way_out():
         engine.generate(_requests(SAMPLING))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("auto-keep")
 @pytest.mark.parametrize(
     ("attention", "cache"), [("auto", "keep"), ("auto", "recompute"), ("einsum", "keep")]
@@ -101,6 +103,7 @@ def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache)
         assert completion.tokens.tolist() == expected.tolist()
 
 
+@pytest.mark.gate
 @pytest.mark.samples("auto-expected1")
 @pytest.mark.parametrize(("attention", "expected"), [("einsum", {80, 160}), ("auto", {160})])
 def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
@@ -256,6 +259,7 @@ def test_stats_tell_what_was_done():
     assert (stats - stats).occupancy == 0
 
 
+@pytest.mark.gate
 def test_finished_rows_cost_nothing_more():
     """Two long completions among short ones end in the smallest batch, with the tokens as alone."""
     short = CompletionRequest(PROMPTS[0], dataclasses.replace(SAMPLING, max_new_tokens=2), 30, (0,))

@@ -105,6 +105,7 @@ def _assert_logprobs_are_the_policy_s(played):
         np.testing.assert_allclose(segment.behavior_logprobs[segment.mask], found, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_an_episode_of_one_turn_is_a_completion_of_its_prompt():
     script = Script()
     ((played,),) = _episodes(script).generate([_request()])
@@ -120,6 +121,7 @@ def test_an_episode_of_one_turn_is_a_completion_of_its_prompt():
     _assert_logprobs_are_the_policy_s(played)
 
 
+@pytest.mark.gate
 def test_what_was_drawn_stays_and_turns_are_appended():
     script = Script()
     turns = [Continue(0, TURN, reward=0.5), Continue(0, TURN + 1, reward=0.25)]
@@ -139,6 +141,7 @@ def test_what_was_drawn_stays_and_turns_are_appended():
     _assert_logprobs_are_the_policy_s(played)
 
 
+@pytest.mark.gate
 def test_a_rewritten_conversation_is_a_segment_of_its_own():
     turn = Continue(0, np.arange(10, 16, dtype=np.int32), begins_segment=True)
     ((played,),) = _episodes(Script()).generate([_request([turn])])
@@ -172,6 +175,7 @@ def test_a_reply_has_the_room_and_the_stop_strings_of_its_turn():
     assert [said.is_cut for said in script.said[1:]] == [True, False]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("slots", [1, 3, 16])
 def test_episodes_do_not_depend_on_slots_or_on_what_is_played_beside_them(slots):
     """With one slot, the cache of an episode is given up at each turn."""
@@ -206,6 +210,7 @@ def test_environments_of_a_request_have_one_seed_and_those_of_others_another():
     assert seeds[0] == seeds[1] == seeds[2] == seeds[4] != seeds[3]
 
 
+@pytest.mark.gate
 def test_the_cache_of_earlier_turns_is_used_while_slots_allow_it_or_set_aside():
     """Each turn costs its own tokens then, and the last drawn one; else the whole episode."""
     turns = [Continue(0, TURN)] * 3
@@ -367,6 +372,7 @@ class Fan(Script):
                 self._answers.append(End(said.episode, ending(1)))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("2-True", gate=("8-True",))
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("slots", [2, 8])

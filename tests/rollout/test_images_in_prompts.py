@@ -87,11 +87,13 @@ def assert_alike(found, wanted):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_greedy_completions_are_those_of_the_whole_model(options):
     assert_drawn_by_the_whole_model(engine(**options).generate(requests()))
 
 
+@pytest.mark.gate
 def test_logprobs_are_those_of_the_whole_vocabulary_and_no_image_token_is_drawn():
     params = tiny.params(CONFIG, spread=0.2)
     # The image's token is the likeliest by far.
@@ -156,6 +158,7 @@ def test_prompts_that_differ_in_their_images_alone_share_nothing(options):
         assert made.stats.reused_tokens > 0, "equal images share pages"
 
 
+@pytest.mark.gate
 @pytest.mark.samples("given1-pages", "given0-rows", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 @pytest.mark.parametrize("given", [pictured([4, 2]), pictured([4], 2, [2]), pictured(1, [2])])

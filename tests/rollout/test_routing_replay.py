@@ -97,6 +97,7 @@ def test_completions_have_the_experts_of_a_full_pass(options):
             assert (recorded(one, request.prompt)[-1] == 255).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(str(Experts(300, 3, 4)), gate=())
 @pytest.mark.parametrize(
     "experts", [Experts(300, 3, 4), Experts(1, 1, 4), Experts(4, 4, 4)], ids=str
@@ -139,6 +140,7 @@ def test_replies_of_an_episode_have_the_experts_of_all_tokens_before_them(steppe
     assert (again.routes.first == 0) == (stepped_tokens == 0)
 
 
+@pytest.mark.gate
 def test_weights_that_arrive_in_flight_keep_the_experts_of_earlier_tokens():
     other = tiny.params(CONFIG, seed=9)
     engine = engine_of(chunk_tokens=4)

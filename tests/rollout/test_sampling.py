@@ -124,6 +124,7 @@ def test_choices_that_nobody_made_are_not_computed():
     assert np.isneginf(ADJUST(logits, choice, history)).any()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("fields", "changes"),
     [
@@ -149,6 +150,7 @@ def test_a_program_has_the_changes_that_are_asked_for_and_no_other(fields, chang
     )
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("vocab_size", [1, 2, 11, 512, 1000])
 def test_draws_have_the_frequencies_of_their_logprobs(vocab_size):
     """χ² of 40,000 draws with k − 1 degrees of freedom: mean k − 1, deviation √(2(k − 1))."""

@@ -108,6 +108,7 @@ def test_decoding_differs_only_by_the_token_that_is_never_drawn():
     assert steps[0].as_text() == steps[1].as_text()
 
 
+@pytest.mark.gate
 def test_a_step_on_text_with_adapters_has_the_same_operations():
     lora = Lora(2, 4.0)
     sees, reads = step_of(SEES, lora), step_of(READS, lora)

@@ -132,7 +132,7 @@ RUNS = {
         CHECKPOINT,
     ),
     "two explorers, collective": flags("multi_explorer", count=2, transfer="collective", steps=60),
-    "asynchronous, in teams": (*flags("asynchronous", steps=12), *TEAMS),
+    "asynchronous, in teams": (*flags("asynchronous", steps=6), *TEAMS),
     "two explorers, in teams": (*flags("multi_explorer", count=2, steps=60), *TEAMS),
 }
 # The others do with the embedded replay server, which is up at once.
@@ -156,7 +156,7 @@ APART = {
     "synchronous, interval 4, two explorers",
 }
 
-# Each mode, each transfer, an environment, streaming, and one run of processes.
+# Each mode, each transfer, an environment, streaming, processes and teams of processes.
 OF_README = {
     "synchronous",
     "synchronous by checkpoint",
@@ -166,6 +166,7 @@ OF_README = {
     "custom (2, 3) by server",
     "asynchronous",
     "asynchronous, streaming",
+    "asynchronous, in teams",
     "two explorers",
 }
 
@@ -176,7 +177,6 @@ NIGHTLY = {
     "synchronous, interval 4, two explorers",
     "synchronous, episodes, in teams",
     "asynchronous, streaming, in teams",
-    "asynchronous, in teams",
     "two explorers, in teams",
 }
 

@@ -22,6 +22,7 @@ from tests.runs.living import descendants, ended, processes_of, wait_for
 NO_RESTARTS = "--config.launch.restarts=0"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("victim", "mode"),
     [
@@ -113,6 +114,7 @@ def test_an_explorer_that_died_does_not_change_what_an_exact_run_comes_to(starte
     assert RunRecord(Workdir(workdir), output).digest == runs.get(EMBEDDED, *flags).digest
 
 
+@pytest.mark.gate
 def test_roles_end_when_the_launcher_is_killed(started):
     """Processes of roles end too, such as the master's judges and Python's helpers."""
     reward = "exact + 0 * format(pattern='.')"  # Not quick, or the master judges alone.
@@ -168,6 +170,7 @@ def test_a_stopped_explorer_holds_nobody_up(started):
     assert balance["leased"] == kept + balance["generating"]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "setting", ["master.port", pytest.param("replay.port", marks=pytest.mark.nightly)]
 )

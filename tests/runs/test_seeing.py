@@ -23,7 +23,7 @@ FROZEN = ("--config.model.vision.trains_tower=false",)
 SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 
-@pytest.mark.samples(gate=("asynchronous, deltas and pages",))
+@pytest.mark.samples("asynchronous, deltas and pages", gate=("synchronous with features",))
 @pytest.mark.parametrize(
     ("mode", "more"),
     [

@@ -89,7 +89,8 @@ def test_programs_of_several_processes_give_the_bits_of_single_ones(runs, machin
     devices in another order.
     """
     teams = in_teams(runs, machines, mode, transfer)
-    alone = runs.get(*MODES[mode], "--config.sync.transfer=collective", *SHORT, *MESHES)
+    collective = (*MODES[mode], "--config.sync.transfer=collective")
+    alone = runs.get(*collective, *SHORT, *MESHES, apart=True)
     logs = {path.name for path in teams.workdir.logs.iterdir()}
     assert {"trainer.log", "trainer.1.log", "explorer1.log", "explorer1.1.log"} <= logs
     assert_same_bits(teams, alone)

@@ -47,6 +47,7 @@ def test_nothing_is_imitated_by_default():
     assert base.get_config().sft.steps == 0
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", config_file.names())
 def test_a_checkpoint_is_not_trained_on_demonstrations_unless_that_is_asked_for(name):
     steps = FROM_SCRATCH.get(name, 0)

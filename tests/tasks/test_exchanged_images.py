@@ -86,6 +86,7 @@ def learned_accuracy(problems):
 SIZES = {"problems": 600, "held_out_problems": 400}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("problems", "chance", "least"),
     [

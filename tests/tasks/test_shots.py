@@ -104,6 +104,7 @@ def test_too_few_solved_problems_are_refused():
         with_shots(_problems(held_out=other), 1, seed=0)
 
 
+@pytest.mark.nightly
 def test_a_config_asks_for_them_and_prompts_are_then_no_chat():
     config = config_with(base.get_config(), task__shots=2)
     assert read_settings(config).task.shots == 2

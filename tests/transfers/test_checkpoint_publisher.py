@@ -24,6 +24,7 @@ from tests.transfers.small_weights import SLOW, make_params, publish_range, slow
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.gate
 def test_weights_that_are_still_computed_are_published_without_a_wait(publish, puller):
     """The trainer goes on immediately; the time of the save begins when the values are there."""
 
@@ -61,6 +62,7 @@ def test_a_step_that_donates_right_after_publish_changes_nothing(publish, puller
     puller.close()
 
 
+@pytest.mark.gate
 def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
     """Two readers pull without pause while versions are saved and deleted; no read fails."""
     publisher = publish()
@@ -146,6 +148,7 @@ def test_only_where_it_may_does_a_newer_version_replace_one_that_waits(publish, 
     assert len(versions) < 4
 
 
+@pytest.mark.nightly
 def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_computed(publish):
     """This happens if the trainer has dispatched its next step before the last version is saved."""
 
@@ -207,6 +210,7 @@ def test_too_few_versions_are_refused(tmp_path):
         CheckpointPublisher(tmp_path, keep=2)
 
 
+@pytest.mark.gate
 def test_a_killed_saver_leaves_whole_versions_and_its_successor_clears_the_rest(tmp_path):
     directory = tmp_path / "weights"
     saver = subprocess.Popen(

@@ -70,6 +70,7 @@ def pair(tmp_path_factory):
     )
 
 
+@pytest.mark.gate
 def test_an_explorer_gets_each_exact_version_to_the_bit_although_the_trainer_donates_it(pair):
     trainer, explorer = pair
     assert len(set(trainer["exact"].values())) == 3
@@ -127,6 +128,7 @@ init_cluster("127.0.0.1:{port}", 2, 0, timeout_secs=1)
     assert "Process 0 waited 1 s for the 2 processes of the cluster" in result.stderr
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
 def test_the_coordinator_listens_at_its_own_address_alone():
     (port,) = free_ports("127.0.0.1", 1)

@@ -77,6 +77,7 @@ def pulled(puller, version):
     return puller.stats
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("target", MESHES)
 @pytest.mark.parametrize("source", MESHES)
 def test_versions_arrive_to_the_bit_over_any_two_meshes_first_whole_then_as_changes(source, target):

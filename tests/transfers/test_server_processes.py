@@ -104,6 +104,7 @@ def test_explorers_that_stand_still_or_die_cost_nobody_else_anything(publisher, 
         assert process.wait(60) == 0
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "returns",
@@ -126,6 +127,7 @@ def test_what_the_dead_never_fetched_goes(returns):
     publisher.close()
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_dies_is_named_within_seconds(start):
     process = start("trainer")
     address = said(process)

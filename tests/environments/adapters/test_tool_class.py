@@ -154,6 +154,7 @@ def test_a_class_without_tools_or_schemas_is_refused():
     assert not is_tool_class(ToolClass(Named(), "Named"))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("make", [InlineHost, ProcessHost])
 def test_hosts_adapt_the_class(make):
     with make(f"{WORD}(hint='What?')") as host:

@@ -270,6 +270,7 @@ CONTENTS = TEXTS.map("".join)
 DRAWN = st.lists(st.integers(0, 365), max_size=8)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ["chatml", "thinking", "headers", "brackets", "plain"])
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())

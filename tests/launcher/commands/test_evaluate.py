@@ -39,6 +39,7 @@ def texts(record):
     return [one["completion"] for one in record["completions"]]
 
 
+@pytest.mark.gate
 def test_a_snapshot_is_evaluated_with_the_config_of_its_run_and_changes_to_it(
     run, capsys, tmp_path
 ):
@@ -65,6 +66,7 @@ def test_the_best_snapshot_is_evaluated_and_exported_by_its_name(run, capsys, tm
     assert export(run, tmp_path / "exported", None, "best") == 1
 
 
+@pytest.mark.gate
 def test_a_checkpoint_gives_what_the_snapshot_gives_that_it_was_made_from(run, capsys, tmp_path):
     _, snapshot = evaluated(capsys, tmp_path / "snapshot.json", f"--workdir={run}")
     export(run, tmp_path / "exported", None)

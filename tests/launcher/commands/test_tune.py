@@ -50,6 +50,7 @@ def test_it_prints_the_best_and_writes_what_it_chose(workdir, capsys, tmp_path):
     assert chosen["steps_an_hour"] >= 0.98 * fastest
 
 
+@pytest.mark.nightly
 def test_edited_work_networks_and_devices_change_the_answer(workdir, capsys, tmp_path):
     common = ["tune", f"--workdir={workdir}", "--modes=synchronous", "--seeds=1", "--intervals=1"]
 

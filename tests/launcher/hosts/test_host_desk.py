@@ -76,6 +76,7 @@ class Machine:
         return answer
 
 
+@pytest.mark.gate
 def test_a_machine_gets_orders_in_order_and_each_once(made, tmp_path):
     desk = made()
     assert desk.start("explorer1", ["--role=explorer1"], {}) is None, "nobody has joined"
@@ -140,6 +141,7 @@ def test_a_silent_machine_is_lost_with_its_processes_and_may_join_again(made, tm
     assert process.poll() == -9
 
 
+@pytest.mark.gate
 def test_a_launcher_that_was_started_again_does_not_take_a_machine_for_another(made):
     """Its machines keep calling with the numbers that the launcher before gave them."""
     earlier, later = made(), made()
@@ -170,6 +172,7 @@ def test_a_name_belongs_to_the_machine_that_is_heard(made, monkeypatch):
     assert isinstance(second.join(), Enlisted)
 
 
+@pytest.mark.gate
 def test_a_run_is_known_again_once_it_is_resumed(made):
     first = Machine(made()).join()
     again = Machine(made()).join()
@@ -188,6 +191,7 @@ def test_a_machine_that_leaves_early_takes_its_processes_with_it(made, tmp_path)
     assert desk.host_of("explorer1") is None
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
@@ -206,6 +210,7 @@ def test_a_machine_that_does_not_fit_is_refused(made, field, value, why):
         raise AssertionError(refused.why)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("names", "transfer", "why"),
     [

@@ -65,6 +65,7 @@ def files(directory):
     return {path: path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("fields", "setting", "before", "now"),
     [

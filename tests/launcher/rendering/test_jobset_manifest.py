@@ -55,6 +55,7 @@ def complaint(found):
     return next((one.message for one in error), None)
 
 
+@pytest.mark.gate
 @CASES
 def test_the_jobset_has_no_field_that_its_api_lacks(words, tmp_path):
     assert complaint(manifest(tmp_path, *words)) is None
@@ -93,6 +94,7 @@ def as_jobs(found, path):
     return path
 
 
+@pytest.mark.gate
 @CASES
 def test_kubernetes_knows_all_fields_of_the_jobs_and_pods(words, tmp_path):
     file = as_jobs(manifest(tmp_path, *words), tmp_path / "jobs.yaml")

@@ -60,6 +60,7 @@ def test_host_memory_never_holds_more_than_one_tensor(monkeypatch):
     assert total[0] == sum(sizes)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_half_precision_is_widened_to_the_bit_or_kept(copy, dtype):
     wide = stored(copy)

@@ -24,6 +24,7 @@ def scores(config, params, tokens, lengths):
     return heads.last_scalars(run(config, params, tokens), jnp.asarray(lengths))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_those_of_transformers(name):
     config, params = golden.load(golden.ROOT / name)
@@ -49,6 +50,7 @@ def test_a_reward_model_goes_through_files_and_back(name, tmp_path):
         assert len(values["id2label"]) == 1
 
 
+@pytest.mark.gate
 @pytest.mark.samples("plain")
 @pytest.mark.parametrize("name", ["plain", "biased and untied"])
 def test_a_model_with_a_head_has_no_output_projection_and_else_the_same_start(name):
@@ -76,6 +78,7 @@ def test_a_language_model_begins_a_reward_model_with_a_head_still_to_be_drawn(ti
     jax.tree.map(np.testing.assert_array_equal, loaded, trunk)
 
 
+@pytest.mark.nightly
 def test_a_head_is_trained_with_adapters_and_stays_when_they_are_merged():
     config = dataclasses.replace(tiny.CONFIG, scalar_head=True, lora=Lora(2, 4.0))
     params = init_params(config, jax.random.key(0))

@@ -44,6 +44,7 @@ def _loss(config, params, expected):
     return -jnp.where(learned, logprobs[..., 0], 0).sum() / learned.sum(), scores
 
 
+@pytest.mark.gate
 def test_logits_and_gradients_of_every_parameter_are_those_of_transformers(model):
     directory, config, params, expected = model
     slopes = reading.load_params(directory / "gradients", config, golden.abstract(config))
@@ -57,6 +58,7 @@ def test_logits_and_gradients_of_every_parameter_are_those_of_transformers(model
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max() + 1e-7)
 
 
+@pytest.mark.gate
 def test_greedy_decoding_after_images_continues_as_transformers_does(model):
     _, config, params, expected = model
     tokens, lengths = expected["tokens"], expected["lengths"]
@@ -77,6 +79,7 @@ def test_greedy_decoding_after_images_continues_as_transformers_does(model):
         last, cache, _ = step(config, params, drawn, lengths + number, cache, width)
 
 
+@pytest.mark.gate
 def test_images_of_gemma_are_seen_both_ways():
     directory = golden.ROOT / "gemma3_vision"
     config, params = golden.load(directory, vision=True)

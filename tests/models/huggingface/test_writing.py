@@ -14,6 +14,7 @@ from tests.models.huggingface import golden
 from tests.models.huggingface.test_reading import stored
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("family", golden.FAMILIES)
 def test_import_and_export_give_the_same_bytes(family, tmp_path):
     source = golden.ROOT / family

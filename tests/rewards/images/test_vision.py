@@ -30,6 +30,7 @@ def items():
         yield ScoringRequest(fields, Completion(wrong)), 0
 
 
+@pytest.mark.gate
 def test_each_kind_is_judged_by_its_reward_in_workers():
     assert EXAMPLES.keys() == KINDS.keys()
     judges = LocalScorer("vision", RewardSettings(workers=1))

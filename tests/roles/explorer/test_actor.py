@@ -71,6 +71,7 @@ def _longest(group: Group) -> int:
     return int(np.nonzero(group.completion_mask.any(axis=0))[0].max()) + 1
 
 
+@pytest.mark.gate
 def test_each_lease_becomes_a_group_of_its_prompt():
     leases = [_lease(3), _lease(8, attempt=1)]
     state, groups = EXPLORER.rollout(STATE, leases)
@@ -96,6 +97,7 @@ def test_behavior_logprobs_are_the_policy_s():
     assert np.all(group.behavior_logprobs[~mask] == 0)
 
 
+@pytest.mark.gate
 def test_a_group_does_not_depend_on_the_leases_beside_it():
     _, full = EXPLORER.rollout(STATE, [_lease(i) for i in range(4)])
     _, (alone,) = EXPLORER.rollout(STATE, [_lease(2)])
@@ -153,6 +155,7 @@ def _with_budget(budget_tokens):
 OTHER = ExplorerState(6, jax.tree.map(lambda x: 0.5 * x, STATE.params))
 
 
+@pytest.mark.gate
 def test_a_group_that_takes_several_rollouts_is_the_one_that_takes_one():
     leases = [_lease(i) for i in range(4)]
     _, expected = EXPLORER.rollout(STATE, leases)
@@ -210,6 +213,7 @@ def test_a_cache_is_not_recomputed_for_the_weights_that_it_is_of():
     assert engine.stats.prefill_tokens > before
 
 
+@pytest.mark.gate
 def test_a_streaming_explorer_has_its_slots_full_and_gives_the_same_groups():
     leases = [_lease(i) for i in range(4)]
     _, expected = EXPLORER.rollout(STATE, leases)

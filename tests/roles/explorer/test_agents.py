@@ -100,6 +100,7 @@ def _playing():
         one.director.close()
 
 
+@pytest.mark.gate
 def test_an_agent_of_three_turns_is_one_conversation_of_the_drawn_ids(playing):
     episodes = playing(command("loop"))
     ending, segments = episodes.play(["aa", "bb", "cc"])
@@ -110,6 +111,7 @@ def test_an_agent_of_three_turns_is_one_conversation_of_the_drawn_ids(playing):
     assert ending.why == "the agent posted no outcome, and its episode is judged by one"
 
 
+@pytest.mark.gate
 def test_drawn_ids_stay_where_encoding_their_text_gives_others(playing):
     tokenizer = family("chatml")
     end = tokenizer.eos_ids[0]
@@ -126,6 +128,7 @@ def test_drawn_ids_stay_where_encoding_their_text_gives_others(playing):
     assert [i for i, _ in segment] == whole
 
 
+@pytest.mark.gate
 def test_replies_whose_reasoning_is_dropped_stay_in_their_segment_as_they_were_drawn(playing):
     tokenizer = family("chatml")
     thought = [i for letter in "<think>\nwhy?\n</think>\n\nyes" for i in tokenizer.encode(letter)]
@@ -160,6 +163,7 @@ def test_a_repeated_conversation_has_the_ids_that_were_drawn(playing):
         assert [i for i, is_drawn in again if is_drawn] == drawn
 
 
+@pytest.mark.gate
 def test_tool_calls_are_called_and_answered_in_one_segment(playing):
     tokenizer = family("chatml")
     call = '<tool_call>\n{"name":"look",  "arguments":{"place":"north"}}</tool_call><|im_end|>'
@@ -171,6 +175,7 @@ def test_tool_calls_are_called_and_answered_in_one_segment(playing):
     assert text.count(call) == 2
 
 
+@pytest.mark.gate
 def test_what_the_template_refuses_is_told_to_the_agent(playing):
     episodes = playing(command("bad"))
     ending, segments = episodes.play(["aa"])
@@ -212,6 +217,7 @@ def test_requests_at_once_are_answered_one_after_the_other(playing):
     assert len(segments) == 4
 
 
+@pytest.mark.gate
 def test_rewards_are_posted_or_returned(playing):
     ending, _ = playing(command("rewarded")).play(["abc"])
     assert (ending.rewards, ending.metrics) == ({"length": 3.0}, {"words": 2.0})
@@ -221,6 +227,7 @@ def test_rewards_are_posted_or_returned(playing):
     assert (ending.rewards, ending.why) == ({"seed": 9.0, "length": 4.0}, "")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("agent", "why"),
     [
@@ -302,6 +309,7 @@ def test_agents_that_cannot_be_are_refused_before_the_run():
             Construction.of(made + options)
 
 
+@pytest.mark.gate
 def test_the_agent_of_the_page_calculates_and_is_rewarded(playing, tmp_path):
     text, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_agent.py").write_text(text)
@@ -314,6 +322,7 @@ def test_the_agent_of_the_page_calculates_and_is_rewarded(playing, tmp_path):
     assert episodes.texts([segment])[0].endswith(said)
 
 
+@pytest.mark.nightly
 def test_an_agent_reads_the_policy_s_reply_chunk_by_chunk(tmp_path):
     """From the engine to the agent, with nothing in between played by a script."""
     notes = tmp_path / "notes"

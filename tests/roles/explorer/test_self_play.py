@@ -151,6 +151,7 @@ def described(groups):
     ]
 
 
+@pytest.mark.gate
 def test_games_against_oneself_are_the_same_in_any_batch():
     found = described(players().generate(requests()))
     assert described(players(slots=2).generate(requests())) == found
@@ -234,6 +235,7 @@ def versions_played(made, last=12):
     return found, games
 
 
+@pytest.mark.gate
 def test_opponents_are_played_with_versions_before_the_policy_s():
     made = players("older(versions=3)")
     assert by_of(made.generate(requests(groups=2)))[1] == {"policy 4"}, "there is no older one yet"

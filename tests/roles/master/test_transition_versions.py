@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ class Explorer:
             self.groups[one.lease_id] = self._draw.choice([1, 2, 3, 9])
 
 
+@pytest.mark.gate
 @settings(max_examples=100, deadline=None)
 @given(
     explorers=st.integers(1, 3),

@@ -33,6 +33,7 @@ from tests.roles.trainer.training import (
 )
 
 
+@pytest.mark.gate
 def test_a_step_makes_the_better_completions_likelier_and_the_worse_less_likely():
     trainer, batch = trainer_of(), batch_of()
     after, _ = trainer.step(state_of(trainer), batch)
@@ -44,6 +45,7 @@ def test_a_step_makes_the_better_completions_likelier_and_the_worse_less_likely(
     assert int(after.step) == 1
 
 
+@pytest.mark.gate
 def test_the_end_of_sequence_is_trained():
     """Completions have one token, the end of sequence, so only this can contribute to the loss."""
     trainer, batch = trainer_of(), batch_of((1,) * 16)
@@ -93,12 +95,14 @@ def test_on_its_own_rollouts_the_policy_differs_from_its_behavior_by_nothing():
     assert np.isnan(metrics["ratio_p95_staleness_1"])
 
 
+@pytest.mark.gate
 def test_steps_are_deterministic_to_the_bit():
     trainer = trainer_of(HELD, TWICE)
     first, again = (trainer.step(state_of(trainer), batch_of(UNEVEN)) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("packed-2", gate=("padded-2",))
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("padded", 2), ("packed", 0), ("packed", 2)])
 def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows):
@@ -141,6 +145,7 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     assert_close(state.params, other.params, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_with_several_updates_the_decoupled_ratio_is_taken_to_the_start_of_the_step():
     """With a learning rate of nearly 0 nothing moves in a step, however stale the data are."""
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
@@ -152,6 +157,7 @@ def test_with_several_updates_the_decoupled_ratio_is_taken_to_the_start_of_the_s
     assert metrics["effective_sample_share"] < 0.999
 
 
+@pytest.mark.gate
 def test_padding_changes_nothing():
     trainer, group = trainer_of(), group_of((2, 3, 1, 1) * 4, row_tokens=12)
     wide, short = (Batching(kind, 16, 12, 1, 0).batch([group]) for kind in ("padded", "bucketed"))
@@ -161,6 +167,7 @@ def test_padding_changes_nothing():
     assert_close(a.params, b.params, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_several_updates_each_take_an_equal_share_of_the_groups_in_order():
     batch = batch_of(UNEVEN)
     whole, half = trainer_of(HELD, TWICE), trainer_of(HELD)
@@ -188,6 +195,7 @@ def test_a_clipped_token_no_longer_pulls():
     np.testing.assert_allclose(metrics["logprob_gap"], 1, rtol=1e-5)
 
 
+@pytest.mark.gate
 def test_the_reference_is_the_policy_that_rl_started_from_and_holds_it_back():
     free, held = trainer_of(), trainer_of({"kl_coefficient": 10.0})
     batch = batch_of()
@@ -208,6 +216,7 @@ def test_the_reference_is_the_policy_that_rl_started_from_and_holds_it_back():
     assert drift[1] < 0.5 * drift[0]
 
 
+@pytest.mark.gate
 def test_the_reference_is_refreshed_every_so_many_steps():
     trainer = trainer_of({"kl_coefficient": 0.1, "refresh_reference_steps": 2})
     state, batch = state_of(trainer), batch_of()
@@ -218,6 +227,7 @@ def test_the_reference_is_refreshed_every_so_many_steps():
     assert not np.array_equal(jax.tree.leaves(state.params)[0], jax.tree.leaves(PARAMS)[0])
 
 
+@pytest.mark.gate
 def test_the_reference_is_held_in_the_dtype_of_the_computation():
     model = dataclasses.replace(MODEL, dtype="bfloat16")
     trainer = trainer_of({"kl_coefficient": 0.1, "refresh_reference_steps": 2}, model=model)
@@ -236,6 +246,7 @@ def test_the_reference_is_held_in_the_dtype_of_the_computation():
     assert metrics["kl_reference"] == 0, "and after it was refreshed"
 
 
+@pytest.mark.gate
 def test_metrics_describe_the_batch():
     trainer = trainer_of()
     state = state_of(trainer)._replace(step=jnp.int32(7))
@@ -262,6 +273,7 @@ def test_groups_without_spread_change_nothing():
     assert_close(after.params, state_of(trainer).params, atol=0)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("1-1", gate=())
 @pytest.mark.parametrize(("broken", "at_end"), [(0, 0), (1, 1)])
 def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(broken, at_end):
@@ -293,6 +305,7 @@ def _unjudged(batch, rows):
     return with_rows(batch, completion_mask=jnp.asarray(mask))
 
 
+@pytest.mark.gate
 @pytest.mark.samples("3", gate=())
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_of_whose_batch_nothing_was_judged_is_not_taken(count):
@@ -321,6 +334,7 @@ def test_the_updates_of_a_step_with_judged_completions_are_taken():
     assert np.isfinite(metrics["reward_mean"])
 
 
+@pytest.mark.gate
 def test_the_compiled_step_takes_the_same_step():
     trainer = trainer_of(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()
@@ -329,6 +343,7 @@ def test_the_compiled_step_takes_the_same_step():
     assert_close(compiled(state_of(trainer), batch)[0], trainer.step(state_of(trainer), batch)[0])
 
 
+@pytest.mark.gate
 def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_reference():
     model = dataclasses.replace(MODEL, lora=Lora(rank=2, alpha=4.0, targets=("q", "o", "down")))
     params = tiny.params(model)
@@ -356,6 +371,7 @@ def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_refe
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, trained, adapters)))
 
 
+@pytest.mark.gate
 def test_the_frozen_base_is_held_in_the_dtype_of_the_computation_with_the_same_bits():
     adapted = Lora(rank=2, alpha=4.0, targets=("q", "o", "down"))
     model = dataclasses.replace(MODEL, lora=adapted, dtype="bfloat16")

@@ -65,6 +65,7 @@ def _gaps(model, params, rows):
     return np.abs(found - rows.behavior_logprobs)[mask]
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("0", gate=())
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_in_bfloat16_the_gap_shrinks_where_experts_are_replayed(seed):
@@ -76,6 +77,7 @@ def test_in_bfloat16_the_gap_shrinks_where_experts_are_replayed(seed):
     assert with_replay.mean() < without.mean()
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("shared", gate=("packed",))
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_keeps_the_experts_of_each_token(kind):

@@ -75,6 +75,7 @@ def of_tokens(rows, values):
     return sorted(zip(tokens[mask].tolist(), np.asarray(values)[mask].tolist(), strict=True))
 
 
+@pytest.mark.gate
 def test_logprobs_are_those_of_the_explorer():
     rows = batching("padded").batch(groups_of(sampler=3)).rows
     gap = np.abs(logprobs(FORWARD, params_of(3), rows) - rows.behavior_logprobs)
@@ -258,6 +259,7 @@ def featured(groups, params):
     ]
 
 
+@pytest.mark.gate
 @pytest.mark.samples("shared")
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_in_place_of_pixels_give_the_same_logprobs(kind):

@@ -78,6 +78,7 @@ def expected():
     return engine().generate(requests())
 
 
+@pytest.mark.gate
 def test_with_enough_pages_every_bit_is_that_of_a_cache_for_each_slot(expected):
     made = engine(pages=8 * WIDTH)
     assert_equal(made.generate(requests()), expected)
@@ -87,6 +88,7 @@ def test_with_enough_pages_every_bit_is_that_of_a_cache_for_each_slot(expected):
     assert made._batch.pages.used == 0, "nothing is left behind"
 
 
+@pytest.mark.gate
 @pytest.mark.samples("6-0")
 @pytest.mark.parametrize(
     ("pages", "kv_offload_bytes"), [(WIDTH, 0), (2 * WIDTH, 0), (WIDTH + 1, 1 << 20)]

@@ -9,6 +9,7 @@ from tests.simulation.faults.mutants import MUTANTS
 SEEDS = range(1000)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_found_within_a_thousand_seeds(name):
     mutant = MUTANTS[name]

@@ -55,6 +55,7 @@ def test_a_run_gives_back_the_work_that_it_was_made_of(tmp_path):
     assert found.work.shared is None
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("shared", [None, SharedCores(2.0, 1.8, 1.4)])
 def test_a_run_in_one_mode_predicts_the_others(tmp_path, shared):
     settings, work = run_settings(), true_work(shared)

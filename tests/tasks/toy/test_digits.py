@@ -57,6 +57,7 @@ def digits_by_image(found):
     return {one.row["images"][0].pixels()[::4, ::4].tobytes(): int(one.answer) for one in found}
 
 
+@pytest.mark.gate
 def test_a_sum_shows_two_digits_of_its_own_part_side_by_side():
     read = load(DigitsConfig(), seed=5)
     sums = load(DigitsConfig(questions="sum", side_pixels=32), seed=5)

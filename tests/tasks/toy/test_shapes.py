@@ -244,6 +244,7 @@ def test_images_count_when_it_is_said_which_problems_were_seen():
     assert {one.text for one in task.held_out} & {one.text for one in task.train}
 
 
+@pytest.mark.gate
 def test_a_policy_that_reads_text_alone_is_refused_unless_the_image_is_written_as_text():
     config = config_file.get_config()
     config.workdir = "none"
