@@ -119,8 +119,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Registers the plugins of this folder, and leaves out nightly tests that nobody asks for."""
     if config.option.markexpr and "nightly" not in config.option.markexpr:
         config.option.markexpr = f"({config.option.markexpr}) and not nightly"
-    config.pluginmanager.register(CompileBudget(read_budgets()))
-    if config.option.measure and not hasattr(config, "workerinput"):
+    measures = config.option.measure
+    config.pluginmanager.register(CompileBudget(None if measures else read_budgets()))
+    if measures and not hasattr(config, "workerinput"):
         config.pluginmanager.register(measured_secs.Recorder())
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compile_budget import DEFAULT_PROGRAMS, PROGRAMS, read_budgets
+
 PATH = Path(__file__).with_name("measured_secs.json")
 README = "readme"
 _TIERS = ("nightly", "aot", "gate")
@@ -31,12 +33,23 @@ class Recorder:
 
     def __init__(self) -> None:
         self._secs: dict[str, collections.Counter[str]] = {}
+        self._programs: collections.Counter[str] = collections.Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Adds a phase of a test."""
         tier = next((name for name in _TIERS if name in report.keywords), README)
         of_tier = self._secs.setdefault(tier, collections.Counter())
-        of_tier[report.nodeid.partition("::")[0]] += report.duration
+        path = report.nodeid.partition("::")[0]
+        of_tier[path] += report.duration
+        compiled = int(dict(report.user_properties).get(PROGRAMS, 0))  # type: ignore[call-overload]
+        self._programs[path] = max(self._programs[path], compiled)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Prints the programs of files that exceed their budgets."""
+        budgets = read_budgets()
+        for path, compiled in self._programs.most_common():
+            if compiled > budgets.get(path, DEFAULT_PROGRAMS):
+                terminalreporter.write_line(f"{path} compiled {compiled} programs.")
 
     def pytest_sessionfinish(self) -> None:
         """Replaces the figures of the tiers that were run."""
