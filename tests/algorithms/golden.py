@@ -9,8 +9,9 @@ unless a test says otherwise.
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from tests.algorithms.compiled import compiled
 
 GROUP_SIZE = 4
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -22,7 +23,7 @@ ROW_ADVANTAGES = VALUES["adv/grpo"].sum(axis=1, keepdims=True) / LENGTHS[:, None
 
 def assert_is_reference(loss_of, name, argument="logprobs"):
     """Compares a loss and its gradient with those of the reference."""
-    value, gradient = jax.value_and_grad(loss_of)(jnp.asarray(VALUES[argument]))
+    value, gradient = compiled(jax.value_and_grad(loss_of))(VALUES[argument])
     np.testing.assert_allclose(value, VALUES[f"loss/{name}"], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(gradient, VALUES[f"grad/{name}"], atol=1e-6)
 
@@ -43,4 +44,4 @@ def packed(values, mask=MASK, fill=0.0):
             there = slice(start, start + int(mask[i].sum()))
             out[row, there], sequences[row, there] = np.asarray(values)[i][mask[i]], i
             start = there.stop
-    return jnp.asarray(out), jnp.asarray(sequences >= 0), jnp.asarray(sequences)
+    return out, sequences >= 0, sequences
