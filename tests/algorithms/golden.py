@@ -9,38 +9,43 @@ unless a test says otherwise.
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from tests.algorithms.compiled import compiled
 
 GROUP_SIZE = 4
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 VALUES = dict(np.load(Path(__file__).parent.parent / "data" / "algorithms.npz"))
 MASK = VALUES["mask"].astype(bool)
 LENGTHS = MASK.sum(axis=1)
+HALVES = [range(0, 6), range(6, 12)]
 ROW_ADVANTAGES = VALUES["adv/grpo"].sum(axis=1, keepdims=True) / LENGTHS[:, None]
 
 
 def assert_is_reference(loss_of, name, argument="logprobs"):
     """Compares a loss and its gradient with those of the reference."""
-    value, gradient = jax.value_and_grad(loss_of)(jnp.asarray(VALUES[argument]))
+    value, gradient = compiled(jax.value_and_grad(loss_of))(VALUES[argument])
     np.testing.assert_allclose(value, VALUES[f"loss/{name}"], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(gradient, VALUES[f"grad/{name}"], atol=1e-6)
 
 
-def packed(values, mask=MASK, fill=0.0):
-    """Packs the masked tokens of all rows, one after the other, into two rows with padding.
+def packed(values, mask=MASK, fill=0.0, rows=HALVES, padding=3):
+    """Packs the masked tokens of rows, one after the other, into other rows with padding.
+
+    Args:
+      rows: numbers of the rows that each new row holds.
+      padding: tokens of padding in the longest new row.
 
     Returns:
       (values, mask, sequences), sequences -1 at padding.
     """
-    halves = [range(0, 6), range(6, 12)]
-    width = max(sum(int(mask[i].sum()) for i in half) for half in halves) + 3
-    out = np.full((2, width), fill, np.asarray(values).dtype)
-    sequences = np.full((2, width), -1, np.int32)
-    for row, half in enumerate(halves):
+    shape = len(rows), max(sum(int(mask[i].sum()) for i in row) for row in rows) + padding
+    out = np.full(shape, fill, np.asarray(values).dtype)
+    sequences = np.full(shape, -1, np.int32)
+    for row, held in enumerate(rows):
         start = 0
-        for i in half:
+        for i in held:
             there = slice(start, start + int(mask[i].sum()))
             out[row, there], sequences[row, there] = np.asarray(values)[i][mask[i]], i
             start = there.stop
-    return jnp.asarray(out), jnp.asarray(sequences >= 0), jnp.asarray(sequences)
+    return out, sequences >= 0, sequences

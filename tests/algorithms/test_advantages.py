@@ -1,19 +1,15 @@
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.advantages import (
-    best,
-    dr_grpo,
-    grpo,
-    opo,
-    pair,
-    reinforce_pp_baseline,
-    rloo,
-)
+from rl_sync.algorithms import advantages
+from tests.algorithms.compiled import compiled
 from tests.algorithms.golden import GROUP_SIZE, LENGTHS, MASK, VALUES
 
-REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+best, dr_grpo, grpo, opo, pair, reinforce_pp_baseline, rloo = (
+    compiled(getattr(advantages, name), "group_size")
+    for name in ("best", "dr_grpo", "grpo", "opo", "pair", "reinforce_pp_baseline", "rloo")
+)
+REWARDS = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
 OF_REWARDS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "best": best}
 OF_LENGTHS = {"opo": opo, "reinforce_pp_baseline": reinforce_pp_baseline}
 
@@ -35,33 +31,33 @@ def test_by_hand():
 
 
 def test_a_long_trajectory_pulls_the_baseline_of_opo_by_its_length():
-    lengths = jnp.array([3.0, 1.0])
-    np.testing.assert_allclose(opo(jnp.array([1.0, 0.0]), lengths, 2), [0.25, -0.75])
+    lengths = np.array([3.0, 1.0])
+    np.testing.assert_allclose(opo(np.array([1.0, 0.0]), lengths, 2), [0.25, -0.75])
 
 
 def test_the_baseline_form_of_reinforce_pp_is_whitened_over_tokens_by_hand():
     """±½, the first in 1 token, the second in 3: mean −¼, variance (¾² + 3 · ¼²) / 3 = ¼."""
-    lengths = jnp.array([1.0, 3.0])
-    whitened = reinforce_pp_baseline(jnp.array([1.0, 0.0]), lengths, 2)
+    lengths = np.array([1.0, 3.0])
+    whitened = reinforce_pp_baseline(np.array([1.0, 0.0]), lengths, 2)
     np.testing.assert_allclose(whitened, [1.5, -0.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted({*OF_REWARDS, *OF_LENGTHS} - {"best"}))
 def test_advantages_are_the_reference_s(name):
-    ours = _of(name, jnp.asarray(VALUES["rewards"]), jnp.asarray(LENGTHS, float), GROUP_SIZE)
+    ours = _of(name, VALUES["rewards"], LENGTHS.astype(float), GROUP_SIZE)
     np.testing.assert_allclose(ours[:, None] * MASK, VALUES[f"adv/{name}"], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted({*OF_REWARDS, "opo"}))
 def test_a_group_does_not_see_the_others(name):
-    lengths = jnp.arange(1.0, 9.0)
-    alone = _of(name, REWARDS[:4], lengths[:4], 4)
-    np.testing.assert_allclose(alone, _of(name, REWARDS, lengths, 4)[:4])
+    rewards, lengths = VALUES["rewards"], np.arange(1.0, 13.0)
+    alone = _of(name, rewards[:4], lengths[:4], 4)
+    np.testing.assert_allclose(alone, _of(name, rewards, lengths, 4)[:4])
 
 
 @pytest.mark.parametrize("name", sorted({*OF_REWARDS, *OF_LENGTHS}))
 def test_the_order_of_groups_and_of_trajectories_in_them_does_not_matter(name):
-    rewards, lengths = jnp.asarray(VALUES["rewards"]), jnp.asarray(LENGTHS, float)
+    rewards, lengths = VALUES["rewards"], LENGTHS.astype(float)
     order = np.arange(12).reshape(3, 4)[[2, 0, 1]][:, [3, 1, 0, 2]].ravel()
     np.testing.assert_allclose(
         _of(name, rewards[order], lengths[order], 4), _of(name, rewards, lengths, 4)[order]
@@ -75,7 +71,7 @@ def test_rewards_that_are_not_whole_groups_are_refused(group_size):
 
 
 def test_a_pair_is_the_best_and_the_worst_of_a_group_and_none_without_spread():
-    rewards = jnp.array([0.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.3, 0.3, 0.3])
+    rewards = np.array([0.5, 1.0, 1.0, 0.0, 0.0, 0.0, 0.3, 0.3, 0.3])
     expected = [-1, 1, 0, 0, 0, 0, 0, 0, 0]
     np.testing.assert_array_equal(pair(rewards[:3], 3), [-1, 1, 0])
     np.testing.assert_array_equal(pair(rewards, 3), expected)

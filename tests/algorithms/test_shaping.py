@@ -1,31 +1,31 @@
-import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.algorithms import shaping
+from tests.algorithms.compiled import compiled
 
-REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+within_difficulty = compiled(shaping.within_difficulty, "group_size")
+REWARDS = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
 
 
 def test_the_overlong_penalty_falls_to_minus_one_over_the_margin():
-    lengths = jnp.array([0.0, 80.0, 90.0, 100.0])
-    penalty = shaping.soft_overlong_penalty(lengths, max_tokens=100, margin_tokens=20)
+    lengths = np.array([0.0, 80.0, 90.0, 100.0])
+    penalty = compiled(shaping.soft_overlong_penalty)(lengths, max_tokens=100, margin_tokens=20)
     np.testing.assert_allclose(penalty, [0, 0, -0.5, -1])
 
 
 def test_groups_without_spread_are_told():
-    np.testing.assert_array_equal(shaping.has_spread(REWARDS, 4), [True] * 4 + [False] * 4)
+    spread = compiled(shaping.has_spread, "group_size")(REWARDS, 4)
+    np.testing.assert_array_equal(spread, [True] * 4 + [False] * 4)
 
 
 def test_groups_that_are_too_hard_or_too_easy_are_told():
     np.testing.assert_array_equal(
-        shaping.within_difficulty(REWARDS, 4, 0.25, 0.9), [True] * 4 + [False] * 4
+        within_difficulty(REWARDS, 4, 0.25, 0.9), [True] * 4 + [False] * 4
     )
-    np.testing.assert_array_equal(
-        shaping.within_difficulty(REWARDS, 4, 0.3, 1.0), [False] * 4 + [True] * 4
-    )
+    np.testing.assert_array_equal(within_difficulty(REWARDS, 4, 0.3, 1.0), [False] * 4 + [True] * 4)
 
 
 def test_the_extremes_are_the_best_and_the_worst():
-    rewards = jnp.array([0.3, 0.9, 0.1, 0.5, 0.0, 0.0, 0.0, 1.0])
-    kept = shaping.extremes(rewards, 4, 2)
+    rewards = np.array([0.3, 0.9, 0.1, 0.5, 0.0, 0.0, 0.0, 1.0])
+    kept = compiled(shaping.extremes, "group_size", "count")(rewards, 4, 2)
     np.testing.assert_array_equal(kept, [0, 1, 1, 0, 1, 0, 0, 1])

@@ -6,9 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.algorithms.algorithm import ALGORITHMS
+from rl_sync.algorithms import returns, sequences
+from rl_sync.algorithms.algorithm import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALGORITHMS,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    LOSSES,
+    takes,
+)
 from rl_sync.learning import credit, objective
 from rl_sync.types import Packing, Rows, TrainBatch
+from tests.algorithms.compiled import compiled
 from tests.algorithms.golden import LENGTHS, MASK, VALUES, packed
 
 GROUP_SIZE, MAX_TOKENS = 4, 10
@@ -17,13 +27,61 @@ STALENESS = np.random.default_rng(0).integers(0, 4, MASK.shape)
 ENTROPY = np.random.default_rng(1).random(MASK.shape)
 COLUMNS = ("logprobs", "behavior_logprobs", "old_logprobs", "ref_logprobs", "values")
 IN_ORDER = np.arange(len(MASK))
+# As many rows as there are trajectories, and no longer: the same operations serve both layouts.
+SHARED_ROWS = [[0], [], [1, 2, 3, 4], [], [5], [6], [7], [], [8], [9, 10], [], [11]]
 PADDED = ({name: VALUES[name] for name in COLUMNS}, MASK, None, STALENESS, ENTROPY)
 
+# Parts that algorithms share, besides the pieces in the tables.
+SHARED = (
+    (sequences, "backward_sums"),
+    (returns, "backward_sums"),
+    (sequences, "totals"),
+    (credit, "trajectory_totals"),
+    (credit, "_is_truncated"),
+    (credit, "_at_tokens"),
+    (credit, "_token_metrics"),
+    (credit, "_trajectory_metrics"),
+)
 
-def _packed():
-    columns = {name: packed(VALUES[name], fill=7.0)[0] for name in COLUMNS}
-    _, mask, sequences = packed(VALUES["logprobs"])
-    return columns, mask, sequences, packed(STALENESS)[0], packed(ENTROPY)[0]
+
+def _program(function):
+    sizes = ("count", "dual_clip", "group_size", "sequence_count")
+    return jax.jit(function, static_argnames=[name for name in sizes if takes(function, name)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _parts_are_programs():
+    """Compiles each part once for all algorithms that have it, and not each of its operations."""
+    metrics = _program(objective._metrics)
+
+    def without_estimate(known, totals, **policies):  # Of many shapes, and not for metrics.
+        return metrics(known._replace(estimate=None), totals, **policies)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objective, "_metrics", without_estimate)
+        for module, name in SHARED:
+            patch.setattr(module, name, _program(getattr(module, name)))
+        for table in (AGGREGATIONS, KL_ESTIMATORS):
+            for name, function in table.items():
+                patch.setitem(table, name, _program(function))
+        for table in (ADVANTAGES, CORRECTIONS, LOSSES):
+            for name, piece in table.items():
+                function = _program(piece.function)
+                patch.setitem(table, name, dataclasses.replace(piece, function=function))
+        yield
+
+
+summary = compiled(objective.summary)
+
+
+def _packed(values, fill=0.0):
+    return packed(values, fill=fill, rows=SHARED_ROWS, padding=0)
+
+
+def _several_in_a_row():
+    columns = {name: _packed(VALUES[name], 7.0)[0] for name in COLUMNS}
+    _, mask, sequences = _packed(VALUES["logprobs"])
+    return columns, mask, sequences, _packed(STALENESS)[0], _packed(ENTROPY)[0]
 
 
 def _known(
@@ -35,10 +93,10 @@ def _known(
     nothing = jnp.zeros(mask.shape, jnp.int32)
     packing = None if sequences is None else Packing(nothing, sequences)
     rows = Rows(nothing, jnp.asarray(mask), behavior, nothing, packing)
-    rewards = asarray(rewards)
+    rewards, baselines = rewards[order], rewards[::-1][order]
     estimate, weights, metrics = credit.give(
         algorithm,
-        TrainBatch(rows, rewards[order], baselines=rewards[::-1][order]),
+        TrainBatch(rows, asarray(rewards), baselines=asarray(baselines)),
         group_size=GROUP_SIZE,
         max_tokens=MAX_TOKENS,
         end_ids=(),
@@ -56,26 +114,28 @@ def _step(algorithm, layout, parts=None, order=IN_ORDER):
     columns, mask, sequences, staleness, entropy = layout
     known, of_batch = _known(algorithm, columns, mask, sequences, staleness, order=order)
     totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS, GROUP_SIZE)
-    arguments = (jnp.asarray(columns["logprobs"], jnp.float32), jnp.asarray(entropy), known)
+    arguments = jax.device_get((columns["logprobs"].astype(np.float32), entropy, known))
 
     def differentiate(logprobs, entropy, known):
         def loss_of(logprobs):
             return objective.policy_loss(algorithm, logprobs, entropy, known, totals)
 
         (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(logprobs)
-        return gradient, {"loss": loss, **metrics}
+        return jax.device_get((gradient, {"loss": loss, **metrics}))
 
     results = [
         differentiate(*jax.tree.map(lambda x, rows=rows: x[rows], arguments))
         for rows in parts or [slice(None)]
     ]
-    gradient = jnp.concatenate([gradient for gradient, _ in results])
-    metrics = jax.tree.map(lambda *x: sum(x)[None], *(metrics for _, metrics in results))
+    gradient = np.concatenate([gradient for gradient, _ in results])
+    metrics = jax.tree.map(
+        lambda *x: np.asarray(sum(x))[None], *(metrics for _, metrics in results)
+    )
     if (of_tokens := of_batch.get(credit.TOKEN_ADVANTAGES)) is not None:
         whole = np.zeros(MASK.shape)
         whole[MASK[order]] = np.asarray(of_tokens)[np.asarray(mask)]
         of_batch[credit.TOKEN_ADVANTAGES] = whole
-    return gradient, objective.summary(metrics) | of_batch
+    return gradient, summary(metrics) | jax.device_get(of_batch)
 
 
 @pytest.mark.samples("cispo", "gmpo", "gspo", "ppo")
@@ -84,12 +144,13 @@ def test_neither_microbatches_nor_the_layout_change_anything(name):
     algorithm = dataclasses.replace(ALGORITHMS[name], kl_coefficient=0.1, entropy_coefficient=0.1)
     gradient, metrics = _step(algorithm, PADDED)
     assert np.any(gradient)
+    halves = [slice(0, 6), slice(6, 12)]
     # Pairs of preference stay together.
-    half, rows = (4, None) if name == "dpo" else (6, [slice(0, 1), slice(1, 2)])
-    halved, halved_metrics = _step(algorithm, PADDED, [slice(0, half), slice(half, 12)])
+    parts, rows = ([slice(0, 4), slice(4, 12)], None) if name == "dpo" else (halves, halves)
+    halved, halved_metrics = _step(algorithm, PADDED, parts)
     np.testing.assert_allclose(halved, gradient, atol=1e-6)
-    others, others_metrics = _step(algorithm, _packed(), rows)
-    np.testing.assert_allclose(others, packed(gradient)[0], atol=1e-6)
+    others, others_metrics = _step(algorithm, _several_in_a_row(), rows)
+    np.testing.assert_allclose(others, _packed(gradient)[0], atol=1e-6)
     for key, value in metrics.items():
         for other in (halved_metrics, others_metrics):
             np.testing.assert_allclose(other[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
@@ -148,15 +209,15 @@ def test_the_weight_of_the_divergence_may_be_given():
     of = []
     for weight in (0.6, 0.1):
         totals = objective.totals(
-            algorithm, known, 12, MAX_TOKENS, GROUP_SIZE, kl_coefficient=jnp.float32(weight)
+            algorithm, known, 12, MAX_TOKENS, GROUP_SIZE, kl_coefficient=np.float32(weight)
         )
         gradient = jax.grad(
             lambda logprobs, totals=totals: objective.policy_loss(
-                algorithm, logprobs, jnp.asarray(entropy), known, totals
+                algorithm, logprobs, entropy, known, totals
             )[0]
         )
-        of.append(gradient(jnp.asarray(columns["logprobs"], jnp.float32)))
-    np.testing.assert_allclose(np.asarray(of[0] - of[1])[MASK], 0.5 / MASK.sum(), rtol=1e-3)
+        of.append(np.asarray(gradient(columns["logprobs"].astype(np.float32))))
+    np.testing.assert_allclose((of[0] - of[1])[MASK], 0.5 / MASK.sum(), rtol=1e-3)
 
 
 def test_the_divergence_and_the_entropy_are_reduced_like_the_loss():
@@ -210,16 +271,16 @@ def test_a_step_needs_the_policy_of_its_start_only_where_that_is_another():
 
 def test_the_gap_is_that_of_the_first_update():
     updates = {
-        "logprob_gap": jnp.array([0.1, 0.9]),
-        "weight_mean": jnp.array([1.0, 1.0]),
-        "weight_square": jnp.array([1.0, 3.0]),
-        "ratio_counts": jnp.ones((2, objective.STALENESS_KINDS, 61)),
-        "loss": jnp.array([1.0, 2.0]),
-        "mismatch": jnp.array([0.01, 0.8]),
-        "fresh_fraction": jnp.array([0.25, 1.0]),
+        "logprob_gap": np.array([0.1, 0.9], np.float32),
+        "weight_mean": np.array([1.0, 1.0], np.float32),
+        "weight_square": np.array([1.0, 3.0], np.float32),
+        "ratio_counts": np.ones((2, objective.STALENESS_KINDS, 61), np.float32),
+        "loss": np.array([1.0, 2.0], np.float32),
+        "mismatch": np.array([0.01, 0.8], np.float32),
+        "fresh_fraction": np.array([0.25, 1.0], np.float32),
     }
-    metrics = objective.summary(updates)
-    assert metrics["mismatch"] == jnp.float32(0.04)
+    metrics = summary(updates)
+    assert metrics["mismatch"] == np.float32(0.04)
     assert "fresh_fraction" not in metrics
-    assert metrics["logprob_gap"] == jnp.float32(0.1)
+    assert metrics["logprob_gap"] == np.float32(0.1)
     assert (metrics["loss"], metrics["effective_sample_share"]) == (1.5, 0.5)
