@@ -6,9 +6,10 @@
 Both sides start from the same checkpoint, and train adapters of the same rank with the same batch,
 learning rate and number of updates on the same problems, in turns, seed by seed. Ours is a whole
 run of configs/smollm2.py, whose explorer generates while the trainer computes; TRL's is one process
-in an environment of its own, which `uv` makes. A step's seconds are those from one step's end to
-the next one's; the first two steps, which compile, do not count. `--every` measures accuracy on the
-held-out problems every so many steps; without it nothing interrupts the steps.
+in an environment of its own, which `uv` makes, and is left out if that cannot be made. A step's
+seconds are those from one step's end to the next one's; the first two steps, which compile, do not
+count. `--every` measures accuracy on the held-out problems every so many steps; without it nothing
+interrupts the steps.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[1]
+PEER = Path(__file__).parent / "peers" / "trl_peer.py"
 UNCOUNTED = 2
 
 
@@ -50,7 +52,7 @@ class Curve(NamedTuple):
 def main() -> None:
     """Measures both sides in turns, and prints a line for each seed."""
     arguments = _arguments()
-    ratios = []
+    is_possible, ratios = has_environment(), []
     for seed in arguments.seeds:
         flags = {
             "model.path": str(arguments.model.resolve()),
@@ -60,16 +62,21 @@ def main() -> None:
         }
         if not arguments.every:  # A run evaluates at its start and its end anyway.
             flags["evaluation.problems"] = 1
-        both = ours(flags), trl(_settings(flags), arguments.every)
-        middle = [statistics.median(side.secs) for side in both]
-        ratios.append(middle[0] / middle[1])
-        for name, side in zip(("rl_sync", "TRL"), both, strict=True):
+        sides = {"rl_sync": ours(flags)}
+        if is_possible:
+            sides["TRL"] = trl(_settings(flags), arguments.every)
+            middle = [statistics.median(side.secs) for side in sides.values()]
+            ratios.append(middle[0] / middle[1])
+        for name, side in sides.items():
             least, most = min(side.secs), max(side.secs)
             print(
                 f"seed {seed}, {name}: {least:.1f} / {statistics.median(side.secs):.1f} /"
                 f" {most:.1f} s a step; accuracy after steps: {side.accuracy}",
                 flush=True,
             )
+    if not ratios:
+        print("# TRL cannot be measured: uv cannot make its environment.")
+        return
     print(
         f"ratio of seconds a step, rl_sync to TRL: {min(ratios):.2f} /"
         f" {statistics.median(ratios):.2f} / {max(ratios):.2f}"
@@ -97,6 +104,12 @@ def ours(flags: dict[str, Any]) -> Curve:
     return Curve(secs[UNCOUNTED - 1 :], accuracy if flags["evaluation.every_steps"] else {})
 
 
+def has_environment() -> bool:
+    """Makes the environment of TRL's side; returns False if that is not possible."""
+    command = [uv.find_uv_bin(), "sync", "--quiet", "--script", str(PEER)]
+    return not subprocess.run(command, stdout=sys.stderr, check=False).returncode
+
+
 def trl(settings: RunSettings, every: int) -> Curve:
     """Makes a run of TRL's.
 
@@ -106,8 +119,7 @@ def trl(settings: RunSettings, every: int) -> Curve:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.json")
         job.write_text(json.dumps(_job(settings, every)))
-        script = Path(__file__).parent / "peers" / "trl_peer.py"
-        command = [uv.find_uv_bin(), "run", "--quiet", "--script", str(script), str(job)]
+        command = [uv.find_uv_bin(), "run", "--quiet", "--script", str(PEER), str(job)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"TRL failed:\n{done.stderr[-2000:]}")

@@ -1,13 +1,14 @@
 """The same work in the four modes, side by side: seconds to the same accuracy, and idle time.
 
-    python benchmarks/modes.py [--config=configs/long_tail.py] [--seeds=0] [--steps=30]
-        [--target=0.9] [--every=2] [--results=runs/modes-long_tail.jsonl] [--timelines=docs]
+    python benchmarks/modes.py [--config=configs/long_tail.py] [--modes=synchronous,…] [--seeds=0]
+        [--steps=30] [--target=0.9] [--every=2] [--results=runs/modes-long_tail.jsonl]
+        [--timelines=docs]
     python benchmarks/modes.py --report [...]
 
-Runs any config in each mode with each seed, one run at a time, with the modes in turns. Prints a
-table with the median over the seeds, and with the least and the greatest if there are several. Each
-run adds a line to the results, and a run that has a line is not repeated. So the command can be
-stopped at any time, and resumes where it was.
+Runs any config in each mode (or in those of `--modes`) with each seed, one run at a time, with the
+modes in turns. Prints a table with the median over the seeds, and with the least and the greatest
+if there are several. Each run adds a line to the results, and a run that has a line is not
+repeated. So the command can be stopped at any time, and resumes where it was.
 
 The time to an accuracy goes from the start of the RL phase to the end of the first trainer step
 whose policy solves that share (`--target`) of the held-out problems. The trainer saves a snapshot
@@ -120,7 +121,7 @@ def main() -> None:
     arguments = _arguments()
     cases = [
         Case(arguments.config, mode, seed, arguments.steps, arguments.every)
-        for seed, mode in itertools.product(arguments.seeds, NAMES)
+        for seed, mode in itertools.product(arguments.seeds, arguments.modes)
     ]
     writer = JsonLinesWriter(arguments.results)  # Creates the file if it is missing.
     done = {_key(line) for line in read_json_lines(arguments.results)}
@@ -131,7 +132,7 @@ def main() -> None:
     known = [line for line in read_json_lines(arguments.results) if _key(line) in cases]
     print("\n".join(table(known, arguments.target)))
     if arguments.timelines and not arguments.report:
-        for mode in NAMES:
+        for mode in arguments.modes:
             _draw(Case(arguments.config, mode, arguments.seeds[0], arguments.steps, 0), arguments)
 
 
@@ -314,9 +315,17 @@ def _key(line: dict[str, Any]) -> Case:
     return Case(*(line[name] for name in Case._fields))
 
 
+def _modes(text: str) -> list[str]:
+    for mode in text.split(","):
+        if mode not in NAMES:
+            raise argparse.ArgumentTypeError(f"{mode!r} is not one of {', '.join(NAMES)}")
+    return text.split(",")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/long_tail.py")
+    parser.add_argument("--modes", type=_modes, default=NAMES)
     parser.add_argument(
         "--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0]
     )

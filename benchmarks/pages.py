@@ -1,6 +1,6 @@
 """Tokens a second of an engine with a cache in pages, beside one with a cache for each slot.
 
-    python benchmarks/pages.py [--rounds=7] [--clock=wall]
+    python benchmarks/pages.py [--rounds=7] [--only=PART] [--clock=wall]
 
 Both decode in turns with random weights of one shape (`benchmarks/peers/serving.py`), in float32,
 on one CPU. The cases are those of `benchmarks/rollout.py`: 64 completions of 64 tokens, and 256 of
@@ -51,6 +51,7 @@ def requests_of(case: str, seed: int) -> list[CompletionRequest]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="part of the names of the cases")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     arguments = parser.parse_args()
     rounds, clock = arguments.rounds, CLOCKS[arguments.clock]
@@ -61,6 +62,8 @@ def main() -> None:
     whole = cache_bytes(config, ROWS, config.max_length, layout)
     sides = {"for each slot": None, "in pages": whole, "in pages, a quarter": whole // 4}
     for case, (_, completions, lengths) in CASES.items():
+        if arguments.only not in case:
+            continue
         engines = {
             name: Engine(config, ROWS, cache_bytes=size, layout=layout)
             for name, size in sides.items()

@@ -9,7 +9,8 @@
 Starts one server, and this file once more as a uv script. The script has the official client, in an
 environment like the server's (described by the comment at the top). Measures both clients in turns:
 items of several sizes are inserted by one writer and sampled by one reader. Every number is the
-best of several rounds; the ratio is ours divided by theirs.
+best of several rounds; the ratio is ours divided by theirs. Where the script cannot be started, our
+client is measured alone.
 
 There are two ways to insert: *one by one* waits for the confirmation of each item, *pipelined*
 waits for all confirmations at the end. The official client calls `TrajectoryWriter.flush` after
@@ -20,6 +21,7 @@ item's data are token-like integers, half are floats that do not compress.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -28,9 +30,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:  # The script's environment has none of ours.
+    from rl_sync.replay.client import ReplayClient
 
 TABLE = "benchmark"
 TIMEOUT_SECS = 120.0
@@ -67,11 +72,10 @@ def make_columns(size_bytes: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_actions(address: str) -> dict[str, Callable[[Case, dict[str, np.ndarray]], None]]:
+def our_actions(
+    client: ReplayClient,
+) -> dict[str, Callable[[Case, dict[str, np.ndarray]], None]]:
     """Returns the actions with our client."""
-    from rl_sync.replay.client import ReplayClient
-
-    client = ReplayClient(address)
 
     def insert_one_by_one(case: Case, columns: dict[str, np.ndarray]) -> None:
         for _ in range(case.items):
@@ -137,6 +141,7 @@ def measure(actions: dict[str, Callable[..., None]], case: Case) -> float:
 def answer_requests(address: str) -> None:
     """Runs the official side: measures the cases from standard input, one line of JSON each."""
     actions = official_actions(address)
+    print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(measure(actions, Case(*json.loads(line)))), flush=True)
     os._exit(0)  # without TensorFlow's slow tear-down
@@ -168,19 +173,21 @@ def compare(rounds: int, log_path: pathlib.Path) -> None:
             "reverb", tables, 0, log_path=log_path, start_timeout_secs=TIMEOUT_SECS
         ) as server,
         start_official(server.address) as official,
+        ReplayClient(server.address) as client,
         ReplayClient(server.address) as filler,
     ):
         requests, answers = official.stdin, official.stdout
         assert requests is not None
         assert answers is not None
-        ours = our_actions(server.address)
-
-        def theirs(case: Case) -> float:
-            print(json.dumps(case), file=requests, flush=True)
-            return float(answers.readline())
+        ours = our_actions(client)
+        sides: dict[str, Callable[[Case], float]] = {"ours": lambda case: measure(ours, case)}
+        if answers.readline():
+            sides["official"] = lambda case: asked(case, requests, answers)
+        else:
+            print("# The official client cannot be measured: uv cannot make its environment.")
 
         def best(measured: Callable[[Case], float], case: Case) -> float:
-            filler.reset(TABLE)
+            client.reset(TABLE)  # It would take another client's reset for a loss of items.
             if case.action.startswith("sample"):
                 columns = [make_columns(case.size_bytes)] * case.items
                 filler.insert_many(TABLE, columns, timeout_secs=TIMEOUT_SECS)
@@ -191,16 +198,22 @@ def compare(rounds: int, log_path: pathlib.Path) -> None:
             f"{'':20}{'bytes':>9}{'items/s':>12}{'MB/s':>12}{'items/s':>12}{'MB/s':>12}"
         )
         for case in CASES:
-            secs: dict[str, list[float]] = {"ours": [], "theirs": []}
+            secs: dict[str, list[float]] = {side: [] for side in sides}
             for _ in range(rounds):
-                secs["ours"].append(best(lambda case: measure(ours, case), case))
-                secs["theirs"].append(best(theirs, case))
-            rates = [case.items / min(secs[side]) for side in ("ours", "theirs")]
+                for side, measured in sides.items():
+                    secs[side].append(best(measured, case))
+            rates = [case.items / min(found) for found in secs.values()]
             cells = "".join(f"{rate:12,.0f}{rate * case.size_bytes / 1e6:12,.1f}" for rate in rates)
-            print(
-                f"{case.action:20}{case.size_bytes:9,}{cells}{rates[0] / rates[1]:8.2f}", flush=True
-            )
-        requests.close()
+            ratio = f"{rates[0] / rates[-1]:8.2f}" * (len(rates) > 1)
+            print(f"{case.action:20}{case.size_bytes:9,}{cells}{ratio}", flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            requests.close()
+
+
+def asked(case: Case, requests: IO[str], answers: IO[str]) -> float:
+    """Returns the seconds that one round of a case takes on the official side."""
+    print(json.dumps(case), file=requests, flush=True)
+    return float(answers.readline())
 
 
 def main() -> None:

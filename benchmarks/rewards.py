@@ -65,6 +65,7 @@ class Session:
     def __init__(self, judging: MasterScoring) -> None:
         patient: Any = types.SimpleNamespace
         self.settings = patient(
+            groups_ahead=COMPLETIONS,
             launch=patient(wait_secs=600.0),
             reward=patient(limit_secs=60.0),
             algorithm=patient(screening=patient(replaces=False)),
@@ -94,6 +95,8 @@ class Session:
 
 class Buffer:
     """Counts the groups that are inserted."""
+
+    may_restart = False
 
     def __init__(self) -> None:
         self.groups, self.changed = 0, threading.Condition()

@@ -1,6 +1,6 @@
 """Tokens a second of our rollout engine, Tunix's sampler, and transformers on torch.
 
-    python benchmarks/rollout.py [--rounds=5] [--clock=wall]
+    python benchmarks/rollout.py [--rounds=5] [--only=PART] [--clock=wall]
 
 All sides decode in turns with random weights of one shape (`benchmarks/peers/serving.py`), in
 float32, from prompts of 16 tokens. The first case is 64 completions of 64 tokens each. The second
@@ -87,11 +87,14 @@ def ours(request: PeerRequest) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of which the best counts")
+    parser.add_argument("--only", default="", help="part of the names of the cases")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     arguments = parser.parse_args()
     rounds, clock = arguments.rounds, arguments.clock
     engine()
     for case, (lengths, caches) in CASES.items():
+        if arguments.only not in case:
+            continue
         # A new process for each side and case, since first calls compile.
         peers = {
             name: Peer(name, "tunix_peer.py" if name.startswith("Tunix") else "torch_peer.py")

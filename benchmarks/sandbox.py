@@ -7,7 +7,8 @@ for each of `--programs` tests: first one at a time (the milliseconds of a progr
 a time as there are cores (programs a second). The bare interpreter, `python -I -S main.py` as a
 subprocess, runs before each contestant, so that both see the same load of the machine; the
 overhead is a contestant's time less that of the bare interpreter just before. `a call and its
-examiner` is a test that calls a function: two sandboxes at a time.
+examiner` is a test that calls a function: two sandboxes at a time. A sandbox that does not work
+here is left out, with a line that says why.
 
 Every figure is minimum / median / maximum over the rounds.
 """
@@ -19,12 +20,13 @@ import concurrent.futures
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 from rl_sync.sandbox.examination import ProgramTests, examine
-from rl_sync.sandbox.layer import SandboxLayer, interpreter
+from rl_sync.sandbox.layer import SandboxError, SandboxLayer, interpreter
 from rl_sync.sandbox.program_limits import ProgramLimits
 from rl_sync.sandbox.sandbox import Sandbox
 from rl_sync.sandbox.sandbox_choice import LAYERS
@@ -107,7 +109,10 @@ def main() -> None:
         measure("bare interpreter", bare, folder, options)
         for kind in options.layers:
             for layer in list(LAYERS[kind]())[:2]:
-                measure_layer(layer, folder, options)
+                try:
+                    measure_layer(layer, folder, options)
+                except SandboxError as error:
+                    print(f"{layer.name} is left out: {error}", file=sys.stderr, flush=True)
 
 
 def measure_layer(layer: SandboxLayer, folder: str, options) -> None:

@@ -1,7 +1,7 @@
 """Accuracy after a fixed number of trainer steps, by algorithm and by staleness of the data.
 
     python benchmarks/staleness.py [--bounds=0,1,2,4,8,16] [--seeds=300,...,307] [--algorithms=...]
-        [--steps=60] [--results=docs/staleness.jsonl]
+        [--steps=60] [--sft-steps=400] [--results=docs/staleness.jsonl]
     python benchmarks/staleness.py --report
 
 Runs the arithmetic task with the real explorer and trainer in one process, one after the other: the
@@ -54,6 +54,7 @@ from rl_sync.types import Group, Lease, Params, Prompt
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS_PER_STEP, GROUP_SIZE, UPDATES = 32, 8, 4
 CURVE_POINTS = 6
+SFT_STEPS = 400
 
 _SAME = {"advantage": "grpo", "aggregation": "token_mean", "kl_coefficient": 0.0}
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -76,12 +77,12 @@ class Case(NamedTuple):
     seed: int
 
 
-def settings_of(algorithm: str, seed: int, steps: int) -> RunSettings:
+def settings_of(algorithm: str, seed: int, steps: int, sft_steps: int = SFT_STEPS) -> RunSettings:
     """The settings of a run. The study makes the staleness itself, so the mode has none."""
     config = base.get_config()
     config.workdir, config.seed = "none", seed
     config.sync.mode = "synchronous"
-    config.sft.steps = 400
+    config.sft.steps = sft_steps
     config.algorithm.update({**ALGORITHMS[algorithm], "allow_unsafe": True})
     config.trainer.update(
         {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "group_size": GROUP_SIZE}
@@ -101,31 +102,34 @@ class Study:
 
     Args:
       steps: trainer steps of a run.
+      sft_steps: steps of SFT before it.
       warm_starts: the directory of the policies after SFT, one snapshot for each seed.
     """
 
-    def __init__(self, steps: int, warm_starts: Path):
-        self._steps, self._warm_starts = steps, warm_starts
-        first = settings_of(next(iter(ALGORITHMS)), 0, steps)
+    def __init__(self, steps: int, sft_steps: int, warm_starts: Path):
+        self._steps, self._sft_steps, self._warm_starts = steps, sft_steps, warm_starts
+        first = self._settings(next(iter(ALGORITHMS)), 0)
         self._layout = first.layout(TRAINER, first.trainer.mesh.shape.mesh(jax.devices()))
         self._engine = rollout_engine(first, task_of(0), self._layout)
         self._compiled: dict[str, Step] = {}
 
     def trainer(self, algorithm: str) -> Trainer:
         """The same for all seeds, so that its programs are compiled once."""
-        settings = settings_of(algorithm, 0, self._steps)
-        return trainer_of(settings, task_of(0), self._layout)
+        return trainer_of(self._settings(algorithm, 0), task_of(0), self._layout)
+
+    def _settings(self, algorithm: str, seed: int) -> RunSettings:
+        return settings_of(algorithm, seed, self._steps, self._sft_steps)
 
     def _step(self, algorithm: str) -> Step:
         if algorithm not in self._compiled:
-            settings, trainer = settings_of(algorithm, 0, self._steps), self.trainer(algorithm)
+            settings, trainer = self._settings(algorithm, 0), self.trainer(algorithm)
             largest = wiring.batching(settings, task_of(0).row_tokens).largest()
             self._compiled[algorithm] = trainer.compile_step(trainer.abstract(), largest)
         return self._compiled[algorithm]
 
     def run(self, case: Case) -> dict[str, Any]:
         """Makes one run; returns its line of the results."""
-        settings, task = settings_of(case.algorithm, case.seed, self._steps), task_of(case.seed)
+        settings, task = self._settings(case.algorithm, case.seed), task_of(case.seed)
         step, state = self._step(case.algorithm), self._warm(case)
         batching = wiring.batching_of(settings, task)
         explorer = Explorer(
@@ -215,7 +219,7 @@ class Study:
         except FileNotFoundError:
             pass
         task = task_of(case.seed)
-        settings = settings_of(case.algorithm, case.seed, self._steps).sft
+        settings = self._settings(case.algorithm, case.seed).sft
         state = trainer.init(jax.random.key(case.seed))
         for step in range(1, settings.steps + 1):
             random = np.random.default_rng([case.seed, step])
@@ -244,7 +248,7 @@ def main() -> None:
             case = Case(algorithm, bound, seed)
             if (*case, arguments.steps) in done:
                 continue
-            study = study or Study(arguments.steps, arguments.warm_starts)
+            study = study or Study(arguments.steps, arguments.sft_steps, arguments.warm_starts)
             result = study.run(case)
             writer.write(result)
             print(f"{case}: {result['accuracy']:.1%} in {result['secs']:.0f} s", flush=True)
@@ -276,6 +280,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=numbers, default=list(range(300, 308)))
     parser.add_argument("--algorithms", type=names, default=list(ALGORITHMS))
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument(
+        "--sft-steps", type=int, default=SFT_STEPS, help="if there is no warm start"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "docs" / "staleness.jsonl")
     parser.add_argument("--warm-starts", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("--report", action="store_true", help="only report the results so far")

@@ -279,6 +279,8 @@ class Standing:
 
     # The buffer.
 
+    may_restart = False
+
     def insert_many(self, *_: Any, **__: Any) -> None:
         pass
 

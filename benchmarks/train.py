@@ -1,6 +1,6 @@
 """Seconds of a trainer step: ours, Tunix's model and log-probabilities, transformers on torch.
 
-    python benchmarks/train.py [--rounds=5] [--clock=wall]
+    python benchmarks/train.py [--rounds=5] [--rows=64] [--clock=wall]
 
 The step has 64 rows of 16 + 64 tokens and one update of the clipped policy loss with AdamW. All
 sides have random weights of one shape (`benchmarks/peers/serving.py`) in float32, and are measured
@@ -40,7 +40,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.types import Rows, TrainBatch
 
 _KEPT = "RL_SYNC_BENCHMARK"
-ROWS, PROMPT_TOKENS, NEW_TOKENS = 64, 16, 64
+PROMPT_TOKENS, NEW_TOKENS = 16, 64
 GROUP_SIZE = 8
 
 
@@ -84,7 +84,7 @@ def our_step() -> OurStep:
 def ours(request: PeerRequest) -> float:
     """Measures one step of ours on rows of random tokens."""
     rng = np.random.default_rng(request["seed"])
-    shape = (ROWS, PROMPT_TOKENS + NEW_TOKENS)
+    shape = (request["rows"], PROMPT_TOKENS + NEW_TOKENS)
     mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape)
     rows = Rows(
         tokens=jnp.asarray(rng.integers(3, SHAPE.vocab, shape), jnp.int32),
@@ -92,7 +92,7 @@ def ours(request: PeerRequest) -> float:
         behavior_logprobs=jnp.asarray(np.where(mask, -6.2, 0.0), jnp.float32),
         policy_versions=jnp.zeros(shape, jnp.int32),
     )
-    batch = TrainBatch(rows, jnp.asarray(rng.standard_normal(ROWS), jnp.float32))
+    batch = TrainBatch(rows, jnp.asarray(rng.standard_normal(shape[0]), jnp.float32))
     step = our_step()
     return timed(request, lambda: step.run(batch))
 
@@ -117,7 +117,7 @@ def _multiply(kernels: list[jax.Array], inputs: list[jax.Array]) -> list[jax.Arr
 
 def products(request: PeerRequest) -> float:
     """Measures the step's products with parameters, and nothing else."""
-    tokens = ROWS * (PROMPT_TOKENS + NEW_TOKENS)
+    tokens = request["rows"] * (PROMPT_TOKENS + NEW_TOKENS)
     inputs = [jnp.full((tokens, kernel.shape[0]), float(request["seed"])) for kernel in _kernels()]
     jax.block_until_ready(inputs)
     return timed(request, lambda: jax.block_until_ready(_multiply(_kernels(), inputs)))
@@ -126,6 +126,7 @@ def products(request: PeerRequest) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of which the best counts")
+    parser.add_argument("--rows", type=int, default=64, help="of a step, in groups of 8")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     arguments = parser.parse_args()
     rounds, clock = arguments.rounds, arguments.clock
@@ -134,8 +135,8 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     ordinary = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     request = {
-        "action": "train", "rows": ROWS, "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS,
-        "clock": clock,
+        "action": "train", "rows": arguments.rows, "prompt_tokens": PROMPT_TOKENS,
+        "new_tokens": NEW_TOKENS, "clock": clock,
     }  # fmt: skip
     scripts = {"Tunix": "tunix_peer.py", "transformers": "torch_peer.py"}
     peers = [Peer(name, script, ordinary) for name, script in scripts.items()]

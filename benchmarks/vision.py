@@ -1,6 +1,6 @@
 """Seconds of prefills and trainer steps with images, beside those of as many tokens of text.
 
-    python benchmarks/vision.py [--sizes=64,128,192] [--rounds=7] [--clock=wall]
+    python benchmarks/vision.py [--sizes=64,128,192] [--rounds=7] [--only=PART,PART] [--clock=wall]
 
 The language model has the shape of the other benchmarks (`benchmarks/peers/serving.py`) and the
 traits of Gemma 3. Its tower has four blocks, and pools sixteen patches to a token. Each prompt has
@@ -51,7 +51,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.plan.model_flops import block_flops, logit_flops
-from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
@@ -238,8 +238,15 @@ class OurStep:
         features: bool = False,
     ) -> None:
         self._vision, self._tiles, self._features = vision, tiles, features
-        self._trainer = trainer_of(vision if sees else None, trains_tower)
-        self._state = self._trainer.begin(self._trainer.init(jax.random.key(0)))
+        self._sees, self._trains_tower = sees, trains_tower
+
+    @functools.cached_property
+    def _trainer(self) -> Trainer:
+        return trainer_of(self._vision if self._sees else None, self._trains_tower)
+
+    @functools.cached_property
+    def _state(self) -> TrainState:
+        return self._trainer.begin(self._trainer.init(jax.random.key(0)))
 
     def ask(self, request: PeerRequest) -> float:
         """Measures one step on rows of random tokens."""
@@ -359,6 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="64,128,192", help="sides of images, in pixels")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="parts of names: these cases, and text")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     arguments = parser.parse_args()
     if _KEPT not in os.environ:
@@ -375,19 +383,27 @@ def main() -> None:
                 "prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS,
                 "image_token": IMAGE_TOKEN, "image_at": image_place(vision),
             }  # fmt: skip
-            measure(vision, params, request, arguments.rounds)
+            measure(vision, params, request, arguments.rounds, arguments.only.split(","))
 
 
-def measure(vision: Vision, params: Params, request: PeerRequest, rounds: int) -> None:
+def measure(
+    vision: Vision, params: Params, request: PeerRequest, rounds: int, only: list[str]
+) -> None:
     """Measures and prints prefills and steps with images of one size."""
     for action, (asks, cases) in (
         ("prefill", prefills(vision, params)),
         ("train", steps(vision)),
     ):
+        # All others are compared with text.
+        cases = {
+            name: case
+            for name, case in cases.items()
+            if name.endswith(TEXT) or any(part in name for part in only)
+        }
         peer = Peer("transformers", "vision_peer.py")
         peer.await_imports()
         sides: dict[str, tuple[Ask, PeerRequest]] = {
-            name: (ask, request) for name, ask in asks.items()
+            name: (ask, request) for name, ask in asks.items() if name in cases
         }
         for name in cases:
             if name.startswith(PEER):
