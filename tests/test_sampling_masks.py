@@ -1,6 +1,6 @@
 """Sampling masks as few numbers: what was written is read again, in few entries."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -15,14 +15,17 @@ from rl_sync.sampling_masks import (
     word_count,
 )
 
+_packed = jax.jit(packed)
+_kept_at = jax.jit(kept_at, static_argnums=(1, 2))
+
 
 def _words(members):
-    return np.asarray(packed(jnp.asarray(members)))
+    return np.asarray(_packed(members))
 
 
 def _read(entries, tokens, vocab):
     """Returns what the device makes of entries, as members of sets."""
-    words = np.asarray(kept_at(jnp.asarray(padded([entries])), tokens, vocab))[0]
+    words = np.asarray(_kept_at(padded([entries]), tokens, vocab))[0]
     bits = (words[:, :, None] >> np.arange(32, dtype=np.uint32)) & 1
     return bits.reshape(tokens, -1)[:, :vocab].astype(bool)
 
@@ -61,7 +64,7 @@ def test_a_small_set_takes_few_entries_and_no_set_more_than_the_vocabulary_has_w
 
 def test_positions_without_entries_were_drawn_from_everything():
     assert _read(no_entries(), 3, 40).all()
-    entries = shifted(of_words(_words(_sets(40)[:2]), 40), 5)
+    entries = shifted(of_words(_words(_sets(40))[:2], 40), 5)
     read = _read(entries, 8, 40)
     np.testing.assert_array_equal(read[5:7], _sets(40)[:2])
     assert read[:5].all()
