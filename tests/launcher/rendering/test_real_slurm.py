@@ -278,7 +278,11 @@ def test_a_job_waits_for_nodes_that_are_taken_or_missing(site, tmp_path):
 
 
 def test_slurm_says_what_a_job_lacks(site, tmp_path):
-    flags = ("--config.sync.mode=multi_explorer", "--config.explorer.count=8")
+    flags = (
+        "--config.sync.mode=multi_explorer",
+        "--config.explorer.count=8",
+        "--config.trainer.groups_per_step=8",
+    )
     job = Job(site, tmp_path, *flags)
     assert job.rendered.returncode == 0
     checked = site.run(
