@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jaxlib.version
 import pytest
+from ml_collections import ConfigDict
 from xdist.scheduler import LoadScopeScheduling
 
 from rl_sync.tasks import task_catalog
@@ -44,6 +45,9 @@ jax.config.update(
     "jax_persistent_cache_min_compile_time_secs",
     float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]),
 )
+
+# Each parser of a command line would write the whole config as YAML, for a help that nobody reads.
+ConfigDict.__str__ = object.__repr__
 
 # Loading a task takes up to a second, and hundreds of tests load the same few.
 task_catalog._load = functools.lru_cache(maxsize=64)(task_catalog._load.__wrapped__)
