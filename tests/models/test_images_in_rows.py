@@ -47,6 +47,7 @@ SHUFFLED = dataclasses.replace(
     VISION, patch_size=2, connector="shuffled", both_ways=False, num_layers=6
 )
 PIXELS = np.random.default_rng(3).integers(0, 256, (TILES, 16, 16, 3)).astype(np.uint8)
+_features = jax.jit(image_features, static_argnums=0)
 
 
 def _sequence(*parts, seed=0):
@@ -166,7 +167,7 @@ def test_an_image_may_stand_twice_in_a_sequence():
 def test_only_tokens_of_a_tile_look_ahead(vision):
     config = dataclasses.replace(MODEL, vision=vision)
     params = tiny.params(config)
-    features = np.asarray(image_features(config, params, PIXELS))
+    features = np.asarray(_features(config, params, PIXELS))
     tokens, at = (x[None] for x in FIRST)
     states_of = jax.jit(hidden_states, static_argnums=0)
 
@@ -175,7 +176,7 @@ def test_only_tokens_of_a_tile_look_ahead(vision):
         changed = features.copy()
         changed.reshape(TILES * M, -1)[at[0, number]] += 1
         states = [
-            states_of(config, params, tokens, images=Seen(jnp.asarray(x), at))
+            np.asarray(states_of(config, params, tokens, images=Seen(x, at)))
             for x in (features, changed)
         ]
         return np.flatnonzero(np.abs(states[0] - states[1]).max(-1)[0] > 1e-6)
@@ -220,11 +221,12 @@ def test_devices_that_share_prompts_with_images_prefill_what_one_does(monkeypatc
 
 
 def test_blocks_of_queries_reach_to_the_ends_of_their_tiles():
-    tokens = Tokens(jnp.arange(64)[None], None, None, jnp.full((1, 64), -1))
-    ends = tile_ends(np.array([[-1] * 20 + list(range(M)) + [-1] * 28]), np.arange(64)[None], M)
-    assert set(np.asarray(ends[0, 20:36])) == {35}
-    assert int(reached(jnp.arange(16, 24), None, 8, ends[:, 16:24])[1]) == 5
-    assert int(reached(jnp.arange(8, 16), None, 8, ends[:, 8:16])[1]) == 2
+    tokens = Tokens(np.arange(64)[None], None, None, np.full((1, 64), -1))
+    at = np.array([[-1] * 20 + list(range(M)) + [-1] * 28])
+    ends = np.asarray(tile_ends(at, np.arange(64)[None], M))
+    assert set(ends[0, 20:36]) == {35}
+    assert int(reached(np.arange(16, 24), None, 8, ends[:, 16:24])[1]) == 5
+    assert int(reached(np.arange(8, 16), None, 8, ends[:, 8:16])[1]) == 2
     mask = np.asarray(visible(tokens._replace(ends=ends), tokens._replace(ends=ends), 10))[0]
     assert mask[20, 35]
     assert not mask[20, 36]
@@ -287,10 +289,10 @@ def test_adapters_and_quantization_leave_vision_alone():
     assert tree_bytes(param_shapes(config)) == sum(x.nbytes for x in jax.tree.leaves(params))
     adapters, base = lora.split(params)
     assert "vision" not in adapters
-    merged = lora.merge(config, params)
+    merged = jax.jit(lora.merge, static_argnums=0)(config, params)
     jax.tree.map(np.testing.assert_array_equal, merged["vision"], base["vision"])
     int8 = dataclasses.replace(MODEL, quantization="int8")
-    held = quantization.quantized(int8, merged)
+    held = jax.jit(quantization.quantized, static_argnums=0)(int8, merged)
     assert jax.tree.structure(held) == jax.tree.structure(param_shapes(int8))
     assert {x.dtype.name for x in jax.tree.leaves(held["vision"])} == {"float32"}
 

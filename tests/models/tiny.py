@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -56,10 +55,11 @@ def params(config: ModelConfig = CONFIG, seed: int = 0, spread: float = 0.4) -> 
     numpy draws them: compiling the real initialization takes longer than most tests.
     """
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
     def draw(path: jax.tree_util.KeyPath, leaf: jax.ShapeDtypeStruct) -> Array:
         middle = 1.0 - config.norm_offset if path[-1].key == "scale" else 0.0
-        return jnp.asarray(middle + spread * rng.standard_normal(leaf.shape), leaf.dtype)
+        drawn = middle + spread * rng.standard_normal(leaf.shape)
+        return jax.device_put(drawn.astype(leaf.dtype))
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
