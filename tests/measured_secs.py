@@ -36,7 +36,9 @@ class Recorder:
         self._programs: collections.Counter[str] = collections.Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Adds a phase of a test."""
+        """Adds a phase of a test; its subtests are a part of it."""
+        if isinstance(report, pytest.SubtestReport):
+            return
         tier = next((name for name in _TIERS if name in report.keywords), README)
         of_tier = self._secs.setdefault(tier, collections.Counter())
         path = report.nodeid.partition("::")[0]

@@ -10,6 +10,7 @@ from rl_sync.schedule import MODES, SyncSchedule, resolve
 
 INTERVALS = range(1, 9)
 OFFSETS = range(9)
+INTERVALS_AND_OFFSETS = [(i, o) for i in INTERVALS for o in OFFSETS]
 
 
 def exact(interval: int, offset: int, start: int = 0) -> SyncSchedule:
@@ -63,7 +64,7 @@ def table() -> dict[tuple[int, int], tuple[list[int], list[int]]]:
 
 def test_every_interval_and_offset_is_as_tabulated():
     rows = table()
-    assert set(rows) == {(i, o) for i in INTERVALS for o in OFFSETS}
+    assert set(rows) == set(INTERVALS_AND_OFFSETS)
     for (interval, offset), (versions, staleness) in rows.items():
         schedule = exact(interval, offset)
         steps = range(1, len(versions) + 1)
@@ -71,41 +72,41 @@ def test_every_interval_and_offset_is_as_tabulated():
         assert [schedule.staleness(t, versions[t - 1]) for t in steps] == staleness
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_a_trainer_and_an_explorer_that_follow_the_rules_produce_the_formula(interval, offset):
+def test_a_trainer_and_an_explorer_that_follow_the_rules_produce_the_formula(subtests):
     """The protocol, played by hand: the explorer may be O batches ahead of a published version."""
-    schedule = exact(interval, offset)
-    published = [0]
-    for e in range(1, 101):
-        # The explorer has e - 1 batches behind it; it takes the newest version that is published
-        # by the time when the trainer has finished e - 1 - offset steps.
-        finished = max(0, e - 1 - offset)
-        due = max(v for v in range(0, finished + 1) if v % interval == 0)
-        published.append(due)
-        assert schedule.exact_version(e) == due
-        assert 0 <= schedule.staleness(e, due) <= interval + offset - 1
-        if e > offset:
-            assert schedule.staleness(e, due) >= offset
-    assert schedule.staleness_bound == interval + offset - 1
+    for interval, offset in INTERVALS_AND_OFFSETS:
+        with subtests.test(interval=interval, offset=offset):
+            schedule = exact(interval, offset)
+            published = [0]
+            for e in range(1, 101):
+                # The explorer has e - 1 batches behind it; it takes the newest version that is
+                # published by the time when the trainer has finished e - 1 - offset steps.
+                finished = max(0, e - 1 - offset)
+                due = max(v for v in range(0, finished + 1) if v % interval == 0)
+                published.append(due)
+                assert schedule.exact_version(e) == due
+                assert 0 <= schedule.staleness(e, due) <= interval + offset - 1
+                if e > offset:
+                    assert schedule.staleness(e, due) >= offset
+            assert schedule.staleness_bound == interval + offset - 1
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_the_bound_is_reached_and_every_used_version_is_published_in_time(interval, offset):
-    schedule = exact(interval, offset)
-    steps = range(1, 101)
-    worst = max(schedule.staleness(e, schedule.exact_version(e)) for e in steps)
-    assert worst == schedule.staleness_bound
-    for e in steps:
-        version = schedule.exact_version(e)
-        assert schedule.publishes_after(version)
-        assert version <= e - 1, "a version that depends on the batch that it is to generate"
-        assert schedule.first_user(version) <= e
-        assert schedule.exact_version(schedule.first_user(version)) == version
-        assert schedule.may_start(e, version)
-        assert not schedule.may_start(e, version + interval)
-        assert schedule.accepts(e, version)
+def test_the_bound_is_reached_and_every_used_version_is_published_in_time(subtests):
+    for interval, offset in INTERVALS_AND_OFFSETS:
+        with subtests.test(interval=interval, offset=offset):
+            schedule = exact(interval, offset)
+            steps = range(1, 101)
+            worst = max(schedule.staleness(e, schedule.exact_version(e)) for e in steps)
+            assert worst == schedule.staleness_bound
+            for e in steps:
+                version = schedule.exact_version(e)
+                assert schedule.publishes_after(version)
+                assert version <= e - 1, "a version that depends on the batch that it makes"
+                assert schedule.first_user(version) <= e
+                assert schedule.exact_version(schedule.first_user(version)) == version
+                assert schedule.may_start(e, version)
+                assert not schedule.may_start(e, version + interval)
+                assert schedule.accepts(e, version)
 
 
 @given(
@@ -210,18 +211,18 @@ def test_every_mode_resolves_by_its_name_alone():
         assert resolve(mode).start == 0
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
-@pytest.mark.parametrize("offset", OFFSETS)
-def test_no_explorer_asks_for_a_version_older_than_those_in_use(interval, offset):
-    schedule = exact(interval, offset)
-    asked_most = 0
-    for trained in range(4 * (interval + offset)):
-        published = [v for v in range(trained + 1) if schedule.publishes_after(v)]
-        # Batch `trained` is whole, so that nobody generates for an earlier step than the next.
-        asked = schedule.exact_version(trained + 1)
-        assert asked in published[-schedule.versions_in_use :]
-        asked_most = max(asked_most, len(published) - published.index(asked))
-    assert asked_most == schedule.versions_in_use
+def test_no_explorer_asks_for_a_version_older_than_those_in_use(subtests):
+    for interval, offset in INTERVALS_AND_OFFSETS:
+        with subtests.test(interval=interval, offset=offset):
+            schedule = exact(interval, offset)
+            asked_most = 0
+            for trained in range(4 * (interval + offset)):
+                published = [v for v in range(trained + 1) if schedule.publishes_after(v)]
+                # Batch `trained` is whole: nobody generates for an earlier step than the next.
+                asked = schedule.exact_version(trained + 1)
+                assert asked in published[-schedule.versions_in_use :]
+                asked_most = max(asked_most, len(published) - published.index(asked))
+            assert asked_most == schedule.versions_in_use
 
 
 def test_latest_pulls_use_one_version():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -48,8 +49,13 @@ class Example(NamedTuple):
         return f"{self.page}: {' '.join(self.text.split())[:60]}"
 
 
-def blocks() -> Iterator[Example]:
-    """Yields the blocks of code of all documents."""
+@functools.cache
+def blocks() -> list[Example]:
+    """Returns the blocks of code of all documents."""
+    return [*_blocks()]
+
+
+def _blocks() -> Iterator[Example]:
     for page in PAGES:
         name, text = str(page.relative_to(ROOT)), page.read_text()
         for language, block in _FENCED.findall(text):
@@ -58,8 +64,13 @@ def blocks() -> Iterator[Example]:
             yield Example(name, "\n".join(line[4:] for line in block.strip("\n").split("\n")))
 
 
-def inline() -> Iterator[Example]:
-    """Yields the texts between backquotes of all documents."""
+@functools.cache
+def inline() -> list[Example]:
+    """Returns the texts between backquotes of all documents."""
+    return [*_inline()]
+
+
+def _inline() -> Iterator[Example]:
     for page in PAGES:
         text = _FENCED.sub("", page.read_text())
         lines = [line for line in text.split("\n") if not line.startswith("    ")]
@@ -71,6 +82,7 @@ def _joined(text: str) -> Iterator[str]:
     yield from re.sub(r"\\\n\s*", "", text).split("\n")
 
 
+@functools.cache
 def commands() -> list[Example]:
     """Returns the command lines of the program, without its name, with values for placeholders."""
     found = []
@@ -85,6 +97,7 @@ def commands() -> list[Example]:
     return list(dict.fromkeys(found))
 
 
+@functools.cache
 def named_commands() -> list[Example]:
     """Returns the commands that texts name without their flags."""
     found = [(one, _PROGRAM.fullmatch(one.text)) for one in inline()]
@@ -95,6 +108,7 @@ def named_commands() -> list[Example]:
     ]
 
 
+@functools.cache
 def flags() -> list[Example]:
     """Returns settings on command lines that stand by themselves, one line each."""
     found = []

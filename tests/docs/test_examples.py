@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import functools
 import importlib
 import inspect
 import json
@@ -36,7 +37,6 @@ from rl_sync.setting import sections
 from rl_sync.settings.run_settings import RunSettings
 from tests.docs.pages import PAGES, ROOT, blocks, commands, flags, inline, named_commands
 
-BLOCKS = [*blocks()]
 SETTINGS = {entry.name: entry for part in sections(RunSettings) for entry in part.entries}
 PLACEHOLDER = re.compile(r"=(?:[A-Z][A-Z_:0-9]*|[a-z]|…|)$")
 IMPORTABLE = ("rl_sync", "configs", "launcher", "tests")
@@ -87,7 +87,7 @@ def _check_own(reference, page):
     if path.partition(".")[0] in IMPORTABLE or (ROOT / path).is_file():
         resolve(f"{path}:{name}")
     elif not path.startswith(("path/to/", "my_package")):
-        shown = "\n".join(block.text for block in BLOCKS if block.page == page)
+        shown = "\n".join(block.text for block in blocks() if block.page == page)
         assert re.search(rf"(?:def|class) {name}\b", shown), f"{page} does not show {reference}"
 
 
@@ -99,12 +99,11 @@ def _check_options(reference, options=None):
     assert not unknown, f"{reference} has no options {unknown}"
 
 
-@pytest.mark.parametrize("example", commands(), ids=str)
-def test_a_command_line_is_valid(example, tmp_path):
+def _check_command_line(example, folder):
     words = shlex.split(example.text)
     if "experiments/sums.py" in example.text:
-        (tmp_path / "sums.py").write_text(_block("def get_config(steps=").text)
-        words = [word.replace("experiments", str(tmp_path)) for word in words]
+        (folder / "sums.py").write_text(_block("def get_config(steps=").text)
+        words = [word.replace("experiments", str(folder)) for word in words]
     try:
         arguments = command_line.parse(words)
     except Exit:
@@ -129,12 +128,22 @@ def test_a_command_line_is_valid(example, tmp_path):
             target(given[name])
 
 
-@pytest.mark.parametrize("page", [*map(lambda page: str(page.relative_to(ROOT)), PAGES)])
-def test_a_page_names_commands_and_settings_that_exist(page):
+def test_a_command_line_is_valid(subtests, tmp_path):
+    for example in commands():
+        with subtests.test(str(example)):
+            _check_command_line(example, tmp_path)
+
+
+@functools.cache
+def _setting_names():
+    return {*setting_names(base.get_config().to_dict())}
+
+
+def _check_names(page):
     assert {one.text for one in named_commands() if one.page == page} <= {*COMMANDS}
     if page.endswith("from-trl-or-verl.md"):
         return  # Its own test knows which names are ours.
-    names = {*setting_names(base.get_config().to_dict())}
+    names = _setting_names()
     heads = {name.partition(".")[0] for name in names if "." in name}
     for one in inline():
         if one.page != page:
@@ -155,13 +164,22 @@ def test_a_page_names_commands_and_settings_that_exist(page):
             assert not choices or value in choices, one
 
 
-@pytest.mark.parametrize("example", flags(), ids=str)
-def test_settings_that_stand_by_themselves_have_names_and_values(example):
-    words = shlex.split(example.text)
-    values = [word for word in words if not PLACEHOLDER.search(word)]
-    assert {word.partition("=")[0].removeprefix("--config.") for word in words} <= {*SETTINGS}
-    config = command_line.changed(base.get_config(), values)
-    _check_reward(config.task.reward, example.page)
+def test_a_page_names_commands_and_settings_that_exist(subtests):
+    for path in PAGES:
+        page = str(path.relative_to(ROOT))
+        with subtests.test(page):
+            _check_names(page)
+
+
+def test_settings_that_stand_by_themselves_have_names_and_values(subtests):
+    for example in flags():
+        with subtests.test(str(example)):
+            words = shlex.split(example.text)
+            values = [word for word in words if not PLACEHOLDER.search(word)]
+            names = {word.partition("=")[0].removeprefix("--config.") for word in words}
+            assert names <= {*SETTINGS}
+            config = command_line.changed(base.get_config(), values)
+            _check_reward(config.task.reward, example.page)
 
 
 def _is_python(block):
@@ -173,11 +191,14 @@ def _is_python(block):
 
 
 def _block(beginning):
-    (found,) = [block for block in BLOCKS if beginning in block.text]
+    (found,) = [block for block in blocks() if beginning in block.text]
     return found
 
 
-PYTHON = [block for block in BLOCKS if _is_python(block)]
+@functools.cache
+def _python():
+    """Returns the blocks of Python code of all documents."""
+    return [block for block in blocks() if _is_python(block)]
 
 
 def _bound(tree):
@@ -200,9 +221,8 @@ def _parsed(block):
     return compile(text, block.page, "exec", flags)
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
-def test_the_names_of_python_code_exist(block):
-    trees = [_parsed(one) for one in PYTHON if one.page == block.page]
+def _check_python(block):
+    trees = [_parsed(one) for one in _python() if one.page == block.page]
     known = {name for tree in trees for name in _bound(tree)}
     known |= {*dir(builtins)} | GIVEN.get(block.page, set())
     for node in ast.walk(_parsed(block)):
@@ -215,6 +235,12 @@ def test_the_names_of_python_code_exist(block):
                     importlib.import_module(f"{node.module}.{one.name}")
         elif re.fullmatch(r"rl_sync(?:\.\w+)+", dotted := ast.unparse(node)):
             _object(dotted)
+
+
+def test_the_names_of_python_code_exist(subtests):
+    for block in _python():
+        with subtests.test(str(block)):
+            _check_python(block)
 
 
 def _object(dotted):
@@ -245,45 +271,53 @@ def _only_defines(tree):
     return True
 
 
-@pytest.mark.parametrize("block", [one for one in PYTHON if _only_defines(_parsed(one))], ids=str)
-def test_definitions_can_be_executed(block):
-    tree = _parsed(block)
+def _has_its_packages(tree):
     for node in ast.walk(tree):
         names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         if any(find_spec(name.partition(".")[0]) is None for name in names):
-            pytest.skip("needs a package that is not installed")
-    config = base.get_config()
-    exec(compile(tree, block.page, "exec"), {"config": config, "__name__": "example"})
+            return False
+    return True
+
+
+def test_definitions_can_be_executed(subtests):
+    trees = [(block, _parsed(block)) for block in _python()]
+    definitions = [(block, tree) for block, tree in trees if _only_defines(tree)]
+    lacking = [str(block) for block, tree in definitions if not _has_its_packages(tree)]
+    for block, tree in definitions:
+        if str(block) not in lacking:
+            with subtests.test(str(block)):
+                given = {"config": base.get_config(), "__name__": "example"}
+                exec(compile(tree, block.page, "exec"), given)
+    if lacking:
+        pytest.skip(f"packages are not installed that these need: {lacking}")
 
 
 def test_enough_examples_are_found():
     assert len(commands()) > 110
     assert len(flags()) > 40
-    assert len(PYTHON) > 25
-    pages = {block.page for block in PYTHON}
+    assert len(_python()) > 25
+    pages = {block.page for block in _python()}
     assert pages >= {"README.md", "docs/python.md", "docs/rewards-vision.md", "docs/code.md"}
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        one
-        for one in BLOCKS
-        if one.language == "json" or (one.text[0] == "{" and "…" not in one.text)
-    ],
-    ids=str,
-)
-def test_json_can_be_read(block):
+def _check_json(text):
     from rl_sync.rewards.code_tests import code_tests
 
     try:
-        rows = [json.loads(block.text)]
+        rows = [json.loads(text)]
     except ValueError:
-        rows = [json.loads(line) for line in block.text.strip().split("\n")]
+        rows = [json.loads(line) for line in text.strip().split("\n")]
     for row in rows:
         if "tests" in row:
             assert len(code_tests(row, 1e-6)) > 0
+
+
+def test_json_can_be_read(subtests):
+    for block in blocks():
+        if block.language == "json" or (block.text[0] == "{" and "…" not in block.text):
+            with subtests.test(str(block)):
+                _check_json(block.text)
 
 
 def test_the_plan_in_using_md_is_what_plan_prints():
@@ -297,8 +331,7 @@ def test_the_plan_in_using_md_is_what_plan_prints():
         assert f"\n{line.removesuffix('…').rstrip()}" in plan
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_modules_and_extras_exist(page):
+def _check_files(page):
     text = re.sub(r"\[[^\]]*\]\(https:[^)]*\)|`docs/\w+\.md` at", "", page.read_text())
     folders = "rl_sync|tests|benchmarks|configs|docs|launch"
     for path in re.findall(rf"(?<![\w/.…{{-])((?:{folders})/[\w./-]*\w/?)", text):
@@ -312,22 +345,26 @@ def test_files_modules_and_extras_exist(page):
         assert {*names.split(",")} <= {*known}
 
 
-SCRIPTS = [
-    (block.page, *match)
-    for block in [*BLOCKS, *inline()]
-    for match in re.findall(
-        r"python (?:-m )?((?:benchmarks|launch/colab)/\w+\.py|rl_sync\.roles\.process)([^\n#]*)",
-        block.text.replace("\\\n", ""),
-    )
-]
+def test_files_modules_and_extras_exist(subtests):
+    for page in PAGES:
+        with subtests.test(str(page.relative_to(ROOT))):
+            _check_files(page)
 
 
-@pytest.mark.parametrize(("page", "script", "rest"), SCRIPTS)
-def test_scripts_have_the_flags_that_they_are_given(page, script, rest):
-    path = ROOT / (script if script.endswith(".py") else f"{script.replace('.', '/')}.py")
-    source = path.read_text()
-    for flag in re.findall(r"--(\w[\w-]*)", rest):
-        assert re.search(rf'"(?:--)?{flag}"', source), f"{script} has no --{flag}"
+SCRIPT = re.compile(
+    r"python (?:-m )?((?:benchmarks|launch/colab)/\w+\.py|rl_sync\.roles\.process)([^\n#]*)"
+)
+
+
+def test_scripts_have_the_flags_that_they_are_given(subtests):
+    for block in [*blocks(), *inline()]:
+        for script, rest in SCRIPT.findall(block.text.replace("\\\n", "")):
+            with subtests.test(f"{block.page}: {script}{rest}"):
+                is_path = script.endswith(".py")
+                path = ROOT / (script if is_path else f"{script.replace('.', '/')}.py")
+                source = path.read_text()
+                for flag in re.findall(r"--(\w[\w-]*)", rest):
+                    assert re.search(rf'"(?:--)?{flag}"', source), f"{script} has no --{flag}"
 
 
 def test_environments_that_pages_name_are_made_with_options_that_they_have():

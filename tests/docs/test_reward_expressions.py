@@ -5,8 +5,6 @@ import itertools
 import re
 from pathlib import Path
 
-import pytest
-
 from rl_sync.ending import Ending
 from rl_sync.expression import parse_sum
 from rl_sync.references import is_reference
@@ -47,21 +45,17 @@ def _expressions():
         ]
         for one in dict.fromkeys(one.replace("\\", "") for one in found):
             if not re.search("[…<{]|NAME|EXPRESSION", one):
-                yield pytest.param(one, id=f"{page.stem}: {one}")
-
-
-EXPRESSIONS = [*_expressions()]
+                yield page.stem, one
 
 
 def test_the_pages_have_expressions():
-    texts = {param.values[0] for param in EXPRESSIONS}
+    texts = {expression for _, expression in _expressions()}
     assert len(texts) >= 15
     assert "vision + 0.1 * length_band(greatest=50)" in texts
     assert {"exact", "math"} <= texts
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_of_the_documentation_judges_an_example(expression):
+def _check(expression):
     terms = parse_sum(expression)
     if any(is_reference(term.name) for term in terms):
         return  # A file of the user's.
@@ -79,6 +73,12 @@ def test_an_expression_of_the_documentation_judges_an_example(expression):
     assert judged.is_known, judged.why
 
 
+def test_an_expression_of_the_documentation_judges_an_example(subtests):
+    for page, expression in _expressions():
+        with subtests.test(f"{page}: {expression}"):
+            _check(expression)
+
+
 def _pairs():
     table = (ROOT / "docs/rewards-math.md").read_text().partition("## Equal and different")[2]
     for line in table.partition("\n\nThe rules")[0].split("\n"):
@@ -87,16 +87,17 @@ def _pairs():
             for are_equal, cell in zip((True, False), cells, strict=True):
                 for group in re.findall(r"(?:`[^`]*`|[^`;])+", cell):
                     for pair in itertools.combinations(re.findall("`([^`]+)`", group), 2):
-                        yield pytest.param(*pair, are_equal, id=f"{topic}: {' '.join(pair)}")
+                        yield topic, *pair, are_equal
 
 
 def test_the_page_has_pairs_of_answers():
     assert len([*_pairs()]) > 115
 
 
-@pytest.mark.parametrize(("one", "other", "are_equal"), [*_pairs()])
-def test_answers_are_equal_or_different_as_the_page_says(one, other, are_equal):
+def test_answers_are_equal_or_different_as_the_page_says(subtests):
     reward = MathAnswer(extract="whole")
-    for gold, given in ((one, other), (other, one)):
-        judged = reward({"answer": gold}, Completion(given))
-        assert (judged.score == 1.0) is are_equal, judged
+    for topic, one, other, are_equal in _pairs():
+        with subtests.test(f"{topic}: {one} {other}"):
+            for gold, given in ((one, other), (other, one)):
+                judged = reward({"answer": gold}, Completion(given))
+                assert (judged.score == 1.0) is are_equal, judged

@@ -64,24 +64,26 @@ def test_commands_are_completed_before_one_is_given_and_after_help():
     assert texts("completion", "") == ["bash", "zsh", "fish"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_flags_are_those_of_the_command(name):
-    found = texts(name, "--")
-    flags = {f"--{flag}{'' if of.is_flag else '='}" for flag, of in COMMANDS[name].flags.items()}
-    assert set(found) - flags <= {"--help", "--config."}
-    assert flags <= set(found)
-    assert ("--config." in found) == ("config" in COMMANDS[name].flags)
+def test_flags_are_those_of_the_command(subtests):
+    for name, command in COMMANDS.items():
+        with subtests.test(name):
+            found = texts(name, "--")
+            flags = {f"--{flag}{'' if of.is_flag else '='}" for flag, of in command.flags.items()}
+            assert set(found) - flags <= {"--help", "--config."}
+            assert flags <= set(found)
+            assert ("--config." in found) == ("config" in command.flags)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_name_of_any_setting_is_reached_section_by_section(name):
-    typed, steps = "--config.", 0
-    while not typed.endswith("="):
-        parts = f"--config.{name}="[len(typed) :].partition(".")
-        before, typed = typed, typed + "".join(parts[:2])
-        assert typed in texts("plan", before)
-        steps += 1
-    assert steps == name.count(".") + 1
+def test_the_name_of_any_setting_is_reached_section_by_section(subtests):
+    for name in SETTINGS:
+        with subtests.test(name):
+            typed, steps = "--config.", 0
+            while not typed.endswith("="):
+                parts = f"--config.{name}="[len(typed) :].partition(".")
+                before, typed = typed, typed + "".join(parts[:2])
+                assert typed in texts("plan", before)
+                steps += 1
+            assert steps == name.count(".") + 1
 
 
 def test_values_are_those_that_a_setting_takes(folder):

@@ -45,36 +45,40 @@ def test_the_help_names_every_command_in_its_group(word, capsys):
     assert len(said.out.splitlines()) < 50
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_commands_help_has_its_flags_alone_with_defaults_and_everything_else(name, capsys):
-    command = COMMANDS[name]
-    said = said_here(capsys, "help", name)
-    assert said == said_here(capsys, name, "--help")
-    usage, flags = said.out.split("Examples")[0], re.findall(r"^  --([a-z-]+)", said.out, re.M)
-    assert usage.startswith(f"Usage: rl-sync {name}")
-    settings = ["config"] if CONFIG in command.flags else []
-    assert sorted(flags) == sorted([*command.flags, *settings, "help"])
-    text = " ".join(re.sub(r"(?<=\w-)\n *", "", said.out).split())
-    for flag in command.flags.values():
-        assert f"{flag.help}{' [required]' * flag.required}" in text
-    for part in (command.about, *command.examples.values(), command.page):
-        assert part in text
-    for status in {0, 2, 130, *command.statuses}:
-        assert re.search(rf"^  {status}  ", said.out, re.M)
-    assert max(map(len, said.out.splitlines())) <= 100
-    assert not re.search(r" $|\x1b", said.out, re.M)
+def test_a_commands_help_has_its_flags_alone_with_defaults_and_everything_else(subtests, capsys):
+    for name, command in COMMANDS.items():
+        with subtests.test(name):
+            said = said_here(capsys, "help", name)
+            assert said == said_here(capsys, name, "--help")
+            usage, flags = (
+                said.out.split("Examples")[0],
+                re.findall(r"^  --([a-z-]+)", said.out, re.M),
+            )
+            assert usage.startswith(f"Usage: rl-sync {name}")
+            settings = ["config"] if CONFIG in command.flags else []
+            assert sorted(flags) == sorted([*command.flags, *settings, "help"])
+            text = " ".join(re.sub(r"(?<=\w-)\n *", "", said.out).split())
+            for flag in command.flags.values():
+                assert f"{flag.help}{' [required]' * flag.required}" in text
+            for part in (command.about, *command.examples.values(), command.page):
+                assert part in text
+            for status in {0, 2, 130, *command.statuses}:
+                assert re.search(rf"^  {status}  ", said.out, re.M)
+            assert max(map(len, said.out.splitlines())) <= 100
+            assert not re.search(r" $|\x1b", said.out, re.M)
 
 
-@pytest.mark.parametrize(("name", "words"), EXAMPLES)
-def test_an_example_of_the_help_is_a_command_line_that_makes_sense(name, words, directory):
-    if name == "help":
-        with pytest.raises(Exit):
-            command_line.parse([name, *shlex.split(words)])
-        return
-    words = words.replace("$SLURM_ARRAY_TASK_ID", "0")
-    parsed = command_line.parse([name, *shlex.split(words)])
-    assert parsed.command == name
-    assert (parsed.config is not None) == (CONFIG in COMMANDS[name].flags)
+def test_an_example_of_the_help_is_a_command_line_that_makes_sense(subtests, directory):
+    for name, words in EXAMPLES:
+        with subtests.test(f"{name} {words}"):
+            given = [name, *shlex.split(words.replace("$SLURM_ARRAY_TASK_ID", "0"))]
+            if name == "help":
+                with pytest.raises(Exit):
+                    command_line.parse(given)
+                continue
+            parsed = command_line.parse(given)
+            assert parsed.command == name
+            assert (parsed.config is not None) == (CONFIG in COMMANDS[name].flags)
 
 
 @pytest.mark.parametrize("words", ["--workdir=runs/first", "--workdir runs/first"])

@@ -175,27 +175,30 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "parts"), [(first, rest) for first, *rest in FLAGS])
-def test_a_wrong_command_or_flag_is_refused(words, parts, mistake):
-    said = mistake(*words.replace("CONFIG", CONFIG).split())
-    for part in parts:
-        assert part in said
+def test_a_wrong_command_or_flag_is_refused(subtests, mistake):
+    for words, *parts in FLAGS:
+        with subtests.test(words):
+            said = mistake(*words.replace("CONFIG", CONFIG).split())
+            for part in parts:
+                assert part in said
 
 
-@pytest.mark.parametrize(("setting", "parts"), [(first, rest) for first, *rest in NAMES])
-def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(setting, parts, mistake):
-    said = mistake(CONFIG, f"--config.{setting}")
-    for part in parts:
-        assert part in said
+def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(subtests, mistake):
+    for setting, *parts in NAMES:
+        with subtests.test(setting):
+            said = mistake(CONFIG, f"--config.{setting}")
+            for part in parts:
+                assert part in said
 
 
-@pytest.mark.parametrize(("settings", "parts"), [(first, rest) for first, *rest in VALUES])
-def test_a_wrong_value_is_refused_with_the_rule(settings, parts, mistake):
-    values = [settings] if "remote_shell" in settings else settings.split()
-    own = [] if "workdir" in settings else ["--config.workdir=TMP/run"]
-    said = mistake(CONFIG, *own, *(f"--config.{value}" for value in values))
-    for part in parts:
-        assert part in said
+def test_a_wrong_value_is_refused_with_the_rule(subtests, mistake):
+    for settings, *parts in VALUES:
+        with subtests.test(settings):
+            values = [settings] if "remote_shell" in settings else settings.split()
+            own = [] if "workdir" in settings else ["--config.workdir=TMP/run"]
+            said = mistake(CONFIG, *own, *(f"--config.{value}" for value in values))
+            for part in parts:
+                assert part in said
 
 
 FILES = [
@@ -235,14 +238,15 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "parts"), [(first, rest) for first, *rest in FILES])
-@pytest.mark.parametrize("command", ["run", "plan"])
-def test_a_broken_config_file_is_named_with_the_line(command, text, parts, mistake, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(text, errors="surrogateescape")
-    said = mistake(command, f"--config={path}")
-    for part in (str(path) if "config lacks" not in parts[0] else "", *parts):
-        assert part in said or "is not a setting" in said
+def test_a_broken_config_file_is_named_with_the_line(subtests, mistake, tmp_path):
+    for number, (text, *parts) in enumerate(FILES):
+        path = tmp_path / f"mine{number}.py"
+        path.write_text(text, errors="surrogateescape")
+        for command in ("run", "plan"):
+            with subtests.test(f"{command} {text!r}"):
+                said = mistake(command, f"--config={path}")
+                for part in (str(path) if "config lacks" not in parts[0] else "", *parts):
+                    assert part in said or "is not a setting" in said
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_argument_of_a_piece_is_given(name):
-    function, given = FUNCTIONS[name]
-    assert set(inspect.signature(function).parameters) - given <= {"epsilon"}
+def test_every_argument_of_a_piece_is_given(subtests):
+    for name, (function, given) in FUNCTIONS.items():
+        with subtests.test(name):
+            assert set(inspect.signature(function).parameters) - given <= {"epsilon"}
 
 
 def test_a_piece_is_called_with_what_it_has_arguments_for():

@@ -32,14 +32,13 @@ def test_the_page_has_examples_of_every_kind():
     assert len(CASES) > 80
 
 
-@pytest.mark.parametrize(
-    ("row", "text", "score"), CASES, ids=[f"{kind_of(row)}-{text}" for row, text, _ in CASES]
-)
-def test_the_examples_of_the_page_hold(row, text, score):
-    REWARD.check(row)
-    judged = REWARD(row, Completion(text))
-    assert judged.score == pytest.approx(score), judged.why
-    assert judged.why
+def test_the_examples_of_the_page_hold(subtests):
+    for row, text, score in CASES:
+        with subtests.test(f"{row}: {text}"):
+            REWARD.check(row)
+            judged = REWARD(row, Completion(text))
+            assert judged.score == pytest.approx(score), judged.why
+            assert judged.why
 
 
 def test_without_part_marks_an_answer_is_right_or_wrong():

@@ -38,17 +38,17 @@ def test_the_table_has_many_pairs_and_none_twice():
     assert {pair[0] for pair in PAIRS} == {"equal", "different"}
 
 
-@pytest.mark.parametrize(
-    ("verdict", "gold", "answer", "comment"), PAIRS, ids=[f"{p[1]} | {p[2]}" for p in PAIRS]
-)
-def test_pairs_are_judged_as_the_table_says_in_both_directions(verdict, gold, answer, comment):
-    judged = judge(gold, answer)
-    assert judged.score == (verdict == "equal"), (comment, judged.why)
-    turned = judge(answer, gold)
-    # A text that means nothing is a wrong answer, and not a right answer to compare with.
-    assert turned.score in {judged.score} | ({None} if not judged.score else set()), turned.why
-    if turned.score is None:
-        assert "cannot be used" in turned.why
+def test_pairs_are_judged_as_the_table_says_in_both_directions(subtests):
+    for verdict, gold, answer, comment in PAIRS:
+        with subtests.test(f"{gold} | {answer}"):
+            judged = judge(gold, answer)
+            assert judged.score == (verdict == "equal"), (comment, judged.why)
+            turned = judge(answer, gold)
+            # A text that means nothing is a wrong answer, and not a right answer to compare with.
+            either = {0.0, None} if judged.score == 0.0 else {judged.score}
+            assert turned.score in either, turned.why
+            if turned.score is None:
+                assert "cannot be used" in turned.why
 
 
 NUMBERS = st.builds(Fraction, st.integers(-(10**7), 10**7), st.sampled_from([1, 2, 4, 5, 8, 10]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -86,13 +87,13 @@ def ended(pids: Path, count: int) -> bool:
     return not any(map(lives, noted))
 
 
-@pytest.mark.parametrize("suffix", ["", "_later", "_in_batches"])
-@pytest.mark.parametrize("text", UNKNOWN)
-def test_each_fault_of_a_reward_is_a_judgement(text, suffix):
-    (judged,) = Rubric(f"{REWARD}{suffix}").judge([item(text)], limit_secs=10.0)
-    assert judged.score is None
-    assert UNKNOWN[text] in judged.why
-    assert len(judged.why) < 1000
+def test_each_fault_of_a_reward_is_a_judgement(subtests):
+    for suffix, text in itertools.product(("", "_later", "_in_batches"), UNKNOWN):
+        with subtests.test(f"{text}{suffix}"):
+            (judged,) = Rubric(f"{REWARD}{suffix}").judge([item(text)], limit_secs=10.0)
+            assert judged.score is None
+            assert UNKNOWN[text] in judged.why
+            assert len(judged.why) < 1000
 
 
 @pytest.mark.parametrize("text", ["decimal", "fraction", "number of numpy"])

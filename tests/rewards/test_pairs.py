@@ -117,7 +117,9 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("reward", "row", "text", "score"), PAIRS)
-def test_an_answer_has_its_score(reward, row, text, score):
-    (judged,) = Rubric(reward).judge([ScoringRequest({"prompt": "?", **row}, Completion(text))])
-    assert judged.score == pytest.approx(score), judged.why
+def test_an_answer_has_its_score(subtests):
+    for reward, row, text, score in PAIRS:
+        with subtests.test(f"{reward} of {row}: {text}"):
+            asked = ScoringRequest({"prompt": "?", **row}, Completion(text))
+            (judged,) = Rubric(reward).judge([asked])
+            assert judged.score == pytest.approx(score), judged.why

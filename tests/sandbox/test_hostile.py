@@ -48,26 +48,22 @@ def judged(names, layer):
         return {name: (judgement, secs) for name, judgement, secs in pool.map(one, names)}
 
 
-def require_held(name, judgement, secs):
+def require_held(judgement, secs):
     assert judgement.is_known, judgement.why
     assert judgement.score == 0.0
     assert secs < 60.0, judgement.why
 
 
-@pytest.fixture(scope="module")
-def quick():
+def test_a_hostile_program_is_held(subtests):
     require("auto")
-    return judged(QUICK, "auto")
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_hostile_program_is_held(quick, name):
-    require_held(name, *quick[name])
+    for name, (judgement, secs) in judged(QUICK, "auto").items():
+        with subtests.test(name):
+            require_held(judgement, secs)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layer", LAYERS)
-def test_every_hostile_program_is_held(layer):
+def test_every_hostile_program_is_held(subtests, layer):
     runs = require(layer).languages or set(LANGUAGES)
     commands = {name: (one.build or one.run or ("sh",))[0] for name, one in LANGUAGES.items()}
     names = [
@@ -77,4 +73,5 @@ def test_every_hostile_program_is_held(layer):
     ]
     assert len(names) >= 60
     for name, (judgement, secs) in judged(names, layer).items():
-        require_held(name, judgement, secs)
+        with subtests.test(name):
+            require_held(judgement, secs)

@@ -616,19 +616,19 @@ def test_every_rule_has_an_example_and_names_settings_that_there_are():
         assert set(name.partition(":")[0].split(", ")) <= NAMES
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
 def test_what_breaks_a_rule_is_refused_by_it_with_the_setting_the_value_and_the_way_out(
-    name, monkeypatch
+    subtests, monkeypatch
 ):
-    for fields, part in EXAMPLES[name]:
-        with pytest.raises(ConfigError):
-            settings_with(**fields)
-        with monkeypatch.context() as without:
-            without.setattr(rules, "RULES", {name: rules.RULES[name]})
-            with pytest.raises(ConfigError, match=re.escape(part)) as refused:
+    for rule, fields, part in [(rule, *one) for rule, some in EXAMPLES.items() for one in some]:
+        with subtests.test(f"{rule}: {fields}"):
+            with pytest.raises(ConfigError):
                 settings_with(**fields)
-        settings = name.partition(":")[0].split(", ")
-        assert any(one.rpartition(".")[2] in str(refused.value) for one in settings)
+            with monkeypatch.context() as without:
+                without.setattr(rules, "RULES", {rule: rules.RULES[rule]})
+                with pytest.raises(ConfigError, match=re.escape(part)) as refused:
+                    settings_with(**fields)
+            settings = rule.partition(":")[0].split(", ")
+            assert any(one.rpartition(".")[2] in str(refused.value) for one in settings)
 
 
 @pytest.mark.parametrize(("store", "package"), [("gs", "gcsfs"), ("s3", "s3fs")])

@@ -11,39 +11,40 @@ from rl_sync.rewards.answers.extraction import (
     strategies_of,
 )
 
+FOUND = [
+    (r"So \boxed{7}.", "7", "boxed"),
+    (r"\boxed{1} and then \boxed{2}", "2", "boxed"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
+    (r"\boxed{\text{a {nested} text}}", r"\text{a {nested} text}", "boxed"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}", "boxed"),
+    (r"$\boxed 7$", "7", "boxed"),
+    (r"\fbox{7}", "7", "boxed"),
+    (r"\boxed{}", "", "boxed"),
+    ("<think>3</think><answer> 7 </answer>", "7", "tags"),
+    ("<answer>1</answer> no, <answer>2\n</answer>", "2", "tags"),
+    ("so it is\n#### 1,234\n", "1,234", "hashes"),
+    ("#### 1\n#### 2", "2", "hashes"),
+    ("The answer is 7.", "7", "answer_is"),
+    ("The answer is $5.50.", "$5.50", "answer_is"),
+    ("The final answer is: 7 because 3 + 4 = 7.", "7", "answer_is"),
+    ("**Answer:** 42", "42", "answer_is"),
+    ("Answer:\n12", "12", "answer_is"),
+    ("The answer is 1. Wait. The answer is 2. Done", "2", "answer_is"),
+    ("3 apples and 4 pears make 7 fruits", "7", "last_number"),
+    ("it costs $1,234.50 in all", "$1,234.50", "last_number"),
+    ("about 12.5% of them", "12.5%", "last_number"),
+    (r"we get \frac{3}{4} of it", r"\frac{3}{4}", "last_number"),
+    ("half is 1/2, then", "1/2", "last_number"),
+    ("it is -3", "-3", "last_number"),
+    ("we have 5-3", "3", "last_number"),
+]
+"""Texts, their answers, and the strategies that find these."""
 
-@pytest.mark.parametrize(
-    ("text", "answer", "strategy"),
-    [
-        (r"So \boxed{7}.", "7", "boxed"),
-        (r"\boxed{1} and then \boxed{2}", "2", "boxed"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
-        (r"\boxed{\text{a {nested} text}}", r"\text{a {nested} text}", "boxed"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}", "boxed"),
-        (r"$\boxed 7$", "7", "boxed"),
-        (r"\fbox{7}", "7", "boxed"),
-        (r"\boxed{}", "", "boxed"),
-        ("<think>3</think><answer> 7 </answer>", "7", "tags"),
-        ("<answer>1</answer> no, <answer>2\n</answer>", "2", "tags"),
-        ("so it is\n#### 1,234\n", "1,234", "hashes"),
-        ("#### 1\n#### 2", "2", "hashes"),
-        ("The answer is 7.", "7", "answer_is"),
-        ("The answer is $5.50.", "$5.50", "answer_is"),
-        ("The final answer is: 7 because 3 + 4 = 7.", "7", "answer_is"),
-        ("**Answer:** 42", "42", "answer_is"),
-        ("Answer:\n12", "12", "answer_is"),
-        ("The answer is 1. Wait. The answer is 2. Done", "2", "answer_is"),
-        ("3 apples and 4 pears make 7 fruits", "7", "last_number"),
-        ("it costs $1,234.50 in all", "$1,234.50", "last_number"),
-        ("about 12.5% of them", "12.5%", "last_number"),
-        (r"we get \frac{3}{4} of it", r"\frac{3}{4}", "last_number"),
-        ("half is 1/2, then", "1/2", "last_number"),
-        ("it is -3", "-3", "last_number"),
-        ("we have 5-3", "3", "last_number"),
-    ],
-)
-def test_the_last_answer_of_the_first_successful_strategy_is_found(text, answer, strategy):
-    assert extract(text, strategies_of(DEFAULT_STRATEGIES)) == (answer, strategy)
+
+def test_the_last_answer_of_the_first_successful_strategy_is_found(subtests):
+    for text, answer, strategy in FOUND:
+        with subtests.test(text):
+            assert extract(text, strategies_of(DEFAULT_STRATEGIES)) == (answer, strategy)
 
 
 def test_an_unclosed_box_is_no_answer():

@@ -176,33 +176,32 @@ def _without_waiting(monkeypatch):
     monkeypatch.setattr(batch_reader, "_POLL_SECS", 0.0)
 
 
-@pytest.mark.parametrize("generated", [BATCH, GENERATED])
-@pytest.mark.parametrize(
-    ("interval", "max_staleness", "times"),
-    [(1, 0, 1), (1, 1, 2), (1, 3, 2), (2, 1, 2), (2, 5, 3), (3, 2, 3)],
-)
-@pytest.mark.parametrize(
-    "sampler", ["fifo", "lifo", "uniform", "prioritized", "min_heap", "max_heap"]
-)
-def test_batches_are_of_different_groups_that_are_fresh_and_not_used_up(
-    sampler, interval, max_staleness, times, generated
-):
-    schedule = resolve("custom", interval, 0, max_staleness, "latest")
-    for seed in range(3):
-        run = Run(sampler, times, schedule, 12, generated, seed)
-        uses = run.all(12)
-        assert max(uses.values()) <= times
-        assert times == 1 or max(uses.values()) > 1
-        for step, groups in enumerate(run.trained, start=1):
-            assert len({group.lease_id for group in groups}) == BATCH
-            assert all(schedule.accepts(step, group.oldest_version) for group in groups)
-        # A prompt that some step has trained on is not tried again.
-        prompts = {(group.ordinal, group.lease_id) for batch in run.trained for group in batch}
-        assert len({ordinal for ordinal, _ in prompts}) == len(prompts)
-        run.reader.close("the run ended")
-        state, _ = transition.end(run.state)
-        assert accounted(state) == state.leased
-        assert state.trained == len(uses)
+SAMPLERS = ("fifo", "lifo", "uniform", "prioritized", "min_heap", "max_heap")
+STALENESS = [(1, 0, 1), (1, 1, 2), (1, 3, 2), (2, 1, 2), (2, 5, 3), (3, 2, 3)]
+"""Intervals, bounds of the staleness, and how many times a group is trained on."""
+
+
+def test_batches_are_of_different_groups_that_are_fresh_and_not_used_up(subtests):
+    for sampler, staleness, generated, seed in itertools.product(
+        SAMPLERS, STALENESS, (BATCH, GENERATED), range(3)
+    ):
+        with subtests.test(sampler, staleness=staleness, generated=generated, seed=seed):
+            interval, max_staleness, times = staleness
+            schedule = resolve("custom", interval, 0, max_staleness, "latest")
+            run = Run(sampler, times, schedule, 12, generated, seed)
+            uses = run.all(12)
+            assert max(uses.values()) <= times
+            assert times == 1 or max(uses.values()) > 1
+            for step, groups in enumerate(run.trained, start=1):
+                assert len({group.lease_id for group in groups}) == BATCH
+                assert all(schedule.accepts(step, group.oldest_version) for group in groups)
+            # A prompt that some step has trained on is not tried again.
+            prompts = {(group.ordinal, group.lease_id) for batch in run.trained for group in batch}
+            assert len({ordinal for ordinal, _ in prompts}) == len(prompts)
+            run.reader.close("the run ended")
+            state, _ = transition.end(run.state)
+            assert accounted(state) == state.leased
+            assert state.trained == len(uses)
 
 
 @pytest.mark.parametrize("max_size", [1, 3])
