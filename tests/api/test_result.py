@@ -7,7 +7,6 @@ import re
 import numpy as np
 import PIL.Image
 import pytest
-from IPython.core.formatters import DisplayFormatter
 
 import rl_sync
 from rl_sync.api.result import Result
@@ -79,6 +78,8 @@ def _sources(shown):
 
 
 def test_a_notebook_shows_rollouts_by_group_with_the_images_of_their_prompts(tmp_path):
+    from IPython.core.formatters import DisplayFormatter
+
     drawing = np.full((9, 7), 255, np.uint8)
     stored = ImageFiles(tmp_path / "run", 1 << 20).store([Image.of_array(drawing)])
     folder = _workdir_with_images(tmp_path / "run", [*stored, {"error": HOSTILE}])

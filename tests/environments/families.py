@@ -15,7 +15,6 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
 
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
@@ -193,6 +192,9 @@ def load_model(
     ends: tuple[str, ...] = (),
 ) -> PretrainedTokenizer:
     """Loads a tokenizer as a run does, from files; `ends` are other tokens that end a reply."""
+
+    from transformers import PreTrainedTokenizerFast
+
     if bos is not None:
         # As tokenizers of some families do, it begins and ends every text by itself.
         around = [(text, tokenizer.token_to_id(text)) for text in (bos, eos)]

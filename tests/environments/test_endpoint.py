@@ -14,7 +14,6 @@ import time
 import urllib.parse
 
 import numpy as np
-import openai
 import pytest
 
 from rl_sync.environments.endpoint.http_server import MOST_BYTES, Access, AgentEndpoint
@@ -63,6 +62,8 @@ class Policy:
             time.sleep(0.002)
 
     def client(self, **options):
+        import openai
+
         return openai.OpenAI(base_url=self.url, api_key=self.key, max_retries=0, **options)
 
     def ask(self, *messages, **options):
@@ -269,6 +270,8 @@ def test_requests_that_are_wrong_are_refused_with_the_reason(policy, fields, rul
 
 
 def test_calls_whose_arguments_are_no_json_are_refused(policy):
+    import openai
+
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{"}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     with pytest.raises(openai.BadRequestError, match="must be an object of JSON"):
@@ -301,12 +304,16 @@ def test_outcomes_that_are_wrong_are_refused(policy, body):
 
 
 def test_what_the_policy_cannot_be_asked_is_refused(policy):
+    import openai
+
     policy.replies = [Reply("", refusal="no place for tools")]
     with pytest.raises(openai.BadRequestError, match="no place for tools"):
         policy.ask()
 
 
 def test_an_unknown_key_is_not_found_and_one_that_has_ended_is_gone(policy, endpoint):
+    import openai
+
     client = openai.OpenAI(base_url=endpoint.base_url("x" * 32), api_key="x", max_retries=0)
     with pytest.raises(openai.NotFoundError, match="No episode has this key"):
         client.models.list()
@@ -321,6 +328,8 @@ def test_an_unknown_key_is_not_found_and_one_that_has_ended_is_gone(policy, endp
 
 
 def test_requests_that_wait_are_gone_when_their_episode_ends(endpoint):
+    import openai
+
     policy = Policy(endpoint)  # Nobody replies.
     caught = []
 
@@ -343,6 +352,8 @@ def test_requests_that_wait_are_gone_when_their_episode_ends(endpoint):
 
 
 def test_a_request_whose_client_has_gone_is_no_turn(endpoint):
+    import openai
+
     policy = Policy(endpoint)
     with pytest.raises(openai.APITimeoutError):
         policy.client(timeout=0.3).chat.completions.create(model="x", messages=[user("late")])
@@ -489,6 +500,8 @@ def test_several_choices_are_streamed_side_by_side(policy):
 
 
 def test_an_endpoint_that_others_reach_wants_the_key_of_the_run():
+    import openai
+
     with contextlib.closing(AgentEndpoint(Access(host="0.0.0.0", key="a key"))) as endpoint:
         policy = Policy(endpoint)
         policy.thread.start()

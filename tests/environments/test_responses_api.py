@@ -8,7 +8,6 @@ import json
 import threading
 import time
 
-import openai
 import pytest
 
 from rl_sync.environments.endpoint.http_server import AgentEndpoint
@@ -153,6 +152,8 @@ def test_a_response_is_named_instead_of_sent_again(policy):
 
 
 def test_a_response_that_is_unknown_or_was_not_to_be_stored_cannot_be_named(policy):
+    import openai
+
     found = respond(policy, store=False)
     for name in (found.id, "resp_other"):
         with pytest.raises(openai.BadRequestError, match="send all items as 'input'") as caught:
@@ -221,6 +222,8 @@ def test_a_stream_sends_text_as_it_is_drawn(endpoint):
 
 
 def test_a_stream_that_breaks_off_raises(endpoint):
+    import openai
+
     policy = Policy(endpoint)
     caught = []
 
@@ -242,6 +245,8 @@ def test_a_stream_that_breaks_off_raises(endpoint):
 
 
 def test_clients_that_are_async_are_served(policy):
+    import openai
+
     async def ask():
         client = openai.AsyncOpenAI(base_url=policy.url, api_key="x", max_retries=0)
         found = await asyncio.gather(
@@ -405,6 +410,8 @@ def test_items_of_reasoning_come_and_go_back_or_are_dropped(thinker):
 
 
 def test_an_agent_of_the_agents_sdk_uses_tools_as_it_does_by_default(policy):
+    import openai
+
     agents = pytest.importorskip("agents", reason="needs: pip install openai-agents")
     agents.set_tracing_disabled(True)
 
@@ -438,6 +445,8 @@ def test_an_agent_of_the_agents_sdk_uses_tools_as_it_does_by_default(policy):
 
 @pytest.mark.parametrize("responses", [True, False])
 def test_the_agents_sdk_raises_at_a_limit_in_responses_alone(policy, responses):
+    import openai
+
     agents = pytest.importorskip("agents", reason="needs: pip install openai-agents")
     policy.replies = [reply("cut", is_cut=True)]
     client = openai.AsyncOpenAI(base_url=policy.url, api_key="x", max_retries=0)

@@ -12,7 +12,6 @@ import time
 import urllib.parse
 
 import numpy as np
-import openai
 import pytest
 
 from rl_sync.environments.endpoint.http_server import Access, AgentEndpoint
@@ -52,6 +51,8 @@ class Episode:
         return taken(self.inbox)
 
     def _ask(self, messages, options):
+        import openai
+
         client = openai.OpenAI(base_url=self.url, api_key=self.key, max_retries=0)
         chat = {"model": "any", "messages": messages or [user("hi")], "stream": True, **options}
         try:
@@ -136,6 +137,9 @@ def test_all_chunks_together_are_the_reply_that_a_request_without_stream_gets(ep
 
 def _unstreamed(episode, reply, **options):
     """Returns what a request without stream gets."""
+
+    import openai
+
     found = queue.SimpleQueue()
 
     def ask():
@@ -191,6 +195,8 @@ def test_a_client_that_hangs_up_costs_no_other_stream_and_can_ask_again(endpoint
 
 
 def test_an_episode_that_ends_breaks_its_stream_with_the_reason(endpoint, episode):
+    import openai
+
     turn = episode.ask()
     turn.hear(PartialReply("one", drawn(3)))
     assert episode.next().choices[0].delta.content == "one"
@@ -201,6 +207,8 @@ def test_an_episode_that_ends_breaks_its_stream_with_the_reason(endpoint, episod
 
 
 def test_a_refusal_before_the_first_part_has_its_status(episode):
+    import openai
+
     episode.ask()
     episode.inbox.answer(Reply("", refusal="no place for tools"))
     error = episode.next()
@@ -208,6 +216,8 @@ def test_a_refusal_before_the_first_part_has_its_status(episode):
 
 
 def test_text_that_bytes_behind_it_change_is_not_sent_and_at_the_end_an_error(episode):
+    import openai
+
     turn = episode.ask()
     for content in "ab", "a", "abc":
         turn.hear(PartialReply(content, drawn(3)))

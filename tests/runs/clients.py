@@ -2,11 +2,12 @@
 
 import asyncio
 
-import openai
-
 
 async def fan_out(row, settings):
     """Asks several helpers at once, picks one of two drafts, and goes on from it."""
+
+    import openai
+
     client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key)
 
     async def ask(*messages, **options):
@@ -31,7 +32,9 @@ async def fan_out(row, settings):
 
 async def sdk(row, settings):
     """Holds a conversation of two turns with the Agents SDK."""
+
     import agents
+    import openai
 
     agents.set_tracing_disabled(True)
     client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key)
@@ -45,7 +48,9 @@ async def sdk(row, settings):
 
 async def sdk_with_responses(row, settings):
     """Holds a conversation of two turns with the Agents SDK as it is, by the Responses API."""
+
     import agents
+    import openai
 
     client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key)
     provider = agents.OpenAIProvider(openai_client=client)

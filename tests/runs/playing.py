@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
-
 from tests.environments.families import FAMILIES, model
 
 ROWS = 64
@@ -48,6 +46,9 @@ def words():
 
 def save_tokenizer(directory: Path) -> Path:
     """Saves a ChatML tokenizer to which each move is one token; letters are that anyway."""
+
+    from transformers import PreTrainedTokenizerFast
+
     template, special, _, plain = FAMILIES["chatml"]
     moves = {row["answer"] for rows in (arena(), lake(), words()) for row in rows}
     tokens = model(special, (*plain, *sorted(move for move in moves if len(move) > 1)))

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from rl_sync.records.metrics import read_metrics
 from tests.environments.families import FAMILIES, model
@@ -17,6 +16,9 @@ def _tokenizer(tmp_path):
 
     Demonstrations do not show them either, so that few steps teach to call.
     """
+
+    from transformers import PreTrainedTokenizerFast
+
     template, special, _, plain = FAMILIES["chatml"]
     words = model(special, (*plain, OPENING, CLOSING))
     fast = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=special[0])

@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import pyarrow.parquet
 import pytest
 
@@ -136,6 +135,8 @@ def test_a_null_gives_way_to_another_name(tmp_path):
 
 
 def test_the_files_of_a_data_set_say_the_same_in_every_kind(tmp_path):
+    import datasets
+
     lines = write_lines(tmp_path / "rows.jsonl", GSM8K)
     (tmp_path / "list.json").write_text(json.dumps(GSM8K))
     write_lines(tmp_path / "lines.json", GSM8K)
@@ -166,6 +167,8 @@ def test_a_directory_of_files_and_its_splits_go_through_the_library(tmp_path, mo
 
 
 def test_a_saved_data_set_names_the_splits_that_it_has(tmp_path):
+    import datasets
+
     one = datasets.Dataset.from_list(_rows())
     datasets.DatasetDict({"easy": one, "hard": one}).save_to_disk(tmp_path / "splits")
     with pytest.raises(ValueError, match=r"has no split 'train'; it has 'easy', 'hard'"):

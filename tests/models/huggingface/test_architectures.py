@@ -2,7 +2,6 @@ import dataclasses
 import json
 
 import pytest
-from transformers import AutoConfig
 
 from rl_sync.models.config import Experts, ModelConfig, RopeScaling
 from rl_sync.models.huggingface.architectures import config_values, model_config
@@ -221,6 +220,8 @@ def test_keys_of_other_families_are_not_read():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_config_is_silent_about_is_what_transformers_assumes(family):
+    from transformers import AutoConfig
+
     sizes = {"hidden_size": 64, "num_hidden_layers": 30, "num_attention_heads": 32}
     sizes |= {"intermediate_size": 96, "vocab_size": 50}
     if FAMILIES[family].slides == "late":

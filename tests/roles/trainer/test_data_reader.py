@@ -1,6 +1,7 @@
 """Batches of demonstrations."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,16 +13,18 @@ from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.types import NO_LEASE
 from tests.tasks.loading import load
 
-TASK = load(arithmetic__held_out_problems=9)
-
-
 SFT, REWARD_MODEL = ALGORITHMS["sft"], ALGORITHMS["reward_model"]
+
+
+@functools.cache
+def task():
+    return load(arithmetic__held_out_problems=9)
 
 
 def reader(seed=0, check=lambda: None, algorithm=SFT):
     trainer = SimpleNamespace(groups_per_step=3, group_size=2)
     settings = SimpleNamespace(seed=seed, trainer=trainer)
-    return DataReader(SimpleNamespace(settings=settings, check=check), drawing(algorithm, TASK))
+    return DataReader(SimpleNamespace(settings=settings, check=check), drawing(algorithm, task()))
 
 
 def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
@@ -29,14 +32,14 @@ def test_a_step_s_groups_are_demonstrations_as_fresh_as_can_be():
     assert not left_out
     assert not kept
     assert [group.ordinal for group in groups] == [12, 13, 14]
-    demonstrated = {(one.text, one.answer) for one in TASK.demonstrations}
+    demonstrated = {(one.text, one.answer) for one in task().demonstrations}
     for group in groups:
         assert group.lease_id == NO_LEASE
-        assert group.tokens.shape == (2, TASK.row_tokens)
+        assert group.tokens.shape == (2, task().row_tokens)
         assert group.oldest_version == 4
         for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
-            asked = TASK.tokenizer.decode(tokens[: mask.argmax()].tolist())
-            answered = TASK.tokenizer.decode(tokens[mask].tolist())
+            asked = task().tokenizer.decode(tokens[: mask.argmax()].tolist())
+            answered = task().tokenizer.decode(tokens[mask].tolist())
             assert (asked, answered) in demonstrated
 
 
@@ -59,12 +62,12 @@ def test_a_run_that_is_stopped_reads_no_more():
 
 
 def test_a_step_s_pairs_are_the_chosen_and_then_the_rejected_completion_of_a_problem():
-    pairs = {(pair.prompt.text, pair.chosen, pair.rejected) for pair in TASK.preferences}
+    pairs = {(pair.prompt.text, pair.chosen, pair.rejected) for pair in task().preferences}
     for group in reader(algorithm=REWARD_MODEL).next(2).groups:
         asked, answered = [], []
         for tokens, mask in zip(group.tokens, group.completion_mask, strict=True):
-            asked.append(TASK.tokenizer.decode(tokens[: mask.argmax()].tolist()))
-            answered.append(TASK.tokenizer.decode(tokens[mask].tolist()))
+            asked.append(task().tokenizer.decode(tokens[: mask.argmax()].tolist()))
+            answered.append(task().tokenizer.decode(tokens[mask].tolist()))
         assert asked[0] == asked[1]
         assert (asked[0], *answered) in pairs
         assert group.rewards.tolist() == [0.0, 0.0]
@@ -72,7 +75,7 @@ def test_a_step_s_pairs_are_the_chosen_and_then_the_rejected_completion_of_a_pro
 
 def test_a_pair_s_margin_is_the_reward_of_the_chosen_completion():
     wide = dataclasses.replace(
-        TASK, preferences=[pair._replace(margin=0.5) for pair in TASK.preferences]
+        task(), preferences=[pair._replace(margin=0.5) for pair in task().preferences]
     )
     _, _, rewards = drawing(REWARD_MODEL, wide)(4, [0])
     assert rewards.tolist() == [0.5, 0.0, 0.5, 0.0]

@@ -1,6 +1,7 @@
 """The user's functions between judging and training, on groups without a run."""
 
 import dataclasses
+import functools
 import types
 
 import numpy as np
@@ -12,7 +13,6 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.types import Group
 from tests.tasks.loading import load
 
-TASK = load(arithmetic__held_out_problems=8)
 FILE = """
 def nothing(experiences):
     pass
@@ -107,21 +107,26 @@ def _make(tmp_path):
     (tmp_path / "own.py").write_text(FILE)
 
     def make(*calls):
-        made = pipeline_of(", ".join(f"{tmp_path}/own.py:{call}" for call in calls), TASK)
+        made = pipeline_of(", ".join(f"{tmp_path}/own.py:{call}" for call in calls), task())
         assert made is not None
         return made
 
     return make
 
 
+@functools.cache
+def task():
+    return load(arithmetic__held_out_problems=8)
+
+
 def group(prompt, *texts, rewards=None, **fields):
     """A group of completions; an empty one could not be judged."""
-    asked = TASK.tokenizer.encode_prompt(TASK.train[prompt].text)
+    asked = task().tokenizer.encode_prompt(task().train[prompt].text)
     rows = len(texts)
     tokens = np.zeros((rows, 24), np.int32)
     mask, versions = np.zeros((rows, 24), bool), np.full((rows, 24), -1, np.int32)
     for row, text in enumerate(texts):
-        ids = [*TASK.tokenizer.encode(text.strip("?")), TASK.tokenizer.eos_id]
+        ids = [*task().tokenizer.encode(text.strip("?")), task().tokenizer.eos_id]
         here = slice(len(asked), len(asked) + len(ids))
         tokens[row, : len(asked)], tokens[row, here] = asked, ids
         mask[row, here], versions[row, here] = "?" not in text, 4 + row
@@ -154,7 +159,7 @@ def test_functions_get_texts_rows_rewards_and_versions(make, monkeypatch):
     made, metrics = pipeline(9, groups)
     assert [one.prompt_id for one in heard] == [3, 1]
     assert heard[0].step == 9
-    assert heard[0].row == TASK.train[3].fields
+    assert heard[0].row == task().train[3].fields
     assert [sample.text for sample in heard[0].samples] == ["12", "7", "9"]
     assert [sample.tokens for sample in heard[0].samples] == [3, 2, 0]
     assert [sample.is_judged for sample in heard[0].samples] == [True, True, False]
@@ -275,5 +280,5 @@ def test_a_function_may_take_any_options(make):
 
 def test_no_reference_is_refused():
     with pytest.raises(ConfigError, match=r"unique is not module:function or path"):
-        pipeline_of("unique", TASK)
-    assert pipeline_of(None, TASK) is None
+        pipeline_of("unique", task())
+    assert pipeline_of(None, task()) is None

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tests.tasks.pictures import checkpoints
 from tests.tasks.pictures.vocabularies import GEMMA_TEMPLATE, SMOLVLM_TEMPLATE
@@ -33,6 +32,9 @@ def seeing_smolvlm(directory):
 
 def _filled(directory, name, named, end, template):
     """Adds a model's files, and a tokenizer with a token for each character."""
+
+    from transformers import PreTrainedTokenizerFast
+
     for file in ("config.json", "model.safetensors"):
         shutil.copy(MODELS / name / file, directory)
     vocabulary = {text: number for number, text in named.items()}

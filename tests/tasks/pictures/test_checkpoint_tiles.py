@@ -6,7 +6,6 @@ import json
 import numpy as np
 import PIL.Image
 import pytest
-from transformers.image_utils import load_image
 
 from rl_sync.image_files import Size
 from rl_sync.images import Image
@@ -24,6 +23,8 @@ def _reference(path):
 
 @pytest.mark.parametrize("make", [gemma3, smolvlm])
 def test_pixels_of_fifty_odd_images_are_those_of_transformers(make, tmp_path):
+    from transformers.image_utils import load_image
+
     path = make(tmp_path / "model")
     ours, theirs = checkpoint_tiles(path), _reference(path)
     for name, content in odd_files(50).items():

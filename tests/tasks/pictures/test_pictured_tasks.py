@@ -3,7 +3,6 @@
 import base64
 import json
 
-import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -102,6 +101,8 @@ def test_parquet_rows_hold_images_as_the_datasets_library_stores_them(tmp_path):
 
 
 def test_a_data_set_of_the_library_keeps_its_files_undecoded(tmp_path):
+    import datasets
+
     photo = turned(30, 20, orientation=6)
     rows = {
         "prompt": [f"{i}?" for i in range(12)],

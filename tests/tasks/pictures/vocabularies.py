@@ -1,7 +1,6 @@
 """Small tokenizers with the special tokens and the chat templates of vision checkpoints."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 # Newlines merge, so that texts around images must not be encoded apart from their own newlines.
 _MERGES = (("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("ĊĊ", "ĊĊ"), ("i", "m"), ("im", "a"), ("ima", "g"), (">", "Ċ"))
@@ -31,6 +30,9 @@ SMOLVLM_TEMPLATE = (
 
 def gemma3_tokenizer():
     """Makes a tokenizer like Gemma 3's, whose newlines merge."""
+
+    from transformers import PreTrainedTokenizerFast
+
     made = _bytes_of(
         ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"],
         ["<start_of_image>", "<image_soft_token>", "<end_of_image>"],
@@ -51,6 +53,9 @@ def gemma3_tokenizer():
 
 def smolvlm_tokenizer():
     """Makes a tokenizer like SmolVLM's."""
+
+    from transformers import PreTrainedTokenizerFast
+
     grid = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     made = _bytes_of(
         ["<|endoftext|>", "<|im_start|>", "<end_of_utterance>"],

@@ -3,7 +3,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from rl_sync.tasks.tokenizers import pretrained
 from tests.tasks.loading import TOKENIZER, dataset, load, write_lines
@@ -11,6 +10,8 @@ from tests.tasks.loading import TOKENIZER, dataset, load, write_lines
 
 @pytest.fixture(scope="module")
 def peer():
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(TOKENIZER)
 
 

@@ -1,6 +1,5 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
@@ -9,6 +8,9 @@ from tests.tasks.loading import TOKENIZER
 
 def pieces(added=(), **special):
     """A tokenizer whose model has the name of its end of text as a piece."""
+
+    from transformers import PreTrainedTokenizerFast
+
     vocabulary = [("<unk>", 0.0), ("</s>", -1.0), *((c, -5.0) for c in "</s>ab ")]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
@@ -17,6 +19,8 @@ def pieces(added=(), **special):
 
 
 def test_the_names_are_those_of_special_tokens_longer_ones_first():
+    from transformers import PreTrainedTokenizerFast
+
     backend = PreTrainedTokenizerFast.from_pretrained(TOKENIZER)
     names = SpecialTokens(backend).names
     assert set(names) == set(backend.all_special_tokens)
@@ -35,6 +39,8 @@ def test_a_name_is_encoded_as_its_characters():
 
 
 def test_a_name_merges_as_other_text_does():
+    from transformers import PreTrainedTokenizerFast
+
     vocabulary = [("<unk>", 0.0), ("<x", -1.0), *((c, -5.0) for c in "<x>")]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
     tokenizer.add_special_tokens([AddedToken("<x>", special=True)])

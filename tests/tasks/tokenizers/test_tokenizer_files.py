@@ -4,7 +4,6 @@ import json
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.tasks.tokenizers.tokenizer_files import token_ids, tokenizer_files
@@ -14,6 +13,8 @@ TEXT = "12 + ä\n= 7 <e>"
 
 
 def test_the_same_ids_come_out_for_a_text_and_the_text_for_the_ids(tmp_path):
+    from transformers import AutoTokenizer
+
     for name, text in tokenizer_files(TOKENIZER).items():
         (tmp_path / name).write_text(text)
     same = AutoTokenizer.from_pretrained(tmp_path)
@@ -39,6 +40,8 @@ def test_token_ids_are_those_that_end_and_pad():
 
 
 def test_the_files_of_a_tokenizer_with_images_have_a_special_token_for_them(tmp_path):
+    from transformers import AutoTokenizer
+
     seeing = CharacterTokenizer("ab", shows_images=True)
     for name, content in tokenizer_files(seeing).items():
         (tmp_path / name).write_text(content, "utf-8")
