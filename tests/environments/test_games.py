@@ -344,6 +344,7 @@ def test_colors_of_drawings_are_said_in_words():
     assert written("no color [4m]") == "no color [4m]"
 
 
+@pytest.mark.gate
 @needs("gymnasium")
 def test_spaces_without_names_are_refused():
     with pytest.raises(ValueError, match="Pendulum-v1 has actions of the space Box"):

@@ -27,6 +27,7 @@ sys.exit(pytest.main(["-q", "-c", "/dev/null", "--rootdir=.", "--noconftest",
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("marked", "passed"), [("not slow", 3), pytest.param("slow", 1, marks=pytest.mark.nightly)]
 )

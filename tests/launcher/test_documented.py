@@ -20,6 +20,7 @@ def test_there_are_three():
     assert len(LINES) == 3
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.rpartition("=")[2])
 def test_they_are_plans_whose_roles_fit_their_target(line, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])

@@ -18,6 +18,7 @@ def run():
     return settings, wiring.load_task(settings)
 
 
+@pytest.mark.gate
 def test_all_meshes_of_the_target_are_tried_and_the_fastest_come_first(run):
     found = list(trainers(*run, target("v5e:1x2")))
     meshes = {one.settings.split(" --config.trainer.microbatch")[0] for one in found}

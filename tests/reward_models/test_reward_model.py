@@ -68,6 +68,7 @@ def test_a_score_is_that_of_the_last_token_in_units_of_the_held_out_scores(check
     assert judged[0].why == f"score {judged[0].components['raw']:.4g}"
 
 
+@pytest.mark.gate
 def test_the_scale_can_be_given_or_left_out(checkpoint):
     path, params = checkpoint
     raw = expected(params, "231")

@@ -142,6 +142,7 @@ def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
     assert (model.max_length, model.dtype) == (task.row_tokens, "bfloat16")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -378,6 +379,7 @@ def test_a_language_that_does_not_run_here_is_said_before_the_run(tmp_path, monk
     assert wiring.try_reward(dataclasses.replace(none[0], reward=elsewhere), none[1]) == []
 
 
+@pytest.mark.gate
 def test_environments_that_show_images_need_a_policy_that_sees():
     lake: dict[str, object] = {"environment__name": "frozen_lake", "sft__steps": 0}
     with pytest.raises(ConfigError, match=r"environment.name=frozen_lake shows images.*image_size"):

@@ -60,6 +60,7 @@ def rollouts(made):
     made.advance()
 
 
+@pytest.mark.gate
 @pytest.mark.samples("cpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_an_engine_needs_the_listed_programs_and_no_other(platform):
@@ -71,6 +72,7 @@ def test_an_engine_needs_the_listed_programs_and_no_other(platform):
     assert made.programs == set(listed)
 
 
+@pytest.mark.gate
 def test_an_engine_of_episodes_needs_no_program_that_is_not_listed():
     made = engine(layout(), slots=2, cache="recompute", kv_offload_bytes=1 << 20)
     asked = dataclasses.replace(ASKED, prompts=2, held=True, offloads_kv=True, recomputes=True)
@@ -90,6 +92,7 @@ def test_an_engine_of_episodes_needs_no_program_that_is_not_listed():
     assert {one.name for one in made.programs} == {one.name for one in listed}
 
 
+@pytest.mark.gate
 @pytest.mark.samples("mesh1-28")
 @pytest.mark.parametrize(("mesh", "mlp_dim"), [({}, 20), ({"data": 2, "tensor": 2}, 28)])
 def test_what_is_compiled_ahead_is_not_compiled_again(mesh, mlp_dim):

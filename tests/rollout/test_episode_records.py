@@ -153,6 +153,7 @@ def test_a_rewritten_conversation_is_a_segment_of_its_own():
     _assert_logprobs_are_the_policy_s(played)
 
 
+@pytest.mark.gate
 def test_an_episode_that_begins_again_drops_what_was_drawn_and_draws_anew():
     again = Continue(0, PROMPT, begins_segment=True, restarts=True)
     script = Script()

@@ -114,6 +114,7 @@ def test_logprobs_are_those_of_the_whole_vocabulary_and_no_image_token_is_drawn(
     assert taken == 16
 
 
+@pytest.mark.gate
 def test_each_image_is_encoded_once_for_all_completions_and_prompts():
     made = engine()
     made.generate(requests(DRAWN, completions=3))

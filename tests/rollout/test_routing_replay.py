@@ -115,6 +115,7 @@ def test_one_expert_all_of_them_and_more_than_a_byte_tells_apart_are_recorded(ex
     np.testing.assert_allclose(found, hidden_states(config, params, whole), atol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("steps")
 @pytest.mark.parametrize("stepped_tokens", [64, 0], ids=["steps", "prefill"])
 def test_replies_of_an_episode_have_the_experts_of_all_tokens_before_them(stepped_tokens):

@@ -57,6 +57,7 @@ def test_a_snapshot_is_evaluated_with_the_config_of_its_run_and_changes_to_it(
     assert all(one["why"] for one in record["completions"])
 
 
+@pytest.mark.gate
 def test_the_best_snapshot_is_evaluated_and_exported_by_its_name(run, capsys, tmp_path):
     _, best = evaluated(capsys, tmp_path / "best.json", f"--workdir={run}", "--step=best")
     _, first = evaluated(capsys, tmp_path / "first.json", f"--workdir={run}", "--step=1")

@@ -61,6 +61,7 @@ def test_the_jobset_has_no_field_that_its_api_lacks(words, tmp_path):
     assert complaint(manifest(tmp_path, *words)) is None
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("old", "new"),
     [

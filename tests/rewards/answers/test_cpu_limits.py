@@ -85,6 +85,7 @@ def _judged(monkeypatch, wait_secs, answer, limit_secs):
     return reward({"answer": r"\frac{\sqrt{2}}{2}"}, Completion(answer))
 
 
+@pytest.mark.gate
 def test_a_right_answer_is_right_on_a_busy_machine(monkeypatch):
     judged = _judged(monkeypatch, 1.0, r"\frac{1}{\sqrt{2}}", limit_secs=0.5)
     assert judged.score == 1.0

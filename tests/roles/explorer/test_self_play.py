@@ -162,6 +162,7 @@ def test_games_against_oneself_are_the_same_in_any_batch():
     assert len(texts) == len(found), "opponents draw for each episode anew"
 
 
+@pytest.mark.gate
 def test_the_engine_forgets_all_players_of_a_game_that_is_over():
     made = players(slots=2)
     made.generate(requests())
@@ -169,6 +170,7 @@ def test_the_engine_forgets_all_players_of_a_game_that_is_over():
     assert made.unfinished == 0
 
 
+@pytest.mark.gate
 def test_a_game_that_begins_again_begins_with_all_its_players():
     made = players(environment="Talk(fails=True)")
     found = made.generate(requests(groups=3, episodes=1))

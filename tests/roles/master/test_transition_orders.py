@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,6 +203,7 @@ def test_carried_over_groups_come_in_time_and_nobody_waits_for_ever(
     assert carried or budget > 3
 
 
+@pytest.mark.gate
 @settings(max_examples=60, deadline=None)
 @given(
     explorers=st.integers(1, 3),

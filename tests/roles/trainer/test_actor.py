@@ -326,6 +326,7 @@ def test_a_step_of_whose_batch_nothing_was_judged_is_not_taken(count):
     )
 
 
+@pytest.mark.gate
 def test_the_updates_of_a_step_with_judged_completions_are_taken():
     trainer, batch = trainer_of({"kl_coefficient": 0.1}, TWICE), batch_of(UNEVEN, updates=2)
     after, metrics = trainer.step(state_of(trainer), _unjudged(batch, slice(8, None)))

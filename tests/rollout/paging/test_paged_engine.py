@@ -193,6 +193,7 @@ def test_prefixes_that_nobody_uses_make_room():
     assert made.stats.reused_tokens == 0
 
 
+@pytest.mark.gate
 @pytest.mark.samples("keep")
 @pytest.mark.parametrize("cache", ["keep", "recompute"])
 def test_prefixes_of_older_weights_are_never_used_again(cache):
