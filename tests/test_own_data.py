@@ -35,6 +35,7 @@ INVERSES = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", own_data.TASKS)
 def test_rows_are_as_many_as_said_and_none_is_in_both_parts(name):
     train, held_out = own_data.rows_of(name, 5)

@@ -39,6 +39,7 @@ def _sets(vocab):
     return members
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("vocab", [1, 7, 31, 32, 33, 64, 1000, 4099])
 def test_what_could_be_drawn_is_read_as_it_was_written(vocab):
     members = _sets(vocab)

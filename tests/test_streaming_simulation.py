@@ -32,6 +32,7 @@ def test_slots_are_full_where_the_bound_is_large():
         assert simulation.measure(rule, 0, 20, seed=0, steps=30, slots=16).time < 1.05
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bound_of_tokens_loses_old_tokens_and_one_of_groups_none(seed):
     lost = {

@@ -46,6 +46,7 @@ def as_bytes(state: State) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
 
 
+@pytest.mark.gate
 def test_a_state_comes_back_to_the_bit_with_its_kinds_of_leaves(tmp_path):
     save_snapshot(tmp_path, 40, make_state(3), {"ordinal": 7})
     step, state, metadata = load_snapshot(tmp_path, None, make_state(0))

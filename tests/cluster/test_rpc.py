@@ -157,6 +157,7 @@ def test_who_calls_another_runs_master_is_told(port):
     server.close(0.0)
 
 
+@pytest.mark.gate
 def test_a_server_without_a_secret_answers_this_process_alone(serve, port):
     serve(lambda call: "here")
     program = f"""

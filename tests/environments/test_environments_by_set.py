@@ -105,6 +105,7 @@ def test_the_players_and_the_close_of_a_set_s_game_are_those_of_its_environment(
     assert made.close() is None
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("seat", "shown", "won"), [(0, "0:", 0.0), (1, "1:", 1.0)])
 def test_a_set_may_be_a_game_of_several_players(seat, shown, won):
     host = host_of(RACE, HostLimits(workers=1, limit_secs=30.0))

@@ -228,6 +228,7 @@ def test_an_environment_that_kills_the_other_workers_ends_their_episodes_and_no_
         assert begun(host, 4, 5)
 
 
+@pytest.mark.gate
 @linux
 def test_a_host_starts_workers_again_after_an_environment_has_killed_their_parent():
     with hosting("Hostile", workers=2) as host:
@@ -382,6 +383,7 @@ def test_output_of_environments_goes_to_the_errors(capfd):
         assert line in errors
 
 
+@pytest.mark.gate
 def test_long_answers_and_long_tasks_arrive():
     with hosting("Hostile") as host:
         begun(host, 1, folder="x" * (8 << 20))
@@ -426,6 +428,7 @@ def test_an_environment_that_cannot_be_imported_is_refused_at_once(source, messa
         ProcessHost(f"{file}:E", limits)
 
 
+@pytest.mark.gate
 def test_wrong_options_are_refused_with_the_right_ones():
     with pytest.raises(ValueError, match=r"no option 'stat': it has start; did you mean 'start'\?"):
         ProcessHost(f"{OWN}:Counting(stat=3)")
@@ -437,6 +440,7 @@ def test_wrong_options_are_refused_with_the_right_ones():
     assert "lacks reset, step, close" in why
 
 
+@pytest.mark.gate
 def test_a_class_checks_its_options_before_its_first_episode():
     with pytest.raises(ValueError, match="start=-1 is below 0"):
         ProcessHost(f"{OWN}:Checked(start=-1)")

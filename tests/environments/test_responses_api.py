@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import threading
 import time
@@ -308,6 +309,7 @@ def test_reasoning_stays_in_the_content_unless_it_is_wanted_apart(policy):
     assert places(policy) == [(ANEW, 1), (0, 1), (ANEW, 3)]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("text", "reasoning", "content"),
     [
@@ -409,10 +411,16 @@ def test_items_of_reasoning_come_and_go_back_or_are_dropped(thinker):
     assert places(thinker) == [(ANEW, 1), (0, 1), (1, 1), (1, 1)]
 
 
+def _agents_sdk():
+    """Returns the Agents SDK; a file of an example, imported by its name, may be `agents` too."""
+    pytest.importorskip("agents.run", reason="needs: pip install openai-agents")
+    return importlib.import_module("agents")
+
+
 def test_an_agent_of_the_agents_sdk_uses_tools_as_it_does_by_default(policy):
     import openai
 
-    agents = pytest.importorskip("agents", reason="needs: pip install openai-agents")
+    agents = _agents_sdk()
     agents.set_tracing_disabled(True)
 
     @agents.function_tool
@@ -447,7 +455,7 @@ def test_an_agent_of_the_agents_sdk_uses_tools_as_it_does_by_default(policy):
 def test_the_agents_sdk_raises_at_a_limit_in_responses_alone(policy, responses):
     import openai
 
-    agents = pytest.importorskip("agents", reason="needs: pip install openai-agents")
+    agents = _agents_sdk()
     policy.replies = [reply("cut", is_cut=True)]
     client = openai.AsyncOpenAI(base_url=policy.url, api_key="x", max_retries=0)
     provider = agents.OpenAIProvider(openai_client=client, use_responses=responses)

@@ -154,6 +154,7 @@ def test_closing_ends_workers_whatever_they_do_and_cancels_what_waits():
     assert has_ended(process)
 
 
+@pytest.mark.gate
 def test_a_fault_of_preparing_is_told_and_one_of_beginning_is_told_by_each_worker():
     with pool_of(arguments=["no such thing"]) as pool:
         with pytest.raises(ValueError, match="no such thing"):
@@ -182,6 +183,7 @@ def test_rows_of_any_objects_are_sent_to_workers_but_none_come_back():
             encoded({"x": lambda: 1}, "The row")
 
 
+@pytest.mark.gate
 def test_workers_start_again_after_their_parent_was_killed():
     with pool_of(workers=1) as pool:
         parent, _ = asked(pool, "server")

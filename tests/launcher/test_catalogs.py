@@ -107,6 +107,7 @@ def test_the_papers_of_algorithms_are_those_of_their_page():
         assert paper.partition(";")[0].strip() == PUBLISHED[name].paper, name
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("words", ["--help", "algorithms dapo", "rewards", "metrics", "configs"])
 def test_help_and_lists_load_no_jax(words):
     code = f"from rl_sync.launcher.__main__ import main; import sys; main({words.split()!r})"

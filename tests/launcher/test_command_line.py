@@ -122,6 +122,7 @@ def test_plan_prints_the_schedule_in_words_and_as_a_drawing(capsys):
         assert phrase in done.out
 
 
+@pytest.mark.gate
 def test_plan_says_what_streaming_means(capsys):
     flags = ("--config.sync.mode=asynchronous", "--config.rollout.streaming=True")
     done = said_here(capsys, "plan", CONFIG, *flags, "--config.rollout.slots=24")
@@ -129,6 +130,7 @@ def test_plan_says_what_streaming_means(capsys):
     assert "Explorers stream: each keeps its 24 slots full" in done.out
 
 
+@pytest.mark.gate
 def test_plan_reads_the_users_own_file(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in range(40)]
@@ -190,6 +192,7 @@ def test_plan_warns_of_sft_steps_that_overwrite_a_checkpoint(capsys):
     assert "WARNING" not in done.out
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "settings",
     [

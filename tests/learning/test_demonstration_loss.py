@@ -27,6 +27,7 @@ TOKENS = jnp.array([[0, 1, 2], [1, 1, 3], [2, 0, 0], [3, 3, 1]])
 MASK = jnp.array([[0, 1, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]], bool)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("microbatch_rows", [0, 1, 2])
 def test_the_mean_is_over_all_tokens_of_demonstrations_and_its_gradient_has_its_share(
     microbatch_rows,

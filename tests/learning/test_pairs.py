@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rl_sync.algorithms.preference import bradley_terry
 from rl_sync.learning import pairs
@@ -55,6 +56,7 @@ def test_bradley_terry_by_hand():
     np.testing.assert_allclose(loss, [np.log1p(np.exp(-2)), np.log1p(np.exp(1))], rtol=1e-6)
 
 
+@pytest.mark.gate
 def test_the_loss_compares_scores_at_the_last_tokens_of_each_pair():
     known, described = pairs.prepare(_batch("padded"))
     loss, metrics = pairs.pair_loss(_scalars(known.rows.tokens), known, 4)
@@ -69,6 +71,7 @@ def test_the_loss_compares_scores_at_the_last_tokens_of_each_pair():
     assert described["rejected_tokens_mean"] == 2.25
 
 
+@pytest.mark.gate
 def test_neither_the_layout_nor_microbatches_change_the_loss():
     def loss_of(batch, parts):
         known, _ = pairs.prepare(batch)

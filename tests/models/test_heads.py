@@ -28,6 +28,7 @@ def test_scalars_are_the_heads_product_with_the_hidden_states(name):
     np.testing.assert_array_equal(last, [scalars[0, 4], scalars[1, 2]])
 
 
+@pytest.mark.gate
 def test_a_new_head_is_small_random_and_trains_with_the_model():
     config = tiny.CONFIG
     params = heads.with_scalar_head(config, tiny.params(), jax.random.key(3))

@@ -63,6 +63,7 @@ def test_a_quantized_model_computes_with_its_numbers_times_their_scales(name, dt
     np.testing.assert_allclose(scores(config, params), expected, atol=1e-4)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("dtype", "error"), [("int8", 1 / 254), ("float8_e4m3fn", 1 / 16)])
 def test_a_weight_is_off_by_at_most_half_a_step_of_its_output(dtype, error):
     for name in MODELS:

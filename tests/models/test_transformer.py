@@ -76,6 +76,7 @@ def _reference_logits(config, params, tokens):
     return np.stack([norm(x, weights["final_norm"]["scale"]) @ out.T for x in stream])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_are_those_of_the_written_out_formulas(tied):
     config = dataclasses.replace(tiny.CONFIG, tie_embeddings=tied, rope_base=50.0)
@@ -277,6 +278,7 @@ def test_a_fresh_adapter_changes_nothing_and_a_trained_one_does(fresh):
     assert np.abs(tiny.forward(ADAPTED, moved, TOKENS) - scores).max() > 0.1
 
 
+@pytest.mark.gate
 def test_token_logprobs_stand_at_their_own_token():
     params = tiny.params()
     logprobs, entropy = jax.device_get(_token_logprobs(tiny.CONFIG, params, TOKENS, 0.7))
@@ -365,6 +367,7 @@ def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), kept, again)
 
 
+@pytest.mark.gate
 def test_bfloat16_blocks_still_give_float32_logprobs():
     config = dataclasses.replace(tiny.CONFIG, dtype="bfloat16")
     params = tiny.params()
@@ -412,6 +415,7 @@ def test_rotation_turns_by_position_and_keeps_relative_angles():
     np.testing.assert_allclose(turned_q[1] @ turned_k[0], turned_q[3] @ turned_k[2], atol=1e-6)
 
 
+@pytest.mark.gate
 def test_a_fresh_mlp_is_not_zero(fresh):
     mlp = lora.split(fresh)[1]["blocks"]["mlp"]
     assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))

@@ -94,6 +94,7 @@ def test_logprobs_by_blocks_are_those_of_one_device(on, rows, vocab):
     jax.tree.map(close, found, expected)
 
 
+@pytest.mark.gate
 def test_blocks_are_large_where_much_memory_is_allowed():
     on, given = layout(fsdp=2, tensor=2), _drawn(4, V)
     expected = _logprobs_on_one_device(4, V)

@@ -179,6 +179,7 @@ def test_a_critic_of_its_own_doubles_what_learns_and_a_head_adds_next_to_nothing
     assert 1.5 < size(of_own["activations"]) / size(of_shared["activations"]) < 2
 
 
+@pytest.mark.gate
 def test_what_is_offloaded_is_apart_from_what_the_device_holds():
     offloaded = {"trainer__offload_reference": True, "trainer__offload_optimizer": True}
     found = described("trainer", algorithm__kl_coefficient=0.1, **offloaded)

@@ -22,6 +22,7 @@ def paces(workdir, mode, measured):
     return [secs(found) for found in re.findall(r"(?:took|every) ([\d.]+ m?s)", text)]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_s_own_pace_comes_out(tmp_path, mode):
     record(tmp_path, run_settings(mode), true_work())

@@ -63,6 +63,7 @@ def fill(client, table, *numbers):
         client.insert(table, {"i": np.int32(number)}, timeout_secs=10)
 
 
+@pytest.mark.gate
 def test_a_server_that_was_killed_has_the_items_of_its_newest_checkpoint(started):
     server = started()
     with ReplayClient(server.address, may_restart=True) as client:
@@ -90,6 +91,7 @@ def test_a_server_that_was_killed_has_the_items_of_its_newest_checkpoint(started
         assert drawn(client, "queue", 4) == [6, 7, 8, 9]
 
 
+@pytest.mark.gate
 def test_a_client_of_a_server_that_is_not_to_restart_says_that_items_are_lost(started):
     server = started()
     with ReplayClient(server.address) as client:
@@ -121,6 +123,7 @@ def embedded(tmp_path):
     return start
 
 
+@pytest.mark.gate
 def test_a_damaged_checkpoint_is_named(embedded, tmp_path):
     with embedded() as server, ReplayClient(server.address) as client:
         fill(client, "queue", 1)
@@ -131,6 +134,7 @@ def test_a_damaged_checkpoint_is_named(embedded, tmp_path):
         embedded()
 
 
+@pytest.mark.gate
 def test_a_server_without_a_directory_or_without_room_refuses_a_checkpoint(embedded, tmp_path):
     (tmp_path / "checkpoint.tmp").mkdir()
     for directory, why in ((None, "No directory of checkpoints"), (tmp_path, "cannot be written")):

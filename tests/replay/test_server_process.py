@@ -47,6 +47,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
 @pytest.mark.parametrize(
     ("backend", "when"), [("embedded", "ready"), ("embedded", "starting"), ("reverb", "starting")]

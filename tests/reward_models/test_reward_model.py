@@ -80,6 +80,7 @@ def test_the_scale_can_be_given_or_left_out(checkpoint):
         assert one.score == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.gate
 def test_a_truncated_completion_has_no_end_of_sequence(checkpoint):
     path, params = checkpoint
     (one,) = RewardModel(path, normalize=False)([ROW], [Completion("231", truncated=True)])

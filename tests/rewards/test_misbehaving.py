@@ -121,6 +121,7 @@ def test_a_fault_costs_its_own_completion_alone(where):
         assert judges.judge([item("fine")])[0].score == 1.0
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("where", [local, served])
 def test_text_is_clean_where_it_leaves_the_reward(where):
     with where() as judges:
@@ -145,6 +146,7 @@ def test_rows_of_any_json_can_be_judged_by_servers():
             assert decode(encode(asked.row["more"])) == asked.row["more"]
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("where", [local, served])
 def test_processes_that_a_reward_forks_end_with_its_judgement(where, tmp_path):

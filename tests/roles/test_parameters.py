@@ -55,6 +55,7 @@ def test_without_adapters_everything_travels_as_it_is():
     assert jax.tree.structure(parameters.blank()) == jax.tree.structure(params)
 
 
+@pytest.mark.gate
 def test_adapters_alone_travel_and_arrive_merged_into_the_base(adapted):
     initial = adapted.initial()
     moved = jax.tree.map(lambda x: x + 0.1, adapted.published(initial))
@@ -154,6 +155,7 @@ def test_adapters_are_merged_in_float32_and_cast_on_arrival(adapted):
     )
 
 
+@pytest.mark.gate
 @pytest.mark.samples("qwen2_score-None", "qwen2-None", gate=("qwen2-adapters1",))
 @pytest.mark.parametrize("adapters", [None, Lora(2, 4.0, ("q", "down"))])
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_score"])

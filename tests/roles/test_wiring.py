@@ -133,6 +133,7 @@ def test_the_run_on_questions_about_images_without_a_checkpoint_or_rows_is_refus
         wiring.load_task(_vqa(tmp_path, **fields))
 
 
+@pytest.mark.gate
 def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
     path = str(CHECKPOINTS / "qwen2")
     settings = settings_with(model__path=path, model__embed_dim=7, model__dtype="bfloat16")
@@ -185,6 +186,7 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     assert wiring.batching(in_parts, 10).microbatch_rows == 16
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("fields", "beside", "in_parts"),
     [
@@ -284,11 +286,13 @@ def test_rows_need_no_answer_where_the_environment_judges(tmp_path, kind):
             wiring.load_task(settings_with(**fields, **others))
 
 
+@pytest.mark.gate
 def test_the_tasks_reward_judges_where_the_environment_gives_no_rewards():
     for name, reward in (("python(seconds=2)", "exact"), ("calculator", "environment")):
         assert wiring.load_task(settings_with(environment__name=name)).reward == reward
 
 
+@pytest.mark.gate
 def test_tools_need_a_chat_template_with_a_form_of_calls():
     def check(tokenizer, **fields):
         settings = settings_with(environment__name="python", **fields)

@@ -221,6 +221,7 @@ def test_new_weights_choices_and_stop_ids_compile_nothing():
     _assert_same(engine.generate(_requests()), before)
 
 
+@pytest.mark.gate
 def test_more_stop_ids_than_there_was_room_for_take_effect():
     engine = _engine()
     engine.submit(_requests(completions=1))
@@ -365,6 +366,7 @@ def _repeated(ids):
     return "".join("abcdefghijk"[i] * (i % 3) for i in ids)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("least", [0, 3])
 def test_nothing_is_drawn_in_vain_after_a_token_that_is_known_to_have_a_stop_string(least):
     engine = _engine(chunk_tokens=8, decode=_repeated)

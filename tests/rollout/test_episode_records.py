@@ -292,6 +292,7 @@ def test_episodes_of_a_request_that_begin_with_other_rooms_keep_to_their_own():
     assert max(lengths) > 1
 
 
+@pytest.mark.gate
 def test_episodes_with_their_environments_leave_their_slots_to_others():
     """Six episodes wait for their first turns; eight may, beside those in the four slots."""
     script = Script(late=True)

@@ -132,6 +132,7 @@ def test_new_weights_encode_images_again_unless_the_tower_is_frozen():
         assert made._batch.features.encoded == wanted
 
 
+@pytest.mark.gate
 def test_features_by_weights_that_only_compiled_programs_are_forgotten():
     made = engine(seed=3, frozen_vision=True)
     made.load(weights(seed=3), version=-1)
@@ -140,12 +141,14 @@ def test_features_by_weights_that_only_compiled_programs_are_forgotten():
     assert_drawn_by_the_whole_model(made.generate(requests()))
 
 
+@pytest.mark.gate
 def test_features_beyond_the_bound_are_encoded_again():
     made = engine(image_cache_bytes=1)
     assert_drawn_by_the_whole_model(made.generate(requests()))
     assert made._batch.features.encoded >= 4
 
 
+@pytest.mark.gate
 @pytest.mark.samples("pages", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_prompts_that_differ_in_their_images_alone_share_nothing(options):
@@ -178,6 +181,7 @@ def test_extensions_continue_with_their_images(options, given):
     assert_drawn_by_the_whole_model([[one] for one in seconds], prompts)
 
 
+@pytest.mark.gate
 @pytest.mark.samples("pages", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_new_weights_recompute_caches_with_images(options):

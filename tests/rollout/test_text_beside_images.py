@@ -77,6 +77,7 @@ def body(lowered):
     return [line for line in lines if not re.match(r"  func\.func public|    return ", line)]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_engines_run_the_programs_of_text(options):
     sees, reads = programs_of(SEES, **options), programs_of(READS, **options)
@@ -91,6 +92,7 @@ def test_engines_run_the_programs_of_text(options):
             assert sees.lower(program).as_text() == lowered.as_text(), program
 
 
+@pytest.mark.gate
 def test_decoding_differs_only_by_the_token_that_is_never_drawn():
     (program,) = (one for one in programs_of(READS).listed(ASKED) if one.name == "decode")
     sees, more, reads = (programs_of(one).lower(program) for one in (SEES, SEES_MORE, READS))

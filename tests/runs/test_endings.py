@@ -187,8 +187,9 @@ def test_a_taken_port_is_refused_and_nothing_is_started(tmp_path, setting):
     assert processes_of(tmp_path / "run") == {}
 
 
+@pytest.mark.gate
 def test_the_resolved_config_and_every_record_stand_in_the_work_directory(runs):
-    run = runs.get("--config.sync.mode=asynchronous", EMBEDDED)
+    run = runs.get("--config.sync.mode=asynchronous", EMBEDDED, apart=True)
     names = {path.name for path in Path(run.workdir).iterdir()}
     assert {"config.json", "metrics.jsonl", "tensorboard", "spans", "logs", "checkpoints"} <= names
     assert json.loads(run.workdir.config.read_text())["sync"]["mode"] == "asynchronous"

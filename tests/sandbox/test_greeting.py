@@ -22,6 +22,7 @@ def sandbox(request):
         pytest.skip(str(error))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_a_language_says_hello(sandbox, name):
     language = LANGUAGES[name]

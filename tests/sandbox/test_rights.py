@@ -119,6 +119,7 @@ def test_root_that_cannot_become_another_user_gets_no_namespace(rights, public_f
     assert done.stdout == ""
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("rights", ["-sys_admin", "-sys_admin,-setuid"])
 def test_auto_chooses_nothing_that_opens_settings_of_the_machine(rights, public_folder):
     done = as_root_without(rights, "auto", OPENS_SETTINGS, public_folder)

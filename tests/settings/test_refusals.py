@@ -72,6 +72,7 @@ def _beyond(entry):
             yield math.nextafter(limit, away * math.inf) if limit else away * 1e-9
 
 
+@pytest.mark.gate
 def test_every_setting_names_itself_its_value_and_its_types_where_it_has_another_type():
     missing = []
     for entry in ENTRIES:
@@ -82,6 +83,7 @@ def test_every_setting_names_itself_its_value_and_its_types_where_it_has_another
     assert len(ENTRIES) > 250
 
 
+@pytest.mark.gate
 def test_every_setting_names_itself_its_value_its_bounds_and_its_meaning_beyond_its_bounds():
     found, missing = 0, []
     for entry in ENTRIES:
@@ -118,6 +120,7 @@ def test_a_choice_that_is_mistyped_is_answered_by_the_one_that_was_meant():
         assert f"did you mean {meant!r}?" in _refusal(name, value)
 
 
+@pytest.mark.gate
 def test_numbers_that_are_not_finite_or_too_large_are_refused_in_every_setting():
     missing = []
     for entry in ENTRIES:

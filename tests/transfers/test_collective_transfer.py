@@ -78,6 +78,7 @@ def test_an_explorer_gets_each_exact_version_to_the_bit_although_the_trainer_don
     assert explorer["newest"][-1] in (2, 3, 4, 5)
 
 
+@pytest.mark.gate
 def test_neither_side_holds_more_than_a_bucket_besides_the_weights(pair):
     for side in pair:
         assert 0 < side["extra_bytes"] <= side["devices"] * BUCKET_BYTES

@@ -94,6 +94,7 @@ def test_versions_arrive_to_the_bit_over_any_two_meshes_first_whole_then_as_chan
             assert stats.received_bytes < stats.dense_bytes / 20
 
 
+@pytest.mark.gate
 def test_an_explorer_with_unexpected_shards_gets_the_same_bits():
     with (
         publishing(MESHES["rows"]) as (publisher, publish),

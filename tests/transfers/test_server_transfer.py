@@ -143,6 +143,7 @@ def test_weights_arrive_to_the_bit_in_the_explorers_sharding(trainer, explorer):
     )
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("explorer", EXPLORERS)
 def test_an_explorer_that_was_not_expected_takes_its_share_of_what_is_offered(explorer):
     source, target = on(*TRAINERS["one device"]), on(*EXPLORERS[explorer])
@@ -173,6 +174,7 @@ def test_devices_that_hold_the_same_share_the_work():
     assert {part.device for part in plan_manifest(wide).parts} == {0, 1, 2, 3}
 
 
+@pytest.mark.gate
 def test_an_explorer_in_another_sharding_than_was_expected_gets_the_same_bits():
     source, expected = on(*TRAINERS["rows over two"]), on(*EXPLORERS["columns over two"])
     other = on(*EXPLORERS["columns over four"])
@@ -381,6 +383,7 @@ def test_versions_that_cannot_be_computed_are_reported(source):
             publisher.publish(1, placed(1, source))
 
 
+@pytest.mark.gate
 def test_without_a_transfer_server_it_says_what_is_missing(monkeypatch):
     def refuse(*_):
         raise RuntimeError("not on this device")

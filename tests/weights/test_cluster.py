@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from rl_sync.cluster.ports import free_ports
 from rl_sync.weights.cluster import host_leaves
 
@@ -22,6 +24,7 @@ print("polls", polls)
 """
 
 
+@pytest.mark.gate
 def test_a_process_can_wait_for_a_host_that_is_late_and_leaves_with_it():
     """The wait for all is two seconds long, and the host comes after three."""
     (port,) = map(str, free_ports("127.0.0.1", 1))

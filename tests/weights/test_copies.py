@@ -36,6 +36,7 @@ def test_regions_are_copied_out_of_arrays_even_where_they_are_the_whole():
     assert whole.unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("copy", [copied, lambda x: cut_out([x], ((0, ((0, x.size),)),))[0]])
 def test_the_caller_does_not_wait_for_a_copy(copy):
     x = jnp.ones((64 << 20,), jnp.uint8)

@@ -89,6 +89,7 @@ def test_bits_count_and_not_values():
     assert digest(bits_of(0.0)) != digest(bits_of(-0.0))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("spec", [P(), P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))])
 def test_the_sharding_does_not_show(spec):
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))

@@ -130,6 +130,7 @@ def test_parameters_arrive_to_the_bit_by_just_the_planned_programs(
     assert compiled == []
 
 
+@pytest.mark.gate
 def test_no_device_holds_more_than_a_bucket_besides_the_weights():
     link, params = linked({"fsdp": 2}, {"tensor": 2})
     arrived, peaks = carry(link, params), []
@@ -151,6 +152,7 @@ def test_no_device_holds_more_than_a_bucket_besides_the_weights():
     del again
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_floats_of_less_than_32_bits_are_sent_as_integers_and_only_between_cpus(dtype):
     dtype = np.dtype(dtype)

@@ -105,6 +105,7 @@ def _rank(leaf: Placed) -> int:
     return len(leaf.sources[0])
 
 
+@pytest.mark.gate
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(transfers(), st.sampled_from([2000, 5000, 10**6]))
 def test_any_shards_become_any_other_shards_in_buckets_of_bounded_size(leaves, bucket_bytes):

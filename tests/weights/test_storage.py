@@ -13,6 +13,7 @@ from rl_sync.weights.storage import ArrayStorage
 ARRAYS = {f"w{i}": jnp.full((4, 2), i, jnp.float32) for i in range(4)}
 
 
+@pytest.mark.gate
 def test_what_is_written_and_read_again_and_again_leaves_nothing_behind(tmp_path):
     directory = tmp_path / "arrays"
 

@@ -145,6 +145,7 @@ def test_what_was_left_half_written_is_swept_away_and_nothing_else(directory):
     assert mine.exists()
 
 
+@pytest.mark.gate
 def test_paths_are_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     directory = VersionDirectory("weights")

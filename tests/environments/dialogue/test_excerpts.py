@@ -18,6 +18,7 @@ def test_an_excerpt_has_the_beginning_and_the_end_and_counts_what_is_missing():
     assert excerpt(text, 1, mark="") == "a"
 
 
+@pytest.mark.gate
 @given(st.text(max_size=300), st.integers(50, 400))
 def test_an_excerpt_is_as_long_as_it_may_be_or_the_text(text, most):
     found = excerpt(text, most)

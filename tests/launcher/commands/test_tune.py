@@ -21,6 +21,7 @@ def workdir(tmp_path_factory):
     return path
 
 
+@pytest.mark.gate
 def test_it_prints_the_best_and_writes_what_it_chose(workdir, capsys, tmp_path):
     out = tmp_path / "tuned"
     said = said_here(

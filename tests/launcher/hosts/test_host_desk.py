@@ -100,6 +100,7 @@ def test_a_machine_gets_orders_in_order_and_each_once(made, tmp_path):
     assert RemoteProcess(desk, "explorer1", 2, tmp_path / "log").poll() is None
 
 
+@pytest.mark.gate
 def test_an_order_whose_answer_was_lost_comes_again(made):
     desk = made()
     machine = Machine(desk)
@@ -110,6 +111,7 @@ def test_an_order_whose_answer_was_lost_comes_again(made):
     assert machine.orders() == first
 
 
+@pytest.mark.gate
 def test_waiting_for_orders_ends_with_one(made):
     desk = made()
     machine = Machine(desk)
@@ -120,6 +122,7 @@ def test_waiting_for_orders_ends_with_one(made):
     assert time.monotonic() - since < 5
 
 
+@pytest.mark.gate
 def test_a_silent_machine_is_lost_with_its_processes_and_may_join_again(made, tmp_path):
     desk = made()
     machine = Machine(desk)
@@ -157,6 +160,7 @@ def test_a_launcher_that_was_started_again_does_not_take_a_machine_for_another(m
     assert len(other.orders()) == 1
 
 
+@pytest.mark.gate
 def test_a_name_belongs_to_the_machine_that_is_heard(made, monkeypatch):
     desk = made()
     first, second = Machine(desk), Machine(desk, identity="b")
@@ -180,6 +184,7 @@ def test_a_run_is_known_again_once_it_is_resumed(made):
     assert first.machine != again.machine
 
 
+@pytest.mark.gate
 def test_a_machine_that_leaves_early_takes_its_processes_with_it(made, tmp_path):
     desk = made()
     machine = Machine(desk)
@@ -240,6 +245,7 @@ def test_another_server_is_not_taken_for_the_launcher():
     server.close(0)
 
 
+@pytest.mark.gate
 def test_ports_are_given_out_once(made):
     desk = made()
     machine = Machine(desk)
@@ -253,6 +259,7 @@ def test_ports_are_given_out_once(made):
     assert sorted(first + desk.take_ports("explorer1", 2)) == [1, 2, 3, 4]
 
 
+@pytest.mark.gate
 def test_who_joins_is_on_record_with_the_error_of_its_clock(made, tmp_path):
     desk = made()
     machine = Machine(desk)
@@ -265,6 +272,7 @@ def test_who_joins_is_on_record_with_the_error_of_its_clock(made, tmp_path):
     assert line["other_software"] == ["python 2.7"]
 
 
+@pytest.mark.gate
 def test_the_end_of_a_run_waits_until_machines_have_left(made):
     desk = made()
     machine = Machine(desk)

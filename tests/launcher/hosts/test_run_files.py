@@ -73,6 +73,7 @@ def test_code_and_data_that_the_config_names_are_sent_and_found_there(tmp_path, 
     assert not any("rl_sync" in place or "site-packages" in place for place in places)
 
 
+@pytest.mark.gate
 def test_code_at_an_absolute_path_is_named_anew(tmp_path, here):
     own = tmp_path / "elsewhere" / "judge.py"
     own.parent.mkdir()
@@ -86,6 +87,7 @@ def test_code_at_an_absolute_path_is_named_anew(tmp_path, here):
     assert there["task"]["reward"] == f"0.5 * /there/{place}:score + exact_match"
 
 
+@pytest.mark.gate
 def test_a_checkpoint_is_sent_without_its_weights_but_with_what_they_say(tmp_path, here):
     settings = settings_with(tmp_path, model__path=str(QWEN), sft__steps=0)
     found = RunFiles(settings, here)
@@ -97,6 +99,7 @@ def test_a_checkpoint_is_sent_without_its_weights_but_with_what_they_say(tmp_pat
     assert sent["tie_word_embeddings"] is load_config(QWEN).tie_embeddings
 
 
+@pytest.mark.gate
 def test_a_file_that_is_too_large_is_told_and_not_read(tmp_path, here):
     with (here / "words" / "large.bin").open("wb") as file:
         file.truncate((1 << 20) + 1)
@@ -112,6 +115,7 @@ def test_a_file_that_does_not_exist_is_named(tmp_path, here):
         RunFiles(settings, here)
 
 
+@pytest.mark.gate
 def test_hidden_files_and_the_work_directory_are_not_sent(tmp_path, here):
     unsent = (".env", ".git/config", "runs/run/.secret", "runs/run/config.json")
     for name in (*unsent, "data/a.csv"):

@@ -97,6 +97,7 @@ def test_a_change_of_what_a_run_learns_is_refused_and_nothing_is_touched(
     assert files(directory) == there
 
 
+@pytest.mark.gate
 def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_config(began):
     directory = began()
     former = directory.config.read_text()

@@ -103,6 +103,7 @@ def test_kubernetes_knows_all_fields_of_the_jobs_and_pods(words, tmp_path):
     assert found[0], found[1]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("old", "new"),
     [("readinessProbe", "readynessProbe"), ("mountPath", "mount"), ("onExitCodes", "onExitCode")],

@@ -18,6 +18,7 @@ def command(text):
     return shlex.split(text.partition("\nexec ")[2].replace("\\\n", " "))
 
 
+@pytest.mark.gate
 def test_machines_are_filled_in_order_with_the_launcher_on_the_first(tmp_path):
     words = ("--to=hosts", "--nodes=10.0.0.1,10.0.0.2", "--processes-per-node=2", *FOUR)
     (text,) = render(tmp_path, *words).values()

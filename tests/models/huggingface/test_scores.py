@@ -36,6 +36,7 @@ def test_scores_are_those_of_transformers(name):
     np.testing.assert_allclose(ours, expected["scores"], rtol=0, atol=1e-4 * scale)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", MODELS)
 def test_a_reward_model_goes_through_files_and_back(name, tmp_path):
     source = golden.ROOT / name

@@ -91,6 +91,7 @@ def test_images_of_gemma_are_seen_both_ways():
     assert apart[1].max() < 1e-5  # The row without images.
 
 
+@pytest.mark.gate
 def test_a_language_model_leaves_its_vision_alone_and_its_export_keeps_it(model, tmp_path):
     directory, seeing, both, _ = model
     config, params = golden.load(directory)

@@ -214,6 +214,7 @@ def test_limits_of_a_minute_are_kept_to(monkeypatch):
         assert time.monotonic() - start >= 1.2
 
 
+@pytest.mark.gate
 def test_equal_questions_are_asked_once_in_a_process_and_between_processes(tmp_path):
     with serving(lambda body, number: Answer(SEVEN.text, delay_secs=0.2)) as server:
         first = judged(server, "4", "4", "4", cache=str(tmp_path))

@@ -183,6 +183,7 @@ def test_what_the_template_refuses_is_told_to_the_agent(playing):
     assert (ending.reason, ending.turns) == ("done", 1)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("limits", "reason", "turns"),
     [({"max_turns": 2}, "turns", 2), ({"max_tokens": 11}, "context", 2)],
@@ -211,6 +212,7 @@ def test_an_agent_that_does_not_heed_a_limit_is_ended(playing, tmp_path):
     assert 5.0 < time.monotonic() - started < 60.0  # Sooner than its deadline_secs.
 
 
+@pytest.mark.gate
 def test_requests_at_once_are_answered_one_after_the_other(playing):
     ending, segments = playing(command("several")).play(["a", "b", "c", "d"])
     assert ending.rewards == {"replies": 4.0}
@@ -243,6 +245,7 @@ def test_an_agent_that_fails_is_an_environment_that_failed(playing, agent, why):
     assert re.search(why, ending.why), ending.why
 
 
+@pytest.mark.gate
 def test_an_agent_that_fails_is_started_again(playing):
     episodes = playing(command("crashing"), attempts=2)
     episodes.play(["aa", "bb"])

@@ -78,6 +78,7 @@ class LiveMaster:
         return commands
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "multi_explorer"])
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), selection=st.sampled_from(["shuffled", "difficulty_band"]))

@@ -126,6 +126,7 @@ def teaches(seed, ordinal, replacement):
     return random.Random(f"{seed}/{ordinal}/{replacement}").choice([SPREAD, SAME])
 
 
+@pytest.mark.gate
 @settings(max_examples=60, deadline=None)
 @given(
     explorers=st.integers(1, 3),

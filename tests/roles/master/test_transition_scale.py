@@ -89,6 +89,7 @@ def test_admission_looks_only_at_the_groups_that_are_judged():
     assert state.live.looks == 0
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off_policy", "multi_explorer"])
 def test_explorers_that_wait_ask_as_often_however_many_they_are(mode):
     def requests_each(explorers):

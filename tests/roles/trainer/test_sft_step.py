@@ -21,6 +21,7 @@ def test_sft_learns_the_demonstrations_and_counts_no_step():
     assert int(state.step) == 0
 
 
+@pytest.mark.gate
 def test_sft_step_that_is_not_finite_changes_nothing():
     trainer, batch = trainer_of(), batch_of()
     before = [fresh_state_of(trainer) for _ in range(2)]

@@ -198,6 +198,7 @@ def test_a_tasks_rows_hold_the_template_and_its_texts_do_not(tmp_path, peer):
     assert demonstrated[: mask.argmax()].tolist() == expected
 
 
+@pytest.mark.gate
 def test_the_arithmetic_task_takes_a_pretrained_tokenizer():
     task = load(tokenizer=TOKENIZER, chat="no")
     assert (task.max_prompt_tokens, task.max_completion_tokens) == (6, 4)

@@ -257,6 +257,7 @@ def test_a_receiver_has_exactly_what_was_published_or_what_it_had(seed, keep, ex
         run(seed, keep, explorers, 60)
 
 
+@pytest.mark.gate
 def test_the_sequences_have_many_fetches_of_each_kind(monkeypatch):
     monkeypatch.setattr(block_cache, "BATCH_BYTES", 400)
     worlds = [run(seed, 1 + seed % 3, 1 + seed % 3, 60) for seed in range(30)]
