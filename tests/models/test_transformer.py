@@ -28,6 +28,15 @@ from tests.models import tiny
 
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 0, 0, 0]], np.int32)
 LENGTHS = [8, 5]
+_logits = jax.jit(logits, static_argnums=0)
+_prefill = jax.jit(prefill, static_argnums=0)
+_step = jax.jit(decode_step, static_argnums=0, static_argnames="span")
+_token_logprobs = jax.jit(token_logprobs, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _cached(config, keys, values):
+    return jax.vmap(functools.partial(cached, config))(keys, values)
 
 
 def _reference_logits(config, params, tokens):
@@ -76,7 +85,9 @@ def test_logits_are_those_of_the_written_out_formulas(tied):
 
 
 def _in_corner(whole, part):
-    return whole.at[tuple(map(slice, part.shape))].set(part)
+    whole = np.array(whole)
+    whole[tuple(map(slice, part.shape))] = part
+    return whole
 
 
 @pytest.mark.samples("experts", "sliding", gate=("biased and untied",))
@@ -86,17 +97,16 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     params = tiny.params(config)
     full = tiny.forward(config, params, TOKENS)
     # Prompts of 4 and 2 tokens in one padded call, then a token at a time, each at its own pace.
-    hidden, filled, _ = prefill(config, params, TOKENS[:, :4])
-    scores = logits(config, params, hidden)
+    hidden, filled, _ = _prefill(config, params, TOKENS[:, :4])
+    scores = np.asarray(_logits(config, params, hidden))
     np.testing.assert_allclose(scores[0], full[0, :4], atol=1e-5)
     np.testing.assert_allclose(scores[1, :2], full[1, :2], atol=1e-5)
     cache = jax.tree.map(_in_corner, empty_cache(config, 2, 16), filled)
-    step_of = jax.jit(decode_step, static_argnums=(0, 5))
     for step in range(3):
         positions = np.array([4 + step, 2 + step])
         tokens = TOKENS[np.arange(2), positions]
-        hidden, cache, _ = step_of(config, params, tokens, positions, cache, 7 + step // 2)
-        scores = logits(config, params, hidden)
+        hidden, cache, _ = _step(config, params, tokens, positions, cache, span=7 + step // 2)
+        scores = np.asarray(_logits(config, params, hidden))
         np.testing.assert_allclose(scores[0], full[0, 4 + step], atol=1e-5)
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
 
@@ -113,9 +123,12 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
     tokens, positions = np.array([3, 4, 5]), np.array([49, 7, 20])
 
     def after(config):
-        cache = jax.vmap(functools.partial(cached, config))(keys, values)
-        hidden, cache, _ = decode_step(config, params, tokens, positions, cache, span=50)
-        return hidden, [read_span(cache, layer, 50) for layer in range(config.num_layers)]
+        def run(params, keys, values):  # Compiled anew, as the size of pages is no argument.
+            cache = jax.vmap(functools.partial(cached, config))(keys, values)
+            hidden, cache, _ = decode_step(config, params, tokens, positions, cache, span=50)
+            return hidden, [read_span(cache, layer, 50) for layer in range(config.num_layers)]
+
+        return jax.jit(run)(params, keys, values)
 
     expected = after(dataclasses.replace(config, attention=path))
     for slots in (1, 7, 16, 64):
@@ -132,22 +145,28 @@ def test_rows_without_a_position_keep_their_cache_and_disturb_no_other(path):
     rng = np.random.default_rng(0)
     shape = (2, config.num_layers, 3, 50, config.num_kv_heads, config.head_dim)
     keys, values = jnp.asarray(rng.standard_normal(shape), jnp.float32)
-    cache = jax.vmap(functools.partial(cached, config))(keys, values)
+    cache = _cached(config, keys, values)
     tokens = np.array([3, 4, 5])
-    hidden, after, _ = decode_step(config, params, tokens, np.array([20, -1, 49]), cache, span=50)
-    expected, _, _ = decode_step(config, params, tokens, np.array([20, 7, 49]), cache, span=50)
+    hidden, after, _ = jax.device_get(
+        _step(config, params, tokens, np.array([20, -1, 49]), cache, span=50)
+    )
+    expected, _, _ = jax.device_get(
+        _step(config, params, tokens, np.array([20, 7, 49]), cache, span=50)
+    )
     np.testing.assert_allclose(hidden[::2], expected[::2], atol=1e-6)
     assert np.isfinite(hidden).all()
-    for x, y in zip(after, cache, strict=True):
+    for x, y in zip(after, jax.device_get(cache), strict=True):
         np.testing.assert_array_equal(x[:, :, 1], y[:, :, 1])
-        assert (np.asarray(x[:, :, 0]) != np.asarray(y[:, :, 0])).any()
+        assert (x[:, :, 0] != y[:, :, 0]).any()
 
 
 def test_slots_beyond_the_longest_row_are_not_read():
     config = tiny.CONFIG
     params = tiny.params(config)
-    cache = KVCache(*(x.at[:, 2:].set(jnp.nan) for x in empty_cache(config, 2, 500)))
-    hidden, _, _ = decode_step(config, params, np.array([3, 4]), np.array([9, 63]), cache, span=500)
+    cache = KVCache(*map(np.array, empty_cache(config, 2, 500)))
+    for x in cache:
+        x[:, 2:] = np.nan
+    hidden, _, _ = _step(config, params, np.array([3, 4]), np.array([9, 63]), cache, span=500)
     assert np.isfinite(hidden).all()
 
 
@@ -254,8 +273,9 @@ def test_a_fresh_adapter_changes_nothing_and_a_trained_one_does(fresh):
 
 def test_token_logprobs_stand_at_their_own_token():
     params = tiny.params()
-    logprobs, entropy = token_logprobs(tiny.CONFIG, params, TOKENS, temperature=0.7)
-    scores = np.asarray(jax.nn.log_softmax(tiny.forward(tiny.CONFIG, params, TOKENS) / 0.7))
+    logprobs, entropy = jax.device_get(_token_logprobs(tiny.CONFIG, params, TOKENS, 0.7))
+    scores = np.asarray(tiny.forward(tiny.CONFIG, params, TOKENS)) / 0.7
+    scores -= np.log(np.exp(scores).sum(axis=-1, keepdims=True))
     assert np.all(logprobs[:, 0] == 0)
     assert np.all(entropy[:, 0] == 0)
     for row, length in enumerate(LENGTHS):
@@ -338,8 +358,8 @@ def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
 def test_bfloat16_blocks_still_give_float32_logprobs():
     config = dataclasses.replace(tiny.CONFIG, dtype="bfloat16")
     params = tiny.params()
-    rough, _ = token_logprobs(config, params, TOKENS)
-    exact, _ = token_logprobs(tiny.CONFIG, params, TOKENS)
+    rough, _ = jax.device_get(_token_logprobs(config, params, TOKENS))
+    exact, _ = jax.device_get(_token_logprobs(tiny.CONFIG, params, TOKENS))
     assert rough.dtype == jnp.float32
     assert 0 < np.abs(rough - exact)[0].max() < 0.5
 
@@ -371,9 +391,13 @@ def test_a_trace_leaves_the_block_class_alone(remat):
 def test_rotation_turns_by_position_and_keeps_relative_angles():
     config = dataclasses.replace(tiny.CONFIG, head_dim=2)
     q, k = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    at, _ = rotations(config, jnp.array([[0, 1, 5, 6]]))
-    turned_q = rotate(jnp.broadcast_to(q, (1, 4, 2)), at)[0]
-    turned_k = rotate(jnp.broadcast_to(k, (1, 4, 2)), at)[0]
+
+    @jax.jit
+    def turned(positions):
+        at, _ = rotations(config, positions)
+        return [rotate(jnp.broadcast_to(x, (1, 4, 2)), at)[0] for x in (q, k)]
+
+    turned_q, turned_k = jax.device_get(turned(np.array([[0, 1, 5, 6]])))
     np.testing.assert_allclose(turned_q[1], [np.cos(1), np.sin(1)], atol=1e-6)
     np.testing.assert_allclose(turned_q[1] @ turned_k[0], turned_q[3] @ turned_k[2], atol=1e-6)
 
@@ -391,7 +415,7 @@ def test_parameters_in_the_dtype_of_the_computation_give_the_same_bits(name):
     held = as_computed(config, params)
     dtypes = {str(x.dtype) for x in jax.tree.leaves(held)}
     assert dtypes == {"bfloat16", "float32"}, "scales of norms stay"
-    one, other = (token_logprobs(config, tree, TOKENS)[0] for tree in (params, held))
+    one, other = (_token_logprobs(config, tree, TOKENS)[0] for tree in (params, held))
     np.testing.assert_array_equal(one, other)
     like = as_computed_abstract(config, abstract_params(config, Layout.single()))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), held) == jax.tree.map(
