@@ -47,7 +47,7 @@ def run_colocated(settings: RunSettings, addresses: Addresses) -> None:
 
 
 def run_on(settings: RunSettings, addresses: Addresses, devices: Sequence[jax.Device]) -> None:
-    """Runs the roles of `run_colocated` on some devices of this process."""
+    """Does what `run_colocated` does, on given devices; raises the same errors."""
     wiring.load_task(settings)  # The threads share the task, so it is loaded before they start.
     layouts = {
         role: settings.layout(role, settings.mesh_of(role).mesh(own))

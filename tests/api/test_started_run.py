@@ -96,7 +96,7 @@ def test_a_run_has_begun_when_its_config_is_written_anew(started, tmp_path):
     assert run.is_running
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("config", "changes", "says"),
     [

@@ -110,7 +110,7 @@ def test_a_directory_that_cannot_be_used_is_warned_of_and_done_without(tmp_path)
     assert taken.read_text() == "mine"
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
 def test_a_directory_that_others_may_write_to_is_refused_with_the_way_out(tmp_path, mode):
     """Anybody who can write a program there can run code as another user."""

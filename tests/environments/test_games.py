@@ -225,7 +225,7 @@ def test_what_other_players_say_is_shown_where_the_game_does_not_tell_it(arena):
     assert "Player 1: " not in said
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_number_of_players_that_a_game_does_not_take_is_refused():
     reference = "rl_sync.environments.adapters.textarena_games:TextArenaGame(players=3, invalid=1)"
     with ProcessHost(reference, HostLimits(workers=1)) as host:

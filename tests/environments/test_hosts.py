@@ -480,7 +480,7 @@ def test_close_leaves_no_processes(tmp_path):
     assert_end(processes)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @linux
 @pytest.mark.parametrize("case", ["killed", "held", "interrupted"])
 def test_workers_end_with_the_process_that_hosts_them(case, tmp_path):

@@ -47,7 +47,7 @@ def _with_head(state):
     return state._replace(critic=critic)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_neither_the_layout_nor_microbatches_change_a_step_with_a_head_on_the_policy():
     """On a mesh, a critic of its own is tested so."""
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
@@ -101,7 +101,7 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
     np.testing.assert_allclose(head, -0.02 * jnp.sign(of_critic[heads.HEAD]["kernel"]), rtol=1e-3)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_goes_on(tmp_path):
     """With what holds the policy to its reference; from a snapshot the same bits follow."""
     critic = {"warmup_steps": 20, "clip": 0.0}
@@ -123,7 +123,7 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0].params, PARAMS)))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("own")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):
@@ -135,7 +135,7 @@ def test_an_update_that_is_not_finite_changes_neither_policy_nor_critic(kind):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_with_lora_the_critic_s_own_model_is_adapters_on_the_same_base():
     model = dataclasses.replace(MODEL, lora=Lora(rank=2, alpha=4.0, targets=("q", "down")))
     params = tiny.params(model)

@@ -44,7 +44,7 @@ def test_the_mean_is_over_all_tokens_of_demonstrations_and_its_gradient_has_its_
     np.testing.assert_allclose(metrics["demonstration_loss"], loss, rtol=1e-6)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_step_on_demonstrations_alone_takes_their_gradient():
     """With μ = 1, in microbatches: the mean over all their tokens, at temperature 1."""
     trainer = trainer_of(

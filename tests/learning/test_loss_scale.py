@@ -50,7 +50,7 @@ def gradient_of(model, rewards, scale=None):
     return np.concatenate(jax.tree.leaves(moved)), metrics
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_small_gradients_vanish_in_float16_unless_the_loss_is_scaled():
     rewards = 1e-5 * batch_of(UNEVEN).rewards
     expected, _ = gradient_of(MODEL, rewards)
@@ -83,7 +83,7 @@ def test_a_gradient_that_overflows_halves_the_scale_and_the_run_goes_on():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize(("factor", "scale"), [(np.nan, 2**15), (1e9, 1)])
 def test_an_update_that_no_scale_could_save_counts_as_skipped(factor, scale):
     """Its loss is not finite, or its gradient is too large as it is."""
@@ -132,7 +132,7 @@ def test_other_dtypes_have_no_scale():
     assert not any("loss_scale" in name for name in metrics)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_from_a_snapshot_the_same_bits_follow(tmp_path):
     trainer, batch = trainer_of(model=HALF), batch_of(UNEVEN)
     state, _ = trainer.step(scaled(state_of(trainer), 2.0**40, 7), batch)
@@ -142,7 +142,7 @@ def test_from_a_snapshot_the_same_bits_follow(tmp_path):
     same(trainer.step(restored, batch), trainer.step(state, batch))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_sft_in_float16_skips_what_overflows_and_learns_what_does_not():
     trainer, batch = trainer_of(model=HALF), batch_of()
     demonstrations = batch.rows.tokens, batch.rows.completion_mask
@@ -185,6 +185,7 @@ def _of_pairs():
     return trainer, trainer.begin(trainer.init(jax.random.key(0))), batch
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("pairs",))
 @pytest.mark.parametrize(
     "made",

@@ -138,7 +138,7 @@ def _step(algorithm, layout, parts=None, order=IN_ORDER):
     return gradient, summary(metrics) | jax.device_get(of_batch)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("cispo", "gmpo", "gspo", "ppo")
 @pytest.mark.parametrize("name", OF_POLICIES)
 def test_neither_microbatches_nor_the_layout_change_anything(name):

@@ -53,7 +53,7 @@ def _diverged(**change):
     return trainer, state._replace(ref_params=jax.tree.map(lambda x: 0.9 * x, PARAMS))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_each_step_has_in_its_loss_the_weight_that_the_one_before_left():
     trainer, state = _diverged(kl_target=1e-9, kl_estimator="k3")
     batch = batch_of()

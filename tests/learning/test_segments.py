@@ -76,6 +76,7 @@ def _batching(kind, updates=1):
     return Batching(kind, len(LENGTHS), T, updates, 0, of_episodes=True, with_segments=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("packed-2",))
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("kind", ["padded", "bucketed", "packed"])

@@ -155,6 +155,7 @@ def _graded(forward, params, rows, weights):
     return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, head)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("by chunks of logits",))
 @pytest.mark.parametrize(
     ("model", "logits_bytes"),

@@ -117,6 +117,7 @@ def _states(config, layout, tokens, **rows):
 MODEL = dataclasses.replace(tiny.VARIANTS["sliding"], sliding_window=30)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("padded-101-mesh1", "packed-100-mesh0"))
 @pytest.mark.parametrize("mesh", [{"context": 4}, {"context": 2, "tensor": 2}])
 @pytest.mark.parametrize("tokens", [96, 104, 100, 101])

@@ -21,7 +21,7 @@ def _config(name, **changes):
     return dataclasses.replace(tiny.VARIANTS[name], head_dim=64, query_scale=0.3, **changes)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("tpu-sliding-float32", "gpu-plain-float32")
 @pytest.mark.parametrize(
     ("platform", "name", "dtype"),

@@ -73,6 +73,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_SCORES_BYTES", 200_000)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("rows-70-float32", "packed-30-bfloat16")
 @pytest.mark.parametrize(
     ("rows", "window", "dtype"),
@@ -167,6 +168,7 @@ def _states(config, layout=None, **rows):
     return [np.where(weights == 0, 0, states), *jax.tree.leaves(grads)]
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("shared, and two devices share a kv head")
 @pytest.mark.parametrize(
     ("rows", "mesh"),
@@ -180,6 +182,7 @@ def test_blocks_of_queries_give_what_all_at_once_do(rows, mesh):
     _close(found, expected, "float32")
 
 
+@pytest.mark.nightly
 def test_splash_on_shards_follows_the_window_of_each_layer(monkeypatch):
     monkeypatch.setattr(flash, "splash", functools.partial(flash.splash, interpret=True))
     model = dataclasses.replace(MODEL, remat="full")

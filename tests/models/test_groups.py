@@ -19,7 +19,7 @@ CONFIG = dataclasses.replace(tiny.CONFIG, vocab_size=12, num_layers=1, num_heads
 TOKENS = np.random.default_rng(0).integers(0, 12, (4, 8))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("mesh2-changes2")
 @pytest.mark.parametrize(
     ("mesh", "changes"),

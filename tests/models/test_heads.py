@@ -11,7 +11,7 @@ from tests.models import tiny
 TOKENS = np.array([[3, 1, 4, 1, 5], [2, 7, 1, 0, 0]], np.int32)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("plain", "experts")
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_scalars_are_the_heads_product_with_the_hidden_states(name):

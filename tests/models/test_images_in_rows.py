@@ -141,7 +141,7 @@ def _assert_alike(found, expected):
         np.testing.assert_allclose(x, y, rtol=0, atol=2e-5 * max(np.abs(y).max(), 1e-3))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("packed", gate=("shared",))
 @pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
 def test_images_are_seen_as_in_a_row_of_their_own(kind):
@@ -185,6 +185,7 @@ def test_only_tokens_of_a_tile_look_ahead(vision):
     np.testing.assert_array_equal(moved(5 + 7), np.arange(first, 48))
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("shared-mesh1",))
 @pytest.mark.parametrize(
     "mesh",
@@ -200,7 +201,7 @@ def test_devices_that_share_rows_with_images_compute_what_one_does(kind, mesh, m
     _assert_alike(found, _learned_by_one_device(kind))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_devices_that_share_prompts_with_images_prefill_what_one_does(monkeypatch):
     monkeypatch.setattr(blocks, "_SCORES_BYTES", 16_000)
     tokens, at = (np.stack([x, x]) for x in FIRST)

@@ -37,7 +37,7 @@ def test_a_model_without_adapters_is_all_base():
     assert jax.tree.structure(lora.join(adapters, base)) == jax.tree.structure(params)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "targets", [("q",), ("k", "v", "o"), ("gate", "down"), get_args(LoraTarget)], ids="".join
 )

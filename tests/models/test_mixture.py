@@ -72,14 +72,14 @@ def alone(which):
     return on(Layout.single(), {"usual": params, "lopsided": lopsided}[which]())
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("experts and tensor", gate=("experts and fsdp",))
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_gives_the_values_and_gradients_of_one_device(name):
     assert_close(alone("usual"), on(MESHES[name], params()))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_nothing_is_dropped_if_all_tokens_want_the_same_experts():
     assert_close(alone("lopsided"), on(MESHES["experts"], lopsided()))
 
@@ -94,7 +94,7 @@ def test_tokens_that_take_turns_give_the_same(which, monkeypatch):
     assert_close(alone(which), on(MESHES["experts"], given))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("experts and tensor", gate=())
 @pytest.mark.parametrize("name", ["experts", "experts and tensor"])
 def test_a_step_of_decoding_gives_the_same(name):

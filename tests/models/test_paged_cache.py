@@ -51,7 +51,7 @@ def attended(q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, *, sm_scal
     return jnp.einsum("bns,bsnh->bnh", jax.nn.softmax(scores), values)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("mesh", [{}, {"tensor": 2}])
 def test_decoding_by_the_kernel_gives_the_logits_of_the_full_forward_pass(mesh, monkeypatch):
     monkeypatch.setattr(kernels, "ragged_paged_attention", attended)

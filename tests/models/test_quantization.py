@@ -50,7 +50,7 @@ def scores(config, params):
     return logits(config, params, hidden_states(config, params, TOKENS))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("int8-plain", "float8_e4m3fn-experts", gate=())
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,6 +112,7 @@ MESHES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("tensor-int8", "experts-float8_e4m3fn"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mesh", MESHES)

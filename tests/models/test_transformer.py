@@ -112,7 +112,7 @@ def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
         np.testing.assert_allclose(scores[1], full[1, 2 + step], atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("sliding-dot_product", gate=("plain-einsum",))
 @pytest.mark.parametrize("path", ["einsum", "dot_product"])
 @pytest.mark.parametrize("name", ["plain", "sliding"])
@@ -173,7 +173,7 @@ def test_slots_beyond_the_longest_row_are_not_read():
     assert np.isfinite(hidden).all()
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("experts", "sliding", gate=("stretched",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_padding_on_either_side_changes_nothing(name):
@@ -293,7 +293,7 @@ def test_token_logprobs_stand_at_their_own_token():
             np.testing.assert_allclose(entropy[row, t], -(np.exp(before) * before).sum(), atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("3", gate=("6",))
 @pytest.mark.parametrize("positions", [1, 3, 6])
 def test_logprobs_by_chunks_are_those_of_the_whole(positions):
@@ -317,7 +317,7 @@ def test_logprobs_by_chunks_are_those_of_the_whole(positions):
         )
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("gpu")
 @pytest.mark.parametrize("target", ["gpu", "tpu"])
 def test_blocks_of_one_device_give_the_values_and_gradients_of_whole_logits(target):
@@ -359,7 +359,7 @@ def _value_and_gradient(params, remat):
     return jax.value_and_grad(lambda p: token_logprobs(config, p, TOKENS)[0].sum())(params)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("dots")
 @pytest.mark.parametrize("policy", ["full", "dots", "dots_no_batch"])
 def test_rematerialization_changes_neither_the_value_nor_the_gradient(policy):
@@ -421,7 +421,7 @@ def test_a_fresh_mlp_is_not_zero(fresh):
     assert all(np.all(np.std(kernel, axis=(-2, -1)) > 0) for kernel in jax.tree.leaves(mlp))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("plain", "sliding", gate=("experts",))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_parameters_in_the_dtype_of_the_computation_give_the_same_bits(name):

@@ -74,7 +74,7 @@ def _logprobs_on_one_device(rows, vocab):
     return jax.jit(_logprobs(layout(), _config(vocab), 1 << 30))(*_drawn(rows, vocab))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples(
     "fsdp and tensor",
     "tensor, where two devices share a kv head",
@@ -134,7 +134,7 @@ def _lookup(on, dtype):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples(
     "fsdp and tensor",
     "tensor, where two devices share a kv head",

@@ -229,6 +229,7 @@ def _check(book, name):
         _assert_same_after_export(book)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "name",
@@ -298,7 +299,7 @@ def test_the_stop_button_makes_a_run_save_and_end_with_one_line(tmp_path):
     assert (latest_snapshot(Workdir(tmp_path / "runs/long").snapshots) or 0) > 0
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick")
 def test_a_mistake_is_one_line_below_the_cell(tmp_path):
     source = "import rl_sync\nrl_sync.train({'trainer': {'stepps': 3}})"

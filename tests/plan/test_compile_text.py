@@ -89,7 +89,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_an_interrupted_plan_keeps_what_is_compiled_and_says_so_in_one_line():
     flags = ["plan", "--config=configs/arithmetic.py", "--compile=v5e:1x1"]
     with subprocess.Popen(

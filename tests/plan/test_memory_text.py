@@ -324,7 +324,7 @@ def test_a_process_on_cpus_has_the_arrays_of_all_its_devices():
     assert two.peak - one.peak == pytest.approx(arrays, rel=0.2)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_step_on_cpus_takes_what_its_compiled_program_does():
     config = base.get_config()
     config.workdir, config.sft.steps = "/nowhere", 0

@@ -18,7 +18,7 @@ def run():
     return settings, wiring.load_task(settings)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_all_meshes_of_the_target_are_tried_and_the_fastest_come_first(run):
     found = list(trainers(*run, target("v5e:1x2")))
     meshes = {one.settings.split(" --config.trainer.microbatch")[0] for one in found}
@@ -59,7 +59,7 @@ def test_a_target_that_does_not_exist_is_one_line(run):
         describe_found(*run, "v9:2x2")
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_least_time_shrinks_with_more_chips(run):
     settings, task = run
     many = dataclasses.replace(

@@ -66,7 +66,7 @@ def test_a_plan_of_a_policy_that_reads_text_alone_says_nothing_of_images():
     assert describe_images(settings, wiring.load_task(settings)) == []
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_an_explorer_that_sees_encodes_images_and_prefills_with_their_features():
     settings, task = seeing()
     layout = layout_on(settings, "explorer", jax.devices()[:1])

@@ -238,7 +238,7 @@ def test_without_math_verify_formulas_are_unknown_and_their_rows_are_refused(mon
         algebra._load.cache_clear()
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
 def test_memory_stays_bounded():
     script = """

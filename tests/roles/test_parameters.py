@@ -76,7 +76,7 @@ def test_a_checkpoint_starts_with_fresh_adapters_that_change_nothing(adapted):
     assert same(lora.merge(ADAPTED, initial), plain)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("None")
 @pytest.mark.parametrize("path", [None, str(CHECKPOINT)])
 def test_adapters_alone_are_kept_and_what_they_adapt_is_made_again(path, adapted):

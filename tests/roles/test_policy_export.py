@@ -138,6 +138,7 @@ def test_adapters_are_exported_merged_into_what_they_adapt(tmp_path):
     np.testing.assert_allclose(written[name], query.T, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", [None, str(CHECKPOINT)])
 def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(path, tmp_path):
     tokenizer = tmp_path / "tokenizer"

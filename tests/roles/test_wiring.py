@@ -143,7 +143,7 @@ def test_a_model_from_a_checkpoint_has_its_sizes_and_our_way_to_compute():
     assert (model.max_length, model.dtype) == (task.row_tokens, "bfloat16")
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [

@@ -20,7 +20,7 @@ print(xla_bridge.backends_are_initialized())
 """
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", ["{}", '{"rollout.cache_bytes": 1000000}'])
 def test_loading_a_task_starts_no_backend(given):
     command = [sys.executable, "-c", LOADS, given]

@@ -16,7 +16,7 @@ from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
 from tests.models.meshes import layout
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.nightly
 
 # The vocabulary divides evenly, so that devices exchange logits.
 CONFIG = dataclasses.replace(tiny.CONFIG, num_layers=1, vocab_size=12)

@@ -29,7 +29,7 @@ from tests.rollout.turns import (
     whole,
 )
 
-pytestmark = pytest.mark.gate
+pytestmark = pytest.mark.nightly
 
 ROOMY = 1 << 20
 FLAT = dataclasses.replace(SAMPLING, stop_ids=())

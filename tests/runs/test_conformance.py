@@ -274,7 +274,7 @@ def test_in_synchronous_mode_rollout_and_train_never_overlap(runs, name):
     assert overlap_secs(run.spans(SpanKind.ROLLOUT), run.spans(SpanKind.TRAIN)) == 0.0
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_one_step_off_policy_generates_the_next_batch_while_it_trains(runs):
     """Train steps overlap with a rollout: that of the next batch.
 

@@ -78,7 +78,7 @@ def in_teams(runs: Runs, machines: Machines, mode: str, transfer: str) -> RunRec
 @pytest.mark.parametrize(
     ("mode", "transfer"),
     [
-        pytest.param(*HERE[0], marks=pytest.mark.gate),
+        pytest.param(*HERE[0], marks=pytest.mark.nightly),
         *(pytest.param(*one, marks=pytest.mark.nightly) for one in [*HERE[1:], *ELSEWHERE]),
     ],
 )

@@ -24,7 +24,7 @@ def _news(page):
     return news
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_page_beside_a_run_tells_its_address_once_and_ends_with_the_run(workdir):
     with PageBeside(workdir, 0) as page:
         said = _news(page)
@@ -39,7 +39,7 @@ def test_a_page_beside_a_run_tells_its_address_once_and_ends_with_the_run(workdi
         assert _news(page) != said, "the log of a run that goes on has the old address, too"
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_page_that_cannot_be_served_is_told_of_once(workdir):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -66,7 +66,7 @@ def test_logprobs_loss_and_gradient_are_those_of_transformers(model):
     _assert_learns_alike(*model)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("gemma3")
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "gemma3"])
 def test_rematerialization_and_the_way_to_attend_change_nothing(family):
@@ -75,7 +75,7 @@ def test_rematerialization_and_the_way_to_attend_change_nothing(family):
     _assert_learns_alike(changed, params, golden.expected(family))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("gemma3", gate=("qwen3", "llama3"))
 def test_cached_greedy_decoding_continues_as_transformers_does(model):
     config, params, expected = model

@@ -117,7 +117,7 @@ def text_of(segment, drawn):
     return TOKENIZER.decode_all(segment.tokens[segment.mask == drawn].tolist())
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_each_trajectory_is_the_view_of_the_player_who_learns():
     groups = players().generate(requests())
     for number, group in enumerate(groups):

@@ -45,7 +45,7 @@ def test_a_step_makes_the_better_completions_likelier_and_the_worse_less_likely(
     assert int(after.step) == 1
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_end_of_sequence_is_trained():
     """Completions have one token, the end of sequence, so only this can contribute to the loss."""
     trainer, batch = trainer_of(), batch_of((1,) * 16)
@@ -120,7 +120,7 @@ def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows
     assert_close(state.params, other.params, atol=1e-4)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     """Stale data from other parameters, so that ratios, clipping and masks matter.
 
@@ -145,7 +145,7 @@ def test_neither_changes_a_step_that_looks_at_whole_batches_and_at_its_start():
     assert_close(state.params, other.params, atol=1e-4)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_with_several_updates_the_decoupled_ratio_is_taken_to_the_start_of_the_step():
     """With a learning rate of nearly 0 nothing moves in a step, however stale the data are."""
     drawn_by = jax.tree.map(lambda x: 0.9 * x, PARAMS)
@@ -227,7 +227,7 @@ def test_the_reference_is_refreshed_every_so_many_steps():
     assert not np.array_equal(jax.tree.leaves(state.params)[0], jax.tree.leaves(PARAMS)[0])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_reference_is_held_in_the_dtype_of_the_computation():
     model = dataclasses.replace(MODEL, dtype="bfloat16")
     trainer = trainer_of({"kl_coefficient": 0.1, "refresh_reference_steps": 2}, model=model)
@@ -305,7 +305,7 @@ def _unjudged(batch, rows):
     return with_rows(batch, completion_mask=jnp.asarray(mask))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("3", gate=())
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_of_whose_batch_nothing_was_judged_is_not_taken(count):
@@ -344,7 +344,7 @@ def test_the_compiled_step_takes_the_same_step():
     assert_close(compiled(state_of(trainer), batch)[0], trainer.step(state_of(trainer), batch)[0])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_reference():
     model = dataclasses.replace(MODEL, lora=Lora(rank=2, alpha=4.0, targets=("q", "o", "down")))
     params = tiny.params(model)
@@ -372,7 +372,7 @@ def test_with_lora_only_adapters_are_trained_and_have_optimizer_state_and_a_refe
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, trained, adapters)))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_frozen_base_is_held_in_the_dtype_of_the_computation_with_the_same_bits():
     adapted = Lora(rank=2, alpha=4.0, targets=("q", "o", "down"))
     model = dataclasses.replace(MODEL, lora=adapted, dtype="bfloat16")

@@ -118,7 +118,7 @@ def gap(params, rows):
     return np.abs(np.asarray(found) - rows.behavior_logprobs)[np.asarray(rows.completion_mask)]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_group_has_each_tile_once_and_the_tokens_of_each_episode():
     for number, group in enumerate(groups()):
         first = np.array(SIGHT.processor.tiles(image(5 + number)))
@@ -155,7 +155,7 @@ def test_the_trainer_has_the_explorers_logprobs(kind, options):
     assert gap(PARAMS, rows._replace(images=blind)).max() > 1e-3
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_step_of_training_raises_what_was_rewarded():
     trainer = Trainer(
         model=MODEL,

@@ -94,7 +94,7 @@ def _learn(algorithm, sign):
     return _right(logits)
 
 
-@pytest.mark.samples("cispo", "dpo", "grpo", "gspo", "ppo", "sft")
+@pytest.mark.samples("cispo", "dpo", "grpo", "gspo", "ppo", "sft", gate=())
 @pytest.mark.parametrize("name", sorted(name for name, a in ALGORITHMS.items() if not a.scores))
 def test_an_algorithm_learns_and_with_the_wrong_sign_unlearns(name):
     algorithm = ALGORITHMS[name]

@@ -19,7 +19,7 @@ from tests.roles.trainer.tiny import OPTIMIZER, sft
 TEMPERATURE, STEPS, GROUPS = 0.7, 3, 4
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_without_staleness_and_learning_the_gap_stays_flat():
     """Tokens decoded one by one, with a cache, have the same logprobs as in a full pass."""
     params = tiny.params(MODEL)

@@ -120,6 +120,7 @@ def _gap(forward, params, rows):
 KINDS = ["padded", "bucketed", "packed", "shared"]
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("all-packed", "all-shared")
 @pytest.mark.parametrize(
     ("case", "kind"),
@@ -181,6 +182,7 @@ def _first(group):
     return dataclasses.replace(group, **columns)
 
 
+@pytest.mark.nightly
 def test_values_and_gradients_of_other_weights_are_those_of_the_definition():
     group, sampling = _first(_groups("all")[0]), _sampling("all")
     support, seen = _found_again(group, sampling)
@@ -214,6 +216,7 @@ def test_values_and_gradients_of_other_weights_are_those_of_the_definition():
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("packed-0", gate=())
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("packed", 0), ("shared", 4)])
 def test_a_step_sees_no_gap_and_no_divergence_from_an_equal_reference(kind, microbatch_rows):
@@ -328,7 +331,7 @@ def test_batches_have_few_sizes_of_masks_and_those_listed(kind):
         assert batching.largest().rows.sampling_masks.shape[1] == 8 * T
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_episodes_of_several_turns_and_segments_keep_the_set_of_each_token():
     sampling = Sampling(
         max_new_tokens=5,

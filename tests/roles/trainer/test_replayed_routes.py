@@ -97,6 +97,7 @@ def test_every_layout_keeps_the_experts_of_each_token(kind):
     assert np.abs(np.asarray(choosing) - expected)[padded.batch.rows.completion_mask].max() > 0.05
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("packed",))
 @pytest.mark.parametrize("kind", ["packed", "shared"])
 def test_a_step_learns_the_same_in_every_layout(kind):

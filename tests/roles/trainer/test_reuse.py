@@ -181,7 +181,7 @@ STALENESS = [(1, 0, 1), (1, 1, 2), (1, 3, 2), (2, 1, 2), (2, 5, 3), (3, 2, 3)]
 """Intervals, bounds of the staleness, and how many times a group is trained on."""
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_batches_are_of_different_groups_that_are_fresh_and_not_used_up(subtests):
     for sampler, staleness, generated, seed in itertools.product(
         SAMPLERS, STALENESS, (BATCH, GENERATED), range(3)

@@ -159,7 +159,7 @@ def changes(found):
     return jax.tree.map(lambda a, b: float(np.abs(a - b).max()), found[0], before)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_tower_learns_unless_it_is_frozen_and_by_its_own_rate():
     learned, frozen = changes(step("padded")), changes(step("padded", trains_tower=False))
     slow = changes(step("padded", tower_share=0.5))
@@ -173,6 +173,7 @@ def test_a_tower_learns_unless_it_is_frozen_and_by_its_own_rate():
     assert np.isclose(slow["blocks"]["mlp"]["down"], learned["blocks"]["mlp"]["down"])
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("a mesh-adamw",))
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "lion"])
 @pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "a mesh"])
@@ -195,6 +196,7 @@ def test_a_frozen_tower_has_no_part_in_the_optimizer_s_state(name, mesh):
     assert with_tower == [False, True]
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("packed",))
 @pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
 def test_demonstrations_are_learned_with_their_images(kind):
@@ -260,7 +262,7 @@ def featured(groups, params):
     ]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("shared")
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_in_place_of_pixels_give_the_same_logprobs(kind):

@@ -46,7 +46,7 @@ def step(batch, kept, optimizer=PLAIN, state=None, **fields):
     return trainer.step(state_of(trainer) if state is None else state, batch)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_fresh_data_of_one_update_have_no_gap_at_all_and_need_no_pass():
     batch = batch_of()
     state, metrics = step(batch, NEVER_STALE)
@@ -63,7 +63,7 @@ def test_fresh_data_of_one_update_have_no_gap_at_all_and_need_no_pass():
     assert passes < more
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("proximal", ["behavior", "start"])
 def test_a_pass_before_several_updates_gives_the_bits_of_the_updates_own(proximal):
     algorithm = dataclasses.asdict(dataclasses.replace(ALGORITHM, proximal=proximal))
@@ -98,7 +98,7 @@ def test_stale_tokens_are_scored_by_the_weights_that_drew_them():
     assert not states
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_weights_that_were_not_published_are_not_kept():
     kept = KeptVersions(interval=2, start=0, count=1)
     trainer = trainer_of(optimizer=PLAIN, kept_versions=kept)
@@ -109,7 +109,7 @@ def test_weights_that_were_not_published_are_not_kept():
     assert numbers == [0, 0, 2, 2]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_version_that_is_not_kept_has_the_explorers_logprobs():
     kept = KeptVersions(interval=1, start=0, count=1)
     trainer = trainer_of(optimizer=PLAIN, kept_versions=kept)
@@ -119,7 +119,7 @@ def test_a_version_that_is_not_kept_has_the_explorers_logprobs():
     assert np.isnan(metrics["mismatch"])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_without_it_the_mismatch_is_that_of_fresh_tokens_alone():
     _, fresh = step(batch_of(), None)
     assert fresh["mismatch"] == pytest.approx(float(fresh["logprob_gap"]), abs=1e-7)

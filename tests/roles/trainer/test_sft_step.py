@@ -32,7 +32,7 @@ def test_sft_step_that_is_not_finite_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, state, before[1])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_packing_demonstrations_does_not_change_sft():
     trainer, batch = trainer_of(), batch_of((1, 2, 6, 1, 3, 2, 1, 4))
     demonstrations = Demonstrations(batch.rows.tokens, batch.rows.completion_mask)

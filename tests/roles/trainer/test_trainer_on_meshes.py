@@ -88,6 +88,7 @@ def _on_one_device(model):
     return one.step(_placed(one, tiny.params(model)), batch_of(params=PARAMS, model=MODEL))
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(
     gate=(
         "data and tensor",
