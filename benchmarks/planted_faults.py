@@ -56,7 +56,7 @@ _MEASURED = ("rl_sync/", "launch/", "configs/", "tests/", "pyproject.toml")
 
 
 class Reach(NamedTuple):
-    """Which tests of a tier reach which faults.
+    """Tests of a tier, and the faults that they reach.
 
     Attributes:
       secs: seconds of each test, with its fixtures.
@@ -68,7 +68,7 @@ class Reach(NamedTuple):
 
 
 class Noticed(NamedTuple):
-    """What became of a fault in a tier.
+    """Outcome of a fault in a tier.
 
     Attributes:
       outcome: `noticed`, `missed`, `unreached` or `time up`.
