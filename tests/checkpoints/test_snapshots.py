@@ -168,7 +168,7 @@ def test_a_part_is_loaded_without_the_rest(tmp_path):
         load_part(tmp_path / "none", None, {"params": make_state(0).params})
 
 
-LIKE = {"x": jnp.zeros(300, jnp.float32), "opt_state": jnp.zeros(3, jnp.float32)}
+LIKE = {"x": np.zeros(300, np.float32), "opt_state": np.zeros(3, np.float32)}
 
 
 def save_two(directory):

@@ -9,16 +9,14 @@ from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit
 from rl_sync.types import Rows, TrainBatch
 
-REWARDS = jnp.array([1.0, 0.0, 0.5, 0.5])
-MASK = jnp.array(
-    [[True, True, False], [True, True, True], [True, False, False], [True, True, True]]
-)
+REWARDS = np.array([1.0, 0.0, 0.5, 0.5], np.float32)
+MASK = np.array([[True, True, False], [True, True, True], [True, False, False], [True, True, True]])
 END = 1
-TOKENS = jnp.full((4, 3), 2).at[3, 2].set(END)
+TOKENS = np.array([[2, 2, 2], [2, 2, 2], [2, 2, 2], [2, 2, END]], np.int32)
 """The second completion is cut at 3 tokens, the last one ends there."""
-BEHAVIOR = jnp.full((4, 3), -1.0)
-REF = jnp.full((4, 3), -1.5)
-ROWS = Rows(TOKENS, MASK, BEHAVIOR, policy_versions=jnp.zeros((4, 3), jnp.int32))
+BEHAVIOR = np.full((4, 3), -1.0, np.float32)
+REF = np.full((4, 3), -1.5, np.float32)
+ROWS = Rows(TOKENS, MASK, BEHAVIOR, policy_versions=np.zeros((4, 3), np.int32))
 
 
 def _give(ref_logprobs=None, baselines=None, values=None, **change):

@@ -5,8 +5,6 @@ import struct
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.metrics_writer import MetricsWriter
@@ -119,6 +117,8 @@ def test_tensorboard_is_told_to_forget_later_steps_but_not_those_of_sft(tmp_path
 
 def _events(path):
     """Reads the events of a file: each has a length, its checksum, the event, its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
     data = path.read_bytes()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
@@ -128,15 +128,12 @@ def _events(path):
 
 def _events_of(workdir):
     (path,) = Workdir(workdir).tensorboard.iterdir()
-    data, events = path.read_bytes(), []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        events.append(Event.FromString(data[12 : 12 + length]))
-        data = data[16 + length :]
-    return events
+    return list(_events(path))
 
 
 def test_tensorboard_has_the_settings_as_hyperparameters(tmp_path):
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
     config = {
         "seed": 3,
         "sync": {"mode": "asynchronous", "offset": None},

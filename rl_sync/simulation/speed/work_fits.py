@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import clipped, union, union_secs
@@ -25,6 +24,13 @@ _KNOWN_SHARE = 0.15
 _LEAST_GAIN = 0.1
 """Part of the squared deviations that a slow-down must explain, so that noise does not pass for
 one."""
+
+
+def _nnls(matrix: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
+    """Solves by least squares for what is not negative; returns the solution and the residual."""
+    from scipy.optimize import nnls  # It takes a second, which those who read results do not have.
+
+    return nnls(matrix, values)
 
 
 class MeasuredRollout(NamedTuple):
@@ -105,7 +111,7 @@ def fit_shared_cores(
                 secs = np.array([occupation.alone_secs(one.span, shared) for one in of_role])
                 amounts = np.array([one.amounts for one in of_role])
                 scaled = amounts / np.maximum(amounts.mean(axis=0), 1e-12)
-                total += (nnls(scaled, secs)[1] / secs.mean()) ** 2
+                total += (_nnls(scaled, secs)[1] / secs.mean()) ** 2
         return float(total)
 
     def with_factor(factor: float) -> SharedCores:
@@ -153,7 +159,7 @@ class CoresUsed(NamedTuple):
         known = totals > _KNOWN_SHARE * totals.sum()
         used = np.array([float(span.attributes["cpu_secs"]) for span in spans])
         found = np.zeros(2)
-        found[known] = nnls(secs[:, known], used)[0]
+        found[known] = _nnls(secs[:, known], used)[0]
         rates = (float(one) if one > 0 else None for one in found)
         return cls(*rates)
 
@@ -168,7 +174,7 @@ def fit_decoding(rollouts: Sequence[MeasuredRollout], prefill_secs: float) -> De
     weights = np.array([[one.steps, one.tokens] for one in rollouts])
     secs = np.array([one.secs for one in rollouts])
     scale = np.maximum(weights.mean(axis=0), 1e-12)  # Steps and tokens count alike.
-    found = nnls(weights / scale, secs)[0] / scale
+    found = _nnls(weights / scale, secs)[0] / scale
     decoding = Decoding(float(found[0]), float(found[1]), float(prefill_secs))
     factors = [one.secs / max(decoding.secs(one.steps, one.tokens), 1e-12) for one in rollouts]
     mean = statistics.fmean(factors)

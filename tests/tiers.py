@@ -1,0 +1,152 @@
+"""The tiers of the tests: which are run, in which order, and in which process.
+
+README's tests have no mark. `gate` and `nightly` are those that they leave out, and `aot` those
+that need compilers for TPUs and GPUs (CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests import measured_secs
+from tests.compile_budget import CompileBudget, read_budgets
+
+RUNS = "tests/runs, in threads"
+TIERS = ("gate", "nightly")
+"""Markers of the tests that README's command leaves out, beside `aot`."""
+README = "not nightly and not aot and not gate"
+_WHOLE_FILE = re.compile(
+    r"^pytestmark = (?:\[\n? *)?pytest\.mark\.(gate|nightly|aot)\b", re.MULTILINE
+)
+_SOME = {
+    "gate": re.compile(r"mark\.(gate|samples)\b"),
+    "nightly": re.compile(r"mark\.(nightly|samples)\b"),
+    "aot": re.compile(r"mark\.aot\b"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that renews the measured seconds."""
+    parser.addoption("--measure", action="store_true", help="renew tests/measured_secs.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the plugins of this folder, and leaves out nightly tests that nobody asks for."""
+    if config.option.markexpr and "nightly" not in config.option.markexpr:
+        config.option.markexpr = f"({config.option.markexpr}) and not nightly"
+    measures = config.option.measure
+    config.pluginmanager.register(CompileBudget(None if measures else read_budgets()))
+    if measures and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(measured_secs.Recorder())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Looks for garbage seldom, and never in what imports made: tracing makes much that stays."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
+    return result
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without a test of the chosen tier, since importing them takes long."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    chosen, text = config.option.markexpr, collection_path.read_text()
+    if chosen == README:
+        return True if _WHOLE_FILE.search(text) else None
+    tier = chosen.removeprefix("(").partition(")")[0]
+    return True if tier in _SOME and not _SOME[tier].search(text) else None
+
+
+@functools.cache
+def _scope_of(path: str) -> str:
+    """Returns the scope of a file's tests, which share a process: the file, or runs in threads.
+
+    What a run has compiled serves the others of its process.
+    """
+    text = (Path(__file__).parents[1] / path).read_text()
+    return RUNS if "runs.get(" in text and "started" not in text else path
+
+
+class _ByScope(LoadScopeScheduling):
+    """Distributes scopes to the processes in the order of the tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _scope_of(nodeid.partition("::")[0])
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns one more than there are cores: tests of processes wait part of their time."""
+    mine = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return mine + 1
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Makes the scheduler that distributes tests to processes."""
+    config.option.loadscopereorder = False
+    return _ByScope(config, log)
+
+
+def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves cases of parametrized tests to the gate, or to the nightly tests.
+
+    `samples(*ids, gate=ids)` names those that README's tests run, and those that the gate runs
+    besides: all others if it does not say; else the rest is nightly.
+
+    Raises:
+      UsageError: one of the names is that of no case.
+    """
+    whole = not any("::" in argument for argument in config.args)
+    cases: dict[str, set[str]] = collections.defaultdict(set)
+    named: dict[str, set[str]] = {}
+    for item in items:
+        samples = item.get_closest_marker("samples")
+        others = any(item.get_closest_marker(name) for name in ("nightly", "aot"))
+        if not samples or others:
+            continue
+        case = item.callspec.id  # type: ignore[attr-defined]
+        in_gate = samples.kwargs.get("gate", (case,))
+        if case not in samples.args:
+            item.add_marker("gate" if case in in_gate else "nightly")
+        test = item.nodeid.partition("[")[0]
+        cases[test].add(case)
+        named[test] = {*samples.args, *samples.kwargs.get("gate", ())}
+    for test, names in named.items() if whole else ():
+        if unknown := names - cases[test]:
+            raise pytest.UsageError(f"{test} has no case {min(unknown)!r}, which samples names.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves cases to other tiers, and begins with the files that take longest.
+
+    A long file at the end would leave all processes but one idle.
+    """
+    _leave_cases(config, items)
+    chosen = config.option.markexpr
+    tier = next((one for one in TIERS if chosen.removeprefix("(").startswith(one)), "readme")
+    secs = measured_secs.read(tier)
+    scopes: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    total: collections.Counter[str] = collections.Counter()
+    for item in items:
+        scopes[_scope_of(item.nodeid.partition("::")[0])].append(item)
+    for path, took in secs.items():
+        if (Path(__file__).parents[1] / path).exists():
+            total[_scope_of(path)] += took
+    longest = sorted(scopes, key=lambda scope: (-total[scope], scope))
+    items[:] = [item for scope in longest for item in scopes[scope]]
