@@ -7,22 +7,18 @@ that need compilers for TPUs and GPUs (CONTRIBUTING.md).
 from __future__ import annotations
 
 import collections
-import functools
 import gc
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from tests import measured_secs
 from tests.compile_budget import CompileBudget, read_budgets
 
-RUNS = "tests/runs, in threads"
 TIERS = ("gate", "nightly")
 """Markers of the tests that README's command leaves out, beside `aot`."""
 README = "not nightly and not aot and not gate"
@@ -73,33 +69,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if tier in _SOME and not _SOME[tier].search(text) else None
 
 
-@functools.cache
-def _scope_of(path: str) -> str:
-    """Returns the scope of a file's tests, which share a process: the file, or runs in threads.
-
-    What a run has compiled serves the others of its process.
-    """
-    text = (Path(__file__).parents[1] / path).read_text()
-    return RUNS if "runs.get(" in text and "started" not in text else path
-
-
-class _ByScope(LoadScopeScheduling):
-    """Distributes scopes to the processes in the order of the tests."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _scope_of(nodeid.partition("::")[0])
-
-
 def pytest_xdist_auto_num_workers() -> int:
     """Returns one more than there are cores: tests of processes wait part of their time."""
     mine = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return mine + 1
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Makes the scheduler that distributes tests to processes."""
-    config.option.loadscopereorder = False
-    return _ByScope(config, log)
 
 
 def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -141,12 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.option.markexpr
     tier = next((one for one in TIERS if chosen.removeprefix("(").startswith(one)), "readme")
     secs = measured_secs.read(tier)
-    scopes: dict[str, list[pytest.Item]] = collections.defaultdict(list)
-    total: collections.Counter[str] = collections.Counter()
+    files: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
-        scopes[_scope_of(item.nodeid.partition("::")[0])].append(item)
-    for path, took in secs.items():
-        if (Path(__file__).parents[1] / path).exists():
-            total[_scope_of(path)] += took
-    longest = sorted(scopes, key=lambda scope: (-total[scope], scope))
-    items[:] = [item for scope in longest for item in scopes[scope]]
+        files[item.nodeid.partition("::")[0]].append(item)
+    longest = sorted(files, key=lambda path: (-secs.get(path, 0.0), path))
+    items[:] = [item for path in longest for item in files[path]]

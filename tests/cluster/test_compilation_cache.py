@@ -89,7 +89,7 @@ def test_what_a_killed_process_left_unfinished_is_written_again(tmp_path):
     assert entries(tmp_path) == before
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_cache_that_jax_was_given_goes_before_ours_with_its_own_limits(tmp_path):
     ours, given = tmp_path / "ours", tmp_path / "given"
     limits = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

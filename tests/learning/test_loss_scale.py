@@ -123,7 +123,7 @@ def test_norms_of_gradients_that_overflowed_are_left_out_of_the_means():
     assert np.isinf(found["loss"].mean())
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_other_dtypes_have_no_scale():
     assert first_scale("float32") is first_scale("bfloat16") is None
     trainer = trainer_of()

@@ -96,6 +96,7 @@ def test_splash_gives_the_values_and_gradients_of_dense_attention(rows, window, 
     _close(_of(by_splash, dtype, REAL[rows]), expected, dtype)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("packed-bfloat16")
 @pytest.mark.parametrize(
     ("rows", "dtype"), [("rows", "float32"), ("packed", "float32"), ("packed", "bfloat16")]

@@ -162,7 +162,7 @@ def test_an_image_may_stand_twice_in_a_sequence():
     np.testing.assert_allclose(_states(MODEL, params, [twice], pixels), expected, atol=2e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("vision", [VISION, SHUFFLED], ids=["pooled", "shuffled"])
 def test_only_tokens_of_a_tile_look_ahead(vision):
     config = dataclasses.replace(MODEL, vision=vision)

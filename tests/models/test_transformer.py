@@ -140,7 +140,7 @@ def test_every_way_to_attend_to_a_cache_agrees(name, path, monkeypatch):
         )
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", ["auto", "einsum", "dot_product"])
 def test_rows_without_a_position_keep_their_cache_and_disturb_no_other(path):
     config = dataclasses.replace(tiny.VARIANTS["sliding"], attention=path)

@@ -107,7 +107,7 @@ def _relative(found, exact):
     return np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_logprobs_in_bfloat16_are_exact_and_gradients_as_near_as_those_of_one_device():
     matrix, hidden, ids, weights = _drawn(8, V, "bfloat16")
     matrix = np.asarray(jnp.asarray(matrix, jnp.bfloat16), np.float32)

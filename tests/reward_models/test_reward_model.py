@@ -96,7 +96,7 @@ def test_what_is_too_long_or_cannot_be_encoded_is_unknown_and_the_others_are_jud
     assert [one.is_known for one in (long, strange, good)] == [False, False, True]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_devices_that_share_a_model_give_the_same_scores(checkpoint):
     path, _ = checkpoint
     completions = [Completion(text) for text in TEXTS]
@@ -105,7 +105,7 @@ def test_devices_that_share_a_model_give_the_same_scores(checkpoint):
     np.testing.assert_allclose([x.score for x in more], [x.score for x in one], atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_worker_serves_it_in_a_sum(checkpoint):
     path, params = checkpoint
     expression = f"exact + 0.5 * reward_model(path={path!r}, normalize=False)"
@@ -121,7 +121,7 @@ def test_a_worker_serves_it_in_a_sum(checkpoint):
     assert wrong.components["reward_model/raw"] == pytest.approx(expected(params, "2"), abs=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_worker_lays_the_model_over_devices_of_its_own(checkpoint):
     path, params = checkpoint
     expression = f"reward_model(path={path!r}, normalize=False, fsdp=2, rows=4)"

@@ -74,6 +74,7 @@ def test_equal_completions_are_computed_once(monkeypatch):
     assert judged[1] == judged[4] != judged[0]
 
 
+@pytest.mark.nightly
 def test_verdicts_of_one_s_own_have_values_of_one_s_own():
     config, params = golden.load(LLAMA)
     tokenizer = pretrained.load(str(LLAMA), "no", None)
@@ -84,7 +85,7 @@ def test_verdicts_of_one_s_own_have_values_of_one_s_own():
     assert one.score == pytest.approx(held[1] / sum(held) / 2 + held[2] / sum(held), rel=1e-3)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_run_s_policy_judges_as_it_began_and_as_it_is(tmp_path):
     _, model, params = run_in(tmp_path / "run", tokenizer=TOKENIZER)
     path = str(tmp_path / "run")

@@ -76,6 +76,7 @@ def test_a_run_from_scratch_becomes_a_checkpoint_with_its_own_tokenizer(tmp_path
     assert values["eos_token_id"] == tokenizer.eos_id
 
 
+@pytest.mark.nightly
 def test_a_policy_that_sees_becomes_a_gemma_with_its_processing_of_images(tmp_path):
     sees = {"image_size": 16, "tile_tokens": 4, "embed_dim": 16, "num_heads": 2, "mlp_dim": 24}
     settings, model, params = run_in(tmp_path / "run", task={"name": "digits"}, vision=sees)
@@ -103,6 +104,7 @@ def test_longer_rows_than_the_least_positions_are_as_many_positions(tmp_path):
     assert load_config(tmp_path / "out").max_length == 3006
 
 
+@pytest.mark.nightly
 def test_a_run_from_a_checkpoint_keeps_its_config_and_dtype(tmp_path):
     settings, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT))
     export(tmp_path / "run", tmp_path / "out", "bfloat16")
@@ -114,6 +116,7 @@ def test_a_run_from_a_checkpoint_keeps_its_config_and_dtype(tmp_path):
     np.testing.assert_array_equal(norm, params["final_norm"]["scale"].astype(norm.dtype))
 
 
+@pytest.mark.nightly
 def test_adapters_are_exported_merged_into_what_they_adapt(tmp_path):
     adapters = {"rank": 2, "alpha": 3.0, "targets": "q,down"}
     _, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT), lora=adapters)

@@ -96,7 +96,7 @@ def assert_alike(found, expected):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples(
     "1 head on 4 devices",
     gate=("sliding windows in lines",),

@@ -60,7 +60,7 @@ def rollouts(made):
     made.advance()
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("cpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_an_engine_needs_the_listed_programs_and_no_other(platform):
@@ -72,7 +72,7 @@ def test_an_engine_needs_the_listed_programs_and_no_other(platform):
     assert made.programs == set(listed)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_an_engine_of_episodes_needs_no_program_that_is_not_listed():
     made = engine(layout(), slots=2, cache="recompute", kv_offload_bytes=1 << 20)
     asked = dataclasses.replace(ASKED, prompts=2, held=True, offloads_kv=True, recomputes=True)

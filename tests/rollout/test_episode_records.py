@@ -105,7 +105,7 @@ def _assert_logprobs_are_the_policy_s(played):
         np.testing.assert_allclose(segment.behavior_logprobs[segment.mask], found, atol=1e-4)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_an_episode_of_one_turn_is_a_completion_of_its_prompt():
     script = Script()
     ((played,),) = _episodes(script).generate([_request()])
@@ -374,7 +374,7 @@ class Fan(Script):
                 self._answers.append(End(said.episode, ending(1)))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("2-True", gate=("8-True",))
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("slots", [2, 8])

@@ -93,7 +93,7 @@ def test_greedy_completions_are_those_of_the_whole_model(options):
     assert_drawn_by_the_whole_model(engine(**options).generate(requests()))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_logprobs_are_those_of_the_whole_vocabulary_and_no_image_token_is_drawn():
     params = tiny.params(CONFIG, spread=0.2)
     # The image's token is the likeliest by far.
@@ -114,7 +114,7 @@ def test_logprobs_are_those_of_the_whole_vocabulary_and_no_image_token_is_drawn(
     assert taken == 16
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_each_image_is_encoded_once_for_all_completions_and_prompts():
     made = engine()
     made.generate(requests(DRAWN, completions=3))
@@ -148,7 +148,7 @@ def test_features_beyond_the_bound_are_encoded_again():
     assert made._batch.features.encoded >= 4
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("pages", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_prompts_that_differ_in_their_images_alone_share_nothing(options):
@@ -162,7 +162,7 @@ def test_prompts_that_differ_in_their_images_alone_share_nothing(options):
         assert made.stats.reused_tokens > 0, "equal images share pages"
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("given1-pages", "given0-rows", gate=())
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 @pytest.mark.parametrize("given", [pictured([4, 2]), pictured([4], 2, [2]), pictured(1, [2])])

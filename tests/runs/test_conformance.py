@@ -172,8 +172,12 @@ OF_README = {
 
 # Processes start slowly, and other runs, or tests of teams and of transfers, go these ways.
 NIGHTLY = {
+    "synchronous by checkpoint, in processes",
     "asynchronous, interval 2, collective",
     "asynchronous by server, in processes",
+    "asynchronous, streaming episodes",
+    "two explorers, collective",
+    "two explorers by server, what changed",
     "synchronous, interval 4, two explorers",
     "synchronous, episodes, in teams",
     "asynchronous, streaming, in teams",

@@ -23,7 +23,7 @@ def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
     assert "no way to nowhere" in output
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_an_address_of_another_machine_is_not_this_ones(tmp_path):
     process = launch(EMBEDDED, "--config.launch.host=192.0.2.1", workdir=tmp_path / "runs" / "run")
     output, _ = process.communicate(timeout=120)

@@ -50,7 +50,7 @@ def test_the_examples_of_the_page_run(finished, tmp_path, monkeypatch, capsys):
     assert np.isfinite(names["loss"]).all()
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_policy_generates_what_its_engine_does_and_the_same_again(finished):
     policy = rl_sync.load(str(finished.workdir))
     assert policy.step == finished.settings.trainer.steps

@@ -56,7 +56,7 @@ def workers_of(server: subprocess.Popen[str]) -> list[int]:
     return sorted(set(own))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_cleanly_when_it_is_asked_to(serve, number):
     server, _ = serve("--config.task.reward=exact + 0 * format(pattern='.')")

@@ -27,7 +27,7 @@ def search(seeds):
     return seen
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_streamed_groups_meet_their_deadlines_and_nobody_waits_for_ever():
     seen = search(range(150))
     for reason in ("lease expired", "its explorer died", "no spread", "environment failure"):

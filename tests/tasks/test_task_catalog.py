@@ -23,7 +23,7 @@ print([name for name in ("transformers", "tokenizers", "datasets", "pyarrow", "t
 """
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["arithmetic", "jsonl"])
 def test_tasks_of_characters_load_neither_transformers_nor_datasets(name, tmp_path):
     path = write_lines(

@@ -78,7 +78,7 @@ def test_an_explorer_gets_each_exact_version_to_the_bit_although_the_trainer_don
     assert explorer["newest"][-1] in (2, 3, 4, 5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_neither_side_holds_more_than_a_bucket_besides_the_weights(pair):
     for side in pair:
         assert 0 < side["extra_bytes"] <= side["devices"] * BUCKET_BYTES
@@ -129,7 +129,7 @@ init_cluster("127.0.0.1:{port}", 2, 0, timeout_secs=1)
     assert "Process 0 waited 1 s for the 2 processes of the cluster" in result.stderr
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
 def test_the_coordinator_listens_at_its_own_address_alone():
     (port,) = free_ports("127.0.0.1", 1)

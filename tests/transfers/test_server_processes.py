@@ -141,7 +141,7 @@ def test_a_trainer_that_dies_is_named_within_seconds(start):
     assert time.monotonic() - since < 10
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_trainer_that_stands_still_in_the_middle_is_named(start, monkeypatch):
     process = start("trainer")
 

@@ -24,7 +24,7 @@ print("polls", polls)
 """
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_process_can_wait_for_a_host_that_is_late_and_leaves_with_it():
     """The wait for all is two seconds long, and the host comes after three."""
     (port,) = map(str, free_ports("127.0.0.1", 1))

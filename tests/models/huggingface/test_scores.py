@@ -51,7 +51,7 @@ def test_a_reward_model_goes_through_files_and_back(name, tmp_path):
         assert len(values["id2label"]) == 1
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("plain")
 @pytest.mark.parametrize("name", ["plain", "biased and untied"])
 def test_a_model_with_a_head_has_no_output_projection_and_else_the_same_start(name):

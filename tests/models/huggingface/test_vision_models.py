@@ -58,7 +58,7 @@ def test_logits_and_gradients_of_every_parameter_are_those_of_transformers(model
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max() + 1e-7)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_greedy_decoding_after_images_continues_as_transformers_does(model):
     _, config, params, expected = model
     tokens, lengths = expected["tokens"], expected["lengths"]

@@ -219,7 +219,7 @@ def test_requests_at_once_are_answered_one_after_the_other(playing):
     assert len(segments) == 4
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_rewards_are_posted_or_returned(playing):
     ending, _ = playing(command("rewarded")).play(["abc"])
     assert (ending.rewards, ending.metrics) == ({"length": 3.0}, {"words": 2.0})

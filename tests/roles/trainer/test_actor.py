@@ -95,7 +95,7 @@ def test_on_its_own_rollouts_the_policy_differs_from_its_behavior_by_nothing():
     assert np.isnan(metrics["ratio_p95_staleness_1"])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_steps_are_deterministic_to_the_bit():
     trainer = trainer_of(HELD, TWICE)
     first, again = (trainer.step(state_of(trainer), batch_of(UNEVEN)) for _ in range(2))
@@ -246,7 +246,7 @@ def test_the_reference_is_held_in_the_dtype_of_the_computation():
     assert metrics["kl_reference"] == 0, "and after it was refreshed"
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_metrics_describe_the_batch():
     trainer = trainer_of()
     state = state_of(trainer)._replace(step=jnp.int32(7))
@@ -335,7 +335,7 @@ def test_the_updates_of_a_step_with_judged_completions_are_taken():
     assert np.isfinite(metrics["reward_mean"])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_compiled_step_takes_the_same_step():
     trainer = trainer_of(HELD, TWICE)
     largest = Batching("padded", 16, 8, 2, 0).largest()

@@ -270,6 +270,7 @@ def test_a_step_on_a_mesh_is_one_of_one_device(on):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), *results)
 
 
+@pytest.mark.nightly
 def test_probabilities_of_the_whole_vocabulary_are_recorded_where_no_mask_is_kept():
     group = _groups("all", keeps=False)[0]
     assert group.sampling_masks is None
@@ -281,6 +282,7 @@ def test_probabilities_of_the_whole_vocabulary_are_recorded_where_no_mask_is_kep
     assert (group.behavior_logprobs[mask] <= kept.behavior_logprobs[mask] + 1e-6).all()
 
 
+@pytest.mark.nightly
 def test_new_weights_in_flight_leave_each_token_the_set_that_it_was_drawn_from():
     sampling = dataclasses.replace(_sampling("top_p"), stop_ids=())
     changes = LogitsProcessors.of(sampling)._replace(masks=True)

@@ -108,6 +108,7 @@ def test_it_learns_what_was_preferred():
     assert (scores[::2] > scores[1::2]).mean() > 0.9
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("packed-fields1")
 @pytest.mark.parametrize(
     ("kind", "fields"), [("padded", {"microbatch_rows": 4}), ("packed", {}), ("bucketed", {})]
@@ -117,11 +118,13 @@ def test_neither_microbatches_nor_the_layout_change_a_step(kind, fields):
     _assert_alike(expected, _stepped(_trainer(updates=2, **fields), _batch(kind=kind, updates=2)))
 
 
+@pytest.mark.nightly
 def test_a_step_on_a_mesh_is_that_on_one_device():
     mesh = layout(fsdp=2, tensor=2)
     _assert_alike(_stepped(_trainer(), _batch()), _stepped(_trainer(mesh), _batch()))
 
 
+@pytest.mark.nightly
 def test_with_adapters_they_and_the_head_alone_are_trained():
     model = dataclasses.replace(REWARD, lora=Lora(2, 4.0))
     before = _params(model)

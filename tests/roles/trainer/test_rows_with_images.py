@@ -84,7 +84,7 @@ def test_logprobs_are_those_of_the_explorer():
     assert np.abs(blind - rows.behavior_logprobs)[rows.completion_mask].max() > 0.05
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("shared")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_layout_keeps_the_images_of_each_row(kind):

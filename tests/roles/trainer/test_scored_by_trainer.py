@@ -65,13 +65,14 @@ def test_fresh_data_of_one_update_have_no_gap_at_all_and_need_no_pass():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("proximal", ["behavior", "start"])
-def test_a_pass_before_several_updates_gives_the_bits_of_the_updates_own(proximal):
+def test_a_pass_before_several_updates_gives_the_logprobs_of_the_updates_own(proximal):
     algorithm = dataclasses.asdict(dataclasses.replace(ALGORITHM, proximal=proximal))
     _, metrics = step(
         spoiled(batch_of(updates=2)), NEVER_STALE, PLAIN | TWICE, algorithm={"proximal": proximal}
     )
     assert algorithm["proximal"] == proximal
-    assert metrics["logprob_gap"] == 0.0
+    # Two programs, whose sums have another order on some processors.
+    assert metrics["logprob_gap"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["kl_behavior_proximal"] == pytest.approx(0.0, abs=1e-4)
 
 
