@@ -5,10 +5,11 @@
     python -m tests.nightly --plan             # prints all parts, and those of the last commits
     python -m pytest -m nightly                # runs all parts
 
-A part has whole files, and takes about `PART_SECS` by `tests/measured_secs.json`. The commits of
-the main branch are counted in rounds, of as many commits as there are parts. Within a round each
-commit takes a part that no earlier one has, by its hash. So the commits of a round cover all parts,
-and runs of commits that are far apart take parts at random.
+A part has whole files, and takes about `PART_SECS` by `tests/measured_secs.json`. A file that takes
+longer than half of that is cut into pieces. The commits of the main branch are counted in rounds,
+of as many commits as there are parts. Within a round each commit takes a part that no earlier one
+has, by its hash. So the commits of a round cover all parts, and runs of commits that are far apart
+take parts at random.
 
 A test that fails is tried once more, alone. If it fails again, the command ends with status 1 and
 prints how to repeat it.
@@ -24,10 +25,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tests import measured_secs
 
 PART_SECS = 360.0
+PIECE_SECS = PART_SECS / 2
+"""Files that take longer are cut into pieces."""
 UNMEASURED_SECS = 60.0
 PROCESSES = 3
 """Processes that run tests side by side, as where the seconds were measured."""
@@ -36,27 +40,40 @@ _MARK = "mark.nightly"
 _FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
-def files() -> dict[str, float]:
-    """Returns the files with nightly tests, and the seconds of these."""
+class Piece(NamedTuple):
+    """Nightly tests of a file: every `total`-th of its cases, from that with the number on."""
+
+    path: str
+    number: int = 0
+    total: int = 1
+
+    def __str__(self) -> str:
+        whole = self.total == 1
+        return self.path if whole else f"{self.path}, piece {self.number + 1} of {self.total}"
+
+
+def pieces() -> dict[Piece, float]:
+    """Returns the files with nightly tests, long ones in pieces, and the seconds of each."""
     measured = measured_secs.read("nightly")
-    paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-    marked = [path for path in paths if _MARK in (text := path.read_text()) or "samples(" in text]
-    names = [path.relative_to(ROOT).as_posix() for path in marked]
-    return {name: measured.get(name, UNMEASURED_SECS) for name in names}
+    found: dict[Piece, float] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        if _MARK in (text := file.read_text()) or "samples(" in text:
+            path = file.relative_to(ROOT).as_posix()
+            secs = measured.get(path, UNMEASURED_SECS)
+            count = max(1, math.ceil(secs / PIECE_SECS))
+            found |= {Piece(path, number, count): secs / count for number in range(count)}
+    return found
 
 
-def parts(secs: dict[str, float]) -> list[list[str]]:
-    """Cuts files into parts of nearly equal length, the longest first.
-
-    A file that takes longer than a part is a part of its own.
-    """
+def parts(secs: dict[Piece, float]) -> list[list[Piece]]:
+    """Divides pieces into parts of nearly equal length, the longest first."""
     count = max(1, math.ceil(sum(secs.values()) / PROCESSES / PART_SECS))
     heap: list[tuple[float, int]] = [(0.0, index) for index in range(count)]
-    made: list[list[str]] = [[] for _ in range(count)]
-    for name in sorted(secs, key=lambda name: (-secs[name], name)):
+    made: list[list[Piece]] = [[] for _ in range(count)]
+    for piece in sorted(secs, key=lambda piece: (-secs[piece], piece)):
         took, index = heapq.heappop(heap)
-        made[index].append(name)
-        heapq.heappush(heap, (took + secs[name], index))
+        made[index].append(piece)
+        heapq.heappush(heap, (took + secs[piece], index))
     return made
 
 
@@ -76,17 +93,19 @@ def history() -> list[str]:
     return subprocess.check_output(command, cwd=ROOT, text=True).split()
 
 
-def run(names: Sequence[str]) -> int:
-    """Runs the nightly tests of files; tries those that fail once more. Returns the exit status."""
+def run(made: Sequence[Piece]) -> int:
+    """Runs a part; tries tests that fail once more. Returns the exit status."""
     _FAILED.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "nightly"]
+    cut = [f"--piece={one.path}:{one.number}/{one.total}" for one in made if one.total > 1]
+    paths = dict.fromkeys(one.path for one in made)
     # Their seconds are those of files side by side.
-    status = subprocess.call([*command, f"--numprocesses={PROCESSES}", *names], cwd=ROOT)
+    status = subprocess.call([*command, f"--numprocesses={PROCESSES}", *cut, *paths], cwd=ROOT)
     failed = [*json.loads(_FAILED.read_text())] if _FAILED.exists() else []
-    if status == 0 or (status == 1 and not failed):
-        return status
-    if not failed:
-        return status  # Nothing was run, such as with an error in a file.
+    if status == 0 or not failed:
+        return (
+            status  # With another status than 0, nothing was run, such as with an error in a file.
+        )
     print(f"\n{len(failed)} failed, and are tried once more, alone.", flush=True)
     again = subprocess.call([*command, "--numprocesses=0", *failed], cwd=ROOT)
     if again:
@@ -95,13 +114,13 @@ def run(names: Sequence[str]) -> int:
     return again
 
 
-def show_plan(made: Sequence[Sequence[str]], secs: dict[str, float]) -> None:
+def show_plan(made: Sequence[Sequence[Piece]], secs: dict[Piece, float]) -> None:
     """Prints the parts, and which of them the last commits take."""
-    for index, names in enumerate(made):
-        took = sum(secs[name] for name in names)
-        print(f"part {index}: {took / PROCESSES:.0f} s, {len(names)} files")
-        for name in names:
-            print(f"  {secs[name]:6.1f}  {name}")
+    for index, part in enumerate(made):
+        took = sum(secs[piece] for piece in part)
+        print(f"part {index}: {took / PROCESSES:.0f} s")
+        for piece in part:
+            print(f"  {secs[piece]:6.1f}  {piece}")
     commits = history()
     for back in reversed(range(min(10, len(commits)))):
         upto = commits[: len(commits) - back]
@@ -114,7 +133,7 @@ def main() -> int:
     parser.add_argument("--part", type=int, help="the part to run, in place of the newest commit's")
     parser.add_argument("--plan", action="store_true", help="print the parts, and run nothing")
     arguments = parser.parse_args()
-    secs = files()
+    secs = pieces()
     made = parts(secs)
     if arguments.plan:
         show_plan(made, secs)
@@ -122,9 +141,8 @@ def main() -> int:
     part = part_of(history(), len(made)) if arguments.part is None else arguments.part
     if part not in range(len(made)):
         parser.error(f"--part={part}: there are parts 0 to {len(made) - 1}.")
-    names = made[part]
-    print(f"Part {part} of {len(made)} of the nightly tests, {len(names)} files.", flush=True)
-    return run(names)
+    print(f"Part {part} of {len(made)} of the nightly tests.", flush=True)
+    return run(made[part])
 
 
 if __name__ == "__main__":

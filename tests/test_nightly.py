@@ -1,15 +1,17 @@
-"""The nightly tests' parts: all files are in one, and a round of commits covers them."""
+"""The nightly tests' parts: all tests are in one, and a round of commits covers them."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+from unittest import mock
 
 import pytest
 
-from tests import nightly
+from tests import nightly, tiers
+from tests.nightly import Piece
 
-SECS = {f"tests/test_{number}.py": float(number % 90 + 5) for number in range(100)}
+SECS = {Piece(f"tests/test_{number}.py"): float(number % 90 + 5) for number in range(100)}
 
 
 def commits(seed: int, count: int) -> list[str]:
@@ -17,11 +19,14 @@ def commits(seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_parts_have_every_file_once_and_are_about_equally_long(seed):
-    secs = SECS | {f"tests/more_{n}.py": random.Random(seed + n).uniform(1, 200) for n in range(20)}
+def test_parts_have_every_piece_once_and_are_about_equally_long(seed):
+    drawn = random.Random(seed)
+    secs = SECS | {
+        Piece("tests/more.py", n, 20): drawn.uniform(1, nightly.PIECE_SECS) for n in range(20)
+    }
     made = nightly.parts(secs)
-    assert sorted(name for names in made for name in names) == sorted(secs)
-    took = [sum(secs[name] for name in names) / nightly.PROCESSES for names in made]
+    assert sorted(piece for part in made for piece in part) == sorted(secs)
+    took = [sum(secs[piece] for piece in part) / nightly.PROCESSES for part in made]
     assert max(took) <= nightly.PART_SECS * 1.1
     assert max(took) - min(took) <= 100
 
@@ -41,8 +46,40 @@ def test_a_clone_without_history_takes_the_part_of_its_hash():
     assert nightly.part_of([only], 7) == int(only, 16) % 7
 
 
-def test_every_file_with_a_nightly_test_is_in_a_part():
-    named = nightly.files()
-    for name in ("tests/test_wheel.py", "tests/runs/test_conformance.py"):
-        assert name in named
-    assert "tests/test_schedule.py" not in named
+def test_every_file_with_a_nightly_test_is_in_a_part_and_a_long_one_in_pieces():
+    named = nightly.pieces()
+    paths = {piece.path for piece in named}
+    assert {"tests/test_wheel.py", "tests/runs/test_conformance.py"} <= paths
+    assert "tests/test_schedule.py" not in paths
+    of_restarts = sorted(piece for piece in named if piece.path == "tests/runs/test_restarts.py")
+    assert [piece.number for piece in of_restarts] == list(range(of_restarts[0].total))
+    assert all(secs <= nightly.PIECE_SECS for secs in named.values())
+
+
+class Item:
+    """A nightly test of a case, as far as it is chosen by."""
+
+    def __init__(self, test: str, case: str):
+        self.nodeid = f"tests/test_it.py::{test}[{case}]"
+        self.callspec = mock.Mock(id=case)
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == "nightly"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_pieces_of_a_file_have_every_case_once_with_all_of_its_tests(count):
+    items = [Item(test, case) for test in "ab" for case in "uvwxyz"]
+    taken = []
+    for number in range(count):
+        chosen = [*items]
+        tiers._leave_pieces(
+            mock.Mock(**{"option.piece": [f"tests/test_it.py:{number}/{count}"]}), chosen
+        )
+        taken += chosen
+        assert len({one.callspec.id for one in chosen}) == len(chosen) / 2
+    assert sorted(taken, key=items.index) == items
+    both = [*items]
+    given = [f"tests/test_it.py:{number}/7" for number in (1, 3)]
+    tiers._leave_pieces(mock.Mock(**{"option.piece": given}), both)
+    assert {one.callspec.id for one in both} == {"v", "x"}

@@ -33,8 +33,15 @@ _SOME = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option that renews the measured seconds."""
+    """Adds the option that renews the measured seconds, and that of pieces of files."""
     parser.addoption("--measure", action="store_true", help="renew tests/measured_secs.json")
+    parser.addoption(
+        "--piece",
+        action="append",
+        default=[],
+        metavar="FILE:NUMBER/COUNT",
+        help="of the nightly tests of a file, take those of one of several pieces, from 0 on",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,6 +111,29 @@ def _leave_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{test} has no case {min(unknown)!r}, which samples names.")
 
 
+def _leave_pieces(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what is in other pieces of a file than those that are asked for.
+
+    Tests of one case stay together, since they share what is made for it.
+    """
+    wanted: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
+    for piece in config.option.piece:
+        path, _, part = piece.rpartition(":")
+        number, count = map(int, part.split("/"))
+        wanted[path].add((number, count))
+    others = set()
+    for path, parts in wanted.items():
+        numbers: dict[str, int] = {}
+        for item in items:
+            if item.nodeid.startswith(f"{path}::") and item.get_closest_marker("nightly"):
+                case = item.callspec.id if hasattr(item, "callspec") else item.name
+                of_case = numbers.setdefault(case, len(numbers))
+                if not any(of_case % count == number for number, count in parts):
+                    others.add(item)
+    config.hook.pytest_deselected(items=[item for item in items if item in others])
+    items[:] = [item for item in items if item not in others]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves cases to other tiers, and begins with the files that take longest.
@@ -111,6 +141,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A long file at the end would leave all processes but one idle.
     """
     _leave_cases(config, items)
+    _leave_pieces(config, items)
     chosen = config.option.markexpr
     tier = next((one for one in TIERS if chosen.removeprefix("(").startswith(one)), "readme")
     secs = measured_secs.read(tier)
