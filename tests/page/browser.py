@@ -35,6 +35,7 @@ BOTTOM = "Math.ceil(document.querySelector('main').getBoundingClientRect().botto
 
 
 def main(address: str, server: str, workdir: str, pictures: str, *group: str) -> None:
+    expect.set_options(timeout=30_000)  # On a busy machine.
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
         errors: list[str] = []
@@ -52,7 +53,7 @@ def main(address: str, server: str, workdir: str, pictures: str, *group: str) ->
                 view = name.format(*group or ("2", "4"))
                 before = cpu_secs(int(server))
                 page.goto(address + view)
-                expect(page.locator("#live")).to_have_text(CONNECTED, timeout=30_000)
+                expect(page.locator("#live")).to_have_text(CONNECTED)
                 assert cpu_secs(int(server)) - before < QUICK_SECS, view
                 wide = page.evaluate("document.documentElement.scrollWidth")
                 assert wide <= width, f"{view} is {wide} px wide"

@@ -23,9 +23,6 @@ from tests.runs.conftest import (
 from tests.runs.living import ended, processes_of, wait_for
 
 STEPS = 30
-# A run with Reverb takes as long to start as all else; one in each mode has it.
-REVERB: tuple[str, ...] = ()
-QUICK = (EMBEDDED,)
 
 
 def disturbed(started, victim, given, steps=(7, 19)):
@@ -54,24 +51,22 @@ def assert_each_step_once(run):
 
 
 @pytest.mark.parametrize(
-    ("victim", "given", "buffer"),
+    ("victim", "given"),
     [
         pytest.param(
             "trainer",
             flags("one_step_off_policy", transfer="server"),
-            REVERB,
             marks=pytest.mark.gate,
             id="the trainer, one step off-policy by server",
         ),
         pytest.param(
             "trainer",
             flags("synchronous", transfer="collective"),
-            QUICK,
             marks=pytest.mark.nightly,
             id="the trainer, synchronous by collective",
         ),
         *(
-            pytest.param(victim, given, QUICK, marks=pytest.mark.nightly, id=f"{victim}, {name}")
+            pytest.param(victim, given, marks=pytest.mark.nightly, id=f"{victim}, {name}")
             for victim, given, name in [
                 ("trainer", flags("synchronous", transfer="checkpoint"), "synchronous, checkpoint"),
                 (
@@ -108,9 +103,9 @@ def assert_each_step_once(run):
         ),
     ],
 )
-def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim, given, buffer):
+def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim, given):
     given = (*given, f"--config.trainer.steps={STEPS}")
-    run = disturbed(started, victim, (*given, *buffer))
+    run = disturbed(started, victim, given)
     assert_each_step_once(run)
     assert run.digest == runs.get(EMBEDDED, *given).digest
     assert run.spans(SpanKind.TRAIN_AGAIN, role="trainer") or not victim.startswith("trainer")
@@ -138,7 +133,7 @@ def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
     """It does few steps again, and so comes to the same bits sooner."""
     given = (*given, f"--config.trainer.steps={STEPS}", "--config.checkpoint.every_steps=0")
     victim = "trainer/1" if "--config.trainer.processes=2" in given else "trainer"
-    run = disturbed(started, victim, (*given, EMBEDDED, "--config.checkpoint.memory_every_steps=2"))
+    run = disturbed(started, victim, (*given, "--config.checkpoint.memory_every_steps=2"))
     assert_each_step_once(run)
     assert run.digest == runs.get(EMBEDDED, *given).digest
     again = run.spans(SpanKind.TRAIN_AGAIN, role="trainer")
@@ -149,16 +144,13 @@ def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
 
 
 @pytest.mark.parametrize(
-    ("given", "buffer"),
+    "given",
     [
         pytest.param(
-            flags("asynchronous", transfer="checkpoint"),
-            REVERB,
-            marks=pytest.mark.gate,
-            id="checkpoint",
+            flags("asynchronous", transfer="checkpoint"), marks=pytest.mark.gate, id="checkpoint"
         ),
         *(
-            pytest.param(given, QUICK, marks=pytest.mark.nightly, id=name)
+            pytest.param(given, marks=pytest.mark.nightly, id=name)
             for given, name in [
                 (flags("multi_explorer", count=2, transfer="server"), "two explorers by server"),
                 (flags("asynchronous", transfer="collective"), "collective"),
@@ -175,8 +167,8 @@ def test_a_trainer_goes_on_from_the_snapshot_in_memory(started, runs, given):
         ),
     ],
 )
-def test_where_nobody_waits_nothing_is_lost_or_trained_twice(started, given, buffer):
-    given = (*given, *buffer, f"--config.trainer.steps={STEPS}")
+def test_where_nobody_waits_nothing_is_lost_or_trained_twice(started, given):
+    given = (*given, f"--config.trainer.steps={STEPS}")
     victim = "trainer+explorers" if "--config.launch.colocate=true" in given else "trainer"
     run = disturbed(started, victim, given)
     assert_each_step_once(run)
@@ -187,7 +179,7 @@ def test_where_nobody_waits_nothing_is_lost_or_trained_twice(started, given, buf
 
 @pytest.mark.nightly
 def test_a_log_that_is_lost_ends_the_run_with_the_way_on(started):
-    process, workdir = started(*flags("asynchronous", transfer="server"), EMBEDDED)
+    process, workdir = started(*flags("asynchronous", transfer="server"))
     wait_for(lambda: len(read_consumed(workdir)) >= 8, process)
     for path in Workdir(workdir).batches.glob("batch_*"):
         path.unlink()

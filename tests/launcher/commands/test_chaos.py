@@ -182,7 +182,7 @@ def test_a_disturbed_run_ends_well_with_the_digest_of_an_undisturbed_one(tmp_pat
     command = [sys.executable, "-m", "launcher", "chaos", "--config=tests/runs/quick.py"]
     command += [f"--config.workdir={tmp_path / 'run'}", "--config.replay.backend=embedded"]
     command += ["--config.sync.mode=synchronous", "--config.sync.transfer=server"]
-    command += ["--config.trainer.steps=200", "--every=5", "--seed=2", "--compare"]
+    command += ["--config.trainer.steps=300", "--every=12", "--seed=2", "--compare"]
     environment = {**os.environ, **quickly(session_directory(tmp_path))}
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=2 * TIMEOUT_SECS, env=environment
