@@ -90,7 +90,9 @@ def test_a_server_by_hand_that_does_not_fit_is_refused_before_anything_starts(by
 @pytest.mark.nightly
 def test_a_table_that_another_process_empties_ends_the_run_with_that_cause(by_hand, started):
     server = by_hand(256)
-    process, workdir = started(f"--config.replay.address={server.address}")
+    # A trainer that is started again would go on with new groups.
+    never = "--config.launch.restarts=0"
+    process, workdir = started(f"--config.replay.address={server.address}", never)
     with ReplayClient(server.address) as other:
         deadline = time.monotonic() + 120
         while other.info()["groups"].num_sampled < 1:
