@@ -19,6 +19,7 @@ from tests.compile_budget import DEFAULT_PROGRAMS, PROGRAMS, read_budgets
 
 PATH = Path(__file__).with_name("measured_secs.json")
 README = "readme"
+_ROOT = Path(__file__).resolve().parents[1]
 _TIERS = ("nightly", "aot", "gate")
 
 
@@ -36,9 +37,9 @@ class Recorder:
         self._programs: collections.Counter[str] = collections.Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Adds a phase of a test; its subtests are a part of it."""
-        if isinstance(report, pytest.SubtestReport):
-            return
+        """Adds a phase of a test."""
+        if isinstance(report, pytest.SubtestReport) or "::" not in report.nodeid:
+            return  # A part of its test; or the end of a process, which is none.
         tier = next((name for name in _TIERS if name in report.keywords), README)
         of_tier = self._secs.setdefault(tier, collections.Counter())
         path = report.nodeid.partition("::")[0]
@@ -54,13 +55,10 @@ class Recorder:
                 terminalreporter.write_line(f"{path} compiled {compiled} programs.")
 
     def pytest_sessionfinish(self) -> None:
-        """Replaces the figures of the tiers that were run."""
-        known = {
-            path: {tier: took for tier, took in secs.items() if tier not in self._secs}
-            for path, secs in json.loads(PATH.read_text()).items()
-        }
+        """Replaces the figures of the files that were run; forgets files that are gone."""
+        known = json.loads(PATH.read_text())
         for tier, files in self._secs.items():
             for path, took in files.items():
                 known.setdefault(path, {})[tier] = round(took, 1)
-        kept = {path: secs for path, secs in sorted(known.items()) if secs}
+        kept = {path: secs for path, secs in sorted(known.items()) if (_ROOT / path).exists()}
         PATH.write_text(json.dumps(kept, indent=1) + "\n")
