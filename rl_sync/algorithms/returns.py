@@ -81,7 +81,7 @@ def reinforce_pp(
     arXiv:2501.03262, section 3).
     """
     returns = discounted(rewards, mask, discount, sequences)
-    return AdvantageEstimate(jnp.where(mask, whiten(returns, mask), 0.0), returns)
+    return AdvantageEstimate(whiten(returns, mask), returns)
 
 
 def remax(
