@@ -14,7 +14,6 @@ from rl_sync.algorithms.masking import centered, whiten
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import (
     OfSequence,
-    is_first,
     is_last,
     to_tokens,
     trajectory_totals,
@@ -88,10 +87,9 @@ def give(
         of_trajectories = total / jnp.maximum(lengths, 1)
     else:
         if algorithm.turn_discount < 1:
-            discount = returns.at_turns(1.0, algorithm.turn_discount, mask)
-            whole = returns.discounted(_at_tokens(rows, rewards), mask, discount, sequences)
-            first = is_first(mask, sequences)
-            rewards = trajectory_totals(whole, first, sequences, rewards.size)
+            rewards = returns.of_turns(
+                _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
+            )
         less = rewards - trajectory_totals(penalty, mask, sequences, rewards.size)
         of_trajectories = call(estimator.function, given, rewards=less)
         estimate = AdvantageEstimate(to_tokens(of_trajectories, sequences))
@@ -113,7 +111,7 @@ def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Arra
     mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
     if turns is None:
         return returns.at_the_end(rewards, mask, sequences)
-    given = trajectory_totals(turns, mask, sequences, rewards.size)
+    given = returns.of_turns(turns, mask, 1.0, rewards.size, sequences)
     rest = returns.at_the_end(rewards - given, mask, sequences)
     return rest + jnp.where(mask, turns, 0.0)
 

@@ -254,3 +254,32 @@ def test_the_spread_is_that_of_rewards_with_the_overlong_penalty(rewards, withou
     estimate, _, metrics = give(batch)
     assert metrics["groups_without_spread"] == without_spread
     assert np.asarray(estimate.advantages).any() != bool(without_spread)
+
+
+def test_equal_episodes_have_equal_returns_wherever_their_replies_stand():
+    """Sums over tokens are rounded in the order of the tokens; these are made by reply."""
+    random, replies, T = np.random.default_rng(0), 6, 40
+    algorithm = dataclasses.replace(ALGORITHMS["grpo"], turn_discount=0.9)
+
+    @jax.jit
+    def give(mask, turns, rewards):
+        zeros = np.zeros(mask.shape, np.int32)
+        rows = Rows(zeros, mask, zeros.astype(np.float32), zeros, turn_rewards=turns)
+        batch = TrainBatch(rows, rewards)
+        estimate, _, metrics = credit.give(
+            algorithm, batch, group_size=4, max_tokens=T, end_ids=(1,)
+        )
+        return estimate.advantages, metrics["groups_without_spread"]
+
+    for _ in range(20):
+        earned = random.uniform(-1, 1, replies).round(1)
+        mask, turns = np.zeros((8, T), bool), np.zeros((8, T), np.float32)
+        for row in range(8):
+            at = 0
+            for reward in earned:
+                begin = at + random.integers(1, 3)
+                at = begin + random.integers(1, 4)
+                mask[row, begin:at], turns[row, at - 1] = True, reward
+        found, without_spread = give(mask, turns, np.full(8, sum(earned), np.float32))
+        assert not np.asarray(found).any()
+        assert without_spread == 1
