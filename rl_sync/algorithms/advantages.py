@@ -1,13 +1,16 @@
 """Advantages of trajectories within their group: one advantage per trajectory.
 
 Rows are complete groups of `group_size` trajectories each, one after the other. Every function
-raises ValueError if the rewards are not complete groups.
+raises ValueError if the rewards are not complete groups. Equal rewards have advantages of exactly
+0, in every floating-point type and for every size of a group: see `masking.centered`.
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from rl_sync.algorithms.masking import centered, whiten
 
 
 def by_group(
@@ -28,17 +31,16 @@ def by_group(
 
 def dr_grpo(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     """A_i = r_i − mean(r) (Dr. GRPO, arXiv:2503.20783, section 3.2)."""
-    grouped = by_group(rewards, group_size)
-    return (grouped - grouped.mean(axis=1, keepdims=True)).reshape(-1)
+    return centered(by_group(rewards, group_size), axis=1).reshape(-1)
 
 
 def grpo(rewards: Float[Array, " B"], group_size: int, epsilon: float = 1e-6) -> Float[Array, " B"]:
     """A_i = (r_i − mean(r)) / (std(r) + ε), the sample standard deviation (DeepSeekMath,
     arXiv:2402.03300, section 4.1.2). A group without spread has advantages 0.
     """
-    grouped = by_group(rewards, group_size)
-    centered = grouped - grouped.mean(axis=1, keepdims=True)
-    return (centered / (grouped.std(axis=1, ddof=1, keepdims=True) + epsilon)).reshape(-1)
+    deviations = centered(by_group(rewards, group_size), axis=1)
+    variance = jnp.square(deviations).sum(axis=1, keepdims=True) / (group_size - 1)
+    return (deviations / (jnp.sqrt(variance) + epsilon)).reshape(-1)
 
 
 def rloo(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
@@ -56,9 +58,7 @@ def opo(
       lengths: completion tokens of each trajectory.
     """
     grouped, tokens = by_group(rewards, group_size), by_group(lengths, group_size)
-    total = jnp.maximum(tokens.sum(axis=1, keepdims=True), 1)
-    baseline = (tokens * grouped).sum(axis=1, keepdims=True) / total
-    return (grouped - baseline).reshape(-1)
+    return centered(grouped, tokens, axis=1).reshape(-1)
 
 
 def reinforce_pp_baseline(
@@ -69,16 +69,13 @@ def reinforce_pp_baseline(
 ) -> Float[Array, " B"]:
     """r_i − mean(r of its group), then whitened over all tokens of the batch, where a trajectory
     counts once per token: (x − mean) / √(var + ε) with the sample variance (REINFORCE++ with
-    baseline, arXiv:2501.03262, section 3).
+    baseline, arXiv:2501.03262, section 3). A group of equal rewards has the advantage −mean /
+    √(var + ε) of the batch, which is 0 if no group has spread.
 
     Args:
       lengths: completion tokens of each trajectory.
     """
-    centered = dr_grpo(rewards, group_size)
-    tokens = jnp.maximum(lengths.sum(), 2)
-    mean = (lengths * centered).sum() / tokens
-    variance = (lengths * jnp.square(centered - mean)).sum() / (tokens - 1)
-    return (centered - mean) / jnp.sqrt(variance + epsilon)
+    return whiten(dr_grpo(rewards, group_size), lengths, epsilon)
 
 
 def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:

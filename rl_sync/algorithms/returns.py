@@ -21,6 +21,7 @@ from rl_sync.algorithms.sequences import (
     is_last,
     next_values,
     to_tokens,
+    totals,
 )
 
 Discount = float | Float[Array, "B T"]
@@ -55,8 +56,34 @@ def at_turns(
       discount: discount between two tokens.
       turn_discount: additional discount between a reply and the next one.
     """
-    ends = mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
-    return jnp.where(ends, discount * turn_discount, discount)
+    return jnp.where(_ends_turn(mask), discount * turn_discount, discount)
+
+
+def of_turns(
+    rewards: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    turn_discount: float,
+    count: int,
+    sequences: Sequences = None,
+) -> Float[Array, " trajectories"]:
+    """Σ γ^k · r_k over the replies k = 0, 1, … of each trajectory: its return at the first token
+    (Sutton and Barto, 2nd edition, eq. 3.8, with a reply as the time step).
+
+    It depends on the rewards alone, to the bit: not on lengths of replies, nor on their places.
+
+    Args:
+      rewards: at the last tokens of replies, 0 at others; ignored where the mask is false.
+      turn_discount: γ; 1 for the sum of the rewards.
+      count: number of trajectories in the batch.
+    """
+    B, T = mask.shape
+    ends = _ends_turn(mask).astype(jnp.float32)
+    reply = totals(ends, mask, sequences) - backward_sums(ends, 1.0, sequences)
+    trajectory = jnp.arange(B)[:, None] if sequences is None else sequences
+    place = jnp.where(mask, trajectory * T + reply.astype(jnp.int32), count * T)
+    # A table by reply, since a sum over tokens is rounded according to their places.
+    of_replies = jnp.zeros(count * T).at[place].add(rewards, mode="drop").reshape(count, T)
+    return (of_replies * turn_discount ** jnp.arange(T)).sum(axis=1)
 
 
 def discounted(
@@ -81,7 +108,7 @@ def reinforce_pp(
     arXiv:2501.03262, section 3).
     """
     returns = discounted(rewards, mask, discount, sequences)
-    return AdvantageEstimate(jnp.where(mask, whiten(returns, mask), 0.0), returns)
+    return AdvantageEstimate(whiten(returns, mask), returns)
 
 
 def remax(
@@ -142,3 +169,7 @@ def n_step(
 
     returns = jnp.where(mask, jax.lax.fori_loop(0, n_steps, further, values), 0.0)
     return AdvantageEstimate(jnp.where(mask, returns - values, 0.0), returns)
+
+
+def _ends_turn(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    return mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))

@@ -6,6 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 UNBOUNDED = 1e9  # A bound of rewards. JSON, the format of the resolved config, has no infinity.
 KEEPS = ("first", "best")
 NO_SPREAD, TOO_HARD, TOO_EASY = "no spread", "too hard", "too easy"
@@ -42,10 +44,11 @@ class Screening:
 
     def fault(self, rewards: Sequence[float]) -> str | None:
         """Returns the reason why a group with these rewards is useless; None if it is useful."""
-        mean = statistics.fmean(rewards)
-        if mean < self.mean_low:
+        # Rewards are float32 numbers: 0.7 is in [0.7, 1] as it is where the loss is computed.
+        mean = np.float32(statistics.fmean(rewards))
+        if mean < np.float32(self.mean_low):
             return TOO_HARD
-        if mean > self.mean_high:
+        if mean > np.float32(self.mean_high):
             return TOO_EASY
         if self.filter_zero_variance and max(rewards) == min(rewards):
             return NO_SPREAD

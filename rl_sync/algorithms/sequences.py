@@ -86,12 +86,6 @@ def is_last(mask: Bool[Array, "B T"], sequences: Sequences = None) -> Bool[Array
     return mask & (remaining == 1)
 
 
-def is_first(mask: Bool[Array, "B T"], sequences: Sequences = None) -> Bool[Array, "B T"]:
-    """Marks the first token of each sequence under the mask."""
-    ones = mask.astype(jnp.float32)
-    return mask & (backward_sums(ones, 1.0, sequences) == totals(ones, mask, sequences))
-
-
 def next_values(
     values: Float[Array, "B T"], mask: Bool[Array, "B T"], sequences: Sequences = None
 ) -> Float[Array, "B T"]:

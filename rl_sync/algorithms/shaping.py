@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms.advantages import by_group
+from rl_sync.algorithms.masking import mean
 
 
 def soft_overlong_penalty(
@@ -35,7 +36,7 @@ def within_difficulty(
     """Marks trajectories whose group has a mean reward in [low, high]: neither too hard nor too
     easy (Kimi k1.5, arXiv:2501.12599, section 2.3.4).
     """
-    means = by_group(rewards, group_size, least=1).mean(axis=1)
+    means = mean(by_group(rewards, group_size, least=1), axis=1)
     return jnp.repeat((low <= means) & (means <= high), group_size)
 
 

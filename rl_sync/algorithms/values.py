@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rl_sync.algorithms.masking import Mask, masked_sum
+from rl_sync.algorithms.masking import Mask, centered, masked_sum
 
 
 def clipped_value_loss(
@@ -45,7 +45,7 @@ def explained_variance(
     count = jnp.maximum(jnp.sum(mask), 1)
 
     def variance(of: Float[Array, "B T"]) -> Float[Array, ""]:
-        return masked_sum(jnp.square(of - masked_sum(of, mask) / count), mask) / count
+        return masked_sum(jnp.square(centered(of, mask)), mask) / count
 
     whole = variance(returns)
     return jnp.where(whole > 0, 1 - variance(returns - values) / whole, jnp.nan)

@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms import returns, shaping
 from rl_sync.algorithms.algorithm import ADVANTAGES, KL_ESTIMATORS, Algorithm, call
-from rl_sync.algorithms.masking import whiten
+from rl_sync.algorithms.masking import centered, whiten
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import (
     OfSequence,
-    is_first,
     is_last,
     to_tokens,
     trajectory_totals,
@@ -83,21 +82,19 @@ def give(
         if not estimator.needs_values:
             estimate = AdvantageEstimate(estimate.advantages)
         elif algorithm.whiten:
-            whitened = jnp.where(mask, whiten(estimate.advantages, mask), 0.0)
-            estimate = estimate._replace(advantages=whitened)
+            estimate = estimate._replace(advantages=whiten(estimate.advantages, mask))
         total = trajectory_totals(estimate.advantages, mask, sequences, rewards.size)
         of_trajectories = total / jnp.maximum(lengths, 1)
     else:
         if algorithm.turn_discount < 1:
-            discount = returns.at_turns(1.0, algorithm.turn_discount, mask)
-            whole = returns.discounted(_at_tokens(rows, rewards), mask, discount, sequences)
-            first = is_first(mask, sequences)
-            rewards = trajectory_totals(whole, first, sequences, rewards.size)
-        rewards -= trajectory_totals(penalty, mask, sequences, rewards.size)
-        of_trajectories = call(estimator.function, given, rewards=rewards)
+            rewards = returns.of_turns(
+                _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
+            )
+        less = rewards - trajectory_totals(penalty, mask, sequences, rewards.size)
+        of_trajectories = call(estimator.function, given, rewards=less)
         estimate = AdvantageEstimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
-    statistics = _trajectory_metrics(batch.rewards, lengths, cut, group_size)
+    statistics = _trajectory_metrics(batch.rewards, rewards, lengths, cut, group_size)
     # Rewards of unjudged completions have no meaning.
     metrics |= {
         name: jnp.where(mask.any(), value, jnp.nan) if name.startswith("reward_") else value
@@ -114,7 +111,7 @@ def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Arra
     mask, sequences, turns = rows.completion_mask, rows.sequences, rows.turn_rewards
     if turns is None:
         return returns.at_the_end(rewards, mask, sequences)
-    given = trajectory_totals(turns, mask, sequences, rewards.size)
+    given = returns.of_turns(turns, mask, 1.0, rewards.size, sequences)
     rest = returns.at_the_end(rewards - given, mask, sequences)
     return rest + jnp.where(mask, turns, 0.0)
 
@@ -175,16 +172,18 @@ def _token_metrics(
 
 def _trajectory_metrics(
     rewards: Float[Array, " trajectories"],
+    compared: Float[Array, " trajectories"],
     lengths: Float[Array, " trajectories"],
     is_truncated: Bool[Array, " trajectories"],
     group_size: int,
 ) -> Metrics:
+    """Statistics of the rewards as they were judged, and of those that advantages compare."""
     return {
         "reward_mean": rewards.mean(),
-        "reward_std": rewards.std(),
+        "reward_std": jnp.sqrt(jnp.square(centered(rewards)).mean()),
         "reward_min": rewards.min(),
         "reward_max": rewards.max(),
-        "groups_without_spread": 1 - shaping.has_spread(rewards, group_size).mean(),
+        "groups_without_spread": 1 - shaping.has_spread(compared, group_size).mean(),
         "completion_tokens_mean": lengths.mean(),
         "completion_tokens_max": lengths.max(),
         "truncated_fraction": is_truncated.mean(),

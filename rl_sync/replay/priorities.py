@@ -1,7 +1,8 @@
 """Priorities of inserted groups, for the samplers that use them.
 
 `recency`, `reward` and `variance` are replay strategies of RePO (arXiv:2506.09340). `advantage`
-replaces the error by which prioritized experience replay samples (arXiv:1511.05952).
+replaces the error by which prioritized experience replay samples (arXiv:1511.05952). Both are
+exactly 0 if rewards are equal: the mean of equal float32 numbers is exact in float64.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def reward(group: Group) -> float:
 
 def variance(group: Group) -> float:
     """The variance of the rewards; p(1 − p) if all rewards are 0 or 1."""
-    return float(group.rewards.var())
+    return float(group.rewards.var(dtype=np.float64))
 
 
 def advantage(group: Group) -> float:
     """The mean absolute deviation of rewards from their mean: the size of unscaled advantages."""
-    return float(np.abs(group.rewards - group.rewards.mean()).mean())
+    return float(np.abs(group.rewards - group.rewards.mean(dtype=np.float64)).mean())
 
 
 def length(group: Group) -> float:

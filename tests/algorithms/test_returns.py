@@ -83,6 +83,16 @@ def test_tokens_in_between_that_the_policy_did_not_choose_take_no_time():
             assert ours[0, 1] == 0
 
 
+def test_returns_of_replies_by_hand_where_a_row_has_two_trajectories():
+    """1 + ½ · 2 + ¼ · 4, and 8; prompts, answers and padding earn nothing."""
+    mask = np.array([[0, 1, 1, 0, 1, 0, 1, 0, 1, 1, 0]], bool)
+    sequences = np.array([[0, 0, 0, 0, 0, 0, 0, 1, 1, 1, -1]], np.int32)
+    rewards = np.array([[9.0, 0, 1, 9, 2, 9, 4, 9, 0, 8, 9]])
+    of_turns = compiled(returns.of_turns, "count")
+    np.testing.assert_array_equal(of_turns(rewards, mask, 0.5, 2, sequences), [3, 8])
+    np.testing.assert_array_equal(of_turns(rewards, mask, 1.0, 2, sequences), [7, 8])
+
+
 @pytest.mark.parametrize("field", ["advantages", "returns"])
 def test_sequences_in_one_row_do_not_see_each_other(field):
     value, mask, sequences = packed(VALUE, fill=9.0)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
@@ -25,6 +26,15 @@ from rl_sync.algorithms.screening import (
 def test_a_group_without_spread_or_outside_the_bounds_teaches_nothing(rewards, fault):
     assert Screening(True, 0.2, 0.9, 4).fault(rewards) == fault
     assert NO_SCREENING.fault(rewards) is None
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 99.9])
+@pytest.mark.parametrize("size", [3, 7, 8])
+def test_rewards_of_a_bound_are_within_it(reward, size):
+    """Rewards are float32 numbers; 0.7 is 0.69999999 among them."""
+    rewards = np.full(size, reward, np.float32).tolist()
+    assert Screening(False, reward, reward, 4).fault(rewards) is None
+    assert Screening(False, reward, reward, 4).fault([reward] * size) is None
 
 
 def test_dapo_replaces_groups_without_spread_and_grpo_replaces_none():

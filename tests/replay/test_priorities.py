@@ -17,7 +17,9 @@ def group(rewards, version=0, lengths=(1, 3)):
         tokens=np.zeros(mask.shape, np.int32),
         completion_mask=mask,
         behavior_logprobs=np.zeros(mask.shape, np.float32),
-        policy_versions=np.where(mask, version + np.arange(2)[:, None], -1).astype(np.int32),
+        policy_versions=np.where(mask, version + np.arange(len(mask))[:, None], -1).astype(
+            np.int32
+        ),
         rewards=np.array(rewards, np.float32),
     )
 
@@ -28,6 +30,13 @@ def group(rewards, version=0, lengths=(1, 3)):
 )
 def test_priorities_are_numbers_of_a_group(name, expected):
     assert priority_of(group((0.5, 1.5), version=7), name, "max_heap") == expected
+
+
+@pytest.mark.parametrize("name", ["variance", "advantage"])
+@pytest.mark.parametrize("reward", [0.1, 0.7, 99.9])
+@pytest.mark.parametrize("size", [6, 7, 8])
+def test_groups_of_equal_rewards_have_the_priority_0(name, reward, size):
+    assert priority_of(group([reward] * size, lengths=[1] * size), name, "max_heap") == 0.0
 
 
 @pytest.mark.parametrize("name", PRIORITIES)

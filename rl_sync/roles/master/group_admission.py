@@ -103,7 +103,8 @@ def filled(
     if not sampled.any() or (with_baselines and not judged[-1]):
         judged, mean = np.zeros_like(judged), np.float32(0.0)
     else:
-        mean = rewards[: len(sampled)][sampled].mean()
+        # In float64, the mean of equal rewards is exact, so it adds no spread to the group.
+        mean = rewards[: len(sampled)][sampled].mean(dtype=np.float64)
     return np.where(judged, rewards, mean).astype(np.float32), judged
 
 

@@ -1,5 +1,6 @@
 """The master's handling of groups that teach nothing, and of groups that a step leaves out."""
 
+import numpy as np
 import pytest
 
 from rl_sync.algorithms.screening import NO_SPREAD, TOO_EASY, Screening
@@ -14,6 +15,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master.group_admission import filled
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import (
     SAME,
@@ -107,3 +109,12 @@ def test_what_a_step_leaves_out_is_dropped_and_not_generated_again(mode):
     assert assignments(again) == [(ordinal, 0, 0) for ordinal in range(4, 8)]
     with pytest.raises(ValueError, match="leases are over"):
         take(state, BatchTrained(2, ids(again), (two,)))
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 99.9, 1e6 / 3])
+@pytest.mark.parametrize("size", [4, 7, 8, 16])
+def test_a_completion_that_could_not_be_scored_adds_no_spread_to_equal_rewards(size, reward):
+    scores = np.full(size, reward, np.float32)
+    scores[1] = np.nan
+    rewards, _ = filled(scores, with_baselines=False)
+    np.testing.assert_array_equal(rewards, np.float32(reward))
