@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rl_sync.rewards.answers.notation import without_delimiters
+from rl_sync.rewards.answers.notation import without_bullets, without_delimiters
 from rl_sync.spelling import require_one_of
 
 
@@ -81,7 +80,7 @@ _FILLER = re.compile(
     r"|\s*(?:that\s+)?(?:there (?:is|are)|the [\w ]{1,40}? (?:is|are|was))\s+(?=[-+$\\(]*\d))+",
     re.IGNORECASE,
 )
-_BULLET = re.compile(r"\s*(?:[-*+•·▪‣–>→]|\d{1,2}[.)])[ \t]+(?=\S)")
+_NUMBERING = re.compile(r"[ \t]*\d{1,2}[.)][ \t]+(?=\S)")
 _NEXT_STATEMENT = re.compile(
     r"[\s(,;–—-]*(?:\b(?:and|but|so|as|since)\b)?\s*(?:\b(?:the|this|my|that|final)\b\s*)*$",
     re.IGNORECASE,
@@ -89,7 +88,7 @@ _NEXT_STATEMENT = re.compile(
 """The words between an answer and the next statement about it in the same sentence."""
 _DISPLAYED = re.compile(r"(?:\$\$|\\\[|```\w*\n)(.*?)(?:\$\$|\\\]|```)", re.DOTALL)
 _SENTENCE_END = re.compile(
-    r"[.!?](?=\s|\*|$)(?!\s*=)|[。！？]|(?:です|である|입니다|이다)(?!\w)|\s(?:because|since|which)\s"
+    r"[.!?](?=\s|\*|$)(?!\s*=|\s[A-Z]\.\s[A-Z])|[。！？]|(?:です|である|입니다|이다)(?!\w)|\s(?:because|since|which)\s"
     r"|[,;]\s(?:so|hence|thus|therefore)\s|;\s(?:that|this|it|we)\s"
     r"|\sis\s(?:the\s)?(?:correct|right|best)\b"
     r"|\s\((?:see|as|since|because|which|not|rounded)\b",
@@ -216,18 +215,18 @@ def _after_answer_is(text: str) -> str | None:
             remark = rest if remark is None else remark
             continue
         if "\n" in match[0]:
-            rest = _without_bullets(rest)
+            rest = _joined_items(rest)
         filler = _FILLER.match(rest)
         return rest[filler.end() :] if filler else rest
     return remark
 
 
-def _without_bullets(text: str) -> str:
+def _joined_items(text: str) -> str:
     """Joins the items of a list at the beginning of a text by commas."""
     lines = text.split("\n")
-    items = list(itertools.takewhile(_BULLET.match, lines))
-    joined = ", ".join(_BULLET.sub("", item, count=1).strip() for item in items)
-    return "\n".join([joined, *lines[len(items) :]]) if items else text
+    items = [_NUMBERING.sub("", without_bullets(line), count=1) for line in lines]
+    count = next((i for i, line in enumerate(lines) if items[i] == line), len(lines))
+    return "\n".join([", ".join(items[:count]), *lines[count:]]) if count else text
 
 
 def _last_number(text: str) -> str | None:
@@ -242,7 +241,9 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_line(text: str) -> str | None:
-    return text.strip().rpartition("\n")[2] or None
+    before, _, line = text.strip().rpartition("\n")
+    # A single line `- 5` may be a negative number.
+    return (without_bullets(line) if before or re.match(r"\W+[^\W\d]", line) else line) or None
 
 
 def _last_block(text: str) -> str | None:

@@ -111,6 +111,14 @@ def _inside_delimiters(text: str) -> str:
     return text
 
 
+_BULLET = re.compile(r"^[ \t]*[-*+•·▪‣–>→][ \t]+(?=\S)", re.MULTILINE)
+
+
+def without_bullets(text: str) -> str:
+    """Removes the bullets of a list, which are not signs of numbers."""
+    return _BULLET.sub("", text)
+
+
 def without_delimiters(text: str) -> str:
     """Removes the delimiters of formulas inside a text: `$42$ cm` becomes `42 cm`."""
     return _INLINE.sub(lambda match: match[2] or match[3] or "", text)
