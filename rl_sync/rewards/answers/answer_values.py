@@ -109,7 +109,7 @@ _BASED = re.compile(r"([0-9A-Za-z]+)_\{? ?(?:\\text\{)?(\d+|two|eight|ten)\}?\}?
 _BASES = {"two": 2, "eight": 8, "ten": 10}
 _LABEL = re.compile(
     r"((?:\\?[A-Za-z]|\\[A-Za-z]+(?: ?[A-Z]{1,4}(?![A-Za-z]))?|[A-Z]{2,4}|[A-Za-z]{4,}"
-    r"|\\text\{[^{}]*\})"
+    r"|\\text\{[^{}]*\}|\((?:[A-Za-z] ?, ?)+[A-Za-z]\))"
     r"(?:_\{?\w+\}?)?'*(?: ?\([a-zA-Z, ]{1,9}\))?) ?$"
 )
 _EQUALS = re.compile(r"(?<![<>!\\:])=(?!=)|(?<=[A-Za-z]) ?\\in(?![A-Za-z])")

@@ -27,6 +27,8 @@ _INLINE = re.compile(
 )
 """A formula in delimiters inside a text. As in Pandoc, `$5 and $6` are amounts of money."""
 _DEGREES = r"(?<=\d) ?(?:°|(?:\\text\{ ?)?(?i:degrees?|deg\.?)) ?(?:\\text\{ ?)?"
+_ANY = r"(?:all|any|every|each|some)(?: (?:real|complex|arbitrary|constants?|numbers?|values? of))*"
+_DOMAIN = r"(?: ?\\in ?\\mathbb ?\{? ?[RC] ?\}?)?"
 _Rules = list[tuple[re.Pattern[str], str]]
 _LEAD = (
     r"(?i:approximately|approx\.?|about|around|roughly|nearly|almost|exactly|precisely|simply|just|only"
@@ -75,6 +77,10 @@ _REWRITES: _Rules = [
          r"(\d|[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),
         (r"(\\sqrt)\s*(\d|[A-Za-z](?![A-Za-z]))", r"\1{\2}"),
         (r"\^\s*(\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\})", r"^{\1}"),
+        (rf"(?<=\S),? *(?:\\text\{{[ ,]*for {_ANY} ?\}}|\\forall|for {_ANY})(?![A-Za-z])"
+         rf" ?[A-Za-z]?{_DOMAIN}$", ""),
+        (r"(?<=\S),? *(?:\\text\{[ ,]*where ?\}|where) ?[A-Za-z] ?(?:\\text\{ ?)?is (?:an? |any )?"
+         r"(?:arbitrary |real |complex )*(?:constant|number)? ?\}?$", ""),
         (r"\\text\{\s*\}", ""),
         (r"\s+", " "),
     ]
