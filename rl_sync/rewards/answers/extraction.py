@@ -45,25 +45,24 @@ _EMPHASIS = re.compile(
 """Markdown's and HTML's marks of emphasis around a text."""
 _HASHES = re.compile(r"#{4,}[ \t]*([^\n]*)")
 _HEADING = re.compile(r"(?:(?:\d+|[ivxIVX]+)[.):][ \t]+)?[^\W\d_]{2,}")
-_LABELLED = re.compile(r"[^\W\d_][\w ]{1,40}:[ \t]+(?=\S)")
+_LABELLED = re.compile(r"(?:final )?(?:result|total|sum|solution|value)[ \t]*[:=][ \t]*", re.I)
 _ANSWER_IS = re.compile(
     r"(?:\b(?:answers?|(?:correct|right|best)[ \t]+(?:option|choice))\b[ \t]*\*{0,2}[ \t]*"
     r"(?:(?:is|are|was|were|equals|comes[ \t]+to|(?:would|must|should|will|has[ \t]+to)[ \t]+be)\b"
-    r"(?!')|[:=：]|(?=(?:is|was)n['’]t\b))"
+    r"(?!')(?! +to\b)|[:=：]|(?=(?:is|was)n['’]t\b))"
     r"|(?:respuesta|r[ée]ponse|antwort|risposta|resposta|antwoord|ответ|答案|答え|正解|정답|답)"
     r"(?:[ \t]+(?:correcta|correcte|corretta|correta|final|finale))?[ \t]*"
     r"(?:(?:es|est|ist|lautet|is|è|é)\b|[是为為は은는:=：])"
-    r"|(?:答案|故|应)选|\b(?:I|we)[ \t]+(?:choose|pick|select)\b"
-    r"|(?<!nor )(?<!or )(?<!and )(?<![\w(])"
-    r"(?=(?:option[ \t]+|choice[ \t]+)?\(?[A-J]\)?[ \t]+is[ \t]+(?:the[ \t]+)?"
-    r"(?:correct|right|best)\b)"
+    r"|(?:答案|故|应)选|\b(?:I|we)[ \t]+(?:choose|pick|select)(?=[ \t]+(?:option )?\(?[A-J]\b)"
+    r"|(?:^|(?<!nor )(?<!or )(?<!and )\b(?=option |choice ))(?=(?:option |choice )?\(?[A-J]\)? is"
+    r" (?:the )?(?:correct|right|best)\b)"
     r"|^[#> \t]*(?:(?:the|my|final|correct)[ \t]+)*answer[ \t]*(?=\n\s*\S))"
     r"[ \t]*[:：]?[ \t]*\*{0,2}\s*",
     re.IGNORECASE | re.MULTILINE,
 )
 """The words of a statement about the answer, and headings such as `## Final answer`."""
 _DOUBT = re.compile(
-    r"\b(?:if|whether|unless|suppose|assuming)\b[^.,:;!?\n]*$|\bof\s+\w+\s+$", re.IGNORECASE
+    r"\b(?:(?:if|whether|unless|suppose|assuming)(?:\s+\w+){0,3}|of\s+\w+)\s+$", re.IGNORECASE
 )
 _REMARK = re.compile(
     r"(?:(?:also|indeed|clearly|probably|now|as|an?|the)\s+)*(?:(?:correct|right|wrong|incorrect"
@@ -90,8 +89,9 @@ _DISPLAYED = re.compile(r"(?:\$\$|\\\[|```\w*\n)(.*?)(?:\$\$|\\\]|```)", re.DOTA
 _SENTENCE_END = re.compile(
     r"[.!?](?=\s|\*|$)(?!\s*=|\s[A-Z]\.\s[A-Z])|[。！？]|(?:です|である|입니다|이다)(?!\w)|\s(?:because|since|which)\s"
     r"|[,;]\s(?:so|hence|thus|therefore)\s|;\s(?:that|this|it|we)\s"
-    r"|\sis\s(?:the\s)?(?:correct|right|best)\b"
-    r"|\s\((?:see|as|since|because|which|not|rounded)\b",
+    r"|(?<=\b(?-i:[A-J])|\))\sis\s(?:the\s)?(?:correct|right|best)\b"
+    r"|,\sas\s(?:we|shown|above|required|expected|desired)\b"
+    r"|\s\((?:see|as|since|because|which|not|rounded)\b|(?<=\d)\s\((?!mod|or)[a-z -]+\)",
     re.IGNORECASE,
 )
 _SHORTENED = re.compile(
@@ -176,6 +176,8 @@ def _answer_is(text: str) -> str | None:
     rest = _after_answer_is(text)
     if rest is None:
         return None
+    if rest.startswith("\n"):
+        rest = _joined_items(rest.removeprefix("\n"))
     if displayed := _DISPLAYED.match(rest):
         return displayed[1]
     return _first_sentence(rest.partition("\n")[0])
@@ -192,11 +194,11 @@ def _first_sentence(text: str) -> str:
 
 def _answer_block(text: str) -> str | None:
     rest = _after_answer_is(text)
-    return None if rest is None else _BLANK_LINE.split(rest, maxsplit=1)[0].rstrip(" .")
+    return None if rest is None else _BLANK_LINE.split(rest.lstrip(), maxsplit=1)[0].rstrip(" .")
 
 
 def _after_answer_is(text: str) -> str | None:
-    """Returns what follows the last statement that gives the answer.
+    """Returns what follows the last statement that gives the answer, or a line break and that.
 
     Statements that only remark on the answer, such as "the answer is correct", count if no other
     statement gives it.
@@ -215,7 +217,7 @@ def _after_answer_is(text: str) -> str | None:
             remark = rest if remark is None else remark
             continue
         if "\n" in match[0]:
-            rest = _joined_items(rest)
+            return f"\n{rest}"
         filler = _FILLER.match(rest)
         return rest[filler.end() :] if filler else rest
     return remark
