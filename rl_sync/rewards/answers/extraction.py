@@ -38,7 +38,7 @@ class _Strategy(NamedTuple):
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _EMPHASIS = re.compile(
-    r"(?<![\w)\]}\\^$*`])(\*{1,3}|__?|`(?!`))(?=[^\s*_])([^\n]{1,300}?)(?<=[^\s*_\\])\1(?![\w*_`(])"
+    r"(?<![\w)\]}\\^$*`])(\*{1,3}|__?|`(?!`))(?=[^\s*_])((?:(?!\1)[^\n]){1,300})(?<=[^\s*_\\])\1(?![\w*_`(])"
     r"|</?(?:b|i|u|em|strong|mark)>",
     re.IGNORECASE,
 )

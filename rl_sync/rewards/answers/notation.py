@@ -23,7 +23,7 @@ _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _DELIMITERS = re.compile(r"^\s*(?:\$\$?(.*?)\$?\$|\\\((.*)\\\)|\\\[(.*)\\\])\s*\.?\s*$", re.DOTALL)
 _BOX = re.compile(r"^\\(?:boxed|fbox)\s*\{(.*)\}$", re.DOTALL)
 _INLINE = re.compile(
-    r"(?<![\\$])(\$\$?)(?=[^\s$])((?:[^$\\]|\\.)*?)(?<=[^\s\\])\1(?![\d$])|(?<!\\)\\\((.*?)\\\)"
+    r"(?<![\\$])(\$\$?)(?=[^\s$])((?:[^$\\]|\\.)*?)(?<=[^\s\\])\1(?![\d$])|(?<!\\)\\\(((?:(?!\\[()]).)*)\\\)"
 )
 """A formula in delimiters inside a text. As in Pandoc, `$5 and $6` are amounts of money."""
 _DEGREES = r"(?<=\d) ?(?:°|(?:\\text\{ ?)?(?i:degrees?|deg\.?)) ?(?:\\text\{ ?)?"

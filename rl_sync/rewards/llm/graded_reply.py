@@ -10,9 +10,9 @@ import re
 from typing import Any, NamedTuple
 
 _LINE = re.compile(
-    r"^[\s*_`#]*(?:(?:my|the|overall|total|final)\s+)*score[*_`\s]*[:=：][*_`\s]*"
+    r"^[ \t*_`#]*(?:(?:my|the|overall|total|final)\s+)*score[*_` \t]*[:=：][*_`\s]*"
     r"(?P<number>[-−+]?(?:\d+(?:\.\d*)?|\.\d+))(?:\s*(?:/|out\s+of)\s*(?P<out_of>\d+(?:\.\d+)?))?"
-    r"[*_`\s.]*$",
+    r"[*_` \t.]*$",
     re.IGNORECASE | re.MULTILINE,
 )
 _THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
