@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?P<before>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<marker>`{3,}|~{3,})[ \t]*"
+    r"(?P<name>[\w+#.-]*)[^\n]*$",
+    re.MULTILINE,
+)
+"""A fence, which may stand in a list or in a quotation."""
+_QUOTED = re.compile(r"(?:[ \t]*>)+ ?")
+_DEEPEST = 3
+"""The most spaces before a closing fence, beyond those before the opening one."""
 
 
 def program_text(text: str, names: tuple[str, ...], whole: bool) -> str | None:
@@ -32,12 +40,31 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
     """Returns the code blocks of a text, as pairs of the language's name and the content."""
     blocks, opened = [], None
     for match in _FENCE.finditer(text):
-        marker, name = match.groups()
         if opened is None:
             opened = match
-        elif not name and marker.startswith(opened[1]):
-            blocks.append((opened[2], text[opened.end() + 1 : match.start()]))
+        elif _closes(match, opened):
+            blocks.append(_block(opened, text[opened.end() + 1 : match.start()]))
             opened = None
     if opened is not None:
-        blocks.append((opened[2], text[opened.end() + 1 :]))
+        blocks.append(_block(opened, text[opened.end() + 1 :]))
     return blocks
+
+
+def _closes(match: re.Match[str], opened: re.Match[str]) -> bool:
+    indent = len(match["before"].expandtabs(4))
+    return (
+        not match["name"]
+        and match["marker"].startswith(opened["marker"])
+        and not match["before"].strip(" \t>")
+        and indent <= len(opened["before"].expandtabs(4)) + _DEEPEST
+    )
+
+
+def _block(opened: re.Match[str], content: str) -> tuple[str, str]:
+    """Returns a block without its fence's indentation and marks of quotation."""
+    before, lines = opened["before"], content.split("\n")
+    if ">" in before:
+        before, *lines = (_QUOTED.sub("", line, count=1) for line in (before, *lines))
+    margins = [len(line) - len(line.lstrip(" \t")) for line in lines if line.strip()]
+    margin = min([len(before), *margins])
+    return opened["name"], "\n".join(line[margin:] if line.strip() else line for line in lines)

@@ -181,6 +181,8 @@ class Repetition:
     """Gives 1 − the share of repeated n-grams of words, from 0 to 1.
 
     The share is 1 − different n-grams / all n-grams. A text with fewer words than n gets 1.
+    In scripts without spaces (Chinese, Japanese, Thai and others) each character is a word; so it
+    is in words of more than 32 characters, and in runs of 64 or more equal characters.
 
     Attributes:
       n: words of an n-gram.
@@ -201,7 +203,7 @@ class Repetition:
 
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
-        words = _words(completion.text)
+        words = _pieces(completion.text)
         grams = collections.Counter(
             zip(*(itertools.islice(words, i, None) for i in range(self.n)), strict=False)
         )
@@ -213,6 +215,22 @@ class Repetition:
         if count > 1:
             why += f", {' '.join(gram)[:60]!r} {count} times"
         return Judgement(1 - max(0.0, share - self.free) / (1 - self.free), why)
+
+
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_PIECE = re.compile(
+    rf"(?P<run>(\S)\2{{63,}})|[{_UNSPACED}]|[^\W{_UNSPACED}]+(?:'[^\W{_UNSPACED}]+)*"
+)
+_LONGEST_WORD = 32
+
+
+def _pieces(text: str) -> list[str]:
+    """Returns the words of a text, or their characters where words are not separated."""
+    pieces: list[str] = []
+    for match in _PIECE.finditer(text.lower()):
+        is_word = match["run"] is None and len(match[0]) <= _LONGEST_WORD
+        pieces.extend([match[0]] if is_word else match[0])
+    return pieces
 
 
 _SCRIPTS = {

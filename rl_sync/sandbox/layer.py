@@ -14,7 +14,7 @@ from rl_sync.sandbox.program_limits import ProgramLimits
 
 INSIDE = Path(__file__).parent / "inside"
 """The folder of the modules that run inside a sandbox, beside the judged program."""
-PYTHON_FLAGS = ("-I", "-S", "-B", "-X", "utf8")
+PYTHON_FLAGS = ("-I", "-S", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",

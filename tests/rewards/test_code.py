@@ -18,6 +18,8 @@ HUMAN_EVAL = {
     "tests": "def check(candidate):\n    assert candidate(1, 2) == 3 * one()\n",
 }
 MBPP = {"tests": ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]"]}
+BYTES = r"import sys; sys.stdout.buffer.write(b'42\n')"
+DECIMAL = {"tests": [{"input": "", "output": "0.333333333333"}]}
 CALLS = {"tests": [{"call": "add", "args": [1, 2], "expected": 3}]}
 
 
@@ -39,6 +41,14 @@ def block(program, language="python"):
         (MBPP, block("def add(a, b):\n    return a + b")),
         (MBPP, "def add(a, b):\n    return a + b"),
         (CALLS, block("add = lambda a, b: a + b")),
+        ({"tests": [{"input": "9" * 5000, "output": "9" * 5000}]}, block("print(int(input()))")),
+        (
+            {"tests": ["assert nines() == int('9' * 5000)"]},
+            block("def nines(): return 10**5000 - 1"),
+        ),
+        (DECIMAL, block("print('0.333333')")),
+        ({"tests": [{"input": "", "output": "42"}]}, block(BYTES)),
+        ({"tests": [{"call": "f", "expected": [0.3]}]}, block("def f(): return [0.1 + 0.2]")),
         ({"tests": '[{"call": "add", "args": [1, 2], "expected": 3}]'}, block("add = int.__add__")),
     ],
 )
@@ -52,6 +62,7 @@ def test_a_right_program_passes(row, text):
     ("row", "text", "why"),
     [
         (SQUARE, block("print(9)"), "test 2 of 2 failed: input '-2', expected '4', got '9'"),
+        (DECIMAL, block("print('0.33')"), "expected '0.333333333333', got '0.33'"),
         (SQUARE, block("print(9"), "exit code 1: SyntaxError: '(' was never closed"),
         (SQUARE, block("x = [0] * 10**9"), "exit code 1: MemoryError"),
         (SQUARE, block("import time; time.sleep(9)"), "time limit exceeded"),

@@ -22,6 +22,11 @@ CASES = [
     for example in EXAMPLES
     for text, score in example["completions"].items()
 ]
+REPLIES = [
+    (float(score), json.loads(row), reply.replace("⏎", "\n"))
+    for line in (Path(__file__).parent / "data" / "k12_replies.tsv").read_text().splitlines()[1:]
+    for score, row, reply in [line.split("\t")]
+]
 REWARD = SchoolAnswer()
 
 
@@ -39,6 +44,14 @@ def test_the_examples_of_the_page_hold(subtests):
             judged = REWARD(row, Completion(text))
             assert judged.score == pytest.approx(score), judged.why
             assert judged.why
+
+
+def test_answers_in_replies_are_found_and_marked_as_the_table_says(subtests):
+    assert len(REPLIES) > 100
+    for score, row, reply in REPLIES:
+        with subtests.test(f"{row}: {reply}"):
+            judged = REWARD(row, Completion(reply))
+            assert judged.score == score, judged.why
 
 
 def test_without_part_marks_an_answer_is_right_or_wrong():

@@ -26,6 +26,12 @@ PAIRS = [
     for line in (Path(__file__).parent / "data" / "math_pairs.tsv").read_text().splitlines()[1:]
     if not line.startswith("# ")
 ]
+REPLIES = [
+    (verdict, gold, reply.replace("⏎", "\n"))
+    for line in (Path(__file__).parent / "data" / "math_replies.tsv").read_text().splitlines()[1:]
+    if not line.startswith("# ")
+    for verdict, gold, reply in [line.split("\t")]
+]
 WHOLE = MathAnswer(extract="whole")
 
 
@@ -49,6 +55,15 @@ def test_pairs_are_judged_as_the_table_says_in_both_directions(subtests):
             assert turned.score in either, turned.why
             if turned.score is None:
                 assert "cannot be used" in turned.why
+
+
+def test_answers_in_replies_are_found_and_judged_as_the_table_says(subtests):
+    assert len(REPLIES) == len(set(REPLIES)) >= 300
+    assert {verdict for verdict, _, _ in REPLIES} == {"right", "wrong"}
+    for verdict, gold, reply in REPLIES:
+        with subtests.test(f"{gold} | {reply}"):
+            judged = judge(gold, reply, MathAnswer())
+            assert judged.score == (verdict == "right"), judged.why
 
 
 NUMBERS = st.builds(Fraction, st.integers(-(10**7), 10**7), st.sampled_from([1, 2, 4, 5, 8, 10]))

@@ -94,6 +94,35 @@ def test_repeated_n_grams_cost_their_share(text, expected):
     assert score(Repetition(n=2), text) == expected
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 500,
+        "!" * 500,
+        "ab" * 100,
+        "好的" * 100,
+        "はい、" * 60,
+        "สวัสดี" * 50,
+        "안녕" * 100,
+        "😀" * 99,
+    ],
+)
+def test_repetition_without_spaces_costs_too(text):
+    assert score(Repetition(), text) < 0.05
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "今天天气很好我们去公园散步吧",
+        "| a | b |\n|---|---|\n" + "-" * 60,
+        "Donaudampfschifffahrt ahoi",
+    ],
+)
+def test_texts_and_lines_of_signs_are_no_repetition(text):
+    assert score(Repetition(), text) == 1
+
+
 def test_a_free_share_of_repetition_costs_nothing():
     assert score(Repetition(n=2, free=0.5), "a b a b a") == 1
     assert score(Repetition(n=2, free=0.5), "a a a a a") == 0.5

@@ -136,7 +136,8 @@ def _same_labelled(one: Labelled, other: Value, same: Callable, by_algebra: Call
         if isinstance(other, Formula) and "=" in other.text:
             return by_algebra(one, other)
         return same(one.value, other)
-    if one.label == other.label or len(one.label) > 3 or len(other.label) > 3:
+    labels = {one.label, other.label}
+    if len(labels) == 1 or any(len(label) > 3 and label[0] != "(" for label in labels):
         return same(one.value, other.value)
     has_formula = isinstance(one.value, Formula) or isinstance(other.value, Formula)
     return has_formula and by_algebra(one, other)

@@ -99,15 +99,17 @@ Value = (
 )  # fmt: skip
 
 _CHOICE = re.compile(
-    r"(?:(?i:option|choice|answer:)\s*)?(?:\(([A-Ja-j])\)|([A-J])(?=[).:]|$)[).:]?)"
+    r"(?:(?i:option|choice|answer:)\s*)?(?:\(([A-Ja-j])\)|([A-J])(?=[).:]|$| \([A-Z]?[a-z])[).:]?)"
 )
+_IN_BRACKETS = re.compile(r"\([A-Z]?[a-z][a-z ,'-]+\)\.?$")
+"""The text of a choice behind its letter: `B (Paris)`."""
 _CONTINUES_FORMULA = "+-*/^=,<>(_!"
 _COLON = re.compile(r"(\d+(?:\.\d+)?(?: ?: ?\d+(?:\.\d+)?)+)(?: ?([ap])\.? ?m\.?)?$", re.IGNORECASE)
 _BASED = re.compile(r"([0-9A-Za-z]+)_\{? ?(?:\\text\{)?(\d+|two|eight|ten)\}?\}?$")
 _BASES = {"two": 2, "eight": 8, "ten": 10}
 _LABEL = re.compile(
     r"((?:\\?[A-Za-z]|\\[A-Za-z]+(?: ?[A-Z]{1,4}(?![A-Za-z]))?|[A-Z]{2,4}|[A-Za-z]{4,}"
-    r"|\\text\{[^{}]*\})"
+    r"|\\text\{[^{}]*\}|\((?:[A-Za-z] ?, ?)+[A-Za-z]\))"
     r"(?:_\{?\w+\}?)?'*(?: ?\([a-zA-Z, ]{1,9}\))?) ?$"
 )
 _EQUALS = re.compile(r"(?<![<>!\\:])=(?!=)|(?<=[A-Za-z]) ?\\in(?![A-Za-z])")
@@ -184,7 +186,7 @@ def _atom(text: str, depth: int) -> Value | None:
     plain = without_text_commands(text)
     if match := _CHOICE.match(plain):
         rest = plain[match.end() :].lstrip(" .:")
-        if not rest or rest[0] not in _CONTINUES_FORMULA:
+        if not rest or rest[0] not in _CONTINUES_FORMULA or _IN_BRACKETS.match(rest):
             return LetteredAnswer((match[1] or match[2]).upper(), rest)
     if match := _COLON.match(plain):
         terms = tuple(number(term) for term in match[1].split(":"))
@@ -223,6 +225,13 @@ def _labelled(text: str, depth: int) -> Value | None:
     if match := _LABEL.match(parts[0] + " "):
         label = re.sub(r"[\s{}]", "", without_text_commands(match[1]))
         return Labelled(label, _read(parts[-1], depth + 1))
+    last = number(parts[-1])
+    if len(parts) > 2 and not _has_letters(parts[-2]) and (last or not _has_letters(parts[-1])):
+        return _read(parts[-1], depth + 1)  # `a + b = 2 + 3 = 5` answers 5.
+    words = re.findall("[A-Za-z]+", re.sub(r"\\[A-Za-z]+", "", "".join(parts[:-1])))
+    is_measured = last and last.unit and all(word in KNOWN for word in words)
+    if last and (is_measured or not words or all(map(number, parts))):
+        return last  # `12 cm * 5 cm = 60 cm^2` answers 60 cm^2, and `2 dozen = 24` answers 24.
     if _has_letters("".join(parts[:-1])):
         return None
     if not _has_letters(parts[-1]):

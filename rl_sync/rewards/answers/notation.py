@@ -11,6 +11,7 @@ _CHARACTERS = str.maketrans(
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∪": r"\cup ", "∩": r"\cap ",
         "∅": r"\emptyset ", "∈": r"\in ", "ℝ": r"\mathbb{R}", "θ": r"\theta ", "∠": r"\angle ",
         "√": r"\sqrt",
+        "℃": "°C", "℉": "°F", "：": ":", "。": ".",
         "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅛": r"\frac{1}{8}",
         "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "，": ",", "（": "(", "）": ")",
@@ -21,7 +22,18 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _DELIMITERS = re.compile(r"^\s*(?:\$\$?(.*?)\$?\$|\\\((.*)\\\)|\\\[(.*)\\\])\s*\.?\s*$", re.DOTALL)
 _BOX = re.compile(r"^\\(?:boxed|fbox)\s*\{(.*)\}$", re.DOTALL)
+_INLINE = re.compile(
+    r"(?<![\\$])(\$\$?)(?=[^\s$])((?:[^$\\]|\\.)*?)(?<=[^\s\\])\1(?![\d$])|(?<!\\)\\\(((?:(?!\\[()]).)*)\\\)"
+)
+"""A formula in delimiters inside a text. As in Pandoc, `$5 and $6` are amounts of money."""
+_DEGREES = r"(?<=\d) ?(?:°|(?:\\text\{ ?)?(?i:degrees?|deg\.?)) ?(?:\\text\{ ?)?"
+_ANY = r"(?:all|any|every|each|some)(?: (?:real|complex|arbitrary|constants?|numbers?|values? of))*"
+_DOMAIN = r"(?: ?\\in ?\\mathbb ?\{? ?[RC] ?\}?)?"
 _Rules = list[tuple[re.Pattern[str], str]]
+_LEAD = (
+    r"(?i:approximately|approx\.?|about|around|roughly|nearly|almost|exactly|precisely|simply|just|only"
+    r"|equal to|equals|a total of|(?:the|a) (?:number|value)(?: of)?|the)"
+)
 _REWRITES: _Rules = [
     (re.compile(pattern), to)
     for pattern, to in [
@@ -49,6 +61,15 @@ _REWRITES: _Rules = [
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", "°"),
+        (rf"{_DEGREES}(?:C|(?i:celsius|centigrade))\b ?\}}?", "°C"),
+        (rf"{_DEGREES}(?:F|(?i:fahrenheit))\b ?\}}?", "°F"),
+        (r"^\\text\{ ?([-+$]?\d[^{}]*)\}$", r"\1"),
+        (r"(?<=\d) ?\^? ?\{? ?(?:\\text\{ ?)?(?:st|nd|rd|th)\b ?\}{0,2}(?![A-Za-z])", ""),
+        (rf"^(?:\\text\{{ ?(?:{_LEAD}) ?\}} ?|(?:(?:{_LEAD}) )+(?:\\approx )?)"
+         r"(?=[-+]?[$€£¥₹]?[\d.\\])", ""),
+        (r"(?<=[\d}%]) (?:in (?:all|total)|altogether)$", ""),
+        (r"^(?:\\text\{ ?)?(?i:negative|minus)(?: ?\}|(?<=\w)) ?(?=[$€£¥₹]?[\d.\\])", "-"),
+        (r"百分之(\d+(?:\.\d+)?)", r"\1%"),
         # Arguments without braces: a digit, a letter, or a command.
         (r"\\(frac|binom)(?:\s*(\d|\\(?!frac|sqrt)[A-Za-z]+)|\s+([A-Za-z]))(?=\s*[\\{\w])",
          r"\\\1{\2\3}"),
@@ -56,6 +77,10 @@ _REWRITES: _Rules = [
          r"(\d|[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),
         (r"(\\sqrt)\s*(\d|[A-Za-z](?![A-Za-z]))", r"\1{\2}"),
         (r"\^\s*(\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\})", r"^{\1}"),
+        (rf"(?<=\S),? *(?:\\text\{{[ ,]*for {_ANY} ?\}}|\\forall|for {_ANY})(?![A-Za-z])"
+         rf" ?[A-Za-z]?{_DOMAIN}$", ""),
+        (r"(?<=\S),? *(?:\\text\{[ ,]*where ?\}|where) ?[A-Za-z] ?(?:\\text\{ ?)?is (?:an? |any )?"
+         r"(?:arbitrary |real |complex )*(?:constant|number)? ?\}?$", ""),
         (r"\\text\{\s*\}", ""),
         (r"\s+", " "),
     ]
@@ -72,6 +97,7 @@ def unified(text: str) -> str:
         if inner == text:
             break
         text = inner
+    text = without_delimiters(text)
     for pattern, to in _REWRITES:
         text = pattern.sub(to, text)
     text = text.strip()
@@ -89,6 +115,19 @@ def _inside_delimiters(text: str) -> str:
             if "$" not in inner.replace(r"\$", "") and inner:
                 return inner
     return text
+
+
+_BULLET = re.compile(r"^[ \t]*[-*+•·▪‣–>→][ \t]+(?=\S)", re.MULTILINE)
+
+
+def without_bullets(text: str) -> str:
+    """Removes the bullets of a list, which are not signs of numbers."""
+    return _BULLET.sub("", text)
+
+
+def without_delimiters(text: str) -> str:
+    """Removes the delimiters of formulas inside a text: `$42$ cm` becomes `42 cm`."""
+    return _INLINE.sub(lambda match: match[2] or match[3] or "", text)
 
 
 def without_text_commands(text: str) -> str:

@@ -41,6 +41,11 @@ _NUMBER = re.compile(
     rf"|(?P<decimal>{_DECIMAL})"
     r")(?P<rest>(?: ?%)?.*)$"
 )
+PERCENT = frozenset({
+    "%", "percent", "per cent", "percents", "pct", "pct.", "prozent", "pour cent", "por ciento",
+    "por cento", "per cento", "パーセント",
+})  # fmt: skip
+"""Signs and words that divide a number by 100."""
 _LIKELY_VARIABLES = {"n", "j", "w", "v"}  # `5 n` is 5 times n, but `5 m` is five metres.
 CURRENCY_RATIO = dict.fromkeys(
     (("$", "¢"), ("$", "pence"), ("€", "¢"), ("£", "pence")),
@@ -103,7 +108,7 @@ def _with_unit(value: Fraction, money: str, rest: str) -> Number | None:
     """Reads the text after a number; None if it is not a percent sign, a scale word or a unit."""
     plain = without_text_commands(rest).strip()
     lowered = plain.lower()
-    if lowered in {"%", "percent", "per cent", "percents"}:
+    if lowered in PERCENT:
         return None if money else Number(value / 100)
     first, _, others = plain.partition(" ")
     if (factor := scale(first)) is not None:
@@ -111,9 +116,9 @@ def _with_unit(value: Fraction, money: str, rest: str) -> Number | None:
     if not plain:
         return Number(value, money)
     if plain[0] == "°":
-        return None if money or plain != "°" else Number(value, "°")
+        return None if money or plain not in {"°", "°C", "°F"} else Number(value, plain)
     is_marked = rest.lstrip().startswith("\\text")
-    if not is_marked and not rest.startswith(" ") and len(first) == 1 and first not in "$€£¥₹¢":
+    if not is_marked and not rest.startswith(" ") and re.fullmatch("[!-#%-~]", first):
         return None  # `5x` is a product.
     try:
         found = unit(plain, is_marked=is_marked)

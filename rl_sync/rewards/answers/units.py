@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 
 _ALIASES = {
-    "°": "degree degrees deg", "$": "dollar dollars usd bucks", "¢": "cent cents",
+    "°": "degree degrees deg 度", "$": "dollar dollars usd bucks", "¢": "cent cents",
     "€": "euro euros eur", "£": "pound_sterling gbp quid", "pence": "penny pennies",
-    "¥": "yen yuan rmb cny jpy",
+    "¥": "yen yuan rmb cny jpy 元 円",
     "₹": "rupee rupees rs inr",
-    "m": "meter meters metre metres", "cm": "centimeter centimeters centimetre centimetres",
+    "m": "meter meters metre metres 米",
+    "cm": "centimeter centimeters centimetre centimetres 厘米",
     "mm": "millimeter millimeters millimetre millimetres",
-    "km": "kilometer kilometers kilometre kilometres", "in": "inch inches", "ft": "foot feet",
+    "km": "kilometer kilometers kilometre kilometres 千米 公里",
+    "in": "inch inches", "ft": "foot feet",
     "yd": "yard yards", "mi": "mile miles",
-    "s": "second seconds sec secs", "ms": "millisecond milliseconds",
-    "min": "minute minutes mins", "h": "hour hours hr hrs", "day": "days", "week": "weeks",
+    "s": "second seconds sec secs 秒",
+    "ms": "millisecond milliseconds",
+    "min": "minute minutes mins 分钟",
+    "h": "hour hours hr hrs 小时", "day": "days", "week": "weeks",
     "month": "months", "year": "years yr yrs",
-    "g": "gram grams", "kg": "kilogram kilograms", "mg": "milligram milligrams",
+    "g": "gram grams 克", "kg": "kilogram kilograms 千克 公斤", "mg": "milligram milligrams",
     "lb": "lbs pounds", "oz": "ounce ounces", "ton": "tons tonne tonnes",
     "l": "liter liters litre litres", "ml": "milliliter milliliters millilitre millilitres",
     "gal": "gallon gallons", "qt": "quart quarts", "pt": "pint pints", "cup": "cups",
@@ -35,6 +39,10 @@ _SCALES = {
     "million": 10**6,
     "billion": 10**9,
     "trillion": 10**12,
+    "万": 10**4,
+    "萬": 10**4,
+    "億": 10**8,
+    "亿": 10**8,
 }
 _NOT_UNITS = {
     "and", "or", "less", "more", "than", "times", "plus", "minus", "divided", "over", "by",
@@ -43,7 +51,7 @@ _NOT_UNITS = {
     "not", "is", "are", "alpha", "beta", "gamma", "theta", "lambda", "if", "when", "where", "for",
     *_SCALES,
 }  # fmt: skip
-_WORD = re.compile(r"[A-Za-z]+$")
+_WORD = re.compile(r"(?:[A-Za-z]+|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{1,4})$")
 _CASED = re.compile("M[smgl]|[mkMGTµ](?:W|Wh|Pa|Hz|V|J|N|A|L)")
 """Units whose meaning depends on upper and lower case."""
 _POWER = re.compile(r"\^\{?([23])\}?$")

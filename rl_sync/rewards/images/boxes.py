@@ -18,7 +18,12 @@ _MOST_CHARACTERS = 20_000
 _MOST_BOXES = 500
 _DEEPEST = 6
 _MOST_COORDINATE = 1e9  # Areas from larger coordinates would lose digits.
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?"
+_SEPARATOR = r"(?:\s*[,;]\s*|\s+)"
+_CORNER = rf"[\[(]\s*({_NUMBER}){_SEPARATOR}({_NUMBER})\s*[\])]"
+_CORNERS = re.compile(rf"{_CORNER}(?:{_SEPARATOR}|\s*(?:and|to|-|–)\s*)?{_CORNER}")
+"""A box as two corners, `(x1,y1),(x2,y2)`."""
+_TRAILING_COMMA = re.compile(r",(?=\s*[\]}])")
 _FENCE = re.compile(r"```(?:\w+)?\n?(.*?)```", re.DOTALL)
 _BOX_FIELDS = ("bbox_2d", "bbox", "box_2d", "box", "coordinates")
 _POINT_FIELDS = ("point_2d", "point", "coordinates")
@@ -195,15 +200,17 @@ def _groups(text: str, count: int, fields: Sequence[str]) -> list[_Group]:
         )
     for part in _json_parts(text):
         try:
-            value = json.loads(part)
+            value = json.loads(_TRAILING_COMMA.sub("", part))
         except (ValueError, RecursionError):
             continue
         if isinstance(value, list | dict):
             return list(_walk(value, count, fields))
-    numbers = rf"\s*,?\s*({_NUMBER})" * count
-    groups = re.findall(rf"[\[(]{numbers}\s*[\])]", text)
-    if not groups and (alone := re.fullmatch(rf"{numbers}\s*[.]?\s*", text)):
-        groups = [alone.groups()]
+    numbers = _SEPARATOR.join([rf"({_NUMBER})"] * count)
+    groups = re.findall(rf"[\[(]\s*{numbers}\s*[\])]", text)
+    if not groups and count == 4:
+        groups = _CORNERS.findall(text)
+    if not groups:
+        groups = re.findall(rf"(?:^|>)\s*{numbers}\s*[.]?\s*(?:$|</)", text)
     if not groups:
         raise UnreadableBoxesError(f"it has no group of {count} numbers")
     if len(groups) > _MOST_BOXES:

@@ -22,7 +22,7 @@ _NUMBER_WORDS = (
     " sixteen seventeen eighteen nineteen twenty"
 )
 _WORDS = {word: number for number, word in enumerate(_NUMBER_WORDS.split())} | {"none": 0, "no": 0}
-_LETTER = re.compile(r"\(?([A-Za-z])(?:[).:]|\s*$)")
+_LETTER = re.compile(r"\(?([A-Za-z])(?:[).:]|\s*$|\s+[(–—-])")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,14 @@ import re
 from typing import Any, NamedTuple
 
 _LINE = re.compile(
-    r"^\W*(?:final\s+)?score\W*[:=]\W*(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+(?:\.\d+)?))?\W*$",
+    r"^[ \t*_`#]*(?:(?:my|the|overall|total|final)\s+)*score[*_` \t]*[:=：][*_`\s]*"
+    r"(?P<number>[-−+]?(?:\d+(?:\.\d*)?|\.\d+))(?:\s*(?:/|out\s+of)\s*(?P<out_of>\d+(?:\.\d+)?))?"
+    r"[*_` \t.]*$",
     re.IGNORECASE | re.MULTILINE,
 )
+_THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+_QUOTE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
+_ENDING = re.compile(r"[\s`*_.}\]]*")
 _SHOWN_CHARACTERS = 120
 
 
@@ -53,24 +58,42 @@ class Scale:
     def __str__(self) -> str:
         return f"{self.low:g} (worst) to {self.high:g} (best)"
 
-    def read(self, text: str) -> GradedReply:
-        """Reads a reply: an object with `score` or, if it has none, its last line `Score: N`.
+    def read(self, text: str, work: str = "") -> GradedReply:
+        """Reads the last verdict of a reply: an object with `score`, or a line `Score: N`.
+
+        A verdict that also stands in the work may be a quotation. It counts only at the end of the
+        reply, and then only if no other verdict is lower: a policy cannot raise its own mark.
+
+        Args:
+          work: the completion that is judged.
 
         Raises:
           UngradedReplyError: there is no score, or it is not on the scale.
         """
-        for found in _objects(text):
-            if "score" in found:
-                reason = found.get("reason", "")
-                return GradedReply(self._share(found["score"]), str(reason))
-        lines = list(_LINE.finditer(text))
-        if not lines:
+        text = _THOUGHTS.sub("", text)
+        text = _QUOTE.sub("", text)
+        verdicts = _verdicts(text)
+        quoted = [_plain(text[one.start : one.end]) in _plain(work) for one in verdicts]
+        if quoted and quoted[-1] and not _ENDING.fullmatch(text, verdicts[-1].end):
+            verdicts = [
+                one for one, is_quoted in zip(verdicts, quoted, strict=True) if not is_quoted
+            ]
+            quoted = [False] * len(verdicts)
+        if not verdicts:
             raise UngradedReplyError(f"there is no score in {_short(text)!r}")
-        number, out_of = lines[-1].groups()
-        if out_of is not None and float(out_of) != self.high:
-            raise UngradedReplyError(f"{lines[-1][0].strip()!r} is not on the scale from {self}")
-        reason = (text[: lines[-1].start()] + text[lines[-1].end() :]).strip()
-        return GradedReply(self._share(float(number)), reason)
+        if not quoted[-1]:
+            return self._graded(verdicts[-1])
+        last, lowest = self._graded(verdicts[-1]), []
+        for one in verdicts[:-1]:
+            with contextlib.suppress(UngradedReplyError):
+                lowest.append(self._graded(one))
+        return min([last, *lowest], key=lambda graded: graded.score)
+
+    def _graded(self, verdict: _Verdict) -> GradedReply:
+        if verdict.out_of is not None and verdict.out_of != self.high:
+            shown = f"Score: {verdict.score:g}/{verdict.out_of:g}"
+            raise UngradedReplyError(f"{shown!r} is not on the scale from {self}")
+        return GradedReply(self._share(verdict.score), verdict.reason)
 
     def _share(self, value: Any) -> float:
         if isinstance(value, str):
@@ -100,18 +123,54 @@ SCHEMA = {
 """`response_format` of an OpenAI-compatible request; the reason comes before the score."""
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
-    """Returns the outermost JSON objects in a text, the last one first."""
-    decoder, found, at = json.JSONDecoder(), [], text.find("{")
+class _Verdict(NamedTuple):
+    """A score in a reply, and where it stands."""
+
+    start: int
+    end: int
+    score: Any
+    reason: str
+    out_of: float | None = None
+
+
+def _verdicts(text: str) -> list[_Verdict]:
+    """Returns the verdicts of a reply in their order: JSON objects with `score`, and lines."""
+    objects = _objects(text)
+    found = [
+        _Verdict(start, end, value["score"], str(value.get("reason", "")))
+        for start, end, value in objects
+        if "score" in value
+    ]
+    for match in _LINE.finditer(text):
+        if not any(start <= match.start() < end for start, end, _ in objects):
+            reason = (text[: match.start()] + text[match.end() :]).strip()
+            score = float(match["number"].replace("−", "-"))
+            out_of = float(match["out_of"]) if match["out_of"] else None
+            found.append(_Verdict(match.start(), match.end(), score, reason, out_of))
+    return sorted(found, key=lambda one: one.start)
+
+
+def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """Returns the outermost JSON objects of a text, with start and end.
+
+    An object inside a brace that is not JSON does not count: it may be a quotation in a reason.
+    """
+    decoder, found, at, depth, seen = json.JSONDecoder(), [], text.find("{"), 0, 0
     while at >= 0:
-        try:
-            value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
-            found.append(value)
-        at = text.find("{", end)
-    return found[::-1]
+        depth += text.count("{", seen, at) - text.count("}", seen, at)
+        seen = end = at
+        if depth <= 0:
+            with contextlib.suppress(ValueError, RecursionError):
+                value, end = decoder.raw_decode(text, at)
+                found.append((at, end, value))
+                seen = end
+        at = text.find("{", max(end, at + 1))
+    return found
+
+
+def _plain(text: str) -> str:
+    """Returns a text without what a quotation may change: white space, case and emphasis."""
+    return re.sub(r"[\s*_`#.]", "", text).casefold()
 
 
 def _short(text: str) -> str:

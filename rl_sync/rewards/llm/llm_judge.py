@@ -119,7 +119,7 @@ class LlmJudge:
         if reply.text is None:
             return Judgement(None, f"{self.model} did not judge: {reply.refusal}", components)
         try:
-            verdict = self._scale.read(reply.text)
+            verdict = self._scale.read(reply.text, completion.text)
         except UngradedReplyError as error:
             return Judgement(None, f"{self.model} gave no verdict: {error}", components)
         return Judgement(verdict.score, verdict.reason[:_REASON_CHARACTERS], components)

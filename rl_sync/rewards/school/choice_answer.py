@@ -15,7 +15,11 @@ from rl_sync.rewards.school.wording import same_text
 _LEAD = re.compile(
     r"^(?:the\s+)?(?:correct\s+)?(?:options?|choices?|answers?)\s*(?:is|are|:)?\s*", re.I
 )
-_LABEL = r"(?:\(\s*{0}\s*\)|\[\s*{0}\s*\]|{0}(?=[.):]\s|[.):]?$)[.):]?)"
+_TAIL = re.compile(
+    r"\s+(?:is|are)\s+(?:the\s+)?(?:correct|right|best)\b.*$|,?\s+not\s+\(?\w\)?\W*$", re.I | re.S
+)
+_LETTERED = re.compile(r"\w\s*[(.:)]")
+_LABEL = r"(?:\(\s*{0}\s*\)|\[\s*{0}\s*\]|{0}(?=[.):]\s|[.):]?$|\s*[(–—]|\s-\s)[.):]?)"
 _JOINTS = re.compile(r"\s*(?:[,;&+/]|\band\b)\s*(?:and\s+)?")
 
 
@@ -79,9 +83,9 @@ class ChoiceQuestion:
 def _labels(answer: str, choices: Mapping[str, str]) -> frozenset[str]:
     """Returns the labels that an answer names; none if it names none or contradicts itself."""
     text = without_text_commands(unified(answer)).strip()
-    if whole := _by_text(text, choices):
-        return whole
-    text = _LEAD.sub("", text).strip()
+    if not _LETTERED.match(text) and (whole := _by_text(text, choices)):
+        return whole  # `A (Paris)` is not the text Paris with an article.
+    text = _TAIL.sub("", _LEAD.sub("", text)).strip()
     if whole := _one(text, choices):
         return whole
     if len(text) > 1 and text.isupper() and text.isalpha() and set(text) <= set(choices):
@@ -102,7 +106,7 @@ def _one(text: str, choices: Mapping[str, str]) -> frozenset[str]:
         match = re.match(_LABEL.format(re.escape(label)), text, re.IGNORECASE)
         if match is None:
             continue
-        rest = text[match.end() :].strip(" .:)-")
+        rest = text[match.end() :].strip(" .:()-")
         named = _by_text(rest, choices) if rest else frozenset()
         if named and label not in named:
             return frozenset()  # `B) Paris`, where Paris is A.

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from rl_sync.rewards.answers.notation import without_bullets
 from rl_sync.rewards.judgement import Row
 from rl_sync.rewards.school.question import Marks, accepted_texts, refuse, shown
 from rl_sync.rewards.school.wording import plain, same_text
@@ -59,7 +60,7 @@ def _pairs(answer: str, lefts: list[str]) -> list[tuple[str, str]]:
     except (ValueError, RecursionError):
         pass
     pairs = []
-    for piece in _ENDS.split(answer.strip().strip("{}()[]")):
+    for piece in _ENDS.split(without_bullets(answer).strip().strip("{}()[]")):
         parts = _SEPARATOR.split(piece.strip(), maxsplit=1)
         if len(parts) == 2 and all(parts):
             pairs.append((parts[0], parts[1]))

@@ -10,7 +10,7 @@ import unicodedata
 from rl_sync.rewards.answers.answer_comparison import same_value
 from rl_sync.rewards.answers.answer_values import value
 from rl_sync.rewards.answers.canonical import canonical
-from rl_sync.rewards.answers.notation import unified, without_text_commands
+from rl_sync.rewards.answers.notation import unified, without_bullets, without_text_commands
 from rl_sync.rewards.answers.numbers import Number
 
 _ARTICLES = {"a", "an", "the"}
@@ -65,6 +65,8 @@ def items(text: str, count: int | None = None) -> list[str]:
     text = text.strip()
     if text.startswith("[") and (listed := _json_list(text)) is not None:
         return listed
+    if "\n" in text or count == 1:
+        text = without_bullets(text)
     if count == 1:
         return [_NUMBERING.sub("", text, count=1).strip()]
     numbered = _NUMBERING.split(text)

@@ -84,7 +84,17 @@ def test_the_answer_of_a_worked_solution_is_taken():
 
 @pytest.mark.parametrize(
     "text",
-    ["9" * 200_000, "1," * 100_000, r"\boxed{" * 2_000, "answer is " * 20_000, "<answer>" * 5_000],
+    [
+        "9" * 200_000,
+        "1," * 100_000,
+        r"\boxed{" * 2_000,
+        "answer is " * 20_000,
+        "answer is correct " * 10_000,
+        "<answer>" * 5_000,
+        "**a " * 20_000,
+        "#### a\n" * 10_000,
+        r"\(" * 20_000,
+    ],
 )
 def test_long_texts_take_little_time(text):
     began = time.process_time()
