@@ -466,6 +466,12 @@ _REWARD_MODEL = (
     Metric("rejected_tokens_mean", "Mean length of rejected completions.", unit="tokens"),
 )
 
+_SCORES = (
+    Metric("score_mean", "Mean score of the held-out pairs' completions."),
+    Metric("score_std", "Standard deviation of these scores."),
+    Metric("score_gap", "Mean distance of the scores of chosen and rejected completions."),
+)
+
 _EPISODES = (
     Metric("episode/turns", "Mean number of turns of an episode.", unit="turns"),
     Metric(
@@ -567,7 +573,7 @@ METRICS: dict[str, dict[str, tuple[Metric, ...]]] = {
         "With episodes of several turns": _EPISODES,
         "Reward models": _REWARD_MODEL,
     },
-    EVALUATION: {"Evaluations": _ACCURACY},
+    EVALUATION: {"Evaluations": _ACCURACY, "Reward models": _SCORES},
     SFT: {"SFT": (*(one for one in _OPTIMIZATION if one.name != "policy_loss"), *_PROBE)},
 }
 """The metrics of each phase, by subject."""
