@@ -45,8 +45,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "returns-first-token-of-turn",
         "rl_sync/algorithms/returns.py",
-        "ends = mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))",
-        "ends = mask & ~jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))",
+        "return mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))",
+        "return mask & ~jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))",
         "The discount between turns is at the first token of a reply, in place of the last.",
     ),
     Fault(

@@ -113,9 +113,18 @@ def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, 
     assert_alike(found, expected)
 
 
-@pytest.mark.samples(gate=("lines of a TPU-1048576", "sliding windows-1048576"))
-@pytest.mark.parametrize("kv_offload_bytes", [0, 1 << 20])
-@cases
+NOT_OFFLOADED = ("1 head on 4 devices", "lines of a GPU")
+
+
+@pytest.mark.samples(gate=("lines of a TPU", "sliding windows"))
+@pytest.mark.parametrize(
+    ("config", "mesh", "platform", "kv_offload_bytes"),
+    [
+        *((*case, 1 << 20) for case in CASES.values()),
+        *((*CASES[name], 0) for name in NOT_OFFLOADED),
+    ],
+    ids=[*CASES, *(f"{name}, not offloaded" for name in NOT_OFFLOADED)],
+)
 def test_pages_whose_slots_are_divided_give_the_same_turns(
     config, mesh, platform, kv_offload_bytes
 ):

@@ -52,6 +52,7 @@ GAME = (
     "--config.reward.record=all",
 )
 every_mode = pytest.mark.parametrize("mode", MODES)
+one_mode = pytest.mark.parametrize("mode", ["multi_explorer"])  # These runs take minutes.
 ENDED = {"done", "turns"}
 
 OPENENV = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
@@ -135,7 +136,7 @@ def played(run):
 
 
 @needs("textarena")
-@every_mode
+@one_mode
 def test_rows_name_the_games_of_textarena_that_a_run_plays(runs, tokenizer, mode):
     run = runs.get(
         *GAME,
@@ -176,7 +177,7 @@ def test_a_run_plays_a_game_of_gymnasium_with_the_prompts_of_its_rows(runs, toke
         assert 1 <= one.episode["metrics"]["steps"] <= 6
 
 
-@every_mode
+@one_mode
 def test_a_run_plays_at_a_server_of_openenv_with_the_options_of_its_rows(
     runs, tokenizer, openenv, server, mode
 ):

@@ -68,7 +68,6 @@ def assert_each_step_once(run):
         *(
             pytest.param(victim, given, marks=pytest.mark.nightly, id=f"{victim}, {name}")
             for victim, given, name in [
-                ("trainer", flags("synchronous", transfer="checkpoint"), "synchronous, checkpoint"),
                 (
                     "trainer",
                     flags("custom", interval=1, offset=4, transfer="server"),
@@ -93,7 +92,6 @@ def assert_each_step_once(run):
                     (*flags("one_step_off_policy"), "--config.algorithm.name=ppo"),
                     "with a critic",
                 ),
-                ("trainer/1", (*flags("synchronous"), *TEAMS), "teams by collective"),
                 (
                     "trainer/1",
                     (*flags("synchronous", transfer="server"), *TEAMS),
@@ -105,7 +103,7 @@ def assert_each_step_once(run):
 )
 def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim, given):
     given = (*given, f"--config.trainer.steps={STEPS}")
-    run = disturbed(started, victim, given)
+    run = disturbed(started, victim, given, steps=(11,))
     assert_each_step_once(run)
     assert run.digest == runs.get(EMBEDDED, *given).digest
     assert run.spans(SpanKind.TRAIN_AGAIN, role="trainer") or not victim.startswith("trainer")
@@ -116,11 +114,6 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
     [
         pytest.param(
             flags("synchronous", transfer="server"), marks=pytest.mark.nightly, id="synchronous"
-        ),
-        pytest.param(
-            flags("custom", interval=2, offset=3, transfer="checkpoint"),
-            marks=pytest.mark.nightly,
-            id="three steps ahead",
         ),
         pytest.param(
             (*flags("synchronous", transfer="server"), *TEAMS),

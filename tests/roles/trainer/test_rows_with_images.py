@@ -174,9 +174,10 @@ def test_a_tower_learns_unless_it_is_frozen_and_by_its_own_rate():
 
 
 @pytest.mark.nightly
-@pytest.mark.samples(gate=("a mesh-adamw",))
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion"])
-@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}], ids=["one device", "a mesh"])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("adamw", {"fsdp": 2, "tensor": 2}), ("adafactor", {}), ("lion", {"fsdp": 2, "tensor": 2})],
+)
 def test_a_frozen_tower_has_no_part_in_the_optimizer_s_state(name, mesh):
     on = layout(**mesh).grouped(MODEL.num_kv_heads)
     adaptive = {"name": name, "b1": 0.9, "learning_rate": 0.01}
