@@ -114,6 +114,7 @@ class Hosted:
         return answer.result
 
 
+@pytest.mark.gate
 def test_games_of_textarena_are_played_to_their_end_beside_each_other(textarena):
     begun = {episode: textarena.begin(episode) for episode in (1, 2)}
     played = [
@@ -166,6 +167,7 @@ def listed(text, player):
     return re.findall(r"\[\w+\]", text.rpartition("vailable")[2])[-1]
 
 
+@pytest.mark.gate
 def test_a_policy_plays_each_seat_of_a_game_of_two(arena):
     for number in (0, 1):
         texts, outcome = seated(arena, "TicTacToe-v0", number, "first", listed)

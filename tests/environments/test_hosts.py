@@ -122,6 +122,7 @@ def test_an_episode_goes_from_its_first_turn_to_its_outcome(kind, name):
         begun(host, 7, turns=3)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("make", [InlineHost, ProcessHost])
 def test_an_episode_is_asked_one_thing_at_a_time(make):
     with make(f"{OWN}:Counting") as host:
@@ -145,6 +146,7 @@ def test_the_class_chooses_the_host():
         InlineHost(f"{OWN}:Hostile")
 
 
+@pytest.mark.gate
 def test_a_hundred_episodes_share_four_workers():
     turns, steps, processes = (
         {e: 1 + e % 5 for e in range(100)},
@@ -454,6 +456,7 @@ def test_workers_hold_no_jax():
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
+@pytest.mark.gate
 @linux
 def test_a_worker_that_takes_too_long_ends_with_all_that_it_started(tmp_path):
     with hosting("Hostile", limit_secs=1.5) as host:
@@ -525,6 +528,7 @@ def _answered(host):
     return answer
 
 
+@pytest.mark.gate
 def test_a_long_answer_that_is_ready_at_once_is_in_time_however_late_the_caller_looks():
     with hosting("Hostile", workers=3, limit_secs=1.0) as host:
         begun(host, 1, 2, 3)
@@ -539,6 +543,7 @@ def test_a_long_answer_that_is_ready_at_once_is_in_time_however_late_the_caller_
         ]
 
 
+@pytest.mark.gate
 def test_a_long_request_goes_out_while_nobody_looks():
     with hosting("Counting(start=1)", workers=1, limit_secs=1.0) as host:
         begun(host, 1, turns=9)

@@ -60,6 +60,7 @@ def test_the_tool_is_called_and_the_answer_judged(examples):
         assert _answer(host) == Outcome({"right": 1.0})
 
 
+@pytest.mark.gate
 def test_the_camera_shows_a_ball_on_either_side(examples):
     with ProcessHost(f"{examples[2]}:Camera") as host:
         for seed, side in enumerate(("left", "right")):

@@ -74,6 +74,7 @@ def test_flags_are_those_of_the_command(subtests):
             assert ("--config." in found) == ("config" in command.flags)
 
 
+@pytest.mark.gate
 def test_the_name_of_any_setting_is_reached_section_by_section(subtests):
     for name in SETTINGS:
         with subtests.test(name):
@@ -267,6 +268,7 @@ class Terminal:
         os.waitpid(self._pid, 0)
 
 
+@pytest.mark.samples("bash")
 @pytest.mark.parametrize("shell", START)
 def test_a_shell_completes_what_is_typed(shell, programs, tmp_path):
     path = shutil.which(shell)

@@ -50,6 +50,7 @@ def test_decoding_from_lines_gives_the_logits_of_the_full_forward_pass(platform,
             np.testing.assert_allclose(scores, full[np.arange(3), positions], atol=tolerance)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("platform", "parts"), [("tpu", 2), ("gpu", 1)])
 def test_one_token_of_each_row_with_a_position_is_written(platform, parts):
     config = _config("plain")

@@ -25,6 +25,7 @@ def described(array):
     }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("case", ["insert", "delta", "trajectory"])
 def test_reads_what_the_official_client_wrote_as_the_official_client_does(served, official, case):
     official.ask(served.address, "write", table="uniform", case=case)

@@ -153,6 +153,7 @@ def test_a_sampled_padding_id_stays_in_the_completion():
     assert all(np.all(completion.logprobs < 0) for completion in found)
 
 
+@pytest.mark.samples("no refill", "single steps")
 @pytest.mark.parametrize(
     "options",
     [{"slots": 32}, {"slots": 16, "chunk_tokens": 16}, {"chunk_tokens": 1}],

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from tests.runs.conftest import EMBEDDED, ROOT, flags
 
 OTHERS = {"attributes", "score", "components"}  # Their fields differ from task to task.
@@ -18,6 +20,7 @@ def _names(record):
                 yield from _names(one)
 
 
+@pytest.mark.gate
 def test_the_page_names_every_field_of_the_records(runs):
     run = runs.get(*flags("asynchronous"), EMBEDDED)
     page = (ROOT / "docs" / "records.md").read_text()

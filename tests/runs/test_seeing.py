@@ -23,7 +23,10 @@ FROZEN = ("--config.model.vision.trains_tower=false",)
 SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 
-@pytest.mark.samples("asynchronous, deltas and pages", gate=("synchronous with features",))
+@pytest.mark.samples(
+    "synchronous with pixels",
+    gate=("synchronous with features", "asynchronous, deltas and pages"),
+)
 @pytest.mark.parametrize(
     ("mode", "more"),
     [

@@ -96,6 +96,7 @@ def public_folder():
         yield Path(name)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("rights", ["-sys_admin", "-sys_admin,-setpcap,-sys_ptrace,-net_admin"])
 def test_root_without_namespaces_becomes_another_user_before_it_makes_one(rights, public_folder):
     done = as_root_without(

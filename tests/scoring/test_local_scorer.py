@@ -116,6 +116,7 @@ def test_workers_stay_warm_and_only_the_one_in_question_is_replaced():
         assert first == second != os.getpid()
 
 
+@pytest.mark.gate
 def test_what_could_not_be_judged_is_tried_again(tmp_path):
     for attempts, score in ((1, None), (2, 1.0)):
         with judging(f"{OWN}:once", workers=1, attempts=attempts) as judges:
@@ -128,6 +129,7 @@ def test_a_batch_is_as_large_as_the_settings_allow():
         assert [one.score for one in judges.judge(items(*"x" * 6))] == [4, 4, 4, 4, 2, 2]
 
 
+@pytest.mark.gate
 def test_completions_wait_for_room_in_the_queue():
     with judging(f"{OWN}:patient", workers=1, queue=2) as judges:
         first = threading.Thread(target=judges.judge, args=[items("1.5", "1.5")])
@@ -154,6 +156,7 @@ def test_rewards_are_importable_without_jax():
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("case", ["idle", "stuck"])
 def test_judges_end_with_who_started_them_even_if_it_is_killed(case, tmp_path):
@@ -176,6 +179,7 @@ def test_judges_end_with_who_started_them_even_if_it_is_killed(case, tmp_path):
     assert not any(map(lives, processes))
 
 
+@pytest.mark.gate
 def test_workers_say_once_that_they_have_prepared_the_reward():
     with judging("exact + tests.rewards.own:tokens", workers=2) as judges:
         assert judges.are_prepared(60)

@@ -123,10 +123,7 @@ def assert_same_bits(params: dict, version: int) -> None:
 
 @pytest.mark.samples(
     "one device-one device",
-    "one device-repeated, and rows over two",
     "columns over two-both axes over four",
-    "rows over two-rows over two",
-    "repeated on two-both axes over four",
     "columns over four-rows over two",
 )
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -108,8 +108,9 @@ def compilations():
     ("source", "target", "bucket_bytes", "programs"),
     [
         ({"fsdp": 2}, {"tensor": 2}, BUCKET_BYTES, 5),
-        ({"fsdp": 3}, {}, BUCKET_BYTES, 5),
-        ({"data": 2}, {"tensor": 2}, 10**7, 1),  # In one turn.
+        pytest.param({"fsdp": 3}, {}, BUCKET_BYTES, 5, marks=pytest.mark.gate),
+        # In one turn.
+        pytest.param({"data": 2}, {"tensor": 2}, 10**7, 1, marks=pytest.mark.gate),
         ({"fsdp": 2}, {"fsdp": 2}, 240_000, 1),  # Whole shards, which the sender keeps.
     ],
 )

@@ -106,6 +106,7 @@ def test_a_master_that_answered_and_does_so_no_more_is_ended(client, supervisor)
     assert supervisor.living(["master"]) == []
 
 
+@pytest.mark.gate
 def test_a_replay_server_that_stands_still_is_suspect_and_one_that_starts_is_not(
     client, supervisor, tmp_path, monkeypatch
 ):

@@ -140,6 +140,7 @@ def test_replies_whose_reasoning_is_dropped_stay_in_their_segment_as_they_were_d
     assert [i for i, is_drawn in segment if is_drawn] == drawn * 4
 
 
+@pytest.mark.gate
 def test_other_conversations_are_segments_and_one_that_goes_on_twice_is_repeated_with_its_ids(
     playing,
 ):
@@ -197,6 +198,7 @@ def test_an_agent_at_a_limit_gets_an_empty_reply_and_ends_in_peace(
     assert notes.read_text().splitlines()[-2:] == ["stop 'aa'", "length ''"]
 
 
+@pytest.mark.gate
 def test_an_outcome_that_is_posted_at_a_limit_counts(playing):
     ending, segments = playing(command("peaceful"), max_turns=2).play(["aa", "bb"])
     assert (ending.reason, ending.rewards) == ("turns", {"patience": 0.5})
@@ -265,6 +267,7 @@ def _assert_ended(processes):
         time.sleep(0.05)
 
 
+@pytest.mark.gate
 @linux
 @pytest.mark.parametrize(
     ("limit_secs", "options", "why"),
@@ -289,6 +292,7 @@ def test_an_agent_that_hangs_is_killed_with_all_that_it_started(
     _assert_ended(notes.read_text().split())
 
 
+@pytest.mark.gate
 @linux
 def test_what_an_agent_leaves_running_is_killed_and_the_agent_has_ended_well(playing, tmp_path):
     notes = tmp_path / "notes"

@@ -89,6 +89,7 @@ def test_answers_agree_with_what_is_seen_in_the_image(side, squares):
             assert one.answer == ("no" if square in board.holes else "yes")
 
 
+@pytest.mark.gate
 def test_answers_are_equally_frequent_whatever_the_question_says():
     found = load(BoardConfig(problems=1600, held_out_problems=320), seed=0)
     for part in (found.train, found.held_out):

@@ -52,6 +52,7 @@ def test_answers_agree_with_what_is_seen_in_the_image(side, most, unit):
             assert seen[words[5]] - seen[words[10]] == int(one.answer) > 0
 
 
+@pytest.mark.gate
 def test_answers_are_equally_frequent():
     found = load(ChartConfig(problems=1800, held_out_problems=360), seed=0)
     for part in (found.train, found.held_out):

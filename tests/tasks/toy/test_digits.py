@@ -18,6 +18,7 @@ from tests.tasks.toy.problem_digest import problem_digest
 pytestmark = pytest.mark.skipif(not find_spec("sklearn"), reason="needs scikit-learn")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("as_text", [False, True])
 def test_all_1797_digits_are_asked_and_an_oracle_gets_1(as_text):
     found = load(DigitsConfig(as_text=as_text), seed=0)
@@ -91,6 +92,7 @@ def test_sums_are_equally_frequent_and_no_pair_is_asked_twice():
     assert {shown.count(str(total)) for total in range(19)} <= {21, 22}
 
 
+@pytest.mark.gate
 def test_both_kinds_are_mixed_and_digits_fill_images_of_any_side():
     found = load(DigitsConfig(questions="read,sum", side_pixels=28), seed=0)
     kinds = [one.row["category"] for one in found.train]

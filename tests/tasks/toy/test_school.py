@@ -39,6 +39,7 @@ def harder():
     return load(dataclasses.replace(CONFIG, difficulty=3), seed=5)
 
 
+@pytest.mark.gate
 def test_about_25_generators_ask_for_numbers_units_truths_and_choices(easy):
     prompts = [*easy.train, *easy.held_out]
     assert {one.row["category"] for one in prompts} == GENERATORS.keys()

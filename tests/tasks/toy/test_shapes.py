@@ -71,6 +71,7 @@ def test_a_scene_is_written_as_it_is_drawn():
         assert (x2, y2) == tuple(np.max(found, 0) + 1)
 
 
+@pytest.mark.gate
 def test_problems_as_text_stay_the_same():
     small = ShapesConfig(as_text=True, cells=2)
     assert problem_digest(load(ShapesConfig(as_text=True), 0)) == "f0faaafc90aee55e"
@@ -154,6 +155,7 @@ def test_shapes_that_a_question_names_are_seen_once(side):
             assert [box for name, box in seen if name == named] == one.row["boxes"]
 
 
+@pytest.mark.gate
 def test_answers_are_equally_frequent_whatever_the_question_says():
     found = load(ShapesConfig(problems=2000, held_out_problems=500), seed=0)
     for part in (found.train, found.held_out):

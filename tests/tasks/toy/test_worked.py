@@ -75,6 +75,7 @@ def test_answers_of_problems_are_right():
         assert int(prompt.answer[::-1]) == term * count + start
 
 
+@pytest.mark.gate
 def test_completions_are_of_very_different_lengths_and_most_are_short():
     task = loading.load(name="worked")
     lengths = [completion_tokens(task.tokenizer, p.answer) for p in task.demonstrations]

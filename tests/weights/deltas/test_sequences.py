@@ -248,6 +248,7 @@ def run(seed: int, keep: int, explorers: int, count: int) -> World:
     return world
 
 
+@pytest.mark.gate
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 1 << 30), keep=st.integers(1, 3), explorers=st.integers(1, 3))
 def test_a_receiver_has_exactly_what_was_published_or_what_it_had(seed, keep, explorers):
