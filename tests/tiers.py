@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import math
 import os
 import re
 import sys
@@ -138,7 +139,8 @@ def _leave_pieces(config: pytest.Config, items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves cases to other tiers, and begins with the files that take longest.
 
-    A long file at the end would leave all processes but one idle.
+    A long file at the end would leave all processes but one idle, and so would one that nobody has
+    measured.
     """
     _leave_cases(config, items)
     _leave_pieces(config, items)
@@ -148,5 +150,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     files: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         files[item.nodeid.partition("::")[0]].append(item)
-    longest = sorted(files, key=lambda path: (-secs.get(path, 0.0), path))
+    longest = sorted(files, key=lambda path: (-secs.get(path, math.inf), path))
     items[:] = [item for path in longest for item in files[path]]

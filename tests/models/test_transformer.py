@@ -192,7 +192,7 @@ def test_padding_on_either_side_changes_nothing(name):
     np.testing.assert_allclose(left[:, 5:], short, atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("experts", "sliding"))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_sequences_packed_into_one_row_do_not_see_each_other(name):
     config = tiny.VARIANTS[name]

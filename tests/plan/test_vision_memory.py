@@ -94,7 +94,7 @@ def test_an_explorer_s_programs_over_text_do_not_read_the_tower():
     assert explorer_estimate(settings, task, "tpu").held["parameters"] == whole
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_trained_tower_keeps_activations_and_a_frozen_one_none():
     trained, task = seeing()
     (frozen, _), (sent, _) = seeing(**FROZEN, model__vision__embed_dim=64), seeing(**FROZEN)

@@ -116,7 +116,7 @@ def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, 
 NOT_OFFLOADED = ("1 head on 4 devices", "lines of a GPU")
 
 
-@pytest.mark.samples(gate=("lines of a TPU", "sliding windows"))
+@pytest.mark.samples(gate=("sliding windows",))
 @pytest.mark.parametrize(
     ("config", "mesh", "platform", "kv_offload_bytes"),
     [
@@ -144,6 +144,7 @@ def test_pages_whose_slots_are_divided_give_the_same_turns(
     assert_alike(found, expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("4",))
 @pytest.mark.parametrize("pages", [None, 4])
 def test_what_is_compiled_ahead_is_not_compiled_again(pages):

@@ -78,8 +78,7 @@ def test_values_that_are_too_large_for_float16_name_the_way_out():
         engine.generate(_requests(SAMPLING))
 
 
-@pytest.mark.gate
-@pytest.mark.samples("auto-keep")
+@pytest.mark.samples(gate=("auto-recompute",))
 @pytest.mark.parametrize(
     ("attention", "cache"), [("auto", "keep"), ("auto", "recompute"), ("einsum", "keep")]
 )

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.gate
 
 
 @pytest.mark.samples("evictions")
+@pytest.mark.samples(gate=("refill", "evictions"))
 @pytest.mark.parametrize(
     "options",
     [

@@ -87,7 +87,7 @@ def assert_alike(found, wanted):
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("pages",))
 @pytest.mark.parametrize("options", [{}, {"cache_bytes": 1 << 20}], ids=["rows", "pages"])
 def test_greedy_completions_are_those_of_the_whole_model(options):
     assert_drawn_by_the_whole_model(engine(**options).generate(requests()))
@@ -198,6 +198,7 @@ def test_new_weights_recompute_caches_with_images(options):
         assert one.tokens[new].tolist() == scores.argmax(axis=-1)[new].tolist()
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("mesh1",))
 @pytest.mark.parametrize(
     "mesh", [{"tensor": 2}, {"data": 2, "tensor": 2}, {"context": 4}, {"context": 2, "tensor": 2}]

@@ -75,6 +75,7 @@ def turns(made, config):
     return [sorted(some, key=lambda one: one.ticket) for some in (firsts, seconds)]
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("data and context",))
 @cases
 def test_completions_are_those_of_one_device(config, mesh, platform, options):

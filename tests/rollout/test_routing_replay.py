@@ -231,6 +231,7 @@ MESHES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("experts and context",))
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_replays_as_one_device_does(name):

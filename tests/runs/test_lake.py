@@ -40,7 +40,7 @@ SMALL = (
 )
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_each_turn_of_the_lake_reaches_the_policy_as_an_image(runs, tmp_path):
     workdir = Workdir(tmp_path / "run")
     words = [sys.executable, "-m", "launcher", *SMALL, f"--config.workdir={workdir}"]

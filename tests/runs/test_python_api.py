@@ -28,7 +28,7 @@ def quickly_compiled(runs, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quickly_compiled")
 def test_the_examples_of_the_page_run(finished, tmp_path, monkeypatch, capsys):
     export(Path(finished.workdir), tmp_path / "checkpoint", None, None)

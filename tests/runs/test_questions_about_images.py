@@ -72,7 +72,7 @@ def _parquet(directory):
             seeing_smolvlm,
             _parquet,
             (),
-            marks=pytest.mark.gate,
+            marks=pytest.mark.nightly,
             id="smolvlm",
         ),
         pytest.param(

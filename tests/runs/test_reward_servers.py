@@ -127,7 +127,7 @@ def test_a_run_whose_reward_server_has_another_reward_is_refused(serve, tmp_path
     assert "its reward is 'final_answer'" in output
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_run_without_its_reward_servers_waits_and_then_ends_with_one_message(tmp_path):
     (port,) = free_ports(HOST, 1)
     (tmp_path / "secret").write_text("0" * 64)

@@ -25,7 +25,7 @@ SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 @pytest.mark.samples(
     "synchronous with pixels",
-    gate=("synchronous with features", "asynchronous, deltas and pages"),
+    gate=("asynchronous, deltas and pages",),
 )
 @pytest.mark.parametrize(
     ("mode", "more"),

@@ -42,7 +42,7 @@ RESTARTS = "--config.launch.restarts=50"
         pytest.param("master", COLLECTIVE, 3, 3, marks=pytest.mark.nightly),
         pytest.param("master", ASYNCHRONOUS, 6, 4, marks=pytest.mark.nightly),
         pytest.param("replay", ASYNCHRONOUS, 3, 5, marks=pytest.mark.nightly),
-        pytest.param("replay", COLLECTIVE, 2, 6, marks=pytest.mark.gate),
+        pytest.param("replay", COLLECTIVE, 2, 6, marks=pytest.mark.nightly),
     ],
 )
 def test_a_run_whose_server_is_killed_again_and_again_ends_well(

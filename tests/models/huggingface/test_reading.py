@@ -282,7 +282,7 @@ for family, rules in (pair.split(":") for pair in sys.argv[1:]):
 """
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_parameters_land_in_their_shards_and_sharding_changes_nothing():
     pairs = ["qwen2:odd", "qwen3_moe:usual", "gemma3:usual"]
     done = subprocess.run(

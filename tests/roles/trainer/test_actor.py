@@ -33,7 +33,7 @@ from tests.roles.trainer.training import (
 )
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_step_makes_the_better_completions_likelier_and_the_worse_less_likely():
     trainer, batch = trainer_of(), batch_of()
     after, _ = trainer.step(state_of(trainer), batch)
@@ -216,7 +216,7 @@ def test_the_reference_is_the_policy_that_rl_started_from_and_holds_it_back():
     assert drift[1] < 0.5 * drift[0]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_reference_is_refreshed_every_so_many_steps():
     trainer = trainer_of({"kl_coefficient": 0.1, "refresh_reference_steps": 2})
     state, batch = state_of(trainer), batch_of()

@@ -137,14 +137,10 @@ def test_a_group_has_each_tile_once_and_the_tokens_of_each_episode():
     assert np.array_equal(again.image_at, groups()[0].image_at)
 
 
-@pytest.mark.gate
+@pytest.mark.samples(gate=("packed",))
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        ("packed", {}),
-        pytest.param("padded", {}, marks=pytest.mark.gate),
-        pytest.param("padded", {"cache_bytes": 1 << 20}, marks=pytest.mark.gate),
-    ],
+    [("packed", {}), ("padded", {}), ("padded", {"cache_bytes": 1 << 20})],
     ids=["packed", "padded", "pages"],
 )
 def test_the_trainer_has_the_explorers_logprobs(kind, options):

@@ -144,7 +144,7 @@ def test_only_adapters_are_kept_of_a_model_with_adapters():
     assert max(sizes) < 0.5 * sum(x.size for x in jax.tree.leaves(state.params))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("microbatch_rows", [0, 4])
 def test_a_mesh_scores_as_one_device_does(microbatch_rows):
     batch = drawn_by(spoiled(batch_of()), [0, 1])

@@ -211,7 +211,7 @@ def test_a_mesh_draws_what_one_device_draws_and_no_device_holds_what_is_cut():
             assert sizes == {leaf.size // parts}, jax.tree_util.keystr(path)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_sft_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
     batch = batch_of(params=PARAMS, model=MODEL)
     results = []

@@ -235,6 +235,7 @@ def test_new_weights_in_flight_give_what_they_give_without_pages(cache):
 MESHES = [{"data": 2}, {"tensor": 2}, {"data": 2, "tensor": 2}, {"tensor": 4}, {"data": 4}]
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("mesh0", "mesh3"))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_completions_on_a_mesh_are_those_of_one_device(mesh, expected):
@@ -246,7 +247,7 @@ def test_completions_on_a_mesh_are_those_of_one_device(mesh, expected):
     assert pool.addressable_shards[0].data.size * made._batch.layout.mesh.size == pool.size
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("kv_offload_bytes", [0, 1_000_000])
 @pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2}])
 def test_sequences_interrupted_on_a_mesh_continue_with_the_same_tokens(
@@ -258,6 +259,7 @@ def test_sequences_interrupted_on_a_mesh_continue_with_the_same_tokens(
     assert (made.stats.restored > 0) == (kv_offload_bytes > 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("gpu-8-mesh0",))
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 2}])
 @pytest.mark.parametrize(("name", "head_dim"), [("tpu", 8), ("tpu", 64), ("gpu", 8)])
@@ -272,7 +274,7 @@ def test_completions_from_pages_in_lines_are_those_of_lines(name, head_dim, mesh
     assert_equal(found, alike, atol=1e-4)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_pages_of_plain_attention_give_its_completions(expected):
     config = dataclasses.replace(CONFIG, attention="einsum")
     plain = engine(config=config).generate(requests())
@@ -329,7 +331,7 @@ def test_a_cache_that_could_never_serve_is_refused(pages, rows, mesh, message):
         engine(pages, rows=rows, on=layout(**mesh))
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.parametrize("kv_offload_bytes", [0, 1 << 20])
 def test_recorded_experts_are_those_without_pages(kv_offload_bytes):
     config = dataclasses.replace(CONFIG, experts=Experts(8, 2, 12))
