@@ -231,11 +231,21 @@ def _joined_items(text: str) -> str:
     return "\n".join([", ".join(items[:count]), *lines[count:]]) if count else text
 
 
+_REJECTED = re.compile(
+    r"(?:,\s*(?:and\s+)?not|\brather than|\binstead of)\s+[$(]*\Z", re.IGNORECASE
+)
+"""What stands before a number that is named only to be ruled out."""
+
+
 def _last_number(text: str) -> str | None:
-    """Returns the last number, with all its parts: `1 1/4`, `1.5e3`, `2\\sqrt{3}`, `28 percent`."""
+    """Returns the last number, with all its parts: `1 1/4`, `1.5e3`, `2\\sqrt{3}`, `28 percent`.
+
+    A number that is ruled out does not count where another stands before it: `42, not 24`.
+    """
     found, text = None, without_delimiters(text)
     for match in _NUMBER.finditer(text):
-        found = match
+        if found is None or not _REJECTED.search(text[max(0, match.start() - 20) : match.start()]):
+            found = match
     if found is None:
         return None
     is_negative = _SIGN_WORD.search(text[max(0, found.start() - 20) : found.start()])
