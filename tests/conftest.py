@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import jax
 import jaxlib.version
 import pytest
@@ -43,6 +44,11 @@ jax.config.update(
 
 # Each parser of a command line would write the whole config as YAML, for a help that nobody reads.
 ConfigDict.__str__ = object.__repr__
+
+# Properties are tried on the same examples each time, so that a commit is not refused for another's
+# fault; `-m hypothesis --hypothesis-profile=default` looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
 
 # Loading a task takes up to a second, and hundreds of tests load the same few.
 task_catalog._load = functools.lru_cache(maxsize=64)(task_catalog._load.__wrapped__)

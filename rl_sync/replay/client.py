@@ -39,6 +39,7 @@ _DRAW_SECS = 2.0
 _LOOK_SECS, _MOST_LOOK_SECS = 0.005, 0.05
 _LOOK_SHARE = 0.02  # Poll interval as a share of the time that the table was empty.
 _FRESH_SECS = 0.1
+_STATE_SECS = 5.0  # For what a message about a time-out adds.
 
 
 class ReplayClient:
@@ -362,9 +363,9 @@ class ReplayClient:
     def _state_of(self, table: str) -> str:
         """Describes a table, for the message of a time-out."""
         try:
-            info = self.info().get(table)
+            info = self.info(_STATE_SECS).get(table)
         except ReplayError as error:
-            return str(error)
+            return str(error).rstrip(".")
         if info is None:
             return "the server has no such table"
         return f"it holds {info.current_size} of at most {info.max_size} items"

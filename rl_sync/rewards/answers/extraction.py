@@ -322,4 +322,4 @@ def _without_emphasis(text: str) -> str:
 def gold_answer(text: str) -> str:
     """Returns the answer of a gold text, which may be a worked solution with a marked answer."""
     found = extract(text, ("boxed", "tags", "hashes"))
-    return text.strip() if found is None else found.text
+    return _without_emphasis(text).strip() if found is None else found.text
