@@ -126,6 +126,7 @@ def test_a_file_imports_only_what_lies_below_it():
     assert not wrong
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("folder", ["rl_sync", "configs", "launch", "benchmarks", "tests"])
 def test_files_import_the_package_by_names_that_the_wheel_has(folder):
     for path in (ROOT / folder).rglob("*.py"):
@@ -133,6 +134,7 @@ def test_files_import_the_package_by_names_that_the_wheel_has(folder):
         assert not tops & {"configs", "launcher"}, path
 
 
+@pytest.mark.gate
 def test_no_module_imports_one_that_imports_it():
     paths = [p for p in (ROOT / "rl_sync").rglob("*.py") if p.name != "__init__.py"]
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
@@ -165,6 +167,7 @@ def test_parts_that_serve_without_a_model_do_not_import_jax(part):
         assert not names & {"jax", "flax", "optax"}, file
 
 
+@pytest.mark.gate
 def test_no_folder_is_large_and_no_name_is_used_twice():
     """A file or a class is worth a search: its name finds one thing.
 

@@ -164,6 +164,7 @@ def _check_names(page):
             assert not choices or value in choices, one
 
 
+@pytest.mark.gate
 def test_a_page_names_commands_and_settings_that_exist(subtests):
     for path in PAGES:
         page = str(path.relative_to(ROOT))
@@ -171,6 +172,7 @@ def test_a_page_names_commands_and_settings_that_exist(subtests):
             _check_names(page)
 
 
+@pytest.mark.gate
 def test_settings_that_stand_by_themselves_have_names_and_values(subtests):
     for example in flags():
         with subtests.test(str(example)):

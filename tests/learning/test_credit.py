@@ -31,6 +31,7 @@ def _of(algorithm, baselines=None, group_size=2, **known):
     )
 
 
+@pytest.mark.gate
 def test_every_trajectory_of_whole_groups_has_its_advantage_and_counts():
     given, weights, metrics = _give()
     np.testing.assert_allclose(given.advantages[:, 0], [0.5, -0.5, 0, 0])

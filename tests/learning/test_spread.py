@@ -137,6 +137,7 @@ def test_no_named_algorithm_learns_from_equal_rewards(dtype, drawn):
     assert (without_spread, deviation) == (1, 0)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("dtype", TYPES)
 def test_equal_rewards_teach_nothing_where_functions_are_not_compiled_as_a_whole(dtype):
     for drawn in (0.7, 99.9, 1e6 / 3):

@@ -190,6 +190,7 @@ def test_what_is_offloaded_is_apart_from_what_the_device_holds():
     }
 
 
+@pytest.mark.gate
 def test_caches_set_aside_are_apart_from_what_the_device_holds():
     without = described("explorer", environment__name="guess")
     found = described("explorer", environment__name="guess", environment__kv_offload_bytes=3000)
@@ -212,6 +213,7 @@ def test_a_cache_that_cannot_hold_the_longest_sequence_is_refused():
         wiring.load_task(settings)
 
 
+@pytest.mark.gate
 def test_older_versions_of_opponents_are_held_beside_the_policy_s():
     without = described("explorer", environment__name="nim")
     found = described(
@@ -259,6 +261,7 @@ def test_rematerialization_and_microbatches_save_activations():
     assert half == pytest.approx(full / 2, rel=2e-2)
 
 
+@pytest.mark.gate
 def test_a_plan_says_what_other_policies_come_to():
     plain, full = (described("trainer", model__remat=policy) for policy in ("none", "full"))
     assert plain.held == full.held

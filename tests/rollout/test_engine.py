@@ -234,6 +234,7 @@ def test_more_stop_ids_than_there_was_room_for_take_effect():
     assert finished[ticket].finish == "stop"
 
 
+@pytest.mark.gate
 def test_nothing_stops_a_completion_before_its_least_tokens():
     short = dataclasses.replace(SAMPLING, stop_ids=tuple(range(1, 11)), min_new_tokens=4)
     for completion in _flat(_engine().generate(_requests(short))):

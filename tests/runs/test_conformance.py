@@ -132,11 +132,12 @@ RUNS = {
         CHECKPOINT,
     ),
     "two explorers, collective": flags("multi_explorer", count=2, transfer="collective", steps=60),
+    "one step off-policy, in teams": (*flags("one_step_off_policy", steps=6), *TEAMS),
     "asynchronous, in teams": (*flags("asynchronous", steps=6), *TEAMS),
     "two explorers, in teams": (*flags("multi_explorer", count=2, steps=60), *TEAMS),
 }
 # The others do with the embedded replay server, which is up at once.
-WITH_REVERB = ("one step off-policy", "two explorers by server")
+WITH_REVERB = ("one step off-policy", "one step off-policy, in teams", "two explorers by server")
 RUNS = {name: some if name in WITH_REVERB else (*some, EMBEDDED) for name, some in RUNS.items()}
 EXACT = [name for name in RUNS if name.startswith(("synchronous", "one step", "custom"))]
 LATEST = [name for name in RUNS if name not in EXACT]
@@ -156,17 +157,16 @@ APART = {
     "synchronous, interval 4, two explorers",
 }
 
-# Each mode, each transfer, an environment, streaming, processes and teams of processes.
+# Each mode, each transfer, an environment, streaming, and a team of processes with Reverb.
 OF_README = {
     "synchronous",
     "synchronous by checkpoint",
     "synchronous by server",
-    "one step off-policy",
     "one step off-policy, episodes",
+    "one step off-policy, in teams",
     "custom (2, 3) by server",
     "asynchronous",
     "asynchronous, streaming",
-    "asynchronous, in teams",
     "two explorers",
 }
 
@@ -185,6 +185,7 @@ NIGHTLY = {
     "three explorers",
     "synchronous, interval 4, two explorers",
     "synchronous, episodes, in teams",
+    "asynchronous, in teams",
     "asynchronous, streaming, in teams",
     "two explorers, in teams",
 }

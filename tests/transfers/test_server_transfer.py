@@ -122,9 +122,8 @@ def assert_same_bits(params: dict, version: int) -> None:
 
 
 @pytest.mark.samples(
-    "one device-one device",
-    "columns over two-both axes over four",
     "columns over four-rows over two",
+    gate=("one device-one device", "columns over two-both axes over four"),
 )
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("explorer", EXPLORERS)

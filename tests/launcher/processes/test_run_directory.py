@@ -122,6 +122,7 @@ def test_a_change_that_is_insisted_on_is_told_and_recorded_with_the_former_confi
     assert prepare(directory, **changed).step == STEP
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("first", "then", "horizon"),
     [

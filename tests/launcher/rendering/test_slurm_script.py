@@ -53,6 +53,7 @@ def steps(text):
     return re.findall(r"^join (.*) &$", text, re.M)
 
 
+@pytest.mark.gate
 def test_steps_have_their_gpus_and_share_no_others(tmp_path):
     text = script(tmp_path, *EVERYTHING)
     assert options(text) == [

@@ -277,6 +277,7 @@ def test_a_greedy_completion_beside_a_group_changes_nothing_of_it_and_becomes_it
     _assert_same(without, alone, atol=1e-6)
 
 
+@pytest.mark.gate
 def test_a_group_whose_greedy_completion_is_unfinished_is_carried_over():
     engine = _engine(chunk_tokens=1)
     explorer = dataclasses.replace(EXPLORER, engine=engine, budget_tokens=1, with_baselines=True)

@@ -95,6 +95,7 @@ def test_every_layout_keeps_the_images_of_each_row(kind):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+@pytest.mark.gate
 def test_a_prompt_is_shared_only_by_completions_that_show_its_images():
     rows = batching("shared").batch(groups_of()).rows
     copies = {

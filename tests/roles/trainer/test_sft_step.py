@@ -44,6 +44,7 @@ def test_packing_demonstrations_does_not_change_sft():
     assert_close(state.params, other.params, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_rl_starts_with_a_fresh_optimizer():
     trainer = trainer_of()
     state, batch = fresh_state_of(trainer), batch_of()
