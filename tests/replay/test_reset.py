@@ -11,7 +11,7 @@ from rl_sync.replay.replay_interface import ReplayError, ReplayTimeoutError
 TABLE = "long_queue"
 
 
-@pytest.fixture(params=["reverb", "embedded"])
+@pytest.fixture(params=[pytest.param("reverb", marks=pytest.mark.gate), "embedded"])
 def clients(request, servers):
     """Two clients of one server: of the run, and of somebody else."""
     address = servers[request.param].address

@@ -18,6 +18,9 @@ from rl_sync.replay.server_process import ReplayServerError, start_server
 from rl_sync.replay.tables import TableSpec, queue
 
 TABLES = [queue("queue", 3)]
+EACH = pytest.mark.parametrize(
+    "backend", ["embedded", pytest.param("reverb", marks=pytest.mark.gate)]
+)
 
 
 def is_alive(pid):
@@ -95,15 +98,15 @@ def test_a_server_that_stops_tells_those_who_wait(tmp_path):
         client.close()
 
 
-@pytest.mark.parametrize("backend", ["embedded", "reverb"])
+@EACH
 def test_a_taken_port_is_named(backend, servers, tmp_path):
-    port = servers["reverb"].port
+    port = servers[backend].port
     with pytest.raises(ReplayServerError, match=f"port {port} of 127.0.0.1: another"):
         start_server(backend, TABLES, port, log_path=tmp_path / "log", start_timeout_secs=60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
-@pytest.mark.parametrize("backend", ["embedded", "reverb"])
+@EACH
 def test_a_server_answers_at_its_own_address_alone(backend, servers):
     """Reverb listens everywhere; packets to other addresses are dropped."""
     port = servers[backend].port

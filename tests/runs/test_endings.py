@@ -69,33 +69,37 @@ def test_a_program_that_loses_one_of_its_processes_is_lost(started, victim, mode
     assert saved or victim == "trainer/1", "the trainer is whole and has not saved"
 
 
-def test_a_dead_explorer_costs_its_leases_and_is_started_again(started):
-    process, workdir = started(
-        "--config.sync.mode=multi_explorer",
-        "--config.launch.restarts=1",
-    )
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [("asynchronous", 1), pytest.param("multi_explorer", 2, marks=pytest.mark.gate)],
+)
+def test_a_dead_explorer_costs_its_leases_and_is_started_again(started, mode, number):
+    process, workdir = started(f"--config.sync.mode={mode}", "--config.launch.restarts=1")
+    name = f"explorer{number}"
 
-    def trained_by_second(after: int) -> bool:
-        groups = [group for step in read_consumed(workdir)[after:] for group in step["groups"]]
-        return any(group["explorer"] == 2 for group in groups)
+    def leased() -> int:
+        entries = read_ledger(workdir)
+        return max(lease["lease_id"] for entry in entries for lease in entry["leases"])
 
-    wait_for(lambda: trained_by_second(0), process)
+    def is_trained_on(after: int) -> bool:
+        groups = [group for step in read_consumed(workdir) for group in step["groups"]]
+        return any(one["explorer"] == number and one["lease_id"] > after for one in groups)
+
+    wait_for(lambda: is_trained_on(-1), process)
     first = processes_of(workdir)
-    os.kill(first["explorer2"], signal.SIGKILL)
-    wait_for(
-        lambda: processes_of(workdir).get("explorer2") not in (None, first["explorer2"]), process
-    )
-    steps = len(read_consumed(workdir))
-    wait_for(lambda: trained_by_second(steps), process)
+    os.kill(first[name], signal.SIGKILL)
+    wait_for(lambda: processes_of(workdir).get(name) not in (None, first[name]), process)
+    before = leased()
+    wait_for(lambda: is_trained_on(before), process)
     second = processes_of(workdir)
-    assert {**second, "explorer2": 0} == {**first, "explorer2": 0}, "others were disturbed"
-    os.kill(second["explorer2"], signal.SIGKILL)
+    assert {**second, name: 0} == {**first, name: 0}, "others were disturbed"
+    os.kill(second[name], signal.SIGKILL)
     output = ended(process)
     assert process.returncode == 1
-    assert "explorer2 was killed by SIGKILL. It is started again (1 of 1 times an hour)." in output
-    assert "The run failed: explorer2 was killed by SIGKILL" in output
+    assert f"{name} was killed by SIGKILL. It is started again (1 of 1 times an hour)." in output
+    assert f"The run failed: {name} was killed by SIGKILL" in output
     dropped = [entry for entry in read_ledger(workdir) if entry.get("reason") == EXPLORER_DIED]
-    assert {lease["explorer"] for entry in dropped for lease in entry["leases"]} <= {2}
+    assert {lease["explorer"] for entry in dropped for lease in entry["leases"]} <= {number}
     assert list(Workdir(workdir).snapshots.glob("snapshot_*")), "the trainer is whole"
 
 

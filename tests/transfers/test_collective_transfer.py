@@ -92,6 +92,7 @@ def test_the_trainer_publishes_for_latest_pulls_without_meeting_anyone(pair):
     assert explorer["latest"] == {"5": trainer["latest"]["5"]}
 
 
+@pytest.mark.gate
 def test_both_sides_say_what_they_waited_for_when_they_do_not_meet(pair):
     trainer, explorer = pair
     assert "for explorer 1 to come for version 6 (0 of 1 came)" in trainer["absent"]
@@ -100,6 +101,7 @@ def test_both_sides_say_what_they_waited_for_when_they_do_not_meet(pair):
     assert "the newest is 6" in explorer["absent"]
 
 
+@pytest.mark.gate
 def test_the_trainer_of_a_cluster_takes_and_loads_a_snapshot_alone(pair):
     assert pair[0]["snapshot"]
 
