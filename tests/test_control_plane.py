@@ -34,7 +34,7 @@ def test_the_state_and_the_journal_grow_in_proportion_to_explorers(benchmark):
     assert many.state_bytes / few.state_bytes < 16
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_all_explorers_of_a_real_master_wait_and_then_get_work(benchmark):
     explorers = 40
     found = benchmark.measure_calls(explorers, secs=0.2)

@@ -66,7 +66,7 @@ def same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_gradient_that_overflows_halves_the_scale_and_the_run_goes_on():
     trainer, batch = trainer_of(optimizer=TWICE, model=HALF), batch_of(UNEVEN, updates=2)
     state, metrics = trainer.step(scaled(state_of(trainer), 2.0**40), batch)

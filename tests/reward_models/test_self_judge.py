@@ -37,6 +37,7 @@ def question(text):
     return f"<{delimiter}>\n{text}\n</{delimiter}>?"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("chat", "verdicts"),
     [

@@ -187,7 +187,7 @@ def test_each_device_holds_a_share_of_the_slots_and_a_plan_counts_it(platform):
         assert of_pages == 5 * page_bytes(config, on) == 5 * page_bytes(config, one) // 4
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_groups_that_do_not_divide_a_page_hold_the_whole_cache():
     wide = dataclasses.replace(CONFIG, num_heads=3, num_kv_heads=1)
     on = layout(tensor=3).grouped(1)

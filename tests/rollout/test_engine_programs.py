@@ -92,6 +92,7 @@ def test_an_engine_of_episodes_needs_no_program_that_is_not_listed():
     assert {one.name for one in made.programs} == {one.name for one in listed}
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("mesh1-28",))
 @pytest.mark.parametrize(("mesh", "mlp_dim"), [({}, 20), ({"data": 2, "tensor": 2}, 28)])
 def test_what_is_compiled_ahead_is_not_compiled_again(mesh, mlp_dim):

@@ -60,6 +60,7 @@ def test_an_extension_draws_what_a_request_with_all_tokens_so_far_would(options)
     assert (engine.stats.evictions > 0) == (options.get("slots", 8) < 12)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("sliding", gate=("einsum",))
 @pytest.mark.parametrize(
     "config",

@@ -176,6 +176,8 @@ NIGHTLY = {
     "asynchronous, interval 2, collective",
     "asynchronous by server, in processes",
     "asynchronous, streaming episodes",
+    "custom (1, 4)",
+    "one step off-policy from a checkpoint, on shared devices",
     "two explorers, collective",
     "two explorers by server",
     "two explorers by server, what changed",

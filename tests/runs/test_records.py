@@ -20,7 +20,7 @@ def _names(record):
                 yield from _names(one)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_page_names_every_field_of_the_records(runs):
     run = runs.get(*flags("asynchronous"), EMBEDDED)
     page = (ROOT / "docs" / "records.md").read_text()

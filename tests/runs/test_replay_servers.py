@@ -28,7 +28,7 @@ def test_a_replay_server_that_cannot_start_says_what_to_do(tmp_path, monkeypatch
     assert processes_of(tmp_path / "run") == {}
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_where_reverb_cannot_be_had_the_embedded_buffer_takes_its_place(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))

@@ -15,6 +15,7 @@ MIXTURE = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags",
     [

@@ -23,10 +23,7 @@ FROZEN = ("--config.model.vision.trains_tower=false",)
 SMALL_FEATURES = ("--config.model.vision.embed_dim=16", *FROZEN)
 
 
-@pytest.mark.samples(
-    "synchronous with pixels",
-    gate=("asynchronous, deltas and pages",),
-)
+@pytest.mark.samples("synchronous with pixels", gate=())
 @pytest.mark.parametrize(
     ("mode", "more"),
     [

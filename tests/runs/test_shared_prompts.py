@@ -16,7 +16,7 @@ FLAGS = (
     "--config.trainer.mesh.fsdp=2",
     "--config.trainer.processes=2",
 )
-OF_THE_CLOCK = ("secs", "tokens_per_sec")
+OF_THE_CLOCK = ("secs", "tokens_per_sec", "time/")
 
 
 def test_a_run_with_shared_prompts_learns_what_others_learn(runs):

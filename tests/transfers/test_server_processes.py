@@ -160,7 +160,7 @@ def test_a_trainer_that_stands_still_in_the_middle_is_named(start, monkeypatch):
         puller.pull(timeout_secs=30)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_programs_of_several_processes_fetch_from_each_process_what_their_own_devices_need(start):
     ports = free_ports(HOST, 2)
     coordinators = [f"{HOST}:{port}" for port in ports]

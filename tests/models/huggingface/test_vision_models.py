@@ -44,6 +44,7 @@ def _loss(config, params, expected):
     return -jnp.where(learned, logprobs[..., 0], 0).sum() / learned.sum(), scores
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("gemma3_vision",))
 def test_logits_and_gradients_of_every_parameter_are_those_of_transformers(model):
     directory, config, params, expected = model

@@ -151,7 +151,7 @@ def described(groups):
     ]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_games_against_oneself_are_the_same_in_any_batch():
     found = described(players().generate(requests()))
     assert described(players(slots=2).generate(requests())) == found
