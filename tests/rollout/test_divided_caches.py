@@ -116,6 +116,7 @@ def test_turns_on_devices_that_divide_the_cache_are_those_of_one_device(config, 
 NOT_OFFLOADED = ("1 head on 4 devices", "lines of a GPU")
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("sliding windows",))
 @pytest.mark.parametrize(
     ("config", "mesh", "platform", "kv_offload_bytes"),

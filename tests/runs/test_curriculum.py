@@ -41,7 +41,7 @@ def uses(run):
     return found
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_run_in_a_difficulty_band_trains_on_the_band_and_keeps_its_history(runs):
     run = runs.get(*ONE_STEP, *BAND)
     steps, found = run.settings.trainer.steps, uses(run)

@@ -105,7 +105,7 @@ def test_the_mean_reward_is_of_all_groups_that_were_generated(runs):
     assert f"reward {lines[-1]['reward_mean']:.3f} (" in run.output
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
     run = runs.get(*ASYNCHRONOUS)
     losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]

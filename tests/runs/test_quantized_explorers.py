@@ -16,6 +16,7 @@ UNLIKE = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags",
     [

@@ -18,6 +18,7 @@ SAMPLING = (
 SHORT = ("--config.sync.mode=synchronous", "--config.trainer.steps=3", *SAMPLING)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags",
     [

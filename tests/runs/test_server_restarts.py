@@ -37,7 +37,7 @@ RESTARTS = "--config.launch.restarts=50"
 @pytest.mark.parametrize(
     ("victim", "flags", "kills", "seed"),
     [
-        pytest.param("master", ASYNCHRONOUS, 3, 1, marks=pytest.mark.gate),
+        pytest.param("master", ASYNCHRONOUS, 2, 1, marks=pytest.mark.gate),
         pytest.param("master", SERVED, 3, 2, marks=pytest.mark.nightly),
         pytest.param("master", COLLECTIVE, 3, 3, marks=pytest.mark.nightly),
         pytest.param("master", ASYNCHRONOUS, 6, 4, marks=pytest.mark.nightly),

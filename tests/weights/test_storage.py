@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import shutil
 
 import jax.numpy as jnp
@@ -27,9 +28,10 @@ def test_what_is_written_and_read_again_and_again_leaves_nothing_behind(tmp_path
         return sum(isinstance(one, list) for one in gc.get_objects())
 
     with contextlib.closing(ArrayStorage()) as storage:
-        before = go_round(5)
-        # TensorStore frees none of its descriptions of arrays, nor of its counters:
-        assert go_round(10) - before < 50  # 410 of them; what pytest logs is 10.
+        counts = [go_round(times) for times in (5, 10, 10, 10)]
+        # What other threads make meanwhile comes once. TensorStore frees none of its descriptions
+        # of arrays, nor of its counters, which are 410 each time; what pytest logs is 10.
+        assert min(after - before for before, after in itertools.pairwise(counts)) < 50
 
 
 def test_what_is_missing_is_named_though_nothing_can_be_read(tmp_path):

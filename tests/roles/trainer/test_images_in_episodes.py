@@ -137,6 +137,7 @@ def test_a_group_has_each_tile_once_and_the_tokens_of_each_episode():
     assert np.array_equal(again.image_at, groups()[0].image_at)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("packed",))
 @pytest.mark.parametrize(
     ("kind", "options"),

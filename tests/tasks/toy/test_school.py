@@ -69,7 +69,7 @@ def test_a_question_does_not_hold_its_own_answer_to_repeat(easy):
     assert sum(one.score for one in judged) < 0.1 * len(judged)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_every_process_makes_the_same_problems_whatever_it_hashes(easy):
     hashes = {
         subprocess.run(
