@@ -61,8 +61,8 @@ def _read(name, batching, on):
     [
         ("step", "packed", "v5e:2x2", SPLASH),
         ("prefill", "padded", "v5e:2x2", SPLASH),
-        ("step", "padded", "h100:4", CUDNN),
-        ("step", "packed", "h100:4", TRITON),
+        pytest.param("step", "padded", "h100:4", CUDNN, marks=pytest.mark.nightly),
+        pytest.param("step", "packed", "h100:4", TRITON, marks=pytest.mark.nightly),
         ("prefill", "padded", "h100:4", {"__cudnn$fmhaSoftmax"}),
     ],
 )
