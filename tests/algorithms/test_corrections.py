@@ -70,6 +70,8 @@ def test_the_second_moment_of_what_stays_is_at_most_the_limit():
         np.testing.assert_array_equal(mask, kept)
     mask = np.array([[False, True], [True, True]])
     assert second_moment_limit(logs, EVEN, mask, 0.5) == 1.0
+    first = np.array([[True, True], [False, False]])
+    assert second_moment_limit(logs, EVEN, first, 1.3) == 1.0, "a prompt's zeros do not count"
 
 
 def test_only_a_bad_sequence_that_became_unlikely_is_masked():

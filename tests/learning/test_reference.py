@@ -46,6 +46,16 @@ def test_a_weight_without_a_target_is_not_in_the_state():
     assert reference.first_coefficient(ALGORITHM, Layout.single()) == 0.5
 
 
+def test_a_reference_is_refreshed_after_each_whole_number_of_steps():
+    algorithm = dataclasses.replace(ALGORITHMS["grpo"], refresh_reference_steps=3)
+    own, trained = {"w": jnp.zeros(2)}, {"w": jnp.ones(2, jnp.bfloat16)}
+    for step, due in enumerate((0, 0, 1, 0, 0, 1)):
+        before = TrainState(jnp.int32(step), {}, (), own)
+        after = reference.refreshed(algorithm, before, trained)
+        assert after["w"].dtype == jnp.float32
+        np.testing.assert_array_equal(after["w"], [due, due])
+
+
 def _diverged(**change):
     """A trainer, and a state whose policy is not its reference."""
     trainer = trainer_of(ADAPTIVE | change)

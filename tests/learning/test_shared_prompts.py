@@ -19,8 +19,6 @@ from tests.models import tiny
 from tests.models.meshes import layout
 from tests.roles.trainer.training import TWICE, comparable, logprobs_of, trainer_of
 
-pytestmark = pytest.mark.gate
-
 T, WIDTH = 16, 24
 PROMPTS = (5, 2, 1, 7)
 COMPLETIONS = ((3, 6, 1, 9), (1, 1, 14, 2), (4, 4, 4, 4), (2, 9, 0, 5))
@@ -155,6 +153,7 @@ def _graded(forward, params, rows, weights):
     return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, head)
 
 
+@pytest.mark.gate
 @pytest.mark.nightly
 @pytest.mark.samples(gate=("by chunks of logits",))
 @pytest.mark.parametrize(
@@ -216,6 +215,7 @@ STEPS = {
 SLOW = ("a mesh, sliding windows", "positions on a mesh, sliding windows")
 
 
+@pytest.mark.gate
 @pytest.mark.samples(gate=("microbatches, adapters",))
 @pytest.mark.parametrize(
     ("name", "model", "changes", "fields"),
