@@ -290,15 +290,19 @@ class Bench:
 def rounds_of(reach: Reach, fault: Fault) -> list[list[str]]:
     """Returns the tests to run for a fault, in rounds of similar duration.
 
-    The tests of a file stay together in a round, so that they share fixtures.
+    Those in the folder that mirrors the fault's are first. The tests of a file stay together in a
+    round, so that they share fixtures.
     """
     direct = [test for test in reach.tests[fault.name] if test in reach.secs]
+    folder = "/".join(("tests", *Path(fault.path).parts[1:-1], ""))
+    near = [test for test in direct if test.startswith(folder)]
+    far = [test for test in direct if not test.startswith(folder)]
     files = {test.partition("::")[0] for test in direct}
     beside = [
         test for test in reach.secs if test.partition("::")[0] in files and test not in {*direct}
     ]
     found: list[list[str]] = []
-    for tests in (direct, beside):
+    for tests in (near, far, beside):
         least = 0.0
         for most in _STEPS_SECS:
             found.append(_ordered({t: s for t in tests if least <= (s := reach.secs[t]) < most}))
