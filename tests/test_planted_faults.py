@@ -66,12 +66,14 @@ def test_a_mark_names_the_current_test_once(benchmark, copies, tmp_path, monkeyp
     marks.note(fault.name)
 
 
-def test_quick_tests_that_reach_a_fault_run_first_then_those_beside_them(benchmark):
+def test_tests_of_a_fault_s_folder_run_first_then_quick_ones_then_those_beside_them(benchmark):
     secs = {"a::slow": 9.0, "a::quick": 0.5, "b::quick": 0.1, "b::beside": 0.1, "c::other": 0.1}
-    name = benchmark.FAULTS[0].name
-    reach = benchmark.Reach(secs, {name: ["a::slow", "a::quick", "b::quick"]})
-    rounds = benchmark.rounds_of(reach, benchmark.FAULTS[0])
-    assert rounds == [["b::quick", "a::quick"], ["a::slow"], ["b::beside"]]
+    secs["tests/learning/a::near"] = 2.0
+    fault = next(one for one in benchmark.FAULTS if one.path == "rl_sync/learning/credit.py")
+    direct = ["a::slow", "a::quick", "b::quick", "tests/learning/a::near"]
+    rounds = benchmark.rounds_of(benchmark.Reach(secs, {fault.name: direct}), fault)
+    near = ["tests/learning/a::near"]
+    assert rounds == [near, ["b::quick", "a::quick"], ["a::slow"], ["b::beside"]]
 
 
 def test_the_totals_add_up_the_tiers(benchmark):

@@ -110,7 +110,7 @@ def test_a_step_of_decoding_gives_the_same(name):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_experts_on_devices_with_the_same_tokens_add_up():
     rules = tuple(
         (name, {"experts": ("tensor",), "mlp": ()}.get(name, axes))

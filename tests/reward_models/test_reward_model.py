@@ -57,7 +57,7 @@ def expected(params, text, *, ended=True):
     return float(token_scalars(MODEL, params, np.array([ids]))[0, -1])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_score_is_that_of_the_last_token_in_units_of_the_held_out_scores(checkpoint):
     path, params = checkpoint
     judged = RewardModel(path, rows=2)([ROW] * 5, [Completion(text) for text in TEXTS])

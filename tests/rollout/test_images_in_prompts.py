@@ -123,7 +123,7 @@ def test_each_image_is_encoded_once_for_all_completions_and_prompts():
     assert made._batch.features.encoded == 4
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_new_weights_encode_images_again_unless_the_tower_is_frozen():
     for frozen, wanted in ((False, 8), (True, 4)):
         made = engine(frozen_vision=frozen)

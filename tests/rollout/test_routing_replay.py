@@ -182,7 +182,7 @@ def value(params, routes, config=CONFIG):
     return jnp.sum(jnp.sin(hidden)), hidden
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_replaying_the_experts_of_a_pass_changes_nothing():
     routes = prefill(CONFIG, params(), TOKENS, True).routes
     alone = jax.value_and_grad(value, has_aux=True)(params(), None)

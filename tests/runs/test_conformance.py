@@ -172,6 +172,10 @@ OF_README = {
 
 # Processes start slowly, and other runs, or tests of teams and of transfers, go these ways.
 NIGHTLY = {
+    "synchronous, episodes",
+    "synchronous, in few slots",
+    "synchronous, judged in parts",
+    "custom (2, 3) by server, what changed",
     "synchronous by checkpoint, in processes",
     "asynchronous, interval 2, collective",
     "asynchronous by server, in processes",

@@ -54,7 +54,7 @@ def test_an_environment_that_fails_costs_its_own_episodes(runs):
     assert processes_of(run.workdir) == {}
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_under_latest_pulls_the_prompt_of_a_failed_episode_is_leased_again(runs):
     run = runs.get(
         *FAULTY,
@@ -111,7 +111,7 @@ def test_a_run_whose_environments_mostly_fail_stops_with_a_traceback(tmp_path):
     assert "faulty.py" in output
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_an_environment_that_cannot_be_made_is_refused_before_the_run(tmp_path):
     for name, message in {
         "tests/runs/faulty.py:Fault": "did you mean 'Faulty'",

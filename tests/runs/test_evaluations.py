@@ -35,7 +35,7 @@ def test_evaluations_change_no_bit_of_a_run_and_the_best_snapshot_stays(runs):
     assert f"Best snapshot: of step {best.step}, pass@4" in run.output
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_explorers_at_their_own_pace_evaluate_while_the_trainer_goes_on(runs):
     some = (*flags("asynchronous"), EMBEDDED)
     run = runs.get(*some, "--config.evaluation.every_steps=4", "--config.sft.steps=4")

@@ -25,6 +25,7 @@ GAME = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mode", "opponent"),
     [

@@ -84,7 +84,7 @@ def test_neither_side_holds_more_than_a_bucket_besides_the_weights(pair):
         assert 0 < side["extra_bytes"] <= side["devices"] * BUCKET_BYTES
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_trainer_publishes_for_latest_pulls_without_meeting_anyone(pair):
     trainer, explorer = pair
     assert trainer["met"] == []

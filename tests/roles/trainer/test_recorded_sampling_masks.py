@@ -136,6 +136,7 @@ def test_nor_is_one_where_logits_are_computed_in_parts():
     assert _gap(_forward("all", 4 * V * 16 * 5), OLD, rows) < 2e-5
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", EXCLUDING)
 def test_without_the_mask_there_would_be_one(case):
     rows = _batching("packed").batch(_groups(case)).rows

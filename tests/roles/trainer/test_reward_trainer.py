@@ -95,6 +95,7 @@ def _assert_alike(one, other):
         np.testing.assert_allclose(other[1][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.nightly
 def test_it_learns_what_was_preferred():
     trainer = _trainer()
     state = trainer.begin(trainer.init(jax.random.key(0)))

@@ -78,7 +78,7 @@ def expected():
     return engine().generate(requests())
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_with_enough_pages_every_bit_is_that_of_a_cache_for_each_slot(expected):
     made = engine(pages=8 * WIDTH)
     assert_equal(made.generate(requests()), expected)
