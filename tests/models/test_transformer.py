@@ -91,7 +91,7 @@ def _in_corner(whole, part):
     return whole
 
 
-@pytest.mark.samples("experts", gate=("sliding", "biased and untied"))
+@pytest.mark.samples("sliding", gate=("experts", "biased and untied"))
 @pytest.mark.parametrize("name", tiny.VARIANTS)
 def test_cached_decoding_gives_the_logits_of_the_full_forward_pass(name):
     config = tiny.VARIANTS[name]
