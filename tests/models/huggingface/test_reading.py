@@ -151,6 +151,11 @@ def test_large_embeddings_are_compared_to_the_last_row(copy, monkeypatch):
     embedding = stored(copy)["model.embed_tokens.weight"]
     rewrite(copy, lambda t: t.update({"lm_head.weight": embedding}))
     assert reading.load_config(copy).tie_embeddings
+    for row in (0, 7, len(embedding) - 1):
+        other = np.array(embedding)
+        other[row] += 1
+        rewrite(copy, lambda t, other=other: t.update({"lm_head.weight": other}))
+        assert not reading.load_config(copy).tie_embeddings, row
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
