@@ -108,8 +108,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "stop-string-too-early",
         "rl_sync/rollout/sequence.py",
-        "first = max(self._read + 1, sampling.min_new_tokens)",
-        "first = self._read + 1",
+        "passed_over = self.tokens[start : max(0, sampling.min_new_tokens - 1)]",
+        "passed_over = self.tokens[start:start]",
         "A stop string ends a completion that has not its minimum number of tokens yet.",
     ),
     Fault(

@@ -30,7 +30,7 @@ class Sampling:
       max_new_tokens: maximum number of tokens of a completion, its stop token included.
       stop_ids: tokens that end a completion; they are part of it.
       stop_strings: texts that end a completion. It ends with the token that completes the first of
-        them.
+        them, of those that are not complete before `min_new_tokens`.
       min_new_tokens: minimum number of tokens of a completion, its stop token included.
       repetition_penalty: factor for tokens that occur in the prompt or the completion: it divides
         positive logits and multiplies negative ones (CTRL, arXiv:1909.05858, section 4.1).

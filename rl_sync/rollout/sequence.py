@@ -27,6 +27,7 @@ from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifte
 Decode = Callable[[Sequence[int]], str]
 
 _MOST_BYTES_A_CHARACTER = 4
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class PromptRoutes(NamedTuple):
@@ -123,7 +124,8 @@ class GrowingSequence:
         """Says whether a stop string is complete, and removes the tokens after it.
 
         Each call decodes the tokens that are new since the last call, and as many earlier ones as a
-        stop string may span.
+        stop string may span. One that is complete before the minimum number of tokens is passed
+        over, however many tokens a chunk has.
         """
         sampling = self.request.sampling
         stops = sampling.stop_strings
@@ -131,14 +133,15 @@ class GrowingSequence:
             return self._cut
         overlap = _MOST_BYTES_A_CHARACTER * max(map(len, stops))
         start = max(0, self._read - overlap)
+        passed_over = self.tokens[start : max(0, sampling.min_new_tokens - 1)]
+        begins = len(decode(passed_over).rstrip(_INCOMPLETE)) if passed_over else 0
 
         def stopped(end: int) -> bool:
             text = decode(self.tokens[start:end])
-            return any(stop in text for stop in stops)
+            return any(text.find(stop, max(0, begins - len(stop) + 1)) >= 0 for stop in stops)
 
-        first = max(self._read + 1, sampling.min_new_tokens)
+        ends = range(self._read + 1, len(self.tokens) + 1)
         self._read = len(self.tokens)
-        ends = range(first, len(self.tokens) + 1)
         if ends and stopped(ends[-1]):
             end = ends[bisect.bisect_left(ends, True, key=stopped)]
             del self.tokens[end:], self.logprobs[end:], self.versions[end:]

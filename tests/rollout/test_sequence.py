@@ -21,9 +21,11 @@ def _decode(ids):
         ("abcdefgh", ("cd",), 0, "abcd"),
         ("abcdefgh", ("cd", "bc"), 0, "abc"),
         ("abcdefgh", ("x", "h"), 0, "abcdefgh"),
-        ("abcdabcd", ("cd",), 5, "abcda"),  # It is there once there are enough tokens.
-        ("abababab", ("ab",), 3, "aba"),
-        ("abcdefgh", ("a",), 8, "abcdefgh"),
+        ("abcdabcd", ("cd",), 5, "abcdabcd"),  # The first is there too early.
+        ("abababab", ("ab",), 3, "abab"),
+        ("abcdefgh", ("a",), 8, None),
+        ("abcdefgh", ("a", "h"), 8, "abcdefgh"),
+        ("abcdefgh", ("de",), 5, "abcde"),
         ("abcdefgh", ("ga",), 0, None),
         ("abcdefgh", (), 0, None),
     ],
