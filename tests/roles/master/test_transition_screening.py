@@ -10,6 +10,7 @@ from rl_sync.roles.master.events import (
     Admit,
     BatchTrained,
     GroupsBuffered,
+    LeaseRequested,
     Record,
     Started,
     Ticked,
@@ -47,6 +48,18 @@ def test_groups_that_teach_nothing_give_way_to_other_prompts_of_the_same_step(mo
         assert len(again.leases) == 2
         assert (again.step, again.version, again.exactly) == (1, 0, True)
     assert accounted(state) == state.leased
+
+
+def test_a_request_that_comes_again_gets_what_is_left_of_its_grant():
+    state = started(settings_of(resolve("asynchronous"), screening=needing_spread(3)))
+    request = LeaseRequested(1, 0.0, request=5)
+    state, (grant, *_) = take(state, request)
+    assert take(state, request)[1] == [grant]
+    state, _ = take(state, judged(grant, SPREAD, SAME, SPREAD, SAME))
+    (again,) = take(state, request)[1]
+    assert ids(again) == (ids(grant)[0], ids(grant)[2])
+    state, _ = take(state, GroupsBuffered(ids(again)))
+    assert take(state, request)[1][0].leases[:2] != grant.leases[:2]
 
 
 def test_after_the_last_attempt_a_group_is_taken_as_it_is_and_counted():
