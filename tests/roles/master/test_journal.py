@@ -191,6 +191,21 @@ def test_a_new_file_replaces_the_older_ones_only_once_its_beginning_is_whole(wri
     assert recover(path.parent, run).newest == 3
 
 
+def test_what_waits_for_the_disk_when_a_new_file_begins_is_in_its_beginning_alone(tmp_path):
+    master = LiveMaster(tmp_path, settings_of(resolve("asynchronous")))
+    master.take(Started(Position(0, 0, (), 0)))
+    master.take(VersionPublished(0))
+    assert master.written == 2
+    master.journal.begin(master.state, MEMORY)
+    master.journal.commit()
+    assert not read_journal(tmp_path).entries
+    master.take(VersionPublished(1))
+    master.journal.commit()
+    assert [entry.kind for entry in read_journal(tmp_path).entries] == ["VersionPublished"]
+    recovered = recover(tmp_path, master.state.settings)
+    assert without_deadlines(recovered) == without_deadlines(master.state)
+
+
 def test_without_a_journal_recovery_says_what_to_do(tmp_path):
     with pytest.raises(JournalError, match=r"has no journal of a master. Start the run again"):
         recover(tmp_path, settings_of(resolve("asynchronous")))
