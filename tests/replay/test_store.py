@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rl_sync.replay import selection
 from rl_sync.replay.store import EmbeddedTable, Stored
-from rl_sync.replay.tables import queue
+from rl_sync.replay.tables import TableSpec, queue
 
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["insert", "update", "delete"]), st.integers(0, 30), st.floats(0, 9))
@@ -61,3 +61,18 @@ def test_an_insert_of_a_known_key_sets_its_priority():
     assert table.info().current_size == 1
     [drawn] = table.sample(2, time.monotonic())
     assert drawn.priority == 5.0
+
+
+def test_a_table_that_was_emptied_fills_up_again_whatever_the_limiter_says():
+    spec = TableSpec("q", 9, max_times_sampled=1, min_size_to_sample=2, max_diff=0.5)
+    table, keys = EmbeddedTable(spec), iter(range(9))
+
+    def enters():
+        item = Stored(next(keys), 1.0, "a")
+        table.submit(item)
+        return item.inserted
+
+    assert [enters(), enters(), enters()] == [True, True, False]
+    assert len(table.sample(2, time.monotonic())) == 2, "the third enters once one is gone"
+    assert table.info().current_size == 1
+    assert [enters(), enters()] == [True, False]
