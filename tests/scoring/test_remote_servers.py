@@ -16,7 +16,7 @@ from rl_sync.cluster.rpc import RpcClient
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import ScoringRequest
-from rl_sync.scoring import reward_server
+from rl_sync.scoring import remote_servers, reward_server
 from rl_sync.scoring.remote_servers import RemoteScorer, check_server
 from rl_sync.scoring.reward_server import RewardServer
 from rl_sync.scoring.reward_server_calls import SubmitCompletions
@@ -186,3 +186,15 @@ def test_a_row_that_cannot_be_sent_is_named():
         row = {"prompt": "1", "answer": "1", "where": Path("/tmp")}
         with pytest.raises(TypeError, match="PosixPath cannot be sent"):
             remote.judge([ScoringRequest(row, Completion("1"))])
+
+
+def test_work_that_was_withdrawn_goes_to_no_server():
+    """As when the run that asked for it is over, or another server has judged it."""
+    queue, over = remote_servers._Queue(), threading.Event()
+    withdrawn, wanted = (remote_servers._Slice(key, items(1)) for key in "ab")
+    with queue.holding([withdrawn]):
+        pass
+    with queue.holding([wanted]):
+        assert queue.take(over) is wanted
+        over.set()
+        assert queue.take(over) is None

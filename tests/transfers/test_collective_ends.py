@@ -141,6 +141,20 @@ def test_an_explorer_whose_run_is_stopped_withdraws_unless_it_was_granted(call):
     assert puller.pull(exactly=7, timeout_secs=1)[0] == 7
 
 
+def test_a_grant_that_comes_just_before_an_explorer_gives_up_is_followed(call):
+    """The trainer has entered the transfer then, and would wait for the explorer."""
+
+    def late(asked):
+        if isinstance(asked, Withdraw):
+            (request,) = call(AskWaiting(0))
+            assert call(GrantWeights(request, Grant(7, digest(make_params(7)))))
+        return None if isinstance(asked, AwaitGrant) else call(asked)
+
+    puller = CollectivePuller(LoneSession(late), Wire(make_params(7)), 1)
+    version, params = puller.pull(exactly=7, timeout_secs=0.05)
+    assert (version, float(params["w"][0])) == (7, 7.0)
+
+
 def test_an_explorer_that_nobody_grants_says_what_is_newest_and_leaves_nothing_behind(call):
     make_publisher(call, meet=False)[0].publish(4, make_params(4))
     puller = CollectivePuller(LoneSession(call), Wire(), 1)
