@@ -263,6 +263,16 @@ def test_a_host_gives_up_where_the_parent_is_killed_again_and_again(tmp_path):
             host.answers(LATEST)
 
 
+def test_a_worker_in_which_an_episode_left_a_thread_is_replaced():
+    with hosting("Hostile", workers=1) as host:
+        (process,) = begun(host, 1)
+        host.end(1)
+        assert begun(host, 2) == [process]
+        assert text_of(stepped(host, 2, "thread")) == "thread"
+        host.end(2)
+        assert begun(host, 3) != [process]
+
+
 @pytest.mark.gate
 def test_workers_are_used_again_and_only_lost_ones_are_replaced():
     with hosting("Hostile", workers=1, limit_secs=2.0, memory_bytes=256 << 20) as host:

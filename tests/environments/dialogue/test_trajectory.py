@@ -42,6 +42,17 @@ def test_an_episode_of_two_turns_by_hand():
     assert kinds == [np.int32, np.bool_, np.float32]
 
 
+def test_sampling_masks_stand_at_the_places_of_their_tokens():
+    first, second = (np.array([[0, 0, bits]], np.uint32) for bits in (3, 5))
+    trajectory = begin_segment(Trajectory(), [5, 6])
+    trajectory = append_reply(trajectory, [1, 0], [-0.5, -0.5], [0, 0], masks=first)
+    trajectory = append_reply(append_turn(trajectory, [8]), [2], [-0.5], [0], masks=second)
+    (segment,) = trajectory.segments
+    assert segment.masks.tolist() == [[2, 0, 3], [5, 0, 5]]
+    apart = append_reply(begin_segment(trajectory, [4]), [2], [-0.5], [0], masks=second)
+    assert apart.segments[1].masks.tolist() == [[1, 0, 5]]
+
+
 def test_a_new_segment_leaves_earlier_replies_where_they_were_drawn():
     trajectory = append_reply(begin_segment(Trajectory(), [5]), [7], [-0.5], [0])
     trajectory = append_reply(begin_segment(trajectory, [5, 8]), [9], [-0.5], [1])
