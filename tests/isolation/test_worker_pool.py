@@ -66,6 +66,14 @@ def test_requests_wait_for_a_free_worker_and_each_gets_its_answer():
         assert asked(pool, "process") != of(taken, "process")
 
 
+def test_a_request_that_waits_gets_the_worker_that_takes_the_place_of_a_retired_one():
+    with pool_of(workers=1) as pool:
+        taken = pool.take()
+        answer = pool.submit(encoded(7, "it"), LATEST)
+        pool.retire(taken)
+        assert answer.result(10.0) == 7
+
+
 def test_workers_are_copies_of_one_process_that_is_prepared_once():
     with pool_of() as pool:
         first, second = pool.take(), pool.take()
