@@ -48,6 +48,19 @@ def _prompt(task, text):
     return found
 
 
+def test_the_same_question_about_another_image_is_another_problem(tmp_path):
+    rows = []
+    for shade in range(10):
+        image = Image.of_array(np.full((8, 8, 3), 20 * shade, np.uint8)).content()
+        url = "data:image/png;base64," + base64.b64encode(image).decode()
+        rows += 2 * [{"prompt": "Which shade?", "answer": str(shade), "images": [url]}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    task = _load(path, images="images", held_out_fraction=0.2)
+    trained, held_out = ([one.answer for one in of] for of in (task.train, task.held_out))
+    assert (len(trained), len(held_out)) == (16, 4)
+    assert {*trained}.isdisjoint(held_out)
+
+
 def test_a_strangers_lines_have_paths_bytes_urls_and_rows_without_images(tmp_path):
     (tmp_path / "bilder").mkdir()
     (tmp_path / "bilder" / "größe ü.jpg").write_bytes(turned(30, 20, orientation=6))
