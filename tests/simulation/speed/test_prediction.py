@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.records.buffer_level import fill_level
-from rl_sync.records.spans import SYNC_KINDS, SpanKind
+from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind, staleness, summarize
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
@@ -28,6 +28,21 @@ UNEVEN = ((10, 400), (200, 300), (20, 1000), (50, 60))
 
 def trained(spans):
     return of_kind(spans, SpanKind.TRAIN)
+
+
+def test_the_figures_of_a_run_by_hand():
+    """Two groups lie in the buffer for 4 s, one for 4 s, none for 2 s: 12 / 10 on average."""
+    spans = [
+        Span("explorer1", SpanKind.ROLLOUT, 0, 10, {"step": 1, "version": 0, "leases": [1, 2]}),
+        Span("explorer1", SpanKind.INSERT, 10, 10, {"leases": [1, 2]}),
+        Span("trainer", SpanKind.TRAIN, 14, 16, {"step": 1, "leases": [1], "versions": [0]}),
+        Span("trainer", SpanKind.TRAIN, 18, 20, {"step": 2, "leases": [2], "versions": [0]}),
+    ]
+    found = figures_of(spans)
+    assert found.buffered == pytest.approx(1.2)
+    assert (found.steps_an_hour, found.secs) == (900, 20)
+    assert (found.mean_staleness, found.max_staleness) == (0.5, 1)
+    assert (found.explorer_idle, found.trainer_idle) == (0.5, pytest.approx(0.8))
 
 
 def test_every_step_trains_on_a_batch_of_different_groups():
