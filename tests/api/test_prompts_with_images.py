@@ -58,6 +58,13 @@ def test_images_that_do_not_fit_are_refused(seeing, images, said):
         seeing.generate(["a", "<image>b"], images=images)
 
 
+def test_each_prompt_of_a_call_has_random_numbers_of_its_own(seeing):
+    found = seeing.generate(["abc"] * 4, max_new_tokens=8)
+    assert len({one.text for [one] in found}) > 1
+    again = seeing.generate(["abc"] * 4, max_new_tokens=8)
+    assert [one.text for [one] in again] == [one.text for [one] in found]
+
+
 def test_a_policy_that_reads_text_alone_refuses_images():
     with pytest.raises(ValueError, match="reads text alone"):
         policy(None).generate("ab", images=[TILE])

@@ -10,6 +10,7 @@ from rl_sync.records.summary import (
     rl_phase,
     staleness,
     summarize,
+    summarize_role,
     uncovered,
     union,
     union_secs,
@@ -99,6 +100,12 @@ def test_a_wait_beside_work_or_a_transfer_of_the_same_role_does_not_count():
 def test_a_role_waits_for_no_reason_longer_than_it_is_idle(mode):
     for role in summarize(simulate(mode)).roles:
         assert all(secs <= role.idle_secs + 1e-9 for secs in role.wait_secs.values())
+
+
+def test_time_in_which_a_role_works_and_moves_weights_counts_once_as_work():
+    spans = [_span(0, 4), _span(3, 6, SpanKind.SYNC_SERVER), _span(8, 9, SpanKind.SYNC_SERVER)]
+    found = summarize_role("explorer1", spans, 10.0)
+    assert (found.busy_secs, found.sync_secs, found.idle_secs) == (4.0, 3.0, 3.0)
 
 
 def test_groups_that_were_carried_over_are_counted_and_told_where_there_are_any():
