@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +24,13 @@ from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.settings.records import ConfigError
+from rl_sync.tasks.dialogues import is_messages, prompt_of
 from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
 from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
@@ -90,7 +92,7 @@ class Policy:
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: str | Sequence[str | Sequence[Mapping[str, Any]]] | Sequence[Mapping[str, Any]],
         *,
         images: Sequence[Any] = (),
         completions: int = 1,
@@ -105,7 +107,9 @@ class Policy:
         """Completes prompts.
 
         Args:
-          prompts: one text or several.
+          prompts: one text or several; a prompt may also be a conversation, a list of messages as
+            in OpenAI's protocol, which the chat template writes. If its last message is the
+            assistant's, the policy continues it.
           images: for one text its images, for several texts a list of images each: paths, bytes,
             data URLs, arrays, or images of Pillow. They stand at the placeholders of the text, or
             before a text without any. Empty for text alone.
@@ -120,8 +124,9 @@ class Policy:
           ValueError: a value is out of range, a prompt has no room for the completion, an image
             cannot be read or has no place, or the policy reads text alone.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        shown = [images] if isinstance(prompts, str) else images
+        is_one = isinstance(prompts, str) or is_messages(prompts)
+        texts: list[Any] = [prompts] if is_one else list(prompts)
+        shown = [images] if is_one else images
         asked = self._asked(texts, shown) if images else [(self._ids(text), None) for text in texts]
         sampling = Sampling(
             max_new_tokens=max_new_tokens,
@@ -145,8 +150,12 @@ class Policy:
         engine = self.engine(rows, min(longest, self.model.max_length))
         return [[self._read(one) for one in of_prompt] for of_prompt in engine.generate(requests)]
 
-    def _ids(self, text: str) -> Int[np.ndarray, " P"]:
-        return np.array(self.tokenizer.encode_prompt(text), np.int32)
+    def _ids(self, asked: str | Sequence[Mapping[str, Any]]) -> Int[np.ndarray, " P"]:
+        if isinstance(asked, str):
+            return np.array(self.tokenizer.encode_prompt(asked), np.int32)
+        if not (isinstance(self.tokenizer, PretrainedTokenizer) and self.tokenizer.chat):
+            raise ValueError("A conversation needs a chat template, and this policy has none.")
+        return np.array(self.tokenizer.encode_messages(*prompt_of(asked)), np.int32)
 
     def _asked(
         self, texts: Sequence[str], images: Sequence[Any]
@@ -162,6 +171,8 @@ class Policy:
                 f"{len(texts)} prompts have {len(images)} lists of images: give each prompt a list,"
                 " which is empty for text alone."
             )
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("A conversation with images cannot be given here: give texts.")
         encoder, found = PromptEncoder(self.tokenizer, processor, self.placeholder), []
         for text, shown in zip(texts, images, strict=True):
             ids, at, tiles, digests = encoder.pictured(text, {FIELD: shown})

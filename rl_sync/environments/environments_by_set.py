@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
+from rl_sync.environments.first_messages import first_messages
 from rl_sync.environments.hosts.construction import Construction
-from rl_sync.environments.interface import Message, Outcome, Reply, Turn, players_of
-from rl_sync.images import images_of
+from rl_sync.environments.interface import Outcome, Reply, Turn, players_of
 from rl_sync.spelling import require_one_of
+from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 
 _SET = "task_set"  # As in rl_sync.rewards.rewards_by_set.
 _JUDGED = "its reply is judged by the reward of its set"
@@ -55,8 +56,9 @@ class EnvironmentBySet:
         maker = self._makers.get(str(task.get(_SET)))
         self._env = None if maker is None else maker.make()
         if self._env is None:
-            images = tuple(images_of(task))
-            return Turn((Message("user", str(task["prompt"]), images=images),))
+            asked = messages_of(task)
+            tools = () if asked is None else tuple(asked.tools)
+            return Turn(first_messages(task), tools=tools)
         return self._env.reset(task, seed)
 
     def step(self, reply: Reply) -> Any:

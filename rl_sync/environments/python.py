@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_sync.environments.dialogue.excerpts import excerpt
+from rl_sync.environments.first_messages import first_messages
 from rl_sync.environments.interface import Message, Outcome, Reply, Turn
 from rl_sync.environments.tools import Tool, ToolEnvironment
 from rl_sync.sandbox.interpreter import Interpreter
@@ -120,7 +121,7 @@ class Python(ToolEnvironment):
         """Asks the prompt of the row."""
         del seed
         self._calls, self._malformed = 0, 0
-        return (Message("user", str(task["prompt"])),)
+        return first_messages(task, shows_images=False)
 
     def step(self, reply: Reply) -> Turn | Outcome:
         """Counts and answers the calls of a reply, or ends the episode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from rl_sync.roles.saved_policy import (
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.prompt_messages import encode_asked
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
@@ -229,14 +230,19 @@ def tokenizer_of(path: str, chat: str, system: str | None) -> Tokenizer:
     return pretrained.load(str(locate(path)), chat, system)
 
 
-def require_fit(tokenizer: Tokenizer, text: str, model: ModelConfig) -> None:
+def require_fit(
+    tokenizer: Tokenizer, text: str, model: ModelConfig, row: Mapping[str, Any] | None = None
+) -> None:
     """Rejects a prompt that a model cannot read.
+
+    Args:
+      row: the prompt's row, which may have the messages of a conversation.
 
     Raises:
       ValueError: the tokenizer lacks one of the prompt's characters, or the prompt is too long.
     """
     try:
-        length = len(tokenizer.encode_prompt(text))
+        length = len(encode_asked(tokenizer, text, row))
     except Exception as error:  # Tokenizers raise errors of many kinds.
         raise ValueError(f"the model's tokenizer cannot encode it: {error}") from error
     if length >= model.max_length:

@@ -22,6 +22,7 @@ from rl_sync.reward_models.model_on_devices import (
     tokenizer_of,
 )
 from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.tasks.tokenizers.prompt_messages import encode_asked
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
 
@@ -76,7 +77,7 @@ class RewardModel(ModelSite):
         Raises:
           ValueError: the tokenizer lacks one of the prompt's characters, or the prompt is too long.
         """
-        require_fit(self._tokenizer, str(row["prompt"]), self._model)
+        require_fit(self._tokenizer, str(row["prompt"]), self._model, row)
 
     def warm_up(self) -> None:
         """Loads the model.
@@ -98,7 +99,7 @@ class RewardModel(ModelSite):
         for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
             end = [] if completion.truncated else [tokenizer.eos_id]
             try:
-                asked = tokenizer.encode_prompt(str(row["prompt"]))
+                asked = encode_asked(tokenizer, str(row["prompt"]), row)
                 ids[i] = [*asked, *tokenizer.encode(completion.text), *end]
             except Exception as error:  # Tokenizers raise errors of many kinds.
                 found[i] = Judgement.unknown(f"the completion cannot be encoded: {error}")

@@ -84,6 +84,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return build(hint, value, path)
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value == "None" and types.NoneType in allowed:
+        return None  # A flag of a text has no other way to say that there is none.
     if float in allowed and type(value) in (int, float):
         return _finite(value, path)
     if not any(type(value) is kind for kind in allowed):

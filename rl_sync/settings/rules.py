@@ -331,6 +331,8 @@ def _chat(s: RunSettings) -> str:
     """Returns the setting that asks for a chat template; empty if none does."""
     if s.tokenizer.system is not None:
         return f"system={s.tokenizer.system!r}"
+    if s.tokenizer.template_arguments is not None:
+        return f"template_arguments={s.tokenizer.template_arguments!r}"
     return "chat=yes" if s.tokenizer.chat == "yes" else ""
 
 

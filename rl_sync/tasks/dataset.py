@@ -17,6 +17,7 @@ from rl_sync.tasks.mapping import Example, example
 from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.row_formats import FORMATS, RowFormat
+from rl_sync.tasks.tokenizers.prompt_messages import identity, messages_of
 from rl_sync.types import Preference, Prompt
 
 _WAY_OUT = (
@@ -75,7 +76,8 @@ class DatasetConfig:
     prompt: str | None = setting(
         None,
         "Field of the question, such as `meta.question`, or `question|problem` for the first of"
-        " these that a row has; ignored if there is a template.",
+        " these that a row has: a text, or a list of messages, which is asked as a whole; ignored"
+        " if there is a template.",
         implied="the format's",
     )
     template: str | None = setting(
@@ -109,8 +111,8 @@ class DatasetConfig:
     )
     tools: str | None = setting(
         None,
-        "Field of the tools' JSON schemas, for demonstrations that are lists of messages: a list,"
-        " or its JSON; empty for none.",
+        "Field of the tools' JSON schemas, for prompts and demonstrations that are lists of"
+        " messages: a list, or its JSON; empty for none.",
         implied="the format's",
     )
     chosen: str | None = setting(
@@ -207,7 +209,7 @@ def problems_of(
             )
         train, held_out = _split(section, config, train, seed)
     demonstrations = [
-        Prompt(i, one.prompt, one.demonstration, _images_alone(one))
+        Prompt(i, one.prompt, one.demonstration, _asked_alone(one))
         for i, one in enumerate(train)
         if one.demonstration is not None and one.dialogue is None
     ]
@@ -232,15 +234,18 @@ def problems_of(
 
 def _preferences(examples: Sequence[Example]) -> list[Preference]:
     return [
-        Preference(Prompt(i, one.prompt, one.answer, _images_alone(one)), *one.pair)
+        Preference(Prompt(i, one.prompt, one.answer, _asked_alone(one)), *one.pair)
         for i, one in enumerate(examples)
         if one.pair is not None
     ]
 
 
-def _images_alone(example: Example) -> Mapping[str, Any] | None:
-    """Returns a row with the images of an example; None if it has none."""
-    return {FIELD: example.fields[FIELD]} if images_of(example.fields) else None
+def _asked_alone(example: Example) -> Mapping[str, Any] | None:
+    """Returns a row with the messages and the images of a prompt; None if it has neither."""
+    asked = messages_of(example.fields)
+    fields = {} if asked is None else asked.fields
+    fields |= {FIELD: example.fields[FIELD]} if images_of(example.fields) else {}
+    return fields or None
 
 
 def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
@@ -282,7 +287,7 @@ def _distinct(examples: Sequence[Example]) -> list[Hashable]:
 
 def _asked(example: Example) -> Hashable:
     """Returns a key that is equal for examples with the same prompt and the same images."""
-    return (example.prompt, *images_of(example.fields))
+    return identity(example.prompt, example.fields)
 
 
 def _numbered(examples: Sequence[Example]) -> list[Prompt]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from rl_sync.images import Image
 from rl_sync.tasks.pictures.placed_images import PlacedImages
-from rl_sync.tasks.pictures.places import PLACE
+from rl_sync.tasks.pictures.places import PLACE, has_images, text_and_images
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
+from rl_sync.tasks.tokenizers.prompt_messages import PromptMessages
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -117,11 +118,6 @@ def is_messages(value: Any) -> bool:
     )
 
 
-def opening(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the first user message, or an empty text."""
-    return next((content_of(one) for one in messages if one["role"] == "user"), "")
-
-
 def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text of the last assistant message, or an empty text."""
     replies = [content_of(one) for one in messages if one["role"] == "assistant"]
@@ -153,6 +149,38 @@ def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Dia
     if lines[0].role == "assistant":
         raise ValueError("begins with the assistant: a system's or a user's message comes first")
     return Dialogue(tuple(_with_ids(lines[: replies[-1] + 1])), _tools(tools))
+
+
+def prompt_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> PromptMessages:
+    """Reads a conversation that the policy answers, or whose last reply it continues.
+
+    Args:
+      messages, tools: as for `dialogue_of`. Other fields of a message, such as `reasoning_content`,
+        are for the chat template.
+
+    Raises:
+      ValueError: a message or a tool has another form, nobody asks anything, or the last message
+        calls tools, whose answers are missing.
+    """
+    kept = []
+    for number, message in enumerate(messages, start=1):
+        given = {name: value for name, value in message.items() if name not in _THOUGHTS}
+        if has_images(given.get("content")):
+            given["content"] = text_and_images(given["content"])[0]
+        try:
+            line = _line(given)
+        except ValueError as error:
+            raise ValueError(f"message {number} {error}") from error
+        filled = {
+            name: _without_nulls(value) for name, value in message.items() if value is not None
+        }
+        kept.append({**filled, "content": line.content} if "content" in message else filled)
+    asks = (one for one in kept if one["role"] not in ("system", "assistant"))
+    if not any((one.get("content") or "").strip() for one in asks):
+        raise ValueError("has no message of a user, which would be asked")
+    if kept[-1].get("tool_calls"):
+        raise ValueError("ends with tool calls: their answers are missing")
+    return PromptMessages(kept, _tools(tools))
 
 
 def _line(message: Mapping[str, Any]) -> DialogueMessage:

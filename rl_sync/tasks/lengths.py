@@ -14,6 +14,7 @@ from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Preference, Prompt
 
@@ -46,8 +47,8 @@ class LengthLimits:
     too_long: str = setting(
         "drop",
         "Treatment of longer prompts: `drop` leaves the problem out, `truncate` cuts its text from"
-        " the left, inside the chat template. Dialogues in demonstrations are cut by `truncate`"
-        " after the last reply that fits.",
+        " the left, inside the chat template, and leaves out conversations. Dialogues in"
+        " demonstrations are cut by `truncate` after the last reply that fits.",
         choices=TOO_LONG_CHOICES,
     )
 
@@ -191,14 +192,16 @@ def _with_short_prompts(
     notes = list(problems.notes)
 
     def shorten(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
-        kept, long = [], 0
+        kept, long, whole = [], 0, 0
         for prompt in prompts:
             if encoder.length(prompt.text, prompt.row) <= max_tokens:
                 kept.append(prompt)
                 continue
             _require_room(prompt, encoder, max_tokens)
             long += 1
-            if too_long == "truncate":
+            if too_long == "truncate" and messages_of(prompt.row) is not None:
+                whole += 1
+            elif too_long == "truncate":
                 kept.append(prompt._replace(text=_cut(prompt, encoder, max_tokens)))
         if not kept:
             raise ValueError(
@@ -211,6 +214,8 @@ def _with_short_prompts(
                 f"{long} of {len(prompts)} {name} problems are"
                 f" {'dropped' if too_long == 'drop' else 'cut from the left'}: their prompts are"
                 f" longer than task.max_prompt_tokens={max_tokens}."
+                + f" {whole} of them are conversations, which are dropped."
+                * bool(whole)
             )
         return kept
 

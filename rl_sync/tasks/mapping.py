@@ -18,14 +18,16 @@ from rl_sync.tasks.choices import Choices
 from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dialogues import (
     Dialogue,
+    content_of,
     dialogue_of,
     is_messages,
     last_reply,
-    opening,
+    prompt_of,
 )
-from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, has_images, text_and_images
+from rl_sync.tasks.pictures.places import PLACEHOLDER, has_images, text_and_images
 from rl_sync.tasks.pictures.shown_contents import shown_contents
 from rl_sync.tasks.row_formats import RowFormat
+from rl_sync.tasks.tokenizers.prompt_messages import MESSAGES, TOOLS, PromptMessages
 
 _MISSING = object()
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -84,20 +86,19 @@ def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER)
         there = shown not in (_MISSING, None, "") and not is_messages(shown)
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
     pair = _pair(row, row_format)
-    prompt, in_parts = _prompt(row, row_format, choices)
     dialogue = _dialogue(row, row_format, placeholder)
     if dialogue is None and row_format.demonstration is not None:
-        demonstration = _reply_about_images(row, row_format.demonstration) or demonstration
+        demonstration = _only_reply(row, row_format.demonstration) or demonstration
+    prompt, asked, images = _prompt(row, row_format, choices, placeholder)
     of_dialogue = dialogue is not None and bool(dialogue.images)
-    if dialogue is not None and of_dialogue and _asks_as_shown(row, row_format):
-        first = next(line for line in dialogue.lines if line.role == "user")
-        prompt, images = first.content + _lines(choices), list(first.images)
-    else:
-        images = _images(row, row_format.images, in_parts)
-    fields = row.fields
-    if images or (FIELD in fields and (of_dialogue or row_format.images != FIELD)):
-        fields = {name: value for name, value in fields.items() if name != FIELD}
-        fields |= {FIELD: images} if images else {}
+    replaced = {FIELD} if images or of_dialogue or row_format.images != FIELD else set[str]()
+    fields = {
+        name: value
+        for name, value in row.fields.items()
+        if name not in {*replaced, MESSAGES, TOOLS}
+    }
+    fields |= {FIELD: images} if images else {}
+    fields |= {} if asked is None else asked.fields
     found = Example(
         prompt=prompt,
         answer=answer,
@@ -120,35 +121,72 @@ def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER)
     return found
 
 
-def _prompt(row: DataRow, row_format: RowFormat, choices: Choices | None) -> tuple[str, list[Any]]:
-    """Returns the question, and the images in the parts of its message."""
+def _prompt(
+    row: DataRow, row_format: RowFormat, choices: Choices | None, placeholder: str
+) -> tuple[str, PromptMessages | None, list[Image]]:
+    """Returns the question as text, its conversation if it has one, and its images."""
     if row_format.template is not None:
-        return _Filler(row, row_format.choices, choices).format(row_format.template), []
+        text = _Filler(row, row_format.choices, choices).format(row_format.template)
+        return text, None, _images(row, row_format.images, [])
     assert row_format.prompt is not None, "a format has a template or a prompt"
-    value, images = _lookup(row.fields, row_format.prompt), list[Any]()
-    if is_messages(value):
-        asked: Any = next((one.get("content") for one in value if one["role"] == "user"), None)
-        try:
-            text, images = text_and_images(asked) if has_images(asked) else (opening(value), [])
-        except ValueError as error:
-            raise _refusal(row, row_format.prompt, str(error)) from error
-        if not text.replace(PLACE, "").strip() and not images:
-            raise _refusal(row, row_format.prompt, "has no message of a user, which would be asked")
-    else:
-        text = _text(row, row_format.prompt)
-    return text + _lines(choices), images
+    field, value = _asked_field(row, row_format)
+    if not is_messages(value):
+        text = _text(row, field) + _lines(choices)
+        return text, None, _images(row, row_format.images, [])
+    end = _end_of_question(row, row_format, value)
+    tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
+    try:
+        asked = prompt_of(value[:end], None if tools is _MISSING else tools)
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
+    only = value[0].get("content")
+    if not asked.tools and [one["role"] for one in asked.messages] == ["user"] and (
+        end == len(value) or not _shows(value[end:])
+    ):  # fmt: skip
+        text, in_parts = text_and_images(only) if has_images(only) else (content_of(value[0]), [])
+        return text + _lines(choices), None, _images(row, row_format.images, in_parts)
+    texts, shown = _shown_messages(row, field, value, row_format.images, placeholder)
+    messages = [
+        {**one, "content": text.get("content")}
+        for one, text in zip(asked.messages, texts, strict=False)
+    ]
+    if choices is not None:
+        last = max(at for at, one in enumerate(messages) if one["role"] == "user")
+        messages[last]["content"] += _lines(choices)
+    asked = asked._replace(messages=messages)
+    return asked.text, asked, [image for images in shown[:end] for image in images]
+
+
+def _asked_field(row: DataRow, row_format: RowFormat) -> tuple[str, Any]:
+    """Returns the field of the question, and its value.
+
+    Where pairs are whole conversations, their beginning is the question, unless the row has its
+    messages.
+    """
+    assert row_format.prompt is not None, "there is no template"
+    value = _lookup(row.fields, row_format.prompt)
+    for field in (row_format.chosen, row_format.rejected):
+        whole = None if field is None else _lookup(row.fields, field)
+        if field is not None and not is_messages(value) and _is_whole(whole):
+            before = whole[:-1]
+            if value is _MISSING or [one["role"] for one in before] != ["user"]:
+                return field, before
+    return row_format.prompt, value
+
+
+def _end_of_question(
+    row: DataRow, row_format: RowFormat, messages: Sequence[Mapping[str, Any]]
+) -> int:
+    """Returns the number of messages before the answer, if the same list also holds the answer."""
+    answers = (row_format.answer, row_format.demonstration)
+    if not any(one is not None and _lookup(row.fields, one) == messages for one in answers):
+        return len(messages)
+    replies = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
+    return replies[-1] if replies else len(messages)
 
 
 def _lines(choices: Choices | None) -> str:
     return "" if choices is None else f"\n{choices.lines()}"
-
-
-def _asks_as_shown(row: DataRow, row_format: RowFormat) -> bool:
-    """Says whether the question is the first one of the conversation to imitate."""
-    if row_format.template is not None or row_format.prompt is None:
-        return False
-    asked = _lookup(row.fields, row_format.prompt)
-    return is_messages(asked) and asked == _lookup(row.fields, row_format.demonstration or "")
 
 
 def _images(row: DataRow, field: str | None, in_parts: Sequence[Any]) -> list[Image]:
@@ -190,12 +228,25 @@ def _found(path: str | None, folder: Path | None) -> str | None:
     return str(beside) if beside.is_file() else path
 
 
-def _reply_about_images(row: DataRow, field: str) -> str | None:
-    """Returns the only reply in messages with images; None if the field is no such list."""
+def _only_reply(row: DataRow, field: str) -> str | None:
+    """Returns the only reply in messages that are demonstrated as the problem itself.
+
+    It returns None if the field is no such list.
+    """
     messages = _lookup(row.fields, field)
-    if not is_messages(messages) or not _shows(messages):
+    if not is_messages(messages) or not (_shows(messages) or _is_completion(messages)):
         return None
     return _last_reply(row, field, messages)
+
+
+def _is_completion(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Says whether messages are one text of the assistant, which completes the prompt."""
+    return [one["role"] for one in messages] == ["assistant"] and not messages[0].get("tool_calls")
+
+
+def _is_whole(value: Any) -> bool:
+    """Says whether a completion is given as a whole conversation."""
+    return is_messages(value) and value[0]["role"] != "assistant"
 
 
 def _shows(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -212,17 +263,37 @@ def _dialogue(row: DataRow, row_format: RowFormat, placeholder: str) -> Dialogue
     if field is None or not is_messages(messages):
         return None
     roles = [one["role"] for one in messages if one["role"] != "system"]
-    if _shows(messages) and roles == ["user", "assistant"]:
+    if _is_completion(messages) or (_shows(messages) and roles == ["user", "assistant"]):
         return None
+    if messages[0]["role"] == "assistant" and row_format.prompt is not None:
+        asked = _lookup(row.fields, row_format.prompt)
+        before = asked if is_messages(asked) else [{"role": "user", "content": asked}]
+        messages = [*({**one, "weight": 0} for one in before), *messages]
     tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
-    of_field = _of_field(row, row_format.images)
+    texts, shown = _shown_messages(row, field, messages, row_format.images, placeholder)
     try:
-        contents = shown_contents(messages, placeholder, len(of_field), row_format.images)
+        dialogue = dialogue_of(texts, None if tools is _MISSING else tools)
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
+    lines = zip(dialogue.lines, shown, strict=False)  # What follows the last reply is left out.
+    return dialogue._replace(lines=tuple(line._replace(images=images) for line, images in lines))
+
+
+def _shown_messages(
+    row: DataRow,
+    field: str,
+    messages: Sequence[Mapping[str, Any]],
+    images_field: str | None,
+    placeholder: str,
+) -> tuple[list[Mapping[str, Any]], list[tuple[Image, ...]]]:
+    """Returns messages with texts as contents, and the images of each."""
+    of_field = _of_field(row, images_field)
+    try:
+        contents = shown_contents(messages, placeholder, len(of_field), images_field)
         texts = [
-            one if content is None else {**one, "content": content.text}
+            {**one, "content": content_of(one) if content is None else content.text}
             for one, content in zip(messages, contents, strict=True)
         ]
-        dialogue = dialogue_of(texts, None if tools is _MISSING else tools)
     except ValueError as error:
         raise _refusal(row, field, str(error)) from error
     rest = iter(of_field)
@@ -233,8 +304,7 @@ def _dialogue(row: DataRow, row_format: RowFormat, placeholder: str) -> Dialogue
         )
         for number, content in enumerate(contents, start=1)
     ]
-    lines = zip(dialogue.lines, shown, strict=False)  # What follows the last reply is left out.
-    return dialogue._replace(lines=tuple(line._replace(images=images) for line, images in lines))
+    return texts, shown
 
 
 def _unanswered(row: DataRow, field: str | None) -> str:
@@ -280,16 +350,33 @@ def _pair(row: DataRow, row_format: RowFormat) -> tuple[str, str, float] | None:
         number = isinstance(margin, int | float) and not isinstance(margin, bool)
         if not number or not math.isfinite(margin) or margin < 0:
             raise _refusal(row, row_format.margin, f"is {_shown(margin)}; it must be 0 or more.")
-    return _reply(row, row_format.chosen), _reply(row, row_format.rejected), float(margin)
+    chosen, rejected = row_format.chosen, row_format.rejected
+    whole = [_lookup(row.fields, field) for field in (chosen, rejected)]
+    if all(map(_is_whole, whole)) and whole[0][:-1] != whole[1][:-1]:
+        raise _refusal(
+            row, rejected, f"differs from {chosen!r} before its last message: a pair has one prompt"
+        )
+    return _reply(row, chosen), _reply(row, rejected), float(margin)
 
 
 def _reply(row: DataRow, field: str) -> str:
-    """Returns a completion: a text, or the content of the last message of a list."""
+    """Returns a completion: a text, the only message of a list, or a conversation's last one."""
     value = _value(row, field)
-    last = value[-1] if isinstance(value, list) and value else None
-    if isinstance(last, Mapping) and isinstance(last.get("content"), str):
-        return last["content"]
-    return _text(row, field)
+    if not is_messages(value):
+        return _text(row, field)
+    last = value[-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise _refusal(
+            row, field, f"ends with {_shown(last)}; it must end with an assistant's text"
+        )
+    if not _is_whole(value) and len(value) > 1:
+        raise _refusal(
+            row, field, f"has {len(value)} messages; a pair compares one reply to the same prompt"
+        )
+    try:
+        return content_of(last)
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
 
 
 def _last_match(pattern: str, text: str) -> str:

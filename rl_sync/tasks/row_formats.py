@@ -14,9 +14,11 @@ class RowFormat:
     r"""Meaning of a row's fields.
 
     A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
-    `question|problem` is the first of these two fields that the row has. If a field is a list of
-    messages, the prompt is the first user message, the answer the last assistant message, and the
-    demonstration the whole list.
+    `question|problem` is the first of these two fields that the row has. A field may also be a list
+    of messages. As the prompt it is the whole conversation, which the policy answers, or whose last
+    message it continues if that is the assistant's; as the answer, the last assistant message; as
+    the demonstration, the whole list. If the same list is prompt and answer or demonstration, the
+    prompt ends before the last assistant message.
 
     Attributes:
       prompt: field of the question; ignored if there is a template.
@@ -28,10 +30,11 @@ class RowFormat:
       choices: field of a question's options. They are written as lettered lines, also in a
         template, and the answer becomes the letter of the right option.
       demonstration: field of the demonstration, for SFT; None for the answer.
-      tools: field of the schemas that a demonstration's assistant sees, if the demonstration is a
-        list of messages; None for none.
+      tools: field of the schemas of the tools that the assistant sees, where the prompt or the
+        demonstration is a list of messages; None for none.
       chosen, rejected: fields of the preferred and the rejected completion: texts, or lists of
-        messages, of which the last counts. None for no pairs.
+        messages, of which the last counts; those before it are the prompt, unless the row has its
+        messages. None for no pairs.
       margin: field of the minimum difference between their scores; None for none.
       images: field of the images of the question: an image or a list of them, in any form of
         `rl_sync.images.Image.of`; None for none.
@@ -113,7 +116,7 @@ def _boxed() -> str:
 
 
 FORMATS = {
-    "plain": RowFormat(prompt="prompt", answer="answer"),
+    "plain": RowFormat(prompt="prompt", answer="answer", tools="tools"),
     "gsm8k": RowFormat(
         prompt="question",
         answer="answer",
@@ -140,7 +143,7 @@ FORMATS = {
         prompt="messages", answer="messages", demonstration="messages", tools="tools"
     ),
     "preference": RowFormat(
-        prompt="prompt|question|instruction", chosen="chosen", rejected="rejected"
+        prompt="prompt|question|instruction", chosen="chosen", rejected="rejected", tools="tools"
     ),
 }
 """Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC, chats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ from rl_sync.images import images_of
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.dialogues import Demonstrated
 from rl_sync.tasks.pictures.places import PLACEHOLDER
-from rl_sync.tasks.pictures.prompt_encoder import PicturedPrompt, PromptEncoder
+from rl_sync.tasks.pictures.prompt_encoder import TEXT, PicturedPrompt, PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
+from rl_sync.tasks.tokenizers.prompt_messages import identity, messages_of
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Preference, Prompt
 
@@ -117,13 +119,25 @@ class Task:
             )
         return "\n".join([sizes, *(f"- {note}" for note in notes)])
 
+    def describe_prompt(self) -> str:
+        """Shows the first training prompt as the policy reads it, with its special tokens."""
+        first = self.train[0]
+        ids, at = self.encoder.expanded(first.text, first.row)
+        shown = "".join(
+            self.tokenizer.decode_all(ids[list(run)].tolist()) if is_text else "[image]"
+            for is_text, run in itertools.groupby(range(len(ids)), lambda i: bool(at[i] == TEXT))
+        )
+        lines = "\n".join(f"  | {line}" for line in shown.split("\n"))
+        way = self.tokenizer.describe_prompt(messages_of(first.row))
+        return f"The first prompt ({len(ids)} tokens), {way}:\n{lines}"
+
     def is_seen(self, prompt: Prompt) -> bool:
-        """Says whether a training problem has the same prompt, and the same images."""
-        return _shown(prompt) in self._trained_on
+        """Says whether a training problem has the same messages and images."""
+        return identity(prompt.text, prompt.row) in self._trained_on
 
     @functools.cached_property
     def _trained_on(self) -> frozenset[Hashable]:
-        return frozenset(map(_shown, self.train))
+        return frozenset(identity(one.text, one.row) for one in self.train)
 
     @functools.cached_property
     def shows_images(self) -> bool:
@@ -155,7 +169,7 @@ class Task:
 
     def _asked(self, prompt: Prompt) -> AskedPrompt:
         if self.processor is None:
-            return AskedPrompt(self.encoder.expanded(prompt.text, None).ids, None)
+            return AskedPrompt(self.encoder.expanded(prompt.text, self._row_of(prompt)).ids, None)
         shown = self.pictured(prompt)
         if not shown.digests:
             return AskedPrompt(shown.ids, None)
@@ -265,8 +279,3 @@ class Task:
                 for text in (pair.chosen, pair.rejected)
             ]
         )
-
-
-def _shown(prompt: Prompt) -> Hashable:
-    """Returns a key that is equal for prompts with the same text and images."""
-    return (prompt.text, *images_of(prompt.row or {}))

@@ -29,7 +29,8 @@ from rl_sync.tasks.problems import Problems, with_images
 from rl_sync.tasks.shots import TEMPLATE, require_template, with_shots
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers import pretrained
-from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
+from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer, TokenizerConfig
+from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, Tokenizer
 from rl_sync.tasks.toy import (
     arithmetic,
@@ -258,6 +259,7 @@ def _load(
     placeholder = config.image_placeholder
     shows = placeholder if processor is not None else None
     made = _tokenizer(tokenizer, problems, more, shows)
+    _require_template(problems, made, config.shots)
     if processor is not None:
         made.image_id(processor.marks)  # Raises if there is none.
     return fit(
@@ -308,7 +310,13 @@ def _tokenizer(
     """Makes the tokenizer; `placeholder` stands for images, and is None for text alone."""
     shows = placeholder is not None
     if config.path is not None:
-        return pretrained.load(config.path, config.chat, config.system)
+        return pretrained.load(
+            config.path,
+            config.chat,
+            config.system,
+            template_arguments=config.template_arguments,
+            date=config.date,
+        )
     if problems.charset is not None:
         new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
         return CharacterTokenizer(problems.charset + new, shows)
@@ -320,6 +328,24 @@ def _tokenizer(
     asked += [text for spoken in problems.dialogues for text in spoken.dialogue.texts]
     characters = CharacterTokenizer.of_texts([*asked, *completions, more])
     return dataclasses.replace(characters, shows_images=shows)
+
+
+def _require_template(problems: Problems, tokenizer: Tokenizer, shots: int) -> None:
+    """Rejects prompts that are conversations, if no chat template writes them.
+
+    Where conversations are also imitated, their contents follow each other without a template.
+    """
+    has_template = isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat
+    if not shots and (has_template or problems.dialogues):
+        return
+    asked = [one for one in (*problems.train, *problems.held_out) if messages_of(one.row)]
+    if asked:
+        raise ValueError(
+            f"{len(asked)} prompts are conversations (the first one: {asked[0].text!r:.100}), and"
+            " no chat template writes them: use a tokenizer with a template (model.path or"
+            " tokenizer.path), without tokenizer.chat=no and task.shots, or a field of text alone"
+            " (task.dataset.prompt or .template)."
+        )
 
 
 def _around_images(prompt: Prompt, placeholder: str | None) -> str:

@@ -19,6 +19,13 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from tests.settings.changed import config_with, settings_with
 
+
+def test_a_text_of_the_word_none_on_the_command_line_is_none():
+    settings = settings_with(tokenizer__path="None", tokenizer__system="None")
+    assert settings.tokenizer.path is None
+    assert settings.tokenizer.system is None
+
+
 CONFIG = config_with(base.get_config())
 ENTRIES = [entry for section in sections(RunSettings) for entry in section.entries]
 NAMES = {entry.name for entry in ENTRIES} | {section.name for section in sections(RunSettings)}

@@ -49,6 +49,8 @@ def execute(arguments: Arguments) -> int:
         lambda: describe_memory(settings, task),
         lambda: describe_programs(settings, task),
     ]
+    if settings.environment.name is None:
+        more.insert(2, task.describe_prompt)
     if judging := _judging(settings, task):
         more.insert(2, lambda: judging)
     if "network" in flags and "workdir" not in flags:

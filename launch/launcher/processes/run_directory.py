@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import itertools
 import json
 import math
@@ -89,7 +90,21 @@ def settings_of(config: Mapping[str, Any]) -> RunSettings:
     else:
         made = time.strftime("%Y%m%d-%H%M%S")
         chosen = Path("runs", f"{settings.name}-{settings.sync.mode}-{made}")
-    return dataclasses.replace(settings, workdir=str(chosen.absolute()))
+    settings = dataclasses.replace(settings, workdir=str(chosen.absolute()))
+    return _dated(settings) if settings.tokenizer.date is None else settings
+
+
+def _dated(settings: RunSettings) -> RunSettings:
+    """Sets the date that chat templates write: that of the run's first start, or today's."""
+    if settings.tokenizer.path is None and settings.model.path is None:
+        return settings  # Characters have no template.
+    path, date = Workdir(settings.workdir).config, None
+    if path.exists():
+        date = read_config(path).get("tokenizer", {}).get("date")
+    date = date or datetime.date.today().isoformat()
+    return dataclasses.replace(
+        settings, tokenizer=dataclasses.replace(settings.tokenizer, date=date)
+    )
 
 
 @contextlib.contextmanager

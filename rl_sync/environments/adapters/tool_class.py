@@ -14,8 +14,10 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rl_sync.environments.first_messages import first_messages
 from rl_sync.environments.interface import Message, Outcome, Reply
 from rl_sync.environments.tools import ToolEnvironment
+from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 
 _REWARDS = ("reward", "get_reward")
 _NOT_TOOLS = {"reset", "close", "warm_up", *_REWARDS}
@@ -62,7 +64,7 @@ class ToolClass(ToolEnvironment):
         text = reset(**_accepted(reset, {"seed": seed, **task}, set(task)))
         if not isinstance(text, str | None):
             raise ValueError(f"{self._name}.reset must return a text or None, not {text!r}.")
-        messages = _messages(task.get("prompt"), self._name)
+        messages = _messages(task, self._name)
         if text:
             messages = _appended(messages, text)
         if not messages:
@@ -136,7 +138,10 @@ def _accepted(
     }
 
 
-def _messages(prompt: Any, name: str) -> list[Message]:
+def _messages(task: Mapping[str, Any], name: str) -> list[Message]:
+    prompt = task.get("prompt")
+    if messages_of(task) is not None:
+        return list(first_messages(task, shows_images=False))
     if prompt is None or isinstance(prompt, str):
         return [Message("user", prompt)] if prompt else []
     try:

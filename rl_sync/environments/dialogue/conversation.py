@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from typing import Any, Protocol
+from typing import Protocol
 
 from rl_sync.environments.dialogue.image_marks import OPEN, marked
-from rl_sync.environments.dialogue.shielding import Shield
 from rl_sync.environments.interface import Message, ToolSchema, Turn
 from rl_sync.images import Image
-from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
+from rl_sync.tasks.tokenizers.shielding import Shield
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
-
-_ANY_TEXT = "Yes?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +22,12 @@ class Conversation:
     Attributes:
       messages: the messages so far.
       tools: schemas of the tools that may be called.
+      is_begun: whether the last message is a reply that the policy continues.
     """
 
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSchema, ...] = ()
+    is_begun: bool = False
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -37,13 +35,20 @@ class Conversation:
         return tuple(itertools.chain.from_iterable(one.images for one in self.messages))
 
     def with_reply(self, reply: Message) -> Conversation:
-        """Returns the conversation after a reply of the policy."""
-        return dataclasses.replace(self, messages=(*self.messages, reply))
+        """Returns the conversation after a reply of the policy, or after the rest of one."""
+        before = self.messages
+        if self.is_begun:
+            content = before[-1].content + reply.content
+            reply, before = dataclasses.replace(reply, content=content), before[:-1]
+        return Conversation((*before, reply), self.tools)
 
     def with_turn(self, turn: Turn) -> Conversation:
         """Returns the conversation after a turn of the environment."""
-        tools = turn.tools if turn.after is not None else turn.tools or self.tools
-        return Conversation((*self.messages, *turn.messages), tools)
+        is_request = turn.after is not None
+        tools = turn.tools if is_request else turn.tools or self.tools
+        # In an agent's request, the last message of the assistant is one of the history.
+        is_begun = not is_request and turn.messages[-1].role == "assistant"
+        return Conversation((*self.messages, *turn.messages), tools, is_begun)
 
 
 class Renderer(Protocol):
@@ -96,39 +101,22 @@ class TemplateRenderer:
                 " give Turn.tools=(), or use a template with tools."
             )
         # Roles are the environment's own words, which templates compare.
-        messages = [
-            self._shield.cover(message.for_template() | self._parts(message))
-            | {"role": message.role}
+        covered_messages = (
+            self._shield.cover(message.for_template()) | {"role": message.role}
             for message in conversation.messages
+        )
+        messages = [
+            self._tokenizer.with_parts(covered, shows=bool(message.images))
+            for covered, message in zip(covered_messages, conversation.messages, strict=True)
         ]
+        continues = prompts and conversation.is_begun
+        if continues:
+            begun = conversation.messages[-1]
+            messages[-1] = self._tokenizer.with_parts(begun.for_template(), bool(begun.images))
         covered = [self._shield.cover(tool) for tool in tools]
-        rendered = self._tokenizer.render(messages, covered, prompts)
+        rendered = self._tokenizer.render(messages, covered, prompts, continues)
         images = len(conversation.images)
         return self._with_marks(rendered, images) if images else rendered
-
-    def _parts(self, message: Message) -> dict[str, Any]:
-        """Returns a content with images as a list of parts; also one that must be a list."""
-        if not message.images and self._reads_texts:
-            return {}
-        texts = message.content.split(PLACE) if message.images else [message.content]
-        parts: list[dict[str, str]] = []
-        for number, text in enumerate(texts):
-            parts += [{"type": "image"}] if number else []
-            parts += [{"type": "text", "text": text}] if text or len(texts) == 1 else []
-        return {"content": parts}
-
-    @functools.cached_property
-    def _reads_texts(self) -> bool:
-        """True if the template writes contents that are texts; some write only lists of parts."""
-        asked: dict[str, Any] = {"role": "user", "content": _ANY_TEXT}
-        parts = [{"type": "text", "text": _ANY_TEXT}]
-        return self._writes(asked) or not self._writes(asked | {"content": parts})
-
-    def _writes(self, message: dict[str, Any]) -> bool:
-        try:
-            return _ANY_TEXT in self._tokenizer.render([message])
-        except ValueError:
-            return False
 
     def _with_marks(self, rendered: str, images: int) -> str:
         """Writes marks in place of the template's own tokens of images."""
@@ -152,7 +140,7 @@ class TemplateRenderer:
         Text between two special tokens of the template is encoded in one piece, even if it has a
         name in it: the name's neighbors merge with it as in any text.
         """
-        return _encoded(self._tokenizer, self._shield, rendered)
+        return self._tokenizer.encode_covered(rendered, self._shield)
 
 
 class PlainRenderer:
@@ -199,7 +187,7 @@ class PlainRenderer:
             pattern = tokenizer.special.pattern
             if pattern is not None and pattern.search(rendered):
                 opening = tokenizer.encode_literally("", begins=begins)
-                return opening + _encoded(tokenizer, self._shield, rendered)
+                return opening + tokenizer.encode_covered(rendered, self._shield)
         return tokenizer.encode_literally(self._shield.uncover(rendered), begins=begins)
 
 
@@ -212,20 +200,3 @@ def renderer_of(tokenizer: Tokenizer, marks: PictureMarks | None = None) -> Rend
     if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat:
         return TemplateRenderer(tokenizer, marks)
     return PlainRenderer(tokenizer)
-
-
-def _encoded(tokenizer: PretrainedTokenizer, shield: Shield, rendered: str) -> list[int]:
-    """Encodes a text with special tokens, in which covered names are text."""
-    pattern = tokenizer.special.pattern
-    ids: list[int] = []
-    done = start = 0
-    matches = pattern.finditer(rendered) if pattern is not None else ()
-    spans = [match.span() for match in matches] if shield.covers(rendered) else []
-    for stop, following in [*spans, (len(rendered), len(rendered))]:
-        run = rendered[start:stop]
-        if shield.covers(run):
-            ids += tokenizer.encode(rendered[done:start])
-            ids += tokenizer.encode_literally(shield.uncover(run))
-            done = stop
-        start = following
-    return ids + tokenizer.encode(rendered[done:])

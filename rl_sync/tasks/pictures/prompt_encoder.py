@@ -13,7 +13,13 @@ from jaxtyping import Int, UInt8
 from rl_sync.images import Image, images_of
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
 from rl_sync.tasks.pictures.tile_processor import TileLayout, TileProcessor, cut
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens, prompt_tokens
+from rl_sync.tasks.tokenizers.prompt_messages import (
+    PromptMessages,
+    asked_tokens,
+    encode_asked,
+    messages_of,
+)
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens
 
 _REMEMBERED_LENGTHS = 1 << 18
 TEXT = -1
@@ -68,15 +74,17 @@ class PromptEncoder:
 
         Args:
           text: the prompt's text.
-          row: fields of the prompt's row, which may have images.
+          row: fields of the prompt's row, which may have images, and the messages of a
+            conversation.
 
         Raises:
           ValueError: an image cannot be read, or has no place in the text.
         """
         if self.processor is None:
-            return prompt_tokens(self.tokenizer, text)
-        images = images_of(row or {})
-        return _length(self, self._placed(text, images), self._layouts(images))
+            return asked_tokens(self.tokenizer, text, row)
+        asked, images = messages_of(row), images_of(row or {})
+        key = None if asked is None else asked.key
+        return _length(self, self._placed(text, images), self._layouts(images), key)
 
     def images_length(self, row: Mapping[str, Any] | None) -> int:
         """Counts the tokens of a row's images alone, without those around them."""
@@ -88,10 +96,10 @@ class PromptEncoder:
     def expanded(self, text: str, row: Mapping[str, Any] | None) -> ExpandedPrompt:
         """Encodes a prompt; no image is decoded. It raises as `length` does."""
         if self.processor is None:
-            ids = np.array(self.tokenizer.encode_prompt(text), np.int32)
+            ids = np.array(encode_asked(self.tokenizer, text, row), np.int32)
             return ExpandedPrompt(ids, np.full(len(ids), TEXT, np.int32))
         images = images_of(row or {})
-        return self._expanded(self._placed(text, images), self._layouts(images))
+        return self._expanded(self._placed(text, images), self._layouts(images), messages_of(row))
 
     def pictured(self, text: str, row: Mapping[str, Any] | None) -> PicturedPrompt:
         """Encodes a prompt and decodes its images.
@@ -128,7 +136,9 @@ class PromptEncoder:
         assert self.processor is not None, "the policy sees"
         return tuple(self.processor.layout(image.size()) for image in images)
 
-    def _expanded(self, text: str, layouts: Sequence[TileLayout]) -> ExpandedPrompt:
+    def _expanded(
+        self, text: str, layouts: Sequence[TileLayout], asked: PromptMessages | None
+    ) -> ExpandedPrompt:
         processor, tokenizer = self.processor, self.tokenizer
         assert processor is not None, "the policy sees"
         token, size, tile = tokenizer.image_id(processor.marks), processor.tile_tokens, 0
@@ -140,7 +150,7 @@ class PromptEncoder:
         ids: list[int] = []
         at: list[int] = []
         texts = text.split(PLACE) if layouts else [text]
-        for piece in tokenizer.encode_pictured(texts, pictures, processor.marks):
+        for piece in tokenizer.encode_pictured(texts, pictures, processor.marks, asked):
             if isinstance(piece, int):
                 ids += [token] * size
                 at += range(piece * size, (piece + 1) * size)
@@ -151,5 +161,8 @@ class PromptEncoder:
 
 
 @functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
-def _length(encoder: PromptEncoder, text: str, layouts: tuple[TileLayout, ...]) -> int:
-    return len(encoder._expanded(text, layouts).ids)
+def _length(
+    encoder: PromptEncoder, text: str, layouts: tuple[TileLayout, ...], key: str | None
+) -> int:
+    asked = None if key is None else PromptMessages.of_key(key)
+    return len(encoder._expanded(text, layouts, asked).ids)

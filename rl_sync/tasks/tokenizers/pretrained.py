@@ -7,24 +7,32 @@ character tokenizer does not need it.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import itertools
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rl_sync.models.huggingface.files import read_object
 from rl_sync.setting import check, setting
-from rl_sync.tasks.pictures.places import joined, unused_character
+from rl_sync.tasks.pictures.places import PLACE, joined, unused_character
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
+from rl_sync.tasks.tokenizers.chat_writing import arguments_of, day_of, write_chat
+from rl_sync.tasks.tokenizers.shielding import Shield
 from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
+from rl_sync.tasks.tokenizers.tokenizer import plain_text
 
 CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
+_SYSTEM_ROLES = ("system", "developer")
 _REPLACEMENT = "\ufffd"
 _ANY_TEXT = "0"
+_ASKED = "Yes?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +57,26 @@ class TokenizerConfig:
         choices=CHAT_CHOICES,
     )
     system: str | None = setting(
-        None, "System message before each prompt.", implied="no system message"
+        None,
+        "System message before each prompt, unless the row's own messages have one.",
+        implied="no system message",
+    )
+    template_arguments: str | None = setting(
+        None,
+        'Values that the chat template reads, as a JSON object: `{"enable_thinking": false}`.',
+        implied="none",
+    )
+    date: str | None = setting(
+        None,
+        "Date that the chat template writes if it asks for today's, such as 2026-03-31. A resumed"
+        " run keeps its own.",
+        implied="the day on which the run begins",
     )
 
     def __post_init__(self) -> None:
         check(self, "tokenizer")
+        arguments_of(self.template_arguments)
+        day_of(self.date)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +87,8 @@ class PretrainedTokenizer:
       backend: the `PreTrainedTokenizerBase`.
       chat: whether prompts are written in its chat template.
       system: system message before a prompt.
+      arguments: values that the chat template reads.
+      day: date that the chat template writes if it asks for today's.
       vocab_size, pad_id, eos_ids: see `Tokenizer`.
     """
 
@@ -73,6 +98,8 @@ class PretrainedTokenizer:
     vocab_size: int
     pad_id: int
     eos_ids: tuple[int, ...]
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    day: datetime.date | None = None
 
     @property
     def eos_id(self) -> int:
@@ -84,15 +111,110 @@ class PretrainedTokenizer:
         return self.backend.encode(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encodes a prompt in the chat template, or without one after initial special tokens."""
+        """Encodes a prompt in the chat template, or without one after initial special tokens.
+
+        In the template, names of special tokens in the text are plain text.
+
+        Raises:
+          ValueError: the template rejects the prompt, such as its system message.
+        """
         if self.chat:
-            messages = [{"role": "user", "content": text}]
-            if self.system is not None:
-                messages.insert(0, {"role": "system", "content": self.system})
-            return self.backend.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False
-            )
+            return self.encode_messages([{"role": "user", "content": text}])
         return self._continued(self.backend.encode(text))
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Encodes a conversation as a prompt; see `Tokenizer`.
+
+        The ids are those of `apply_chat_template` with `add_generation_prompt`, or with
+        `continue_final_message` if the last message is the assistant's.
+        """
+        if not self.chat:
+            text = plain_text(messages, tools)
+            return self.encode_literally(text, begins=True)
+        return self.encode_covered(self._asked(messages, tools, self._shield.cover), self._shield)
+
+    def _asked(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        cover: Callable[[Any], Any],
+        shows: bool = False,
+    ) -> str:
+        """Writes a conversation that asks for a reply, or for the rest of its last message.
+
+        Args:
+          messages, tools: see `encode_messages`.
+          cover: covers the contents, except that of a reply that is begun: its author writes in
+            the policy's place, which draws special tokens.
+          shows: whether U+FFFC stands for an image.
+        """
+        continues = messages[-1]["role"] == "assistant"
+        covered = [cover(dict(one)) | {"role": one["role"]} for one in messages]
+        if continues:
+            covered[-1]["content"] = messages[-1]["content"]
+        written = [self.with_parts(one, shows) for one in covered]
+        rendered = self.render(written, [cover(one) for one in tools], continues=continues)
+        for one in covered:
+            if one["role"] == "system" and (one["content"] or "").strip() not in rendered:
+                raise ValueError(
+                    f"The chat template leaves out the system message {one['content']!r:.100}: put"
+                    " its text into the user's message, or use another template."
+                )
+        return rendered
+
+    def with_parts(self, message: dict[str, Any], shows: bool) -> dict[str, Any]:
+        """Returns a message whose content is a list of parts, if the template needs one.
+
+        Args:
+          message: a message for the template.
+          shows: whether U+FFFC in its content stands for an image.
+        """
+        content = message.get("content")
+        if not isinstance(content, str):
+            return message
+        texts = content.split(PLACE) if shows else [content]
+        if len(texts) == 1 and self.reads_texts:
+            return message
+        parts: list[dict[str, str]] = []
+        for number, text in enumerate(texts):
+            parts += [{"type": "image"}] if number else []
+            parts += [{"type": "text", "text": text}] if text or len(texts) == 1 else []
+        return message | {"content": parts}
+
+    @functools.cached_property
+    def reads_texts(self) -> bool:
+        """True if the template writes contents that are texts; some write only lists of parts."""
+        asked: dict[str, Any] = {"role": "user", "content": _ASKED}
+        parts = [{"type": "text", "text": _ASKED}]
+        return self._writes(asked) or not self._writes(asked | {"content": parts})
+
+    def _writes(self, message: dict[str, Any]) -> bool:
+        try:
+            return _ASKED in self._apply([message], (), add_generation_prompt=True)
+        except Exception:  # Errors of Jinja, or of the template's own code.
+            return False
+
+    def encode_covered(self, rendered: str, shield: Shield) -> list[int]:
+        """Encodes a text with special tokens, in which covered names are text.
+
+        Text between two special tokens is encoded in one piece, even if it has a name in it: the
+        name's neighbors merge with it as in any text.
+        """
+        pattern = self.special.pattern
+        ids: list[int] = []
+        done = start = 0
+        matches = pattern.finditer(rendered) if pattern is not None else ()
+        spans = [match.span() for match in matches] if shield.covers(rendered) else []
+        for stop, following in [*spans, (len(rendered), len(rendered))]:
+            run = rendered[start:stop]
+            if shield.covers(run):
+                ids += self.encode(rendered[done:start])
+                ids += self.encode_literally(shield.uncover(run))
+                done = stop
+            start = following
+        return ids + self.encode(rendered[done:])
 
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text.
@@ -124,6 +246,7 @@ class PretrainedTokenizer:
         texts: Sequence[str],
         pictures: Sequence[Sequence[str | int]],
         marks: PictureMarks | None,
+        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[list[int] | int]:
         """Encodes a prompt with images; see `Tokenizer`.
 
@@ -131,11 +254,30 @@ class PretrainedTokenizer:
           ValueError: the chat template does not write the images or the texts.
         """
         assert marks is not None, "checked by image_id"
-        cut = unused_character([*texts, self.system or ""])
-        texts = [_cut_names(text, marks, cut) for text in texts]
-        if self.chat:
-            system = None if self.system is None else _cut_names(self.system, marks, cut)
-            texts = self._chat_around(texts, system, marks.template)
+        contents = [] if asked is None else [str(one.get("content")) for one in asked[0]]
+        cut = unused_character([*texts, *contents, self.system or ""])
+
+        def cover(value: Any) -> Any:
+            if isinstance(value, str):
+                value = _cut_names(value, marks, cut)
+                return self._shield.cover(value) if self.chat else value
+            if isinstance(value, Mapping):
+                return {name: cover(one) for name, one in value.items()}
+            return [cover(one) for one in value] if isinstance(value, list | tuple) else value
+
+        if asked is not None and self.chat:
+            texts = self._asked(*asked, cover, shows=True).split(marks.template)
+            if len(texts) != len(pictures) + 1:
+                raise ValueError(
+                    f"The chat template writes {len(texts) - 1} of the {len(pictures)} images of a"
+                    f" conversation (as {marks.template}): show images in messages of the user, or"
+                    " use the template of the vision-language model's checkpoint."
+                )
+        else:
+            texts = [cover(text) for text in texts]
+            if self.chat:
+                system = None if self.system is None else cover(self.system)
+                texts = self._chat_around(texts, system, marks.template)
         pieces: list[list[int] | int] = [] if self.chat else [list(self._opening)]
         for one in joined(texts, pictures):
             pieces.append(self._encode_cut(one, cut) if isinstance(one, str) else one)
@@ -148,7 +290,8 @@ class PretrainedTokenizer:
         return self._encode_cut(_cut_names(text, marks, cut), cut)
 
     def _encode_cut(self, text: str, cut: str) -> list[int]:
-        return [i for part in text.split(cut) if part for i in self.encode(part)]
+        parts = [part for part in text.split(cut) if part]
+        return [i for part in parts for i in self.encode_covered(part, self._shield)]
 
     def _chat_around(self, texts: Sequence[str], system: str | None, image: str) -> list[str]:
         """Writes a user's message with images in the chat template; returns the texts around them.
@@ -167,9 +310,7 @@ class PretrainedTokenizer:
             if head is not None:
                 messages.insert(0, {"role": "system", "content": head})
             try:
-                written = self.backend.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=False
-                )
+                written = self._apply(messages, (), add_generation_prompt=True)
             except Exception:  # Errors of Jinja, or of the template's own code.
                 continue
             around = written.split(image)
@@ -197,8 +338,9 @@ class PretrainedTokenizer:
     def render(
         self,
         messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         prompts: bool = True,
+        continues: bool = False,
     ) -> str:
         """Writes a conversation in the chat template.
 
@@ -207,23 +349,36 @@ class PretrainedTokenizer:
             have a system message.
           tools: JSON schemas of the tools that the policy may call.
           prompts: whether to end with the header of the assistant's answer.
+          continues: whether to end inside the last message, which the policy continues; `prompts`
+            is then not used.
 
           Raises:
             ValueError: the template rejects the conversation, or there is no template.
         """
         messages = list(messages)
-        if self.system is not None and not any(m["role"] == "system" for m in messages):
-            messages.insert(0, {"role": "system", "content": self.system})
+        if self.system is not None and not any(m["role"] in _SYSTEM_ROLES for m in messages):
+            system: dict[str, Any] = {"role": "system", "content": self.system}
+            messages.insert(0, self.with_parts(system, shows=False))
+        way = {"continue_final_message": True} if continues else {"add_generation_prompt": prompts}
         try:
-            return self.backend.apply_chat_template(
-                messages, tools=list(tools) or None, add_generation_prompt=prompts, tokenize=False
-            )
+            return self._apply(messages, tools, **way)
         except Exception as error:  # Errors of Jinja, or of the template's own code.
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
                 f"The chat template rejects a conversation of {roles}:"
                 f" {str(error).partition(chr(10))[0]}. Change the messages, or the template."
             ) from error
+
+    def _apply(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], **way: bool
+    ) -> str:
+        return write_chat(
+            self.backend, messages, tools, arguments=self.arguments, day=self.day, **way
+        )
+
+    @functools.cached_property
+    def _shield(self) -> Shield:
+        return Shield(self.special.names)
 
     @functools.cached_property
     def special(self) -> SpecialTokens:
@@ -238,6 +393,22 @@ class PretrainedTokenizer:
     def _continued(self, ids: list[int]) -> list[int]:
         # Some tokenizers end every text, but a completion must continue this one.
         return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
+
+    def describe_prompt(
+        self,
+        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None,
+    ) -> str:
+        """Says in words what writes a prompt, and which system message it has."""
+        if not self.chat:
+            return "without a chat template"
+        path = self.backend.name_or_path
+        if asked is not None and any(one["role"] in _SYSTEM_ROLES for one in asked[0]):
+            system = "the row's system message"
+        elif self.system is not None:
+            system = f"tokenizer.system={self.system!r:.100}"
+        else:
+            system = "no system message but what the template itself may write"
+        return f"in the chat template of {path} with {system}"
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; special tokens inside stay visible.
@@ -263,11 +434,17 @@ def _cut_names(text: str, marks: PictureMarks, cut: str) -> str:
     return re.sub(marks.names, lambda name: name[0][:1] + cut + name[0][1:], text)
 
 
-def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
+def load(
+    path: str,
+    chat: str,
+    system: str | None,
+    template_arguments: str | None = None,
+    date: str | None = None,
+) -> PretrainedTokenizer:
     """Loads a tokenizer from a directory, from the hub's cache, or otherwise from the hub.
 
     Args:
-      path, chat, system: see `TokenizerConfig`.
+      path, chat, system, template_arguments, date: see `TokenizerConfig`.
 
     Raises:
       ValueError: there is no tokenizer; it has no end of sequence; or it lacks a chat template that
@@ -292,9 +469,12 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
             " none: leave it out."
         )
     chats = chat != "no" and has_template
+    arguments, day = arguments_of(template_arguments), day_of(date) or datetime.date.today()
+    if arguments:
+        _require_read(path, backend.chat_template, arguments, chats)
     if chats:
         try:
-            end = _turn_end(backend, eos_ids)
+            end = _turn_end(backend, eos_ids, arguments, day)
         except Exception as error:  # Errors of Jinja, or of the template's own code.
             raise ValueError(
                 f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
@@ -302,14 +482,37 @@ def load(path: str, chat: str, system: str | None) -> PretrainedTokenizer:
             ) from error
         eos_ids = tuple(dict.fromkeys((end, *eos_ids))) if end is not None else eos_ids
     pad_id = backend.pad_token_id
-    return PretrainedTokenizer(
+    made = PretrainedTokenizer(
         backend=backend,
         chat=chats,
         system=system,
         vocab_size=max(backend.get_vocab().values()) + 1,
         pad_id=eos_ids[0] if pad_id is None else pad_id,
         eos_ids=eos_ids,
+        arguments=arguments,
+        day=day,
     )
+    if system is not None and chats:
+        try:
+            made.encode_prompt(_ASKED)
+        except ValueError as error:
+            raise ValueError(
+                f"tokenizer.system={system!r:.100}: {error} Leave it out, or write its text into"
+                " each prompt (task.dataset.template)."
+            ) from error
+    return made
+
+
+def _require_read(path: str, template: Any, arguments: Mapping[str, Any], chats: bool) -> None:
+    """Rejects arguments that no chat template reads."""
+    source = json.dumps(template)
+    for name in arguments:
+        if not chats or not re.search(rf"\b{re.escape(name)}\b", source):
+            reads = f"does not read {name!r}" if chats else "is not used"
+            raise ValueError(
+                f"tokenizer.template_arguments names {name!r}, but the chat template of {path}"
+                f" {reads}: correct the name, or leave it out."
+            )
 
 
 def _read(path: str) -> tuple[Any, tuple[int, ...]]:
@@ -358,8 +561,12 @@ def _refuse_broken(directory: Path) -> None:
             read_object(directory / name)
 
 
-def _turn_end(backend: Any, eos_ids: Sequence[int]) -> int | None:
+def _turn_end(
+    backend: Any, eos_ids: Sequence[int], arguments: Mapping[str, Any], day: datetime.date
+) -> int | None:
     """Returns the id with which the chat template ends an answer, if it is one of `eos_ids`."""
     turns = [{"role": "user", "content": "Yes?"}, {"role": "assistant", "content": "Yes."}]
-    ids = backend.apply_chat_template(turns, return_dict=False)
+    ids = backend.encode(
+        write_chat(backend, turns, arguments=arguments, day=day), add_special_tokens=False
+    )
     return next((i for i in reversed(ids) if i in eos_ids), None)

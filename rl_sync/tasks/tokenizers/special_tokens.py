@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 
@@ -30,11 +31,13 @@ class SpecialTokens:
         ]
         self.pattern = re.compile("|".join(patterns)) if patterns else None
         self._ids = frozenset(special)
+        self._backend = backend
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[str], list[int]]:
         # Encoding names as text sets a flag of the backend, which another thread may be using.
-        encode = copy.deepcopy(backend).encode
-        self._encode = functools.partial(
-            encode, add_special_tokens=False, split_special_tokens=True
-        )
+        encode = copy.deepcopy(self._backend).encode
+        return functools.partial(encode, add_special_tokens=False, split_special_tokens=True)
 
     def encode_as_text(self, text: str) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text."""

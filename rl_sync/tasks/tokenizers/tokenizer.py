@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from rl_sync.tasks.pictures.places import PLACE, joined
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
@@ -41,6 +41,21 @@ class Tokenizer(Hashable, Protocol):
     def encode_prompt(self, text: str) -> list[int]:
         """Encodes a text as a prompt that the policy continues."""
 
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Encodes a conversation as a prompt that the policy continues.
+
+        Names of special tokens in contents are plain text, except in a reply that is begun.
+
+        Args:
+          messages, tools: see `rl_sync.tasks.tokenizers.prompt_messages.PromptMessages`.
+
+        Raises:
+          ValueError: the chat template rejects the conversation; or there is none, and there are
+            tools.
+        """
+
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text.
 
@@ -62,6 +77,7 @@ class Tokenizer(Hashable, Protocol):
         texts: Sequence[str],
         pictures: Sequence[Sequence[str | int]],
         marks: PictureMarks | None,
+        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[list[int] | int]:
         """Encodes a prompt with images, in which the names of image tokens are plain text.
 
@@ -69,6 +85,8 @@ class Tokenizer(Hashable, Protocol):
           texts: texts around the images, one more than there are images.
           pictures: for each image, texts and numbers of tiles, in order.
           marks: tokens of images in a pretrained vocabulary.
+          asked: messages and tools of a conversation, which the chat template writes in place of
+            the texts; None for a user's message.
 
         Returns:
           Token ids of texts, and the numbers of tiles, in order.
@@ -76,6 +94,16 @@ class Tokenizer(Hashable, Protocol):
 
     def encode_imageless(self, text: str, marks: PictureMarks | None) -> list[int]:
         """Encodes a text by itself, in which the names of image tokens are plain text."""
+
+    def describe_prompt(
+        self,
+        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None,
+    ) -> str:
+        """Says in words what writes a prompt, and which system message it has.
+
+        Args:
+          asked: messages and tools of the prompt's conversation; None for a text.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes a completion up to its first end of sequence."""
@@ -86,15 +114,25 @@ class Tokenizer(Hashable, Protocol):
 
 # Loading a task needs the same lengths several times, and encoding takes most of its time.
 @functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
-def prompt_tokens(tokenizer: Tokenizer, text: str) -> int:
-    """Counts the tokens of a text as a prompt."""
-    return len(tokenizer.encode_prompt(text))
-
-
-@functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
 def completion_tokens(tokenizer: Tokenizer, text: str) -> int:
     """Counts the tokens of a text as a completion, its end of sequence included."""
     return len(tokenizer.encode(text)) + 1
+
+
+def plain_text(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Returns the contents of messages one after the other, as without a chat template.
+
+    Raises:
+      ValueError: there are tools, which have no place.
+    """
+    if tools:
+        raise ValueError(
+            "A conversation has tools, but without a chat template they have no place in a prompt:"
+            " use a tokenizer with a chat template, and not tokenizer.chat=no."
+        )
+    return "".join(one.get("content") or "" for one in messages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +205,16 @@ class CharacterTokenizer:
         """
         return self.encode(text)
 
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Encodes the contents of the messages, one after the other.
+
+        Raises:
+          ValueError: there are tools, or a character is not in the charset.
+        """
+        return self.encode(plain_text(messages, tools))
+
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
         """Encodes the characters; special tokens have no names here, and none begins a sequence.
 
@@ -191,13 +239,14 @@ class CharacterTokenizer:
         texts: Sequence[str],
         pictures: Sequence[Sequence[str | int]],
         marks: PictureMarks | None = None,
+        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[list[int] | int]:
         """Encodes a prompt with images; see `Tokenizer`.
 
         Raises:
           ValueError: a character is not in the charset.
         """
-        del marks
+        del marks, asked
         pieces = joined(texts, pictures)
         return [self.encode(one) if isinstance(one, str) else one for one in pieces]
 
@@ -209,6 +258,14 @@ class CharacterTokenizer:
         """
         del marks
         return self.encode(text)
+
+    def describe_prompt(
+        self,
+        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None,
+    ) -> str:
+        """Says that prompts are characters."""
+        del asked
+        return "one token a character"
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; padding inside becomes U+FFFD.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 from tests.runs import tiny
+from tests.tasks.loading import TOKENIZER
 
 STEP = 5
 
@@ -277,3 +279,16 @@ def test_what_was_there_is_kept_at_every_start_even_of_the_same_second(began, mo
         directory.metrics.write_text("{}\n")
         assert prepare(directory) is None
     assert len(list(directory.earlier.glob("*/metrics.jsonl"))) == 3
+
+
+def test_the_date_of_chat_templates_is_that_of_the_first_start(tmp_path):
+    config = tiny.get_config()
+    config.workdir = str(tmp_path)
+    assert work.settings_of(config.to_dict()).tokenizer.date is None  # Characters have no template.
+    config.tokenizer.path = str(TOKENIZER)
+    today = datetime.date.today().isoformat()
+    assert work.settings_of(config.to_dict()).tokenizer.date >= today
+    Workdir(tmp_path).config.write_text(json.dumps({"tokenizer": {"date": "2026-01-31"}}))
+    assert work.settings_of(config.to_dict()).tokenizer.date == "2026-01-31"
+    config.tokenizer.date = "2026-02-01"
+    assert work.settings_of(config.to_dict()).tokenizer.date == "2026-02-01"

@@ -146,7 +146,6 @@ def test_parts_of_messages_show_images_between_texts(tmp_path):
         {"type": "image"},
     ]
     messages = [
-        {"role": "system", "content": "Be short."},
         {"role": "user", "content": content},
         {"role": "assistant", "content": "same"},
     ]

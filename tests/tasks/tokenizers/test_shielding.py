@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rl_sync.environments.dialogue.shielding import Shield
+from rl_sync.tasks.tokenizers.shielding import Shield
 
 NAMES = ("<|im_end|>", "<s>")
 SHIELD = Shield(NAMES)
