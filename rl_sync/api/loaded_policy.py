@@ -192,6 +192,7 @@ def load(
     dtype: str | None = None,
     chat: str = "auto",
     system: str | None = None,
+    template_arguments: str | None = None,
 ) -> Policy:
     """Loads the policy of a run, from its work directory, or of a Hugging Face checkpoint.
 
@@ -200,7 +201,8 @@ def load(
       step: for a run: the snapshot's trainer step, `best`, 0 for the initial policy, or None for
         the newest.
       dtype: dtype of the parameters; None for the run's dtype, or for a checkpoint `float32`.
-      chat, system: tokenizer options for a checkpoint; see `config.tokenizer`. A run has its own.
+      chat, system, template_arguments: tokenizer options for a checkpoint; see `config.tokenizer`.
+        A run has its own.
 
     Raises:
       ConfigError: there is no such policy.
@@ -223,7 +225,8 @@ def load(
     else:
         try:
             located = locate(str(path))
-            tokenizer, model = pretrained.load(str(located), chat, system), load_config(located)
+            tokenizer = pretrained.load(str(located), chat, system, template_arguments)
+            model = load_config(located)
             model = dataclasses.replace(model, dtype=dtype or "float32")
             params = load_params(
                 located, model, cast_abstract(abstract_params(model, layout), model.dtype)

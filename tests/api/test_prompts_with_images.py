@@ -1,3 +1,6 @@
+import dataclasses
+import types
+
 import numpy as np
 import pytest
 
@@ -8,8 +11,10 @@ from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from tests.environments.families import family
 from tests.models import tiny
 from tests.rollout.pictures import CONFIG, IMAGE, VISION
+from tests.tasks.tokenizers.test_prompt_messages import CONVERSATIONS
 
 TOKENIZER = CharacterTokenizer("abcdefghi", shows_images=True)
 TILE = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
@@ -63,6 +68,30 @@ def test_each_prompt_of_a_call_has_random_numbers_of_its_own(seeing):
     assert len({one.text for [one] in found}) > 1
     again = seeing.generate(["abc"] * 4, max_new_tokens=8)
     assert [one.text for [one] in again] == [one.text for [one] in found]
+
+
+def test_a_conversation_goes_through_the_chat_template(monkeypatch):
+    tokenizer, asked = family("chatml"), []
+    loaded = dataclasses.replace(policy(None), tokenizer=tokenizer)
+    monkeypatch.setattr(Policy, "engine", lambda self, *sizes: asked.append(sizes) or Echo())
+    messages = CONVERSATIONS["begun"]
+    [[alone]] = loaded.generate(messages)
+    both = loaded.generate([messages, "Why?"])
+    expected = tokenizer.encode_messages(messages)
+    assert alone.tokens.tolist() == both[0][0].tokens.tolist() == expected
+    assert both[1][0].tokens.tolist() == tokenizer.encode_prompt("Why?")
+    with pytest.raises(ValueError, match="needs a chat template, and this policy has none"):
+        policy(None).generate(messages)
+
+
+class Echo:
+    """An engine whose completions are the prompts."""
+
+    def generate(self, requests):
+        return [
+            [types.SimpleNamespace(tokens=one.prompt, logprobs=one.prompt, finish="stop")]
+            for one in requests
+        ]
 
 
 def test_a_policy_that_reads_text_alone_refuses_images():

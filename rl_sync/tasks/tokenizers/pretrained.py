@@ -266,7 +266,7 @@ class PretrainedTokenizer:
             return [cover(one) for one in value] if isinstance(value, list | tuple) else value
 
         if asked is not None and self.chat:
-            texts = self._asked(*asked, cover, shows=True).split(marks.template)
+            texts = self._asked(*asked, cover, shows=bool(pictures)).split(marks.template)
             if len(texts) != len(pictures) + 1:
                 raise ValueError(
                     f"The chat template writes {len(texts) - 1} of the {len(pictures)} images of a"
@@ -274,6 +274,9 @@ class PretrainedTokenizer:
                     " use the template of the vision-language model's checkpoint."
                 )
         else:
+            if asked is not None:
+                written = plain_text(*asked)
+                texts = written.split(PLACE) if pictures else [written]
             texts = [cover(text) for text in texts]
             if self.chat:
                 system = None if self.system is None else cover(self.system)

@@ -246,7 +246,10 @@ class CharacterTokenizer:
         Raises:
           ValueError: a character is not in the charset.
         """
-        del marks, asked
+        del marks
+        if asked is not None:
+            written = plain_text(*asked)
+            texts = written.split(PLACE) if pictures else [written]
         pieces = joined(texts, pictures)
         return [self.encode(one) if isinstance(one, str) else one for one in pieces]
 

@@ -59,9 +59,10 @@ def says(written):
     return {"role": "assistant", "content": written}
 
 
-def _written_by_transformers(backend, messages, processor, images, mark):
+def _written_by_transformers(backend, messages, processor, images, mark, prompts=False):
     """Encodes what the chat template of transformers writes, with the tokens of images in it."""
-    before, *others = backend.apply_chat_template(messages, tokenize=False).split(mark)
+    written = backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompts)
+    before, *others = written.split(mark)
     made = before
     for image, other in zip(images, others, strict=True):
         pieces = processor.written(processor.layout(image.size()))
@@ -117,10 +118,16 @@ def test_the_tokens_are_those_of_the_chat_template_with_images_at_every_turn(fam
     assert shown.at[shown.at >= 0].tolist() == list(range((tokens == image).sum()))
     digests = [digest.partition(":")[0] for digest in shown.digests]
     assert list(dict.fromkeys(digests)) == [one.digest for one in images]
-    # The problem of the row is its first question, with the images of that message.
+    # The problem of the row is the conversation before its last reply, with its images.
     [problem] = task.train
-    assert problem.text == f"{PLACE}What is it?"
-    assert [one.digest for one in images_of(problem.row)] == [images[0].digest]
+    assert problem.text.startswith(f"user: {PLACE}What is it?\n\nassistant: A cat.\n\nuser: And")
+    assert [one.digest for one in images_of(problem.row)] == [one.digest for one in images]
+    asked, mark = in_parts[:-1], processor.marks.template
+    expected = _written_by_transformers(backend, asked, processor, images, mark, prompts=True)
+    [found] = task.asked([problem])
+    shown = task.tokenizer.decode_all(found.ids.tolist())
+    assert shown == task.tokenizer.decode_all(expected).replace("\uffff", "<image>")
+    np.testing.assert_array_equal(found.images.at >= 0, found.ids == image)
 
 
 def _of_text(written):

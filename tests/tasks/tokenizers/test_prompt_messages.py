@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from rl_sync.tasks.dialogues import prompt_of
+from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
+from rl_sync.tasks.dialogues import dialogue_of, prompt_of
 from rl_sync.tasks.tokenizers.prompt_messages import (
     PromptMessages,
     asked_tokens,
@@ -26,6 +27,16 @@ GEMMA = (
 PARTS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% for part in message.content %}"
     "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MERGED = (  # Like Qwen 3's: the answers to calls in one message are one turn of the user.
+    "{% for message in messages %}{% if message.role == 'tool' %}"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}\n"
+    "<tool_response>\n{{ message.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{{ '' if tools else '' }}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 DROPS = CHATML.replace(
@@ -65,6 +76,11 @@ def parts():
     return load_model(model(special), PARTS, special[0])
 
 
+def merged():
+    special = ("<|im_end|>", "<|im_start|>")
+    return load_model(model(special), MERGED, special[0])
+
+
 def of_transformers(tokenizer, messages, tools=(), **arguments):
     way = {"add_generation_prompt": True}
     if messages[-1]["role"] == "assistant":
@@ -75,7 +91,10 @@ def of_transformers(tokenizer, messages, tools=(), **arguments):
 
 
 def test_conversations_have_the_ids_of_apply_chat_template(subtests):
-    tokenizers = {name: family(name) for name in FAMILIES if name != "plain"} | {"gemma": gemma()}
+    tokenizers = {name: family(name) for name in FAMILIES if name != "plain"} | {
+        "gemma": gemma(),
+        "merged": merged(),
+    }
     compared = 0
     for name, tokenizer in tokenizers.items():
         for kind, messages in CONVERSATIONS.items():
@@ -90,7 +109,18 @@ def test_conversations_have_the_ids_of_apply_chat_template(subtests):
                 assert encode_asked(tokenizer, asked.text, row) == found
                 assert asked_tokens(tokenizer, asked.text, row) == len(found)
                 compared += 1
-    assert compared == 24
+    assert compared == 30
+
+
+def test_answers_to_parallel_calls_are_one_turn_where_the_template_merges_them():
+    tokenizer, messages = merged(), CONVERSATIONS["tools"]
+    whole = tokenizer.backend.apply_chat_template(messages[:-1], tools=[TOOL], return_dict=False)
+    [shown] = demonstrated(tokenizer, dialogue_of(messages[:-1], [TOOL]))
+    stop = len(whole) - whole[::-1].index(tokenizer.eos_id)
+    assert list(shown.tokens) == whole[:stop]
+    learned = [i for i, is_learned in zip(shown.tokens, shown.mask, strict=True) if is_learned]
+    assert "tool_response" not in tokenizer.decode_all(learned)
+    assert learned.count(tokenizer.eos_id) == 2
 
 
 def test_a_template_of_parts_gets_parts():

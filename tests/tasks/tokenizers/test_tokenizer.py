@@ -1,6 +1,7 @@
 import pytest
 
-from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, completion_tokens, prompt_tokens
+from rl_sync.tasks.tokenizers.prompt_messages import asked_tokens
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, completion_tokens
 
 TOKENIZER = CharacterTokenizer("ab+=")
 
@@ -38,7 +39,7 @@ def test_the_charset_of_texts_is_their_characters_in_order():
 
 
 def test_the_length_of_a_completion_counts_its_end():
-    assert (prompt_tokens(TOKENIZER, "a+b"), completion_tokens(TOKENIZER, "a+b")) == (3, 4)
+    assert (asked_tokens(TOKENIZER, "a+b"), completion_tokens(TOKENIZER, "a+b")) == (3, 4)
 
 
 def test_decoding_all_goes_on_behind_an_end_which_has_no_text():
