@@ -177,12 +177,19 @@ def _asked_field(row: DataRow, row_format: RowFormat) -> tuple[str, Any]:
 def _end_of_question(
     row: DataRow, row_format: RowFormat, messages: Sequence[Mapping[str, Any]]
 ) -> int:
-    """Returns the number of messages before the answer, if the same list also holds the answer."""
-    answers = (row_format.answer, row_format.demonstration)
-    if not any(one is not None and _lookup(row.fields, one) == messages for one in answers):
-        return len(messages)
+    """Returns the number of messages before the answer, if the same list also holds the answer.
+
+    A list that is demonstrated, and ends with a question, is asked as a whole.
+    """
+
+    def holds(field: str | None) -> bool:
+        return field is not None and _lookup(row.fields, field) == messages
+
     replies = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
-    return replies[-1] if replies else len(messages)
+    is_said = bool(replies) and replies[-1] == len(messages) - 1
+    if replies and (holds(row_format.answer) or (is_said and holds(row_format.demonstration))):
+        return replies[-1]
+    return len(messages)
 
 
 def _lines(choices: Choices | None) -> str:

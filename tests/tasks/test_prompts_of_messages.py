@@ -187,6 +187,9 @@ def test_chats_ask_all_that_stands_before_their_last_reply(chatml, tmp_path):
     [asked] = task.asked(task.train)
     assert asked.ids.tolist() == of_transformers(task.tokenizer, row["messages"][:-1])
     assert task.train[0].answer == "4"
+    asks = {"messages": row["messages"][:-1], "answer": "4"}
+    made = row_of(asks, prompt="messages", demonstration="messages")
+    assert made.fields[MESSAGES] == asks["messages"]
 
 
 def test_pairs_have_prompts_of_messages_and_whole_conversations(subtests):
