@@ -255,6 +255,57 @@ def test_nulls_of_a_table_are_no_fields():
     assert row_of({"prompt": prompt, "answer": "2"}).fields[MESSAGES] == [SYSTEM, USER]
 
 
+def test_rows_of_other_trainers_are_read_with_their_fields_named(subtests):
+    asked = [SYSTEM, USER]
+    developer = {"role": "developer", "content": "Be brief."}
+    parts = USER | {"content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]}
+    thought = SAID | {"content": "2", "reasoning_content": "One and one."}
+    truth = {"style": "rule", "ground_truth": "2"}
+    rows = {
+        "verl": (
+            {"data_source": "x", "prompt": asked, "reward_model": truth},
+            {"answer": "reward_model.ground_truth"},
+            asked,
+        ),
+        "TRL with tools": (
+            {"prompt": asked, "answer": "2", "tools": '[{"type": "function", "function": {}}]'},
+            {},
+            asked,
+        ),
+        "OpenRLHF": (
+            {"context_messages": asked, "answer": "2"},
+            {"prompt": "context_messages"},
+            asked,
+        ),
+        "Tulu 3 with verifiable answers": (
+            {"messages": asked, "ground_truth": "2", "dataset": "x"},
+            {"prompt": "messages", "answer": "ground_truth"},
+            asked,
+        ),
+        "NeMo Gym": (
+            {"responses_create_params": {"input": asked}, "expected_answer": 2},
+            {"prompt": "responses_create_params.input", "answer": "expected_answer"},
+            asked,
+        ),
+        "OpenAI": (
+            {"prompt": [developer, parts], "answer": "2"},
+            {},
+            [developer, USER],
+        ),
+        "thoughts of earlier turns": (
+            {"prompt": [USER, thought, USER], "answer": "2"},
+            {},
+            [USER, thought, USER],
+        ),
+    }
+    for kind, (row, named, messages) in rows.items():
+        with subtests.test(kind=kind):
+            made = row_of(row, **named)
+            assert made.fields[MESSAGES] == messages
+            assert made.answer == "2"
+            assert ("prompt_tools" in made.fields) == ("tools" in row)
+
+
 def test_a_demonstrated_conversation_needs_no_template(tmp_path):
     row = {"messages": [SYSTEM, USER, SAID]}
     path = write_lines(tmp_path / "rows.jsonl", [row])
