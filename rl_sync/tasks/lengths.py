@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 from rl_sync.images import ImageError, images_of
@@ -14,7 +15,11 @@ from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.task import Task
-from rl_sync.tasks.tokenizers.prompt_messages import messages_of
+from rl_sync.tasks.tokenizers.prompt_messages import (
+    SYSTEM_ROLES,
+    PromptMessages,
+    messages_of,
+)
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Preference, Prompt
 
@@ -47,7 +52,7 @@ class LengthLimits:
     too_long: str = setting(
         "drop",
         "Treatment of longer prompts: `drop` leaves the problem out, `truncate` cuts its text from"
-        " the left, inside the chat template, and leaves out conversations. Dialogues in"
+        " the left, inside the chat template; a conversation loses its oldest turns. Dialogues in"
         " demonstrations are cut by `truncate` after the last reply that fits.",
         choices=TOO_LONG_CHOICES,
     )
@@ -199,8 +204,10 @@ def _with_short_prompts(
                 continue
             _require_room(prompt, encoder, max_tokens)
             long += 1
-            if too_long == "truncate" and messages_of(prompt.row) is not None:
-                whole += 1
+            if too_long == "truncate" and (asked := messages_of(prompt.row)) is not None:
+                cut = _without_oldest(prompt, asked, encoder, max_tokens)
+                kept += [] if cut is None else [cut]
+                whole += cut is None
             elif too_long == "truncate":
                 kept.append(prompt._replace(text=_cut(prompt, encoder, max_tokens)))
         if not kept:
@@ -210,12 +217,11 @@ def _with_short_prompts(
                 " task.too_long=truncate."
             )
         if long:
+            dropped = f" {whole} of them are dropped: the last question is too long, or has images."
             notes.append(
                 f"{long} of {len(prompts)} {name} problems are"
                 f" {'dropped' if too_long == 'drop' else 'cut from the left'}: their prompts are"
-                f" longer than task.max_prompt_tokens={max_tokens}."
-                + f" {whole} of them are conversations, which are dropped."
-                * bool(whole)
+                f" longer than task.max_prompt_tokens={max_tokens}.{dropped if whole else ''}"
             )
         return kept
 
@@ -273,6 +279,27 @@ def _with_short_pairs(problems: Problems, encoder: PromptEncoder, max_tokens: in
     return dataclasses.replace(
         problems, preferences=short[0], held_out_preferences=short[1], notes=notes
     )
+
+
+def _without_oldest(
+    prompt: Prompt, asked: PromptMessages, encoder: PromptEncoder, max_tokens: int
+) -> Prompt | None:
+    """Leaves out the oldest turns of a conversation, but not its system messages.
+
+    Returns:
+      The prompt with as many turns as fit; None if there are images, or the last question alone is
+      too long.
+    """
+    if images_of(prompt.row or {}):
+        return None
+    head = list(itertools.takewhile(lambda one: one["role"] in SYSTEM_ROLES, asked.messages))
+    questions = [at for at, one in enumerate(asked.messages) if one["role"] == "user"]
+    for start in questions[1:]:
+        rest = asked._replace(messages=[*head, *asked.messages[start:]])
+        shorter = prompt._replace(text=rest.text, row={**(prompt.row or {}), **rest.fields})
+        if encoder.length(shorter.text, shorter.row) <= max_tokens:
+            return shorter
+    return None
 
 
 def _cut(prompt: Prompt, encoder: PromptEncoder, max_tokens: int) -> str:

@@ -166,9 +166,9 @@ def _asked_field(row: DataRow, row_format: RowFormat) -> tuple[str, Any]:
     assert row_format.prompt is not None, "there is no template"
     value = _lookup(row.fields, row_format.prompt)
     for field in (row_format.chosen, row_format.rejected):
-        whole = None if field is None else _lookup(row.fields, field)
+        whole: Any = None if field is None else _lookup(row.fields, field)
         if field is not None and not is_messages(value) and _is_whole(whole):
-            before = whole[:-1]
+            before = list(whole or ())[:-1]
             if value is _MISSING or [one["role"] for one in before] != ["user"]:
                 return field, before
     return row_format.prompt, value
@@ -292,7 +292,7 @@ def _shown_messages(
     messages: Sequence[Mapping[str, Any]],
     images_field: str | None,
     placeholder: str,
-) -> tuple[list[Mapping[str, Any]], list[tuple[Image, ...]]]:
+) -> tuple[list[dict[str, Any]], list[tuple[Image, ...]]]:
     """Returns messages with texts as contents, and the images of each."""
     of_field = _of_field(row, images_field)
     try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rl_sync.images import FIELD, images_of
 from rl_sync.tasks.dialogues import Dialogue, Spoken
+from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 from rl_sync.types import Preference, Prompt
 
 
@@ -43,25 +44,30 @@ class Problems:
     def asking(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Problems:
         """Returns only the problems with these prompts, which get new numbers.
 
-        Demonstrations and pairs of other prompts are left out; the remaining ones get the texts of
-        these prompts.
+        Demonstrations and pairs of other prompts are left out; the remaining ones get the texts and
+        the messages of these prompts.
 
         Args:
-          train, held_out: some of the prompts, with their old numbers; their texts may differ.
+          train, held_out: some of the prompts, with their old numbers; their texts and messages may
+            differ.
         """
-        asked = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(train)}
-        kept_out = {prompt.prompt_id: (i, prompt.text) for i, prompt in enumerate(held_out)}
+        train_anew, held_out_anew = (
+            [prompt._replace(prompt_id=i) for i, prompt in enumerate(of)]
+            for of in (train, held_out)
+        )
+        asked = {old.prompt_id: new for old, new in zip(train, train_anew, strict=True)}
+        kept_out = {old.prompt_id: new for old, new in zip(held_out, held_out_anew, strict=True)}
         return dataclasses.replace(
             self,
-            train=[prompt._replace(prompt_id=i) for i, prompt in enumerate(train)],
-            held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(held_out)],
+            train=train_anew,
+            held_out=held_out_anew,
             demonstrations=[
-                Prompt(*asked[shown.prompt_id], shown.answer, shown.row)
+                _asking(shown, asked[shown.prompt_id])
                 for shown in self.demonstrations
                 if shown.prompt_id in asked
             ],
             dialogues=[
-                shown._replace(prompt_id=asked[shown.prompt_id][0])
+                shown._replace(prompt_id=asked[shown.prompt_id].prompt_id)
                 for shown in self.dialogues
                 if shown.prompt_id in asked
             ],
@@ -123,12 +129,17 @@ def _with_images(prompt: Prompt, most_pixels: int) -> Prompt:
     return prompt._replace(row={**(prompt.row or {}), FIELD: bounded})
 
 
-def _of_asked(
-    pairs: Sequence[Preference], asked: Mapping[int, tuple[int, str]]
-) -> list[Preference]:
+def _asking(shown: Prompt, asked: Prompt) -> Prompt:
+    """Returns a prompt with the number, the text and the messages of another one."""
+    messages = messages_of(asked.row)
+    row = shown.row if messages is None else {**(shown.row or {}), **messages.fields}
+    return Prompt(asked.prompt_id, asked.text, shown.answer, row)
+
+
+def _of_asked(pairs: Sequence[Preference], asked: Mapping[int, Prompt]) -> list[Preference]:
     """Returns the pairs of the given prompts, with their new numbers and texts."""
     return [
-        pair._replace(prompt=Prompt(*asked[pair.prompt.prompt_id], *pair.prompt[2:]))
+        pair._replace(prompt=_asking(pair.prompt, asked[pair.prompt.prompt_id]))
         for pair in pairs
         if pair.prompt.prompt_id in asked
     ]

@@ -129,9 +129,11 @@ def test_rows_of_equal_conversations_are_held_out_together(chatml, tmp_path):
     assert "The 12 rows have 6 different prompts" in task.describe()
 
 
-def test_a_long_conversation_is_dropped_and_not_cut(chatml, tmp_path):
-    long = [SYSTEM, {"role": "user", "content": "why " * 50}]
-    path = write_lines(tmp_path / "rows.jsonl", [*ROWS[3:], {"prompt": long, "answer": "1"}])
+def test_a_long_conversation_loses_its_oldest_turns_or_is_dropped(chatml, tmp_path):
+    why = {"role": "user", "content": "why " * 50}
+    long, old = [SYSTEM, why], [SYSTEM, why, SAID, USER]
+    rows = [{"prompt": asked, "answer": "1"} for asked in (long, old)]
+    path = write_lines(tmp_path / "rows.jsonl", [*ROWS[3:], *rows])
     task = load(
         tokenizer=chatml,
         name="dataset",
@@ -141,8 +143,12 @@ def test_a_long_conversation_is_dropped_and_not_cut(chatml, tmp_path):
         max_prompt_tokens=60,
         too_long="truncate",
     )
-    assert len(task.train) == 3
-    assert "1 of them are conversations, which are dropped" in task.describe()
+    assert len(task.train) == len(task.demonstrations) == 4
+    assert "2 of 5 training problems are cut from the left" in task.describe()
+    assert "1 of them are dropped: the last question" in task.describe()
+    for one in (task.train[-1], task.demonstrations[-1]):
+        assert one.row[MESSAGES] == [SYSTEM, USER]
+        assert task.asked([one])[0].ids.tolist() == of_transformers(task.tokenizer, [SYSTEM, USER])
 
 
 def test_a_demonstration_follows_its_conversation(chatml, tmp_path, subtests):

@@ -23,13 +23,13 @@ from rl_sync.setting import check, setting
 from rl_sync.tasks.pictures.places import PLACE, joined, unused_character
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
 from rl_sync.tasks.tokenizers.chat_writing import arguments_of, day_of, write_chat
+from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
 from rl_sync.tasks.tokenizers.shielding import Shield
 from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
 from rl_sync.tasks.tokenizers.tokenizer import plain_text
 
 CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
-_SYSTEM_ROLES = ("system", "developer")
 _REPLACEMENT = "\ufffd"
 _ANY_TEXT = "0"
 _ASKED = "Yes?"
@@ -359,7 +359,7 @@ class PretrainedTokenizer:
             ValueError: the template rejects the conversation, or there is no template.
         """
         messages = list(messages)
-        if self.system is not None and not any(m["role"] in _SYSTEM_ROLES for m in messages):
+        if self.system is not None and not any(m["role"] in SYSTEM_ROLES for m in messages):
             system: dict[str, Any] = {"role": "system", "content": self.system}
             messages.insert(0, self.with_parts(system, shows=False))
         way = {"continue_final_message": True} if continues else {"add_generation_prompt": prompts}
@@ -405,7 +405,7 @@ class PretrainedTokenizer:
         if not self.chat:
             return "without a chat template"
         path = self.backend.name_or_path
-        if asked is not None and any(one["role"] in _SYSTEM_ROLES for one in asked[0]):
+        if asked is not None and any(one["role"] in SYSTEM_ROLES for one in asked[0]):
             system = "the row's system message"
         elif self.system is not None:
             system = f"tokenizer.system={self.system!r:.100}"

@@ -17,6 +17,7 @@ MESSAGES = "prompt_messages"
 TOOLS = "prompt_tools"
 """Field of a row: JSON schemas of the tools that the messages of its prompt speak of."""
 
+SYSTEM_ROLES = ("system", "developer")
 _REMEMBERED_LENGTHS = 1 << 16
 
 

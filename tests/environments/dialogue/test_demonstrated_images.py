@@ -159,11 +159,17 @@ def test_images_stand_at_placeholders_or_before_the_first_question(tmp_path):
     assert shown[1] == [*range(8), *[-1] * 7]
     assert nothing.images is None
     assert task.tokenizer.decode_all(nothing.tokens[:9]) == "a<image>?"
-    assert [one.text for one in task.train] == ["ab?", f"{PLACE * 2}ab?", "a<image>?"]
-    assert [len(images_of(one.row)) for one in task.train] == [0, 2, 0]
+    assert [one.text for one in task.train] == [
+        f"user: ab?\n\nassistant: c\n\nuser: d{PLACE}e?",
+        f"user: {PLACE * 2}ab?\n\nassistant: c\n\nuser: de?",
+        "user: a<image>?\n\nassistant: c\n\nuser: d?",
+    ]
+    assert [len(images_of(one.row)) for one in task.train] == [1, 2, 0]
+    asked = task.asked(task.train)[0].ids.tolist()
+    assert asked == [*ids("ab?cd"), *[image] * 4, *ids("e?")]
     assert task.demonstrated_tiles == 2
     assert task.shows_images
-    assert _load(_rows(tmp_path, LATER)).shows_images, "though no question has an image"
+    assert _load(_rows(tmp_path, LATER)).shows_images, "though the first question has none"
 
 
 @pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])

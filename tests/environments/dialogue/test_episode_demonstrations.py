@@ -404,6 +404,7 @@ def test_the_example_of_the_page_is_a_task(tmp_path, rows):
 
 def test_long_chats_are_left_out_or_cut_and_counted(rows):
     limits = {"task__max_completion_tokens": 20, "task__dataset__held_out_fraction": 0.2}
+    limits |= {"task__dataset__prompt": "messages.0.content"}  # A short one.
     short = wiring.load_task(_settings(rows, **limits))
     whole = wiring.load_task(_settings(rows, task__dataset__held_out_fraction=0.2))
     long = [one for one in whole.demonstrations if len(one.tokens) > short.row_tokens]
