@@ -531,12 +531,17 @@ _COMMANDS = [
         "Prints the address of a page for the browser, and serves it until Ctrl-C. The page shows"
         " curves of one run or several, the roles and whom they wait for, completions, and the"
         " timeline. It only reads files, so it does not disturb a run.",
-        [_run("Work directory of the run, or several, separated by commas."), _HOST, _PORT],
+        [
+            _run("Work directory of a run, or of several, separated by commas.", required=False),
+            _HOST,
+            _PORT,
+        ],
         {
-            "--workdir=runs/first": "Watch a run in the browser.",
-            "--workdir=runs/first,runs/second --port=8080": "Compare two, at a known port.",
+            "runs/first": "Watch a run in the browser.",
+            "runs/first runs/second --port=8080": "Compare two, at a known port.",
         },
         "docs/page.md",
+        takes="RUN RUN …",
     ),
     Command(
         "report",

@@ -17,10 +17,14 @@ def execute(arguments: Arguments) -> int:
       ConfigError: a flag is invalid, or the address cannot be used.
     """
     flags = arguments.flags
-    workdirs = [os.path.expanduser(one) for one in flags["workdir"].split(",")]
-    for workdir in workdirs:
-        if not os.path.isdir(workdir):
-            raise ConfigError(f"--workdir={workdir} is not a directory.")
+    of_flag = [f"--workdir={one}" for one in separated(flags.get("workdir", ""))]
+    workdirs = []
+    for named in (*of_flag, *arguments.words):
+        workdirs.append(os.path.expanduser(named.removeprefix("--workdir=")))
+        if not os.path.isdir(workdirs[-1]):
+            raise ConfigError(f"{named} is not a directory.")
+    if not workdirs:
+        raise ConfigError("page takes the directories of one run or several: page RUN RUN ….")
 
     from rl_sync.page import page_server
 
@@ -33,6 +37,18 @@ def execute(arguments: Arguments) -> int:
             " another --host or --port."
         ) from error
     return 0
+
+
+def separated(names: str) -> list[str]:
+    """Separates directories by commas; a comma in the name of one that exists is left alone."""
+    parts = names.split(",") if names else []
+    found = []
+    while parts:
+        joined = [",".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        there = (one for one in joined if os.path.isdir(os.path.expanduser(one)))
+        found.append(next(there, parts[0]))
+        parts = parts[found[-1].count(",") + 1 :]
+    return found
 
 
 def _say(address: str) -> None:
