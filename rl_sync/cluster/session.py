@@ -19,7 +19,8 @@ from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.team import Team
-from rl_sync.display.live import RoleStatus
+from rl_sync.display.live import RoleStatus, describe_activity
+from rl_sync.records.json_lines import plain
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.records.usage import UsageRecorder
 from rl_sync.role_names import process_name
@@ -30,6 +31,7 @@ from rl_sync.workdir import Workdir
 _LEAST_HEARTBEAT_SECS, _MOST_HEARTBEAT_SECS = 0.5, 2.0
 _HEARTBEATS_A_SECOND = 500
 _RETRY_SECS = 0.1
+_SHOWN = ("step", "version", "reason", "for_whom")
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -208,7 +210,7 @@ class Session:
         lost_since = None
         usage = UsageRecorder(Workdir(self.settings.workdir).usage / f"{self.name}.jsonl")
         while not self._closed.wait(heartbeat_secs(self.settings.explorers)):
-            usage.look()
+            usage.look(self._activity)
             try:
                 sign = Heartbeat(
                     self.status(), self.name, os.getpid(), self._doing(), self.spans.spent
@@ -226,6 +228,20 @@ class Session:
         usage.close()
         with contextlib.suppress(PeerLostError, RemoteError):
             self._master.call(Leave(self.name), self.settings.launch.call_secs)
+
+    def _activity(self) -> dict[str, Any] | None:
+        """Describes the activity of this process for the page; see `Doing`."""
+        current, status = self.spans.current, self.status()
+        if current is None:
+            return None
+        waits = status.waits_for is not None
+        says = f"waits for {status.waits_for}" if waits else describe_activity(status)
+        return {
+            "kind": str(current.kind),
+            "says": says,
+            "since_secs": current.start_secs,
+            "attributes": plain({name: current.attributes.get(name) for name in _SHOWN}),
+        }
 
     def _doing(self) -> str:
         """Describes the activity of this process, in case it hangs."""

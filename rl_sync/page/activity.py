@@ -6,10 +6,11 @@ import bisect
 from typing import NamedTuple
 
 from rl_sync.display.span_styles import SPAN_STYLES
-from rl_sync.records.run_records import RunRecords
+from rl_sync.records.run_records import LIVE, RunRecords
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import clipped, summarize_role, wait_secs
-from rl_sync.role_names import TRAINER, role_order
+from rl_sync.records.usage import Doing
+from rl_sync.role_names import TRAINER, role_of, role_order
 
 RECENT_SECS = 60.0
 """Seconds at the end of the records over which shares of time are computed."""
@@ -27,8 +28,9 @@ class RoleNow(NamedTuple):
     """State of a role when its records end.
 
     Attributes:
-      last: description of the span that ended last.
+      last: description of the span that ended last; empty if none has.
       last_secs: end of this span, in Unix seconds.
+      now: the activity that began since, if it has lasted for seconds; None for none.
       busy, sync: shares of the recent time spent on work, and on moving weights.
       waits: recent waits, longest first.
       version: the policy version that it has last published or pulled; None if there is none.
@@ -37,6 +39,7 @@ class RoleNow(NamedTuple):
     name: str
     last: str
     last_secs: float
+    now: Doing | None
     busy: float
     sync: float
     waits: tuple[Wait, ...]
@@ -45,18 +48,46 @@ class RoleNow(NamedTuple):
 
 def roles_of(run: RunRecords) -> list[str]:
     """Lists the roles that have recorded something: explorers, the trainer, then others."""
-    return sorted((role for role, spans in run.spans.by_role.items() if spans), key=role_order)
+    spans = {role for role, spans in run.spans.by_role.items() if spans}
+    return sorted(spans | open_activities(run).keys(), key=role_order)
+
+
+def open_activities(run: RunRecords) -> dict[str, Doing]:
+    """Returns what roles of a live run are doing for more than a second, by its last word.
+
+    A role says so every few seconds, and records a span when it ends.
+    """
+    if run.state != LIVE:
+        return {}
+    found: dict[str, Doing] = {}
+    for process, doing in run.usage.doing.items():
+        spans = run.spans.by_role.get(role := role_of(process), [])
+        since = bisect.bisect_left(spans, doing.at_secs, key=lambda span: span.end_secs)
+        has_ended = any(abs(s.start_secs - doing.since_secs) < 1e-3 for s in spans[since:])
+        is_brief = doing.at_secs - doing.since_secs < 1.0 and spans
+        if process == role and not has_ended and not is_brief:
+            found[role] = doing
+    return found
+
+
+def open_spans(run: RunRecords) -> list[Span]:
+    """Returns these activities as spans that have lasted until the role's last word."""
+    return [
+        Span(role, SpanKind(of.kind), of.since_secs, of.at_secs, of.attributes)
+        for role, of in open_activities(run).items()
+        if of.kind in {*SpanKind}
+    ]
 
 
 def roles_now(run: RunRecords) -> list[RoleNow]:
     """Describes each role at the end of the records."""
     start, end = run.period
-    start = max(start, end - RECENT_SECS)
-    return [_role_now(run, role, start, end) for role in roles_of(run)]
+    start, doing = max(start, end - RECENT_SECS), open_activities(run)
+    return [_role_now(run, role, start, end, doing.get(role)) for role in roles_of(run)]
 
 
-def _role_now(run: RunRecords, role: str, start: float, end: float) -> RoleNow:
-    spans, wall_secs = run.spans.by_role[role], max(end - start, 1e-9)
+def _role_now(run: RunRecords, role: str, start: float, end: float, doing: Doing | None) -> RoleNow:
+    spans, wall_secs = run.spans.by_role.get(role, []), max(end - start, 1e-9)
     # Spans are ordered by their ends.
     first = bisect.bisect_right(spans, start, key=lambda span: span.end_secs)
     recent = clipped(spans[first:], start, end)
@@ -65,8 +96,9 @@ def _role_now(run: RunRecords, role: str, start: float, end: float) -> RoleNow:
     versions = versions_of(run, role)
     return RoleNow(
         role,
-        _words(spans[-1]),
-        spans[-1].end_secs,
+        _words(spans[-1]) if spans else "",
+        spans[-1].end_secs if spans else 0.0,
+        doing,
         busy=found.busy_secs / wall_secs,
         sync=found.sync_secs / wall_secs,
         waits=tuple(Wait(*named, secs / wall_secs) for named, secs in waits.items()),

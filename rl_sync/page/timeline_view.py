@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 from typing import Any
 
 from rl_sync.display.span_styles import PictureStyle
 from rl_sync.display.timeline_figure import draw, encoded
-from rl_sync.page.activity import roles_of
+from rl_sync.page.activity import open_spans, roles_of
 from rl_sync.records.run_records import RunRecords
+from rl_sync.records.spans import Span
 
 FOLLOWED_SECS = 60.0
 """Default window in seconds, which follows the end of a run."""
@@ -50,7 +52,7 @@ def picture(
       `svg`, `start`, `end`, `duration` of the run in seconds, and the place of the lanes in pixels:
       `left` and `width`.
     """
-    spans = run.spans.joined
+    spans = [*run.spans.joined, *(_placed(run, span) for span in open_spans(run))]
     first = min((span.start_secs for span in spans), default=0.0)
     duration = max((span.end_secs for span in spans), default=first) - first
     if start is None or end is None or end <= start:
@@ -69,6 +71,12 @@ def picture(
         "left": style.names_inches * _DOTS_PER_INCH,
         "width": style.lanes_inches * _DOTS_PER_INCH,
     }
+
+
+def _placed(run: RunRecords, span: Span) -> Span:
+    """Moves a span to its place in the joined timeline of a run that was resumed."""
+    start, end = map(run.spans.place, (span.start_secs, span.end_secs))
+    return dataclasses.replace(span, start_secs=start, end_secs=max(start, end))
 
 
 def without_styles(svg: str) -> str:

@@ -1,4 +1,4 @@
-"""A run's use of the machine: CPU time and memory of its processes, a line every few seconds."""
+"""A run's processes: their CPU time, their memory, and what they do, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import collections
 import contextlib
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -21,7 +22,7 @@ _KEPT_LINES = 24
 
 
 class UsageRecorder:
-    """Records the CPU time and the memory of this process and its children.
+    """Records the activity of this process, and the CPU time and memory of it and its children.
 
     Args:
       path: file of this process.
@@ -33,8 +34,12 @@ class UsageRecorder:
         self._every_secs, self._due_secs = every_secs, 0.0
         self._process = psutil.Process()
 
-    def look(self) -> None:
-        """Writes a line, unless the last one is too new."""
+    def look(self, doing: Callable[[], Mapping[str, Any] | None] = lambda: None) -> None:
+        """Writes a line, unless the last one is too new.
+
+        Args:
+          doing: returns the activity, as the fields of `Doing` but the time; None for none.
+        """
         now = time.monotonic()
         if now < self._due_secs:
             return
@@ -45,9 +50,8 @@ class UsageRecorder:
                 times = one.cpu_times()
                 cpu_secs += times.user + times.system
                 memory_bytes += one.memory_info().rss
-        self._lines.write(
-            {"time": now_secs(), "cpu_secs": round(cpu_secs, 2), "memory_bytes": memory_bytes}
-        )
+        line = {"time": now_secs(), "cpu_secs": round(cpu_secs, 2), "memory_bytes": memory_bytes}
+        self._lines.write(line | ({"doing": dict(said)} if (said := doing()) else {}))
 
     def close(self) -> None:
         """Closes the file."""
@@ -68,17 +72,39 @@ class Usage(NamedTuple):
     memory_bytes: int
 
 
+class Doing(NamedTuple):
+    """What a process was doing when it wrote its last line; it is no finished span yet.
+
+    Attributes:
+      kind: a `SpanKind`.
+      says: the activity in words, such as "evaluation 64/500" or "waits for experiences".
+      since_secs: its start, in Unix seconds.
+      attributes: those of the span.
+      at_secs: the time of the line, in Unix seconds.
+    """
+
+    kind: str
+    says: str
+    since_secs: float
+    attributes: dict[str, Any]
+    at_secs: float
+
+
 class MachineUse:
     """Follows the records of use of all processes.
 
     Args:
       workdir: the run's directory.
       root: see `JsonLinesReader`.
+
+    Attributes:
+      doing: the activities of the processes at their last lines, by their names.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
         self._folder = JsonLinesFolder(Workdir(workdir).usage, root)
         self._lines: dict[str, collections.deque[tuple[float, float, int]]] = {}
+        self.doing: dict[str, Doing] = {}
 
     def refresh(self) -> int:
         """Reads what is new; returns the number of bytes."""
@@ -93,6 +119,9 @@ class MachineUse:
                 if lines and cpu_secs < lines[-1][1]:
                     lines.clear()  # The process was restarted, or one of its children has ended.
                 lines.append((secs, cpu_secs, int(memory_bytes)))
+                self.doing.pop(path.stem, None)
+                if (doing := _doing(line.record.get("doing"), secs)) is not None:
+                    self.doing[path.stem] = doing
             size += news.size
         return size
 
@@ -111,3 +140,12 @@ class MachineUse:
                 cores = (after - before) / (ended - began) if ended > began else None
                 found.append(Usage(name, cores, memory))
         return found
+
+
+def _doing(said: Any, at_secs: float) -> Doing | None:
+    """Reads an activity; None if it is not one of this version's."""
+    try:
+        fields = (str(said["kind"]), str(said["says"]), float(said["since_secs"]))
+        return Doing(*fields, dict(said["attributes"]), at_secs)
+    except (KeyError, TypeError, ValueError):
+        return None

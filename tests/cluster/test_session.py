@@ -18,7 +18,9 @@ from rl_sync.cluster.rpc import CallHandlers, PeerGoneError, RpcServer
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.session import RunStoppedError, Session, heartbeat_secs
 from rl_sync.cluster.team import Team
+from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.spans import SpanKind
+from rl_sync.workdir import Workdir
 from tests.cluster.memory_session import MemorySession
 from tests.settings.changed import settings_with
 
@@ -79,7 +81,7 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-def test_every_process_of_a_program_gives_signs_of_life_until_it_leaves(session, master):
+def test_every_process_of_a_program_gives_signs_of_life_until_it_leaves(session, master, tmp_path):
     first, second = session("explorer1"), session("explorer1", Second())
     with first.spans.span(SpanKind.ROLLOUT, step=3):
         wait_until(lambda: "(step 3)" in master.heard.get("explorer1", ("", 0, ""))[2])
@@ -89,6 +91,8 @@ def test_every_process_of_a_program_gives_signs_of_life_until_it_leaves(session,
     first.close()
     second.close()
     assert master.left == ["explorer1", "explorer1/1"]
+    told = read_json_lines(Workdir(tmp_path).usage / "explorer1.jsonl")[0]["doing"]
+    assert (told["kind"], told["says"], told["attributes"]["step"]) == ("rollout", "rollout e3", 3)
 
 
 def test_the_master_gets_no_more_heartbeats_a_second_from_many_explorers():

@@ -26,12 +26,14 @@ def test_a_line_has_the_cpu_time_and_the_memory_of_a_process_and_its_children(tm
     child.stdout.readline()
     usage.look()
     child.communicate()
-    usage.look()
+    usage.look(lambda: {"says": "compiles"})
     usage.close()
     before, during, after = read_json_lines(path)
     assert during["cpu_secs"] >= before["cpu_secs"] + 0.4
     assert during["memory_bytes"] >= before["memory_bytes"] + (40 << 20)
     assert after["memory_bytes"] < during["memory_bytes"] - (30 << 20)
+    assert after["doing"] == {"says": "compiles"}
+    assert "doing" not in during
 
 
 def test_lines_keep_their_distance(tmp_path):
