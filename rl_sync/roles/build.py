@@ -310,7 +310,7 @@ def run_explorer(
             explorer=explorer,
             blank=parameters.blank,
             puller=parameters.receiving(end.puller),
-            granted_secs=end.granted_secs,
+            began_secs=end.began_secs,
             at_hand=end.at_hand,
             sync_kind=site.kind,
             examination=wiring.examination(settings, task),

@@ -79,14 +79,15 @@ class ExplorerEnd(NamedTuple):
 
     Attributes:
       puller: the puller.
-      granted_secs: returns the time of the trainer's last grant, by the clock of the spans; 0 where
-        pulls need no grant.
+      began_secs: returns the time at which the weights of the last pull could begin to travel, by
+        the clock of the spans: that of the trainer's grant, or when it had computed them. 0 where
+        that is when the pull began.
       at_hand: returns the newest version that has arrived and can be pulled at once; None where
         versions travel when they are pulled.
     """
 
     puller: Puller
-    granted_secs: Callable[[], float] = lambda: 0.0
+    began_secs: Callable[[], float] = lambda: 0.0
     at_hand: Callable[[], int | None] = lambda: None
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, UInt32
@@ -146,19 +147,31 @@ class LocalPuller:
       params: abstract params in the shardings to place them in.
       explorer: number of the explorer, from 1.
       check_digest: whether to compare the digest of the placed weights with the published one.
+      now: a clock, in seconds.
+
+    Attributes:
+      computed_secs: time at which the trainer's devices had computed the last version that was
+        pulled: it is offered before.
     """
 
     def __init__(
-        self, publisher: LocalPublisher, params: Params, explorer: int, *, check_digest: bool = True
+        self,
+        publisher: LocalPublisher,
+        params: Params,
+        explorer: int,
+        *,
+        check_digest: bool = True,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._publisher, self._explorer = publisher, explorer
+        self._publisher, self._explorer, self._now = publisher, explorer, now
+        self.computed_secs = 0.0
         self._shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
         self._check_digest = check_digest
 
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """Waits for a version and places it; see `ends_interface.Puller`.
+        """Waits for a version, until it is computed, and places it; see `ends_interface.Puller`.
 
         On the trainer's own devices nothing is copied.
 
@@ -169,6 +182,8 @@ class LocalPuller:
         """
         wanted_text(exactly, at_least)
         offer = self._publisher.take(self._explorer, exactly, at_least, timeout_secs)
+        jax.block_until_ready(offer.params)
+        self.computed_secs = self._now()
         params = jax.device_put(offer.params, self._shardings)
         if self._check_digest:
             published, received = to_text(offer.digest), digest(params)
@@ -202,10 +217,10 @@ class LocalTrainerEnd(Offering):
 
 
 def _explorer(site: EndSite) -> ExplorerEnd:
-    number = number_of(site.session.role)
-    return ExplorerEnd(
-        LocalPuller(_shared(site), site.abstract_params, number, check_digest=site.verify)
-    )
+    number, now = number_of(site.session.role), site.session.spans.now
+    options: dict[str, Any] = {"check_digest": site.verify, "now": now}
+    puller = LocalPuller(_shared(site), site.abstract_params, number, **options)
+    return ExplorerEnd(puller, began_secs=lambda: puller.computed_secs)
 
 
 def _shared(site: EndSite) -> LocalPublisher:

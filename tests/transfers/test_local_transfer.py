@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,23 @@ def test_the_trainer_may_donate_what_it_has_published(publisher):
     params = step(params)
     jax.tree.map(np.testing.assert_array_equal, pulled, _params(0))
     jax.tree.map(np.testing.assert_array_equal, params, _params(2))
+
+
+def test_a_version_is_offered_before_it_is_computed_and_travels_once_it_is(publisher, puller):
+    """As a trainer publishes what its step will have computed."""
+
+    def slow(x):
+        time.sleep(0.5)
+        return x
+
+    params, began = _params(0), time.monotonic()
+    like = jax.ShapeDtypeStruct((2, 2), jnp.float32)
+    computed = jax.jit(lambda x: jax.pure_callback(slow, like, x))(jnp.zeros((2, 2)))
+    params["b"] = jax.device_put(computed, TRAINER)
+    publisher.publish(0, params)
+    _, pulled = puller.pull(timeout_secs=SECS)
+    assert puller.computed_secs >= began + 0.5
+    jax.tree.map(np.testing.assert_array_equal, pulled, _params(0))
 
 
 def test_an_exact_version_is_waited_for(publisher, puller):

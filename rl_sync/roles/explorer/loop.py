@@ -43,7 +43,7 @@ class ExplorerLoop:
       explorer: the actor.
       blank: makes parameters of the right shapes, to compile with before the first pull.
       puller: source of weights.
-      granted_secs: time when the transfer of the last pull began, if the puller needed a grant.
+      began_secs: time when the weights of the last pull could begin to travel; see `ExplorerEnd`.
       at_hand: returns the newest version that is here already; None if weights come on demand.
       sync_kind: span kind of a pull.
       delivery: gets groups scored, and inserts them.
@@ -55,7 +55,7 @@ class ExplorerLoop:
     explorer: Explorer
     blank: Callable[[], Params]
     puller: Puller
-    granted_secs: Callable[[], float]
+    began_secs: Callable[[], float]
     at_hand: Callable[[], int | None]
     sync_kind: SpanKind
     delivery: GroupDelivery
@@ -178,10 +178,7 @@ class ExplorerLoop:
         except WeightsTransferError as error:
             self._failure = error
             return control.PullFailed(started, str(error))
-        started, ended = max(started, self.granted_secs()), self.session.spans.now()
-        self.session.spans.record(
-            self.sync_kind, started, ended, version=version, step=command.step
-        )
+        self._record_pull(started, version=version, step=command.step)
         self.session.facts["version"] = version
         unfinished = () if self._control.version is None else self._state.unfinished
         self._state = ExplorerState(version, params, unfinished)
@@ -190,16 +187,23 @@ class ExplorerLoop:
     def _swap(self, command: control.Pull) -> ExplorerEvent:
         """Receives newer weights for completions in flight."""
         started = self.session.spans.now()
-        with self.session.spans.span(self.sync_kind) as attributes:
-            try:
-                version, params = self.puller.pull(
-                    at_least=command.version, timeout_secs=_RECEIVE_POLL_SECS
-                )
-            except WeightsTimeoutError:
-                return control.PullLate(started)
-            attributes["version"] = version
+        try:
+            version, params = self.puller.pull(
+                at_least=command.version, timeout_secs=_RECEIVE_POLL_SECS
+            )
+        except WeightsTimeoutError:
+            return control.PullLate(started)
+        self._record_pull(started, version=version)
         self._state = self._state._replace(version=version, params=params)
         return control.Pulled(version)
+
+    def _record_pull(self, started: float, **attributes: Any) -> None:
+        """Records a pull, and how long it waited until the weights could travel."""
+        began, spans = max(started, self.began_secs()), self.session.spans
+        if began > started:
+            wait = {"reason": "weights", "for_whom": control.TRAINER}
+            spans.record(SpanKind.WAIT, started, began, **wait)
+        spans.record(self.sync_kind, began, spans.now(), **attributes)
 
     def _begin(self, step: int) -> None:
         self._before, self._started = self.explorer.engine.stats, time.monotonic()

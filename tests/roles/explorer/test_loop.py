@@ -1,5 +1,7 @@
 """Work of the explorer's loop between chunks of a rollout."""
 
+import time
+
 import pytest
 
 from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
@@ -110,7 +112,7 @@ def loop(weights, monkeypatch):
         explorer=Explorer(),
         blank=lambda: None,
         puller=weights,
-        granted_secs=lambda: 0.0,
+        began_secs=lambda: 0.0,
         at_hand=lambda: None,
         sync_kind=SpanKind.SYNC_CHECKPOINT,
         delivery=Delivery(),
@@ -154,6 +156,22 @@ def test_newer_weights_are_taken_while_completions_are_in_flight(swapping, weigh
     swapping.run()
     assert swapping.versions == [5] * 10
     assert swapping.delivery.delivered == [["group 7"]]
+
+
+def test_what_a_pull_waits_for_is_a_wait_and_no_move_of_weights(swapping, weights):
+    pull, spans = weights.pull, swapping.session.spans
+
+    def wait_and_pull(**wanted):
+        time.sleep(0.02)
+        swapping.began_secs = spans.now
+        return pull(**wanted)
+
+    weights.pull, weights.version = wait_and_pull, 4
+    swapping.run()
+    waits = [wait for wait in spans.of(SpanKind.WAIT) if wait["reason"] == "weights"]
+    assert waits == [{"reason": "weights", "for_whom": "the trainer"}] * len(waits)
+    assert len(waits) == len(spans.of(SpanKind.SYNC_CHECKPOINT)) > 0
+    assert spans.spent["wait"] >= 0.02 * len(waits) > spans.spent["sync_checkpoint"]
 
 
 def test_between_two_looks_for_newer_weights_some_time_passes(swapping, weights):
