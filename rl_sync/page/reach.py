@@ -59,7 +59,7 @@ def _reached(one: RunRecords, by: By) -> list[tuple[int, float]]:
     amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
         "steps": lambda line: float(line["step"]),
         "tokens": lambda line: line.get(NUM_TOKENS),
-        "seconds": lambda line: line["time"] - one.start_secs if line.get("time") else None,
+        "seconds": lambda line: one.elapsed(line["time"]) if line.get("time") else None,
         "end": lambda line: None,
     }
     found = [(int(line["step"]), amounts[by](line)) for line in one.counted(RL)]

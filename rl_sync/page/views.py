@@ -191,7 +191,7 @@ def _points(run: RunRecords, phase: str, name: str, by: str) -> list[tuple[float
     tokens = {0: 0.0} | {line["step"]: line.get("num_tokens") for line in run.metrics.of_phase(RL)}
     places = {
         "step": lambda line: line["step"],
-        "seconds": lambda line: float(line.get("time") or start) - start,
+        "seconds": lambda line: run.elapsed(float(line.get("time") or start)),
         "tokens": lambda line: None if phase == SFT else tokens.get(line["step"]),
     }
     found = ((places[by](line), _plain(line.get(name))) for line in lines)

@@ -238,8 +238,16 @@ class RunRecords:
 
     @property
     def secs(self) -> float | None:
-        """The seconds between the first and the last record; None without any."""
-        return self.last_secs - self.start_secs if self.start_secs else None
+        """The seconds that the run took until its last record; None without any."""
+        return self.elapsed(self.last_secs) if self.start_secs else None
+
+    def elapsed(self, at_secs: float) -> float:
+        """Returns the seconds from the first record to a moment; those between attempts are none.
+
+        Args:
+          at_secs: Unix seconds.
+        """
+        return at_secs - self.start_secs - self.spans.away_secs(at_secs)
 
     @property
     def silent_secs(self) -> float:

@@ -30,6 +30,7 @@ class SpanLines:
         self._folder = JsonLinesFolder(Workdir(workdir).spans, root)
         self._seams: dict[str, list[_Seam]] = {}
         self._joined: list[Span] | None = None
+        self._away: list[tuple[float, float]] | None = None
         self._moves: list[_Move] = []
         self.by_role: dict[str, list[Span]] = {}
         self.wrong: str | None = None
@@ -44,7 +45,7 @@ class SpanLines:
             for line in news.lines:
                 self._add(path, line)
             if news.size or news.is_anew:
-                self._joined = None
+                self._joined = self._away = None
             size += news.size
         return size
 
@@ -74,6 +75,21 @@ class SpanLines:
             spans.sort(key=lambda span: (span.start_secs, span.end_secs))
             self._joined = _counted_once(spans)
         return self._joined
+
+    def away_secs(self, at_secs: float) -> float:
+        """Returns the seconds before a moment in which all of the run's processes had ended.
+
+        Args:
+          at_secs: real time, in Unix seconds.
+        """
+        if self._away is None:
+            spans = [span for of_role in self.by_role.values() for span in of_role]
+            begins = sorted(seam.began_secs for of in self._seams.values() for seam in of)
+            self._away = [
+                (max((s.end_secs for s in spans if s.start_secs < began), default=began), began)
+                for began in begins
+            ]
+        return sum(max(0.0, min(began, at_secs) - ended) for ended, began in self._away)
 
     def place(self, at_secs: float) -> float:
         """Returns the time of `joined` at which a moment belongs.

@@ -43,6 +43,25 @@ def test_steps_before_a_resumption_are_void(run, tmp_path):
     assert run.flow.dropped == {"resumed": 4}
 
 
+def test_the_time_between_two_attempts_is_not_the_run_s(tmp_path):
+    at, kind = Workdir(tmp_path), {"kind": "train"}
+    trainer, explorer = kind | {"role": "trainer"}, kind | {"role": "explorer1"}
+    append(at.spans_of("explorer1"), explorer | {"start": 101.0, "end": 112.0})
+    append(
+        at.spans_of("trainer"),
+        trainer | {"start": 100.0, "end": 110.0},
+        {"resumed_at": 1, "began": 3000.0},
+        trainer | {"start": 3001.0, "end": 3010.0},
+        {"resumed_at": 2, "began": 3012.0},  # The trainer alone was started again.
+        trainer | {"start": 3013.0, "end": 3020.0},
+    )
+    append(at.spans_of("explorer1"), explorer | {"start": 3002.0, "end": 3030.0})
+    (run,) = open_runs([tmp_path])
+    run.read()
+    assert run.secs == 12 + 30
+    assert [run.elapsed(at) for at in (105.0, 112.0, 1112.0, 3000.0, 3001.0)] == [5, 12, 12, 12, 13]
+
+
 def test_the_flow_counts_each_lease_once(tmp_path):
     flow, path = Flow(tmp_path), Workdir(tmp_path).ledger
     append(path, ledger(1, "leased", [1, 2, 3]), ledger(1, "buffered", [1, 2]))

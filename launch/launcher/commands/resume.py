@@ -11,12 +11,15 @@ from ml_collections import ConfigDict
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
 from rl_sync.launcher.processes.run_directory import counted_step, saved, settings_of
+from rl_sync.records.run_outcome import read_outcome
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.workdir import Workdir
 
 
 def execute(arguments: Arguments) -> int:
     """Resumes a run with its own config, in which settings may be changed.
+
+    Of a run that has finished it only says so.
 
     Raises:
       ConfigError: the directory holds nothing to go on from, or the settings cannot go on from it.
@@ -26,6 +29,9 @@ def execute(arguments: Arguments) -> int:
     config = arguments.config.copy_and_resolve_references()
     _follow_dtype(config, read_config(Workdir(workdir).config))
     config.workdir = str(workdir)
+    if (ended := _finished(Workdir(workdir), config.trainer.steps)) is not None:
+        print(ended)
+        return 0
     has_snapshot = saved(Workdir(workdir)) != (None, None)
     if not has_snapshot and counted_step(Workdir(workdir), settings_of(config.to_dict())) is None:
         raise ConfigError(
@@ -33,6 +39,20 @@ def execute(arguments: Arguments) -> int:
             " again with its config."
         )
     return run.execute(arguments._replace(config=config))
+
+
+def _finished(workdir: Workdir, steps: int) -> str | None:
+    """Returns what to tell of a run that has made all of these trainer steps; None if it has not.
+
+    Schedulers start jobs again that have ended, so this is no mistake.
+    """
+    outcome, made = read_outcome(workdir), read_config(workdir.config)["trainer"]["steps"]
+    if outcome is None or outcome.failed or outcome.stopped or steps > made:
+        return None
+    return (
+        f"The run in {workdir} has finished: it has made all of its {made} trainer steps. To train"
+        f" longer, give it more of them, such as --config.trainer.steps={2 * made}."
+    )
 
 
 def _follow_dtype(config: ConfigDict, before: Mapping[str, Any]) -> None:

@@ -106,6 +106,7 @@ class MasterServer:
         self._settings = settings
         workdir = Workdir(settings.workdir)
         recorded = read_journal(workdir.journal) if recovers else None
+        ended_secs = recorded.path.stat().st_mtime if recorded else 0.0
         self._journal = Journal(workdir.journal)
         self._task = wiring.load_task(settings)
         self._changed = threading.Condition()
@@ -115,6 +116,9 @@ class MasterServer:
         memory = ServerMemory(time.time())
         if recorded is not None:
             memory = of_json(ServerMemory, recorded.memory)
+            if continues:  # The time since the earlier attempt is not the run's.
+                since_secs = max(0.0, time.time() - ended_secs)
+                memory = dataclasses.replace(memory, began_secs=memory.began_secs + since_secs)
         self._weights = WeightRegistry(settings.sync.fanout, memory.weights)
         self._ledger = Ledger(settings.workdir)
         with contextlib.suppress(OSError):  # The record is optional.

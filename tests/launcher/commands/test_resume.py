@@ -10,6 +10,7 @@ import pytest
 from rl_sync.checkpoints.snapshots import save_snapshot
 from rl_sync.launcher import command_line
 from rl_sync.launcher.commands import resume, run
+from rl_sync.records.run_outcome import RunOutcome, record_end
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
@@ -55,6 +56,21 @@ def test_dtypes_of_roles_follow_that_of_the_model(workdir, resumed):
         settings = read_settings(config)
         dtypes.append((settings.compute_dtype, settings.explorer_dtype))
     assert dtypes == [("bfloat16", "bfloat16"), ("bfloat16", "float16")]
+
+
+def test_a_run_that_has_finished_says_so_and_trains_longer_on_demand(workdir, resumed, capsys):
+    save_snapshot(workdir.snapshots, 3, {"x": jnp.ones(2)}, {})
+    steps = json.loads(workdir.config.read_text())["trainer"]["steps"]
+    record_end(workdir, RunOutcome(1.0, "digest"))
+    assert resume_with(f"--workdir={workdir}") == 0
+    assert f"all of its {steps} trainer steps" in (said := capsys.readouterr().out)
+    assert f"--config.trainer.steps={2 * steps}" in said
+    assert resumed == []
+    resume_with(f"--workdir={workdir}", f"--config.trainer.steps={steps + 1}")
+    for outcome in (RunOutcome(1.0, None, "a role died"), RunOutcome(1.0, "d", None, "SIGINT")):
+        record_end(workdir, outcome)
+        resume_with(f"--workdir={workdir}")
+    assert len(resumed) == 3
 
 
 def test_a_directory_without_a_snapshot_is_refused(workdir, resumed):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 
 import pytest
 
@@ -61,7 +63,7 @@ class Masters:
     def __call__(self, call):
         return self.server.answer(call)
 
-    def _start(self, recovers):
+    def _start(self, recovers, continues=False):
         config = arithmetic.get_config()
         config.sync.mode, config.reward.workers = "asynchronous", 0
         config.trainer.groups_per_step, config.trainer.group_size = 2, 2
@@ -69,19 +71,25 @@ class Masters:
         config.task.arithmetic.greatest_operand = 19
         config.task.arithmetic.held_out_problems = config.evaluation.problems = 8
         settings = read_settings({**config.to_dict(), "workdir": str(self.workdir)})
-        self._all.append(MasterServer(settings, recovers))
+        self._all.append(MasterServer(settings, recovers, continues))
         return self._all[-1]
 
     @property
     def workdir(self):
         return self._tmp_path / f"run{self._count}"
 
-    def kill(self):
-        """Goes on with a copy of the files, as they are now."""
+    def kill(self, away_secs=0.0):
+        """Goes on with a copy of the files, as they are now.
+
+        Args:
+          away_secs: how long ago all processes of the run have ended; 0 if the others go on.
+        """
         before, old = without_deadlines(self.server._state), self.workdir
         self._count += 1
         shutil.copytree(old, self.workdir)
-        self.server = self._start(recovers=True)
+        for file in (self.workdir / "journal").iterdir():
+            os.utime(file, (time.time() - away_secs,) * 2)
+        self.server = self._start(recovers=True, continues=bool(away_secs))
         assert without_deadlines(self.server._state) == before
 
     def close(self):
@@ -102,6 +110,14 @@ def master(tmp_path):
     masters(Happened(VersionPublished(0)))
     yield masters
     masters.close()
+
+
+def test_the_clock_stands_still_between_two_attempts(master):
+    master.server._began_secs -= 3140  # It ran for 140 s, and has ended 3000 s ago.
+    master.server._begin_file()
+    for away_secs, shown in ((0.0, 3140), (3000.0, 140)):
+        master.kill(away_secs)
+        assert master(AskStatus()).elapsed_secs == pytest.approx(shown, abs=20)
 
 
 def lease(master, request):
