@@ -64,6 +64,8 @@ class Policy:
       layout: sharding of the parameters.
       processor: returns the processing of images; None for a policy that reads text alone.
       placeholder: text that stands for an image in prompts.
+      stop_strings, stop_ids: texts, and token ids besides the tokenizer's, that end completions in
+        the run.
     """
 
     tokenizer: Tokenizer
@@ -73,6 +75,8 @@ class Policy:
     layout: Layout
     processor: Callable[[], TileProcessor | None] = lambda: None
     placeholder: str = PLACEHOLDER
+    stop_strings: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
     def engine(self, slots: int = 64, max_length: int | None = None) -> Engine:
         """Makes an engine with these weights.
@@ -101,8 +105,9 @@ class Policy:
         top_p: float = 1.0,
         top_k: int = 0,
         greedy: bool = False,
-        stop_strings: Sequence[str] = (),
+        stop_strings: Sequence[str] | None = None,
         seed: int = 0,
+        chat: bool | None = None,
     ) -> list[list[Generated]]:
         """Completes prompts.
 
@@ -114,24 +119,30 @@ class Policy:
             data URLs, arrays, or images of Pillow. They stand at the placeholders of the text, or
             before a text without any. Empty for text alone.
           completions: number of completions of each prompt.
-          max_new_tokens, temperature, top_p, top_k, greedy, stop_strings: see `Sampling`.
+          max_new_tokens, temperature, top_p, top_k, greedy: see `Sampling`.
+          stop_strings: texts that end a completion; None for those of the run.
           seed: seed of the sampling; the same seed gives the same completions.
+          chat: whether the chat template writes prompts; None for as in the run.
 
           Returns:
             The completions of each prompt.
 
         Raises:
           ValueError: a value is out of range, a prompt has no room for the completion, an image
-            cannot be read or has no place, or the policy reads text alone.
+            cannot be read or has no place, the policy reads text alone, or it has no chat template.
         """
+        asking = self if chat is None else self._chatting(chat)
         is_one = isinstance(prompts, str) or is_messages(prompts)
         texts: list[Any] = [prompts] if is_one else list(prompts)
         shown = [images] if is_one else images
-        asked = self._asked(texts, shown) if images else [(self._ids(text), None) for text in texts]
+        if images:
+            asked = asking._asked(texts, shown)
+        else:
+            asked = [(asking._ids(text), None) for text in texts]
         sampling = Sampling(
             max_new_tokens=max_new_tokens,
-            stop_ids=self.tokenizer.eos_ids,
-            stop_strings=tuple(stop_strings),
+            stop_ids=(*self.tokenizer.eos_ids, *self.stop_ids),
+            stop_strings=self.stop_strings if stop_strings is None else tuple(stop_strings),
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
@@ -149,6 +160,17 @@ class Policy:
         rows = min(64, len(requests) * completions)
         engine = self.engine(rows, min(longest, self.model.max_length))
         return [[self._read(one) for one in of_prompt] for of_prompt in engine.generate(requests)]
+
+    def _chatting(self, chat: bool) -> Policy:
+        """Returns the policy with or without the chat template."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, PretrainedTokenizer):
+            if chat and not tokenizer.backend.chat_template:
+                raise ValueError("chat=True needs a chat template, and the tokenizer has none.")
+            return dataclasses.replace(self, tokenizer=dataclasses.replace(tokenizer, chat=chat))
+        if chat:
+            raise ValueError("chat=True needs a chat template, and tokens are characters here.")
+        return self
 
     def _ids(self, asked: str | Sequence[Mapping[str, Any]]) -> Int[np.ndarray, " P"]:
         if isinstance(asked, str):
@@ -210,6 +232,7 @@ def load(
     directory = Path(path).expanduser()
     layout = Layout.single()
     processor: Callable[[], TileProcessor | None]
+    ends: dict[str, Any] = {}
     if Workdir(str(directory)).config.is_file() and not _is_checkpoint(directory):
         if step is None:
             require_snapshot(directory)
@@ -218,7 +241,8 @@ def load(
         )
         policy = policy_of_run(directory, layout, wanted)
         tokenizer, model, params = policy.task.tokenizer, policy.model, policy.params
-        step, task = policy.step, policy.task
+        step, task, rollout = policy.step, policy.task, policy.settings.rollout
+        ends = {"stop_strings": rollout.stop_texts, "stop_ids": rollout.more_stop_ids}
         processor, placeholder = (lambda: task.processor), task.placeholder
     elif step is not None:
         raise ConfigError(f"step={step} is for runs, and {path} is a checkpoint: leave it out.")
@@ -238,7 +262,7 @@ def load(
     if dtype is not None:
         model = dataclasses.replace(model, dtype=dtype)
         params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
-    return Policy(tokenizer, model, params, int(step), layout, processor, placeholder)
+    return Policy(tokenizer, model, params, int(step), layout, processor, placeholder, **ends)
 
 
 def engine(path: str | Path, slots: int = 64, max_length: int | None = None) -> Engine:

@@ -73,7 +73,7 @@ class Usage(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a process was doing when it wrote its last line; it is no finished span yet.
+    """Activity of a process when it wrote its last line; no finished span yet.
 
     Attributes:
       kind: a `SpanKind`.

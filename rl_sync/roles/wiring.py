@@ -392,7 +392,7 @@ def sampling(settings: RunSettings, task: Task) -> Sampling:
         return Sampling(
             max_new_tokens=task.max_completion_tokens,
             stop_ids=(*task.tokenizer.eos_ids, *rollout.more_stop_ids),
-            stop_strings=tuple(part for part in rollout.stop_strings.split("|") if part),
+            stop_strings=rollout.stop_texts,
             min_new_tokens=rollout.min_new_tokens,
             repetition_penalty=rollout.repetition_penalty,
             temperature=rollout.temperature,

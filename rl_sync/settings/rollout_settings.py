@@ -144,6 +144,11 @@ class RolloutSettings:
         return tuple(map(int, self.stop_parts))
 
     @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Texts that end a completion."""
+        return tuple(part for part in self.stop_strings.split("|") if part)
+
+    @property
     def stop_parts(self) -> list[str]:
         """Returns the parts of `stop_ids`, which a rule requires to be token ids."""
         return [part.strip() for part in self.stop_ids.split(",") if part.strip()]

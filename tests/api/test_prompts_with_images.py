@@ -84,10 +84,43 @@ def test_a_conversation_goes_through_the_chat_template(monkeypatch):
         policy(None).generate(messages)
 
 
+def test_a_call_may_leave_the_template_out_or_ask_for_it(monkeypatch):
+    tokenizer = family("chatml")
+    loaded = dataclasses.replace(policy(None), tokenizer=tokenizer)
+    monkeypatch.setattr(Policy, "engine", lambda *_: Echo())
+    plain = dataclasses.replace(tokenizer, chat=False)
+    for given, chat, expected in (
+        (tokenizer, None, tokenizer),
+        (tokenizer, False, plain),
+        (plain, None, plain),
+        (plain, True, tokenizer),
+    ):
+        [[found]] = dataclasses.replace(loaded, tokenizer=given).generate("Why?", chat=chat)
+        assert found.tokens.tolist() == expected.encode_prompt("Why?")
+    assert tokenizer.encode_prompt("Why?") != plain.encode_prompt("Why?")
+    with pytest.raises(ValueError, match="chat=True needs a chat template"):
+        policy(None).generate("ab", chat=True)
+    policy(None).generate("ab", chat=False)
+
+
+def test_completions_end_where_those_of_the_run_end(monkeypatch):
+    asked = []
+    run = dataclasses.replace(policy(None), stop_strings=("###",), stop_ids=(7,))
+    monkeypatch.setattr(Policy, "engine", lambda *_: Echo(asked))
+    run.generate("ab")
+    run.generate("ab", stop_strings=[])
+    ends = [(one.sampling.stop_strings, one.sampling.stop_ids) for one in asked]
+    assert ends == [(("###",), (*TOKENIZER.eos_ids, 7)), ((), (*TOKENIZER.eos_ids, 7))]
+
+
 class Echo:
     """An engine whose completions are the prompts."""
 
+    def __init__(self, asked=None):
+        self.asked = [] if asked is None else asked
+
     def generate(self, requests):
+        self.asked += requests
         return [
             [types.SimpleNamespace(tokens=one.prompt, logprobs=one.prompt, finish="stop")]
             for one in requests
