@@ -33,7 +33,7 @@ class RoleStatus:
       step: its explorer step or trainer step.
       version: the policy version that it holds.
       tokens_per_sec: tokens generated, or trained on, in a second.
-      reward: the mean reward of its last batch.
+      reward: the mean reward of its last batch; on the display, the moving mean of them.
       staleness: the staleness of its last batch, in trainer steps.
       loss: the loss of its last SFT step.
       done, of: the number of finished parts of the activity, and of all parts; None if not known.

@@ -156,4 +156,8 @@ def _line(text: str) -> str:
 
 
 def _reward(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3f}"
+    """Writes a reward with three decimals, or with six if these would be another number."""
+    if value is None:
+        return "?"
+    few = f"{value:.3f}"
+    return few if abs(float(few) - value) < 5e-7 else f"{value:.6f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -13,6 +14,27 @@ from rl_sync.roles.master.state import MasterState
 from rl_sync.settings.run_settings import RunSettings
 
 _SFT, _RL = "sft", "rl"
+_MEMORY = 0.9  # The weight of the average so far: about ten steps count.
+
+
+class _MovingMean:
+    """Bias-corrected exponential moving average of rewards, each of which is told several times."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int | None, float] | None = None
+        self._total = self._mass = 0.0
+
+    def take(self, step: int | None, value: float) -> None:
+        """Takes a step's value, unless it is the one before again."""
+        if (step, value) != self._last:
+            self._last = step, value
+            self._total = _MEMORY * self._total + (1 - _MEMORY) * value
+            self._mass = _MEMORY * self._mass + (1 - _MEMORY)
+
+    @property
+    def value(self) -> float:
+        """The average."""
+        return self._total / self._mass
 
 
 class StatusBoard:
@@ -31,11 +53,16 @@ class StatusBoard:
         self._settings, self._began_secs = settings, began_secs
         self.phase, self._message = phase, ""
         self._roles: dict[str, RoleStatus] = {}
+        self._rewards: dict[str, _MovingMean] = {}
         self._sft_step = 0
         self._paces = {one: Pace() for one in (_SFT, _RL)}
 
     def heard(self, status: RoleStatus) -> None:
-        """Takes the report of a role."""
+        """Takes the report of a role, and shows the moving mean of its rewards."""
+        if status.reward is not None:
+            mean = self._rewards.setdefault(status.role, _MovingMean())
+            mean.take(status.step, status.reward)
+            status = dataclasses.replace(status, reward=mean.value)
         self._roles[status.role] = status
 
     def role(self, role: str) -> RoleStatus | None:

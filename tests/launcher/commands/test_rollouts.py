@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from rl_sync.launcher.commands import rollout_view, rollouts
+from rl_sync.page import text
 from rl_sync.records.metrics_writer import MetricsWriter
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import Rollout
@@ -199,3 +200,10 @@ def test_a_directory_without_records_is_a_mistake(tmp_path, capsys):
 def test_the_mean_logprob_is_of_the_tokens_that_were_drawn():
     assert Rollout(step=1, lease=1, logprobs=[-1.0, None, -2.0]).mean_logprob == -1.5
     assert Rollout(step=1, lease=1, logprobs=[None]).mean_logprob is None
+
+
+def test_rewards_that_differ_are_not_written_alike():
+    values = (1.0, 0.9996, 0.99951, 1 / 3, 0.333, 0.5, -0.25, None)
+    written = [rollout_view._reward(value) for value in values]
+    assert written == "1.000 0.999600 0.999510 0.333333 0.333 0.500 -0.250 ?".split()
+    assert [text.number(value, 6) for value in values[:4]] == ["1", "0.9996", "0.99951", "0.333333"]
