@@ -17,6 +17,7 @@ _WORK = {
     SpanKind.COMPILE,
     SpanKind.EVALUATION,
     SpanKind.SNAPSHOT,
+    SpanKind.REPORT,
 }
 
 

@@ -30,7 +30,14 @@ JOINT_KINDS = frozenset(sync_kind(name) for name, one in TRANSFERS.items() if on
 """The kinds of syncs in which trainer and explorers meet."""
 
 _QUIET_KINDS = frozenset(
-    {SpanKind.SCORE, SpanKind.INSERT, SpanKind.SNAPSHOT, SpanKind.COMPILE, SpanKind.EVALUATION}
+    {
+        SpanKind.SCORE,
+        SpanKind.INSERT,
+        SpanKind.SNAPSHOT,
+        SpanKind.COMPILE,
+        SpanKind.EVALUATION,
+        SpanKind.REPORT,
+    }
 )
 _LEAST_SYNC = 0.0045  # Syncs are drawn at least this wide, as a share of the window,
 _MOST_SYNCS = 0.1  # unless that would give all syncs of a lane more than this share.

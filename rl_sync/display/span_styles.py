@@ -45,6 +45,7 @@ SPAN_STYLES: Mapping[str, SpanStyle] = {
     SpanKind.INSERT: SpanStyle("insert", "#CDD5DD", "blue"),
     SpanKind.SNAPSHOT: SpanStyle("snapshot", "#C8B6AE", "bright_blue"),
     SpanKind.COMPILE: SpanStyle("compile", "#DEDEE3", "bright_black"),
+    SpanKind.REPORT: SpanStyle("report", "#B9C7BE", "green"),
 }
 """Styles by kind of span, in the order of the timeline's legend."""
 

@@ -37,6 +37,7 @@ class SpanKind(enum.StrEnum):
     WAIT = "wait"
     SNAPSHOT = "snapshot"
     COMPILE = "compile"
+    REPORT = "report"
     # One for each transfer of weights; see `sync_kind`.
     _ignore_ = "_members _name"
     _members = vars()

@@ -35,6 +35,7 @@ WINDOWS: Mapping[str, tuple[str, ...]] = {
     SpanKind.TRAIN: (TRAINER,),
     SpanKind.TRAIN_AGAIN: (TRAINER,),
     SpanKind.SNAPSHOT: (TRAINER,),
+    SpanKind.REPORT: (TRAINER,),
     SpanKind.EVALUATION: (TRAINER, _EXPLORER),
     SpanKind.WAIT: (TRAINER, _EXPLORER),
     SpanKind.COMPILE: (TRAINER, _EXPLORER),

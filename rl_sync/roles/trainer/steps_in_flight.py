@@ -192,35 +192,36 @@ class StepsInFlight:
     ) -> None:
         chosen = self._recorder.choose(groups) if self._recorder else []
         values, arrays = ready.result()
-        values |= sizes(groups) | {**notes}
-        at_end = int(values.pop("skipped_at_end"))
-        self._session.facts.update(
-            step=step,
-            version=step,
-            reward=values["reward_mean"] if math.isfinite(values["reward_mean"]) else None,
-            tokens_per_sec=values["tokens_per_sec"],
-            staleness=values["staleness_mean"],
-        )
-        logged()
-        try:
-            # Written first: a line of a step that the master does not count becomes void.
-            self._consumed.write(step, groups)
-        except RecordsError as error:
-            self._session.tell(Fail(str(error)))
-        leases = tuple(_leases(groups))
-        trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
-        recorded = [group.lease_id for _, group in chosen]
-        judgements = self._session.tell(
-            Trained(trained, values, self._session.spans.spent, recorded)
-        )
-        if "logprob_gap" in values:
-            self._compare(step, values["logprob_gap"])
-        updates = self._session.settings.optimizer.updates_per_batch
-        self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
-        self._skipped.count_unjudged(step, int(values["unjudged_updates"]))
-        if self._recorder and chosen:
-            figures = functools.partial(self._figures, arrays, sources)
-            self._recorder.record(step, Chosen(chosen, judgements), figures)
+        with self._session.spans.span(SpanKind.REPORT, step=step):
+            values |= sizes(groups) | {**notes}
+            at_end = int(values.pop("skipped_at_end"))
+            self._session.facts.update(
+                step=step,
+                version=step,
+                reward=values["reward_mean"] if math.isfinite(values["reward_mean"]) else None,
+                tokens_per_sec=values["tokens_per_sec"],
+                staleness=values["staleness_mean"],
+            )
+            logged()
+            try:
+                # Written first: a line of a step that the master does not count becomes void.
+                self._consumed.write(step, groups)
+            except RecordsError as error:
+                self._session.tell(Fail(str(error)))
+            leases = tuple(_leases(groups))
+            trained = BatchTrained(step, leases, tuple(left_out), tuple(kept))
+            recorded = [group.lease_id for _, group in chosen]
+            judgements = self._session.tell(
+                Trained(trained, values, self._session.spans.spent, recorded)
+            )
+            if "logprob_gap" in values:
+                self._compare(step, values["logprob_gap"])
+            updates = self._session.settings.optimizer.updates_per_batch
+            self._skipped.count(step, int(values["skipped_updates"]), at_end, updates)
+            self._skipped.count_unjudged(step, int(values["unjudged_updates"]))
+            if self._recorder and chosen:
+                figures = functools.partial(self._figures, arrays, sources)
+                self._recorder.record(step, Chosen(chosen, judgements), figures)
 
     def _figures(self, arrays: Mapping[str, Array], sources: Sequence[Source]) -> Figures:
         """Reads the per-token values of a step from this process's devices."""

@@ -205,5 +205,5 @@ def test_the_mean_logprob_is_of_the_tokens_that_were_drawn():
 def test_rewards_that_differ_are_not_written_alike():
     values = (1.0, 0.9996, 0.99951, 1 / 3, 0.333, 0.5, -0.25, None)
     written = [rollout_view._reward(value) for value in values]
-    assert written == "1.000 0.999600 0.999510 0.333333 0.333 0.500 -0.250 ?".split()
+    assert written == ["1.000", "0.999600", "0.999510", "0.333333", "0.333", "0.500", "-0.250", "?"]
     assert [text.number(value, 6) for value in values[:4]] == ["1", "0.9996", "0.99951", "0.333333"]

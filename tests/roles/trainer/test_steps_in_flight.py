@@ -14,6 +14,7 @@ from rl_sync.learning.rows.batching import Placed
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanKind, SpanRecorder
+from rl_sync.records.summary import of_kind
 from rl_sync.roles.master.events import BatchTrained
 from rl_sync.roles.trainer.steps_in_flight import StepsInFlight
 from rl_sync.types import NO_LEASE, Group, TrainBatch
@@ -170,8 +171,12 @@ def test_the_span_of_a_step_lasts_until_it_is_done_and_begins_after_the_one_befo
     second.join(10)
     run.stepping.settle()
     run.spans.close()
-    one, two = read_spans(tmp_path)
+    spans = read_spans(tmp_path)
+    one, two = of_kind(spans, SpanKind.TRAIN)
     assert (one.step, two.step) == (1, 2)
+    reported = of_kind(spans, SpanKind.REPORT)
+    assert [span.step for span in reported] == [1, 2]
+    assert reported[0].start_secs >= one.end_secs
     assert two.start_secs >= one.end_secs
     assert one.attributes["tokens"] == 6
     assert one.attributes["versions"] == [3, 4]
@@ -300,4 +305,4 @@ def test_a_step_that_the_master_counts_already_is_neither_reported_nor_recorded(
     assert run.events == ["logged", ("consumed", 2, of_second), ("trained", 2, of_second)]
     run.spans.close()
     kinds = [span.kind for span in read_spans(tmp_path)]
-    assert kinds == [SpanKind.TRAIN_AGAIN, SpanKind.TRAIN]
+    assert kinds == [SpanKind.TRAIN_AGAIN, SpanKind.TRAIN, SpanKind.REPORT]
