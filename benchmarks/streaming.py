@@ -349,7 +349,7 @@ class Bench:
             explorer=explorer,
             blank=lambda: self._params,
             puller=cast(Puller, site),
-            granted_secs=lambda: 0.0,
+            began_secs=lambda: 0.0,
             at_hand=lambda: None,
             sync_kind=sync_kind("checkpoint"),
             delivery=GroupDelivery(

@@ -17,7 +17,8 @@ FACTS = {
     "where it has run": (
         r"has run on one GPU|On one GPU the main command ran",
         ("README.md", "BUILD.md", "docs/comparison.md", "docs/how-to/gpus.md"),
-        r"has run on CPUs only|not been (?:run|tested) on (?:such|these) devices|names \| two CPU cores",
+        r"has run on CPUs only|not been (?:run|tested) on (?:such|these) devices"
+        r"|names \| two CPU cores",
     ),
     "policies that see": (
         r"Gemma 3, (?:and )?SmolVLM(?: and|,| with) Idefics 3|from a random start of up to about a"
