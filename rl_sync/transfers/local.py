@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, UInt32
 
 from rl_sync.cluster.master_calls import Happened
+from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.role_names import number_of
 from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
@@ -147,11 +147,11 @@ class LocalPuller:
       params: abstract params in the shardings to place them in.
       explorer: number of the explorer, from 1.
       check_digest: whether to compare the digest of the placed weights with the published one.
-      now: a clock, in seconds.
+      spans: records the wait until a version is there and computed.
 
     Attributes:
       computed_secs: time at which the trainer's devices had computed the last version that was
-        pulled: it is offered before.
+        pulled, by the clock of the spans: it is offered before.
     """
 
     def __init__(
@@ -161,9 +161,10 @@ class LocalPuller:
         explorer: int,
         *,
         check_digest: bool = True,
-        now: Callable[[], float] = time.monotonic,
+        spans: SpanRecorder | None = None,
     ) -> None:
-        self._publisher, self._explorer, self._now = publisher, explorer, now
+        self._publisher, self._explorer = publisher, explorer
+        self._spans = spans or SpanRecorder(None, "")
         self.computed_secs = 0.0
         self._shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
         self._check_digest = check_digest
@@ -181,9 +182,11 @@ class LocalPuller:
           WeightsTransferError: the version is gone, or the trainer has ended.
         """
         wanted_text(exactly, at_least)
-        offer = self._publisher.take(self._explorer, exactly, at_least, timeout_secs)
-        jax.block_until_ready(offer.params)
-        self.computed_secs = self._now()
+        wait = {"reason": "synchronization", "for_whom": "the trainer"}
+        with self._spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
+            offer = self._publisher.take(self._explorer, exactly, at_least, timeout_secs)
+            jax.block_until_ready(offer.params)
+        self.computed_secs = self._spans.now()
         params = jax.device_put(offer.params, self._shardings)
         if self._check_digest:
             published, received = to_text(offer.digest), digest(params)
@@ -217,8 +220,8 @@ class LocalTrainerEnd(Offering):
 
 
 def _explorer(site: EndSite) -> ExplorerEnd:
-    number, now = number_of(site.session.role), site.session.spans.now
-    options: dict[str, Any] = {"check_digest": site.verify, "now": now}
+    number = number_of(site.session.role)
+    options: dict[str, Any] = {"check_digest": site.verify, "spans": site.session.spans}
     puller = LocalPuller(_shared(site), site.abstract_params, number, **options)
     return ExplorerEnd(puller, began_secs=lambda: puller.computed_secs)
 

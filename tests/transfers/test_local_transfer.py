@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rl_sync.records.spans import SpanRecorder
 from rl_sync.transfers import local
 from rl_sync.transfers.local import LocalPublisher, LocalPuller
 from rl_sync.weights.ends_interface import (
@@ -71,21 +72,15 @@ def test_the_trainer_may_donate_what_it_has_published(publisher):
     jax.tree.map(np.testing.assert_array_equal, params, _params(2))
 
 
-def test_a_version_is_offered_before_it_is_computed_and_travels_once_it_is(publisher, puller):
-    """As a trainer publishes what its step will have computed."""
-
-    def slow(x):
-        time.sleep(0.5)
-        return x
-
-    params, began = _params(0), time.monotonic()
-    like = jax.ShapeDtypeStruct((2, 2), jnp.float32)
-    computed = jax.jit(lambda x: jax.pure_callback(slow, like, x))(jnp.zeros((2, 2)))
-    params["b"] = jax.device_put(computed, TRAINER)
-    publisher.publish(0, params)
-    _, pulled = puller.pull(timeout_secs=SECS)
-    assert puller.computed_secs >= began + 0.5
-    jax.tree.map(np.testing.assert_array_equal, pulled, _params(0))
+def test_a_version_is_offered_before_it_is_computed_and_travels_once_it_is(publisher, monkeypatch):
+    spans = SpanRecorder(None, "explorer1")
+    puller = LocalPuller(publisher, _like(EXPLORER), 1, spans=spans)
+    publisher.publish(0, _params(0))
+    ready, began = jax.block_until_ready, spans.now()
+    monkeypatch.setattr(jax, "block_until_ready", lambda params: time.sleep(0.2) or ready(params))
+    puller.pull(timeout_secs=SECS)
+    assert spans.now() >= puller.computed_secs >= began + 0.2
+    assert 0.2 <= spans.spent["wait"] <= puller.computed_secs - began
 
 
 def test_an_exact_version_is_waited_for(publisher, puller):

@@ -198,11 +198,8 @@ class ExplorerLoop:
         return control.Pulled(version)
 
     def _record_pull(self, started: float, **attributes: Any) -> None:
-        """Records a pull, and how long it waited until the weights could travel."""
+        """Records a pull from when the weights could travel; the puller records a wait before."""
         began, spans = max(started, self.began_secs()), self.session.spans
-        if began > started:
-            wait = {"reason": "weights", "for_whom": control.TRAINER}
-            spans.record(SpanKind.WAIT, started, began, **wait)
         spans.record(self.sync_kind, began, spans.now(), **attributes)
 
     def _begin(self, step: int) -> None:
