@@ -40,12 +40,12 @@ def frame_of(settings: RunSettings, task: Task, model: ModelConfig) -> dict[str,
 
 
 def tokenizer_of(settings: RunSettings, task: Task) -> dict[str, Any]:
-    """Returns the run's tokenizer, unless `model.path` provides its own."""
+    """Returns the run's tokenizer, unless `model.path` provides its own, and what ends a reply."""
     tokenizer, path = task.tokenizer, settings.tokenizer.path
     if isinstance(tokenizer, CharacterTokenizer):
         return {"files": tokenizer_files(tokenizer), "token_ids": token_ids(tokenizer)}
-    if path is None:
-        return {}
     ends = list(tokenizer.eos_ids)
-    ids = {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": tokenizer.pad_id}
-    return {"tokenizer": locate(path), "token_ids": ids}
+    ids = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
+    if path is None:
+        return {"token_ids": ids}
+    return {"tokenizer": locate(path), "token_ids": ids | {"pad_token_id": tokenizer.pad_id}}

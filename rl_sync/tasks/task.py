@@ -105,7 +105,7 @@ class Task:
             )
 
     def describe(self) -> str:
-        """Describes the number of problems and their lengths, and the data that was left out."""
+        """Describes problems, their lengths, data that was left out, and ends of replies."""
         sizes = (
             f"{len(self.train):,} problems to train on, {len(self.held_out):,} held out; at most"
             f" {self.max_prompt_tokens} tokens a prompt and {self.max_completion_tokens} a"
@@ -117,6 +117,8 @@ class Task:
                 f"{seen:,} of {len(self.held_out):,} held-out problems have a prompt that is"
                 " trained on too: accuracy is also reported for these and for the others."
             )
+        if ends := self.tokenizer.describe_ends():
+            notes.append(ends)
         return "\n".join([sizes, *(f"- {note}" for note in notes)])
 
     def describe_prompt(self) -> str:

@@ -185,7 +185,7 @@ def model(special: tuple[str, ...], plain: tuple[str, ...] = ()) -> Tokenizer:
 def load_model(
     tokenizer: Tokenizer,
     template: str | None,
-    eos: str,
+    eos: str | None,
     bos: str | None = None,
     chat: str = "auto",
     system: str | None = None,
@@ -199,7 +199,9 @@ def load_model(
         # As tokenizers of some families do, it begins and ends every text by itself.
         around = [(text, tokenizer.token_to_id(text)) for text in (bos, eos)]
         tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A {eos}", None, around)
-    names = {"eos_token": eos} | ({} if bos is None else {"bos_token": bos})
+    names = ({} if eos is None else {"eos_token": eos}) | (
+        {} if bos is None else {"bos_token": bos}
+    )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     if template is not None:
         fast.chat_template = template

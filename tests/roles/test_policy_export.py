@@ -16,6 +16,7 @@ from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of
+from rl_sync.roles.checkpoint_frame import frame_of
 from rl_sync.roles.policy_export import export
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
@@ -34,6 +35,21 @@ CHECKPOINT = golden.ROOT / "qwen2"
 TOKENIZER = golden.ROOT.parent / "tokenizer"
 
 
+def config_of(
+    workdir: Path,
+    tokenizer: Path | None = None,
+    task: dict[str, object] | None = None,
+    **model: object,
+):
+    """The config of a small run."""
+    config = {**tiny.get_config().to_dict(), "workdir": str(workdir)}
+    for name, value in model.items():
+        config["model"][name] = {**config["model"][name], **value} if name == "vision" else value
+    config["task"] |= task or {}
+    config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
+    return config
+
+
 def run_in(
     workdir: Path,
     tokenizer: Path | None = None,
@@ -41,12 +57,7 @@ def run_in(
     **model: object,
 ):
     """The work directory of a run: its config, its model and the parameters of two snapshots."""
-    config = {**tiny.get_config().to_dict(), "workdir": str(workdir)}
-    for name, value in model.items():
-        config["model"][name] = {**config["model"][name], **value} if name == "vision" else value
-    config["task"] |= task or {}
-    config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
-    settings = read_settings(config)
+    settings = read_settings(config_of(workdir, tokenizer, task, **model))
     workdir.mkdir()
     Workdir(workdir).config.write_text(json.dumps(settings.resolved()))
     task = wiring.load_task(settings)
@@ -162,6 +173,32 @@ def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(p
     assert values["eos_token_id"] == generation["eos_token_id"] == list(used.eos_ids)
     assert values["pad_token_id"] == generation["pad_token_id"] == used.pad_id
     assert generation["top_k"] == 20
+
+
+def test_a_checkpoint_keeps_all_that_ends_a_reply_the_templates_end_first(tmp_path):
+    checkpoint = shutil.copytree(CHECKPOINT, tmp_path / "checkpoint")
+    words = json.loads((checkpoint / "tokenizer.json").read_text())
+    words["added_tokens"].append(words["added_tokens"][-1] | {"id": 7, "content": "#"})
+    (checkpoint / "tokenizer.json").write_text(json.dumps(words))
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [2, 4], "top_k": 20}')
+    (checkpoint / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}#{% endif %}"
+        "{% endfor %}"
+    )
+    settings = read_settings(config_of(tmp_path / "run", path=str(checkpoint)))
+    task = wiring.load_task(settings)
+    assert task.tokenizer.eos_ids == (7, 2, 4)
+    (tmp_path / "out").mkdir()
+    for name, content in frame_of(settings, task, wiring.model_config(settings, task)).items():
+        (tmp_path / "out" / name).write_bytes(content)
+    values, generation = (
+        json.loads((tmp_path / "out" / name).read_text())
+        for name in ("config.json", "generation_config.json")
+    )
+    assert values["eos_token_id"] == generation["eos_token_id"] == [7, 2, 4]
+    assert generation["top_k"] == 20
+    again = pretrained.load(str(tmp_path / "out"), "no", None)
+    assert set(again.eos_ids) == {2, 4, 7}, "whoever asks without the template stops there, too"
 
 
 def test_the_newest_snapshot_that_is_whole_is_exported(tmp_path, caplog):

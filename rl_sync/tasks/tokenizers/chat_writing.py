@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -115,6 +116,22 @@ def write_chat(
     return backend.apply_chat_template(
         list(messages), tools=named, chat_template=template, tokenize=False, **arguments, **way
     )
+
+
+def end_of_reply(behind: Sequence[int], ends: Sequence[int], special: Container[int]) -> int | None:
+    """Returns the id that ends a reply in a chat template; None if there is none.
+
+    The first special tokens behind the reply close it. The end is the first of `ends` among them,
+    and otherwise the last of them: a tokenizer made for texts often names only the end of texts.
+
+    Args:
+      behind: ids of what the template writes behind the reply.
+      ends: ids that the checkpoint's files name as ends.
+      special: ids of special tokens.
+    """
+    runs = itertools.groupby(behind, lambda i: i in ends or i in special)
+    closing = next((list(run) for is_closing, run in runs if is_closing), [])
+    return next((i for i in closing if i in ends), closing[-1] if closing else None)
 
 
 @functools.lru_cache(maxsize=8)

@@ -22,7 +22,12 @@ from rl_sync.models.huggingface.files import read_object
 from rl_sync.setting import check, setting
 from rl_sync.tasks.pictures.places import PLACE, joined, unused_character
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
-from rl_sync.tasks.tokenizers.chat_writing import arguments_of, day_of, write_chat
+from rl_sync.tasks.tokenizers.chat_writing import (
+    arguments_of,
+    day_of,
+    end_of_reply,
+    write_chat,
+)
 from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
 from rl_sync.tasks.tokenizers.shielding import Shield
 from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
@@ -33,6 +38,7 @@ _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "to
 _REPLACEMENT = "\ufffd"
 _ANY_TEXT = "0"
 _ASKED = "Yes?"
+_ANSWERED = "Yes."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +201,27 @@ class PretrainedTokenizer:
             return _ASKED in self._apply([message], (), add_generation_prompt=True)
         except Exception:  # Errors of Jinja, or of the template's own code.
             return False
+
+    def template_end(self) -> int | None:
+        """Returns the id with which the chat template ends a reply; see `end_of_reply`.
+
+        Raises:
+          Exception: an error of Jinja, or of the template's own code.
+        """
+        asked, answered = (
+            self.with_parts({"role": role, "content": text}, shows=False)
+            for role, text in (("user", _ASKED), ("assistant", _ANSWERED))
+        )
+        no_ends = {self.backend.unk_token_id, self.backend.bos_token_id}
+        for number, messages in enumerate([[asked, answered], [asked, answered, asked]]):
+            written = self._apply(messages, (), add_generation_prompt=False)
+            behind = self.encode(written.partition(_ANSWERED)[2])
+            # The header of the next turn ends a reply only if the checkpoint says so.
+            special = self.special.ids - no_ends if number == 0 else frozenset()
+            end = end_of_reply(behind, self.eos_ids, special)
+            if end is not None:
+                return end
+        return None
 
     def encode_covered(self, rendered: str, shield: Shield) -> list[int]:
         """Encodes a text with special tokens, in which covered names are text.
@@ -413,6 +440,17 @@ class PretrainedTokenizer:
             system = "no system message but what the template itself may write"
         return f"in the chat template of {path} with {system}"
 
+    def describe_ends(self) -> str:
+        """Says that the chat template's end of a reply is not the tokenizer's; empty if it is."""
+        own, end = self.backend.eos_token_id, self.eos_id
+        if not self.chat or own in (None, end):
+            return ""
+        named, written = (repr(self.decode_all([i])) for i in (own, end))
+        return (
+            f"The tokenizer's end of sequence is {named}, but its chat template ends replies with"
+            f" {written}: both end a reply, and demonstrations end with {written}."
+        )
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; special tokens inside stay visible.
 
@@ -455,11 +493,6 @@ def load(
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # We need no torch.
     backend, eos_ids = _read(path)
-    if not eos_ids:
-        raise ValueError(
-            f"The tokenizer of {path} names no end-of-sequence token, so no completion would end:"
-            " set eos_token in its tokenizer_config.json."
-        )
     has_template = backend.chat_template is not None
     if chat == "yes" and not has_template:
         raise ValueError(
@@ -475,26 +508,32 @@ def load(
     arguments, day = arguments_of(template_arguments), day_of(date) or datetime.date.today()
     if arguments:
         _require_read(path, backend.chat_template, arguments, chats)
+    made = PretrainedTokenizer(
+        backend=backend,
+        chat=chats,
+        system=system,
+        vocab_size=max(backend.get_vocab().values()) + 1,
+        pad_id=backend.pad_token_id,
+        eos_ids=eos_ids,
+        arguments=arguments,
+        day=day,
+    )
     if chats:
         try:
-            end = _turn_end(backend, eos_ids, arguments, day)
+            end = made.template_end()
         except Exception as error:  # Errors of Jinja, or of the template's own code.
             raise ValueError(
                 f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
                 " Correct it, or use tokenizer.chat=no."
             ) from error
         eos_ids = tuple(dict.fromkeys((end, *eos_ids))) if end is not None else eos_ids
-    pad_id = backend.pad_token_id
-    made = PretrainedTokenizer(
-        backend=backend,
-        chat=chats,
-        system=system,
-        vocab_size=max(backend.get_vocab().values()) + 1,
-        pad_id=eos_ids[0] if pad_id is None else pad_id,
-        eos_ids=eos_ids,
-        arguments=arguments,
-        day=day,
-    )
+    if not eos_ids:
+        raise ValueError(
+            f"The tokenizer of {path} names no end-of-sequence token, so no completion would end:"
+            " set eos_token in its tokenizer_config.json."
+        )
+    pad_id = eos_ids[0] if made.pad_id is None else made.pad_id
+    made = dataclasses.replace(made, eos_ids=eos_ids, pad_id=pad_id)
     if system is not None and chats:
         try:
             made.encode_prompt(_ASKED)
@@ -562,14 +601,3 @@ def _refuse_broken(directory: Path) -> None:
     for name in _FILES:
         if (directory / name).exists():
             read_object(directory / name)
-
-
-def _turn_end(
-    backend: Any, eos_ids: Sequence[int], arguments: Mapping[str, Any], day: datetime.date
-) -> int | None:
-    """Returns the id with which the chat template ends an answer, if it is one of `eos_ids`."""
-    turns = [{"role": "user", "content": "Yes?"}, {"role": "assistant", "content": "Yes."}]
-    ids = backend.encode(
-        write_chat(backend, turns, arguments=arguments, day=day), add_special_tokens=False
-    )
-    return next((i for i in reversed(ids) if i in eos_ids), None)

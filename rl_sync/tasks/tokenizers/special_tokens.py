@@ -18,6 +18,7 @@ class SpecialTokens:
 
     Attributes:
       names: texts of the tokens, longest first.
+      ids: their ids.
       pattern: matches any of them, with the white space that it absorbs; None if there are none.
     """
 
@@ -30,7 +31,7 @@ class SpecialTokens:
             for token in tokens
         ]
         self.pattern = re.compile("|".join(patterns)) if patterns else None
-        self._ids = frozenset(special)
+        self.ids = frozenset(special)
         self._backend = backend
 
     @functools.cached_property
@@ -42,7 +43,7 @@ class SpecialTokens:
     def encode_as_text(self, text: str) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text."""
         ids = self._encode(text)
-        if self._ids.isdisjoint(ids):
+        if self.ids.isdisjoint(ids):
             return ids
         # A name may also be a token of the tokenizer's own model, so each name is cut in two.
         names = (re.finditer(re.escape(name), text) for name in self.names)

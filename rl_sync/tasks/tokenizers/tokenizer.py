@@ -105,6 +105,9 @@ class Tokenizer(Hashable, Protocol):
           asked: messages and tools of the prompt's conversation; None for a text.
         """
 
+    def describe_ends(self) -> str:
+        """Says which tokens end a reply if that may surprise; otherwise empty."""
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes a completion up to its first end of sequence."""
 
@@ -269,6 +272,10 @@ class CharacterTokenizer:
         """Says that prompts are characters."""
         del asked
         return "one token a character"
+
+    def describe_ends(self) -> str:
+        """Says nothing: there is one end."""
+        return ""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes up to the first end of sequence; padding inside becomes U+FFFD.
