@@ -22,7 +22,7 @@ from rl_sync.reward_models.model_on_devices import (
     tokenizer_of,
 )
 from rl_sync.rewards.judgement import Completion, Judgement, Row
-from rl_sync.tasks.tokenizers.prompt_messages import encode_asked
+from rl_sync.tasks.tokenizers.prompt_messages import encode_asked, is_begun
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
 
@@ -97,10 +97,9 @@ class RewardModel(ModelSite):
         found: dict[int, Judgement] = {}
         ids: dict[int, list[int]] = {}
         for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-            end = [] if completion.truncated else [tokenizer.eos_id]
             try:
                 asked = encode_asked(tokenizer, str(row["prompt"]), row)
-                ids[i] = [*asked, *tokenizer.encode(completion.text), *end]
+                ids[i] = [*asked, *_replied(tokenizer, row, completion)]
             except Exception as error:  # Tokenizers raise errors of many kinds.
                 found[i] = Judgement.unknown(f"the completion cannot be encoded: {error}")
                 continue
@@ -151,6 +150,16 @@ class RewardModel(ModelSite):
                 " std=…, or normalize=False."
             )
         return mean, std
+
+
+def _replied(tokenizer: Tokenizer, row: Row, completion: Completion) -> list[int]:
+    """Encodes a completion as pairs are encoded; a truncated one has no end."""
+    if completion.truncated:
+        return tokenizer.encode(completion.text)
+    return [
+        *tokenizer.encode_reply(completion.text, continues=is_begun(row)),
+        tokenizer.eos_id,
+    ]
 
 
 def _judgement(score: float, normalized: float) -> Judgement:

@@ -97,8 +97,8 @@ def fit(
         problems = _with_short_pairs(problems, encoder, limits.max_completion_tokens)
     asked = [*problems.train, *problems.held_out]
     pairs = [*problems.preferences, *problems.held_out_preferences]
-    answers = [one.answer for one in (*asked, *problems.demonstrations)]
-    answers += [text for pair in pairs for text in (pair.chosen, pair.rejected)]
+    answers = [(one.answer, one.row) for one in (*asked, *problems.demonstrations)]
+    answers += [(text, one.prompt.row) for one in pairs for text in (one.chosen, one.rejected)]
     longest = max(encoder.length(one.text, one.row) for one in asked)
     drawn = limits.max_completion_tokens
     room = episode_tokens or (longest + drawn if drawn is not None else 0)
@@ -106,7 +106,7 @@ def fit(
         problems, encoder, rendering, room=room, cuts=limits.too_long == "truncate"
     )
     most = max((len(one.tokens) - longest for one in dialogues), default=0)
-    if limits.max_completion_tokens is None and not any(answers) and most < 1:
+    if limits.max_completion_tokens is None and not any(text for text, _ in answers) and most < 1:
         raise ValueError(
             "task.max_completion_tokens is not set, and the task has no answers or"
             " demonstrations that give their maximum length: set the maximum tokens of a"
@@ -120,7 +120,7 @@ def fit(
         reward=problems.reward,
         max_prompt_tokens=longest,
         max_completion_tokens=limits.max_completion_tokens
-        or max(most, *(encoder.completion_length(answer) for answer in answers)),
+        or max(most, *(encoder.completion_length(*answer) for answer in answers)),
         preferences=problems.preferences,
         held_out_preferences=problems.held_out_preferences,
         notes=tuple(notes),
@@ -250,7 +250,9 @@ def _with_short_demonstrations(
 ) -> Problems:
     """Leaves out demonstrations that are too long: cut ones would teach completions not to end."""
     everything = problems.demonstrations
-    kept = [one for one in everything if encoder.completion_length(one.answer) <= max_tokens]
+    kept = [
+        one for one in everything if encoder.completion_length(one.answer, one.row) <= max_tokens
+    ]
     left_out = len(everything) - len(kept)
     note = (
         f"{left_out} of {len(everything)} demonstrations are left out of SFT: with their"
@@ -264,8 +266,8 @@ def _with_short_pairs(problems: Problems, encoder: PromptEncoder, max_tokens: in
     """Leaves out pairs with a completion that is too long: if cut, its score means nothing."""
 
     def fits(pair: Preference) -> bool:
-        both = (pair.chosen, pair.rejected)
-        return max(encoder.completion_length(text) for text in both) <= max_tokens
+        both, row = (pair.chosen, pair.rejected), pair.prompt.row
+        return max(encoder.completion_length(text, row) for text in both) <= max_tokens
 
     every = [*problems.preferences, *problems.held_out_preferences]
     short = [[pair for pair in of if fits(pair)] for of in (problems.preferences,

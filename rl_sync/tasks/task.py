@@ -94,8 +94,9 @@ class Task:
         if isinstance(prompt, Demonstrated):
             assert len(prompt.tokens) <= self.row_tokens, "longer dialogues are left out or cut"
             return
-        self._check_prompt(prompt._replace(row=self._row_of(prompt)))
-        answered = self.encoder.completion_length(prompt.answer)
+        prompt = prompt._replace(row=self._row_of(prompt))
+        self._check_prompt(prompt)
+        answered = self.encoder.completion_length(prompt.answer, prompt.row)
         most = self.row_tokens - self.max_prompt_tokens
         if answered > most:
             raise ValueError(
@@ -265,8 +266,9 @@ class Task:
                 length = len(prompt.tokens)
                 tokens[row, :length], mask[row, :length] = prompt.tokens, prompt.mask
                 continue
-            asked = self.encoder.expanded(prompt.text, self._row_of(prompt)).ids
-            ids = [*asked, *self.encoder.completion(prompt.answer), self.tokenizer.eos_id]
+            of = self._row_of(prompt)
+            asked = self.encoder.expanded(prompt.text, of).ids
+            ids = [*asked, *self.encoder.completion(prompt.answer, of), self.tokenizer.eos_id]
             tokens[row, : len(ids)], mask[row, len(asked) : len(ids)] = ids, True
         return tokens, mask
 

@@ -37,7 +37,7 @@ def task_of(path, tokenizer, **fields):
         tokenizer=tokenizer,
         name="dataset",
         dataset__path=str(path),
-        max_completion_tokens=8,
+        max_completion_tokens=16,
         **named,
     )
 
@@ -139,7 +139,7 @@ def test_a_long_conversation_loses_its_oldest_turns_or_is_dropped(chatml, tmp_pa
         name="dataset",
         dataset__path=str(path),
         dataset__held_out_path=str(CASES),
-        max_completion_tokens=8,
+        max_completion_tokens=16,
         max_prompt_tokens=60,
         too_long="truncate",
     )
@@ -164,9 +164,14 @@ def test_a_demonstration_follows_its_conversation(chatml, tmp_path, subtests):
             task = task_of(path, chatml, **more)
             tokens, mask = task.encode_demonstrations(task.demonstrations)
             ids = of_transformers(task.tokenizer, asked)
-            reply = [*task.tokenizer.encode("It is 2."), task.tokenizer.eos_id]
-            assert tokens[0, : mask.argmax(1)[0]].tolist() == ids
-            assert tokens[0][mask[0]].tolist() == reply
+            said = [*asked, {"role": "assistant", "content": "It is 2."}]
+            whole = task.tokenizer.backend.apply_chat_template(said, return_dict=False)
+            (start,) = mask.argmax(1)
+            end = start + mask.sum()
+            assert tokens[0, :start].tolist() == ids
+            assert tokens[0, :end].tolist() == whole[:end]
+            assert mask[0, start:end].all()
+            assert tokens[0, end - 1] == task.tokenizer.eos_id
     with subtests.test(kind="turns"):
         turns = [SAID, last, {"role": "assistant", "content": "4"}]
         row = {"prompt": [SYSTEM, USER, SAID, last], "completion": turns}

@@ -53,8 +53,12 @@ def demonstrated(
         if step.begins_segment:
             sequences.append(Demonstrated((), ()))
         reply, end = _reply(bridge, renderer, step.conversation, message)
-        ends = (i for i in tokenizer.eos_ids if tokenizer.decode_all([i]) in end)
-        drawn = [*renderer.encode(reply, begins=False), next(ends, tokenizer.eos_id)]
+        names = ((i, tokenizer.decode_all([i])) for i in tokenizer.eos_ids)
+        last, space = next(
+            ((i, end.partition(name)[0]) for i, name in names if name and name in end),
+            (tokenizer.eos_id, ""),
+        )
+        drawn = [*renderer.encode(reply + space, begins=False), last]
         sequences[-1] = _followed(sequences[-1], step, drawn, line.is_learned)
         said, waiting = (message, drawn), []
     return [one for one in sequences if any(one.mask)]

@@ -12,11 +12,12 @@ from jaxtyping import Int, UInt8
 
 from rl_sync.images import Image, images_of
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
-from rl_sync.tasks.pictures.tile_processor import TileLayout, TileProcessor, cut
+from rl_sync.tasks.pictures.tile_processor import PictureMarks, TileLayout, TileProcessor, cut
 from rl_sync.tasks.tokenizers.prompt_messages import (
     PromptMessages,
     asked_tokens,
     encode_asked,
+    is_begun,
     messages_of,
 )
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, completion_tokens
@@ -113,17 +114,22 @@ class PromptEncoder:
         assert (at >= 0).sum() == len(tiles) * self.processor.tile_tokens, "each tile has a place"
         return PicturedPrompt(ids, at, tiles, digests)
 
-    def completion(self, text: str) -> list[int]:
-        """Encodes a completion, without its end of sequence."""
-        if self.processor is None:
-            return self.tokenizer.encode(text)
-        return self.tokenizer.encode_imageless(text, self.processor.marks)
+    def completion(self, text: str, row: Mapping[str, Any] | None) -> list[int]:
+        """Encodes a completion to learn, without its end of sequence.
 
-    def completion_length(self, text: str) -> int:
-        """Counts the tokens of a completion, its end of sequence included."""
-        if self.processor is None:
-            return completion_tokens(self.tokenizer, text)
-        return len(self.completion(text)) + 1
+        Args:
+          text: the completion's text.
+          row: fields of the prompt's row.
+        """
+        return self.tokenizer.encode_reply(text, continues=is_begun(row), marks=self._marks)
+
+    def completion_length(self, text: str, row: Mapping[str, Any] | None) -> int:
+        """Counts the tokens of a completion to learn, its end of sequence included."""
+        return completion_tokens(self.tokenizer, text, is_begun(row), self._marks)
+
+    @property
+    def _marks(self) -> PictureMarks | None:
+        return None if self.processor is None else self.processor.marks
 
     def _placed(self, text: str, images: Sequence[Image]) -> str:
         try:

@@ -208,16 +208,11 @@ class PretrainedTokenizer:
         Raises:
           Exception: an error of Jinja, or of the template's own code.
         """
-        asked, answered = (
-            self.with_parts({"role": role, "content": text}, shows=False)
-            for role, text in (("user", _ASKED), ("assistant", _ANSWERED))
-        )
         no_ends = {self.backend.unk_token_id, self.backend.bos_token_id}
-        for number, messages in enumerate([[asked, answered], [asked, answered, asked]]):
-            written = self._apply(messages, (), add_generation_prompt=False)
-            behind = self.encode(written.partition(_ANSWERED)[2])
+        for goes_on in (False, True):
+            behind = self.encode(self._replied(_ANSWERED, goes_on).partition(_ANSWERED)[2])
             # The header of the next turn ends a reply only if the checkpoint says so.
-            special = self.special.ids - no_ends if number == 0 else frozenset()
+            special = frozenset() if goes_on else self.special.ids - no_ends
             end = end_of_reply(behind, self.eos_ids, special)
             if end is not None:
                 return end
@@ -313,11 +308,48 @@ class PretrainedTokenizer:
             pieces.append(self._encode_cut(one, cut) if isinstance(one, str) else one)
         return pieces
 
-    def encode_imageless(self, text: str, marks: PictureMarks | None) -> list[int]:
-        """Encodes a text by itself, in which the names of image tokens are plain text."""
-        assert marks is not None, "checked by image_id"
-        cut = unused_character([text])
-        return self._encode_cut(_cut_names(text, marks, cut), cut)
+    def encode_reply(
+        self, text: str, *, continues: bool = False, marks: PictureMarks | None = None
+    ) -> list[int]:
+        """Encodes a reply up to its end; see `Tokenizer`.
+
+        With the end, the ids behind the prompt's are those of `apply_chat_template`. If the
+        template loses a part of the reply, such as its thoughts, the text is encoded as it is.
+        """
+        if marks is not None and re.search(marks.names, text):
+            cut = unused_character([text])
+            return self._encode_cut(_cut_names(text, marks, cut), cut)
+        if not self.chat:
+            return self.encode(text)
+        prompt, behind, closing = self._reply_frame
+        reply = text
+        if not continues:
+            written = self._replied(text)
+            said = written.removeprefix(prompt).removesuffix(behind)
+            if f"{prompt}{said}{behind}" == written and _unspaced(text) in _unspaced(said):
+                reply = said
+        # Encoded behind the prompt: some tokenizers begin every text with a space.
+        before, whole = self.encode(prompt), self.encode(prompt + reply + closing)
+        follows = whole[: len(before)] == before
+        return whole[len(before) :] if follows else self.encode(reply + closing)
+
+    @functools.cached_property
+    def _reply_frame(self) -> tuple[str, str, str]:
+        """What the template writes up to a reply, behind it, and behind it before its end."""
+        asked = [self.with_parts({"role": "user", "content": _ASKED}, shows=False)]
+        prompt = self._apply(asked, (), add_generation_prompt=True)
+        behind = self._replied(_ANSWERED).partition(_ANSWERED)[2]
+        closing, end, _ = behind.partition(self.decode_all([self.eos_id]))
+        return prompt, behind, closing if end else ""
+
+    def _replied(self, text: str, goes_on: bool = False) -> str:
+        """Writes a question and its reply in the template, and perhaps another question."""
+        turns = [("user", _ASKED), ("assistant", text), ("user", _ASKED)][: 2 + goes_on]
+        messages = [
+            self.with_parts({"role": role, "content": content}, shows=False)
+            for role, content in turns
+        ]
+        return self._apply(messages, (), add_generation_prompt=False)
 
     def _encode_cut(self, text: str, cut: str) -> list[int]:
         parts = [part for part in text.split(cut) if part]
@@ -468,6 +500,10 @@ class PretrainedTokenizer:
             else _REPLACEMENT * len(list(run))
             for known, run in runs
         )
+
+
+def _unspaced(text: str) -> str:
+    return "".join(text.split())
 
 
 def _cut_names(text: str, marks: PictureMarks, cut: str) -> str:

@@ -65,6 +65,12 @@ def messages_of(row: Mapping[str, Any] | None) -> PromptMessages | None:
     return PromptMessages(row[MESSAGES], row.get(TOOLS) or ())
 
 
+def is_begun(row: Mapping[str, Any] | None) -> bool:
+    """Says whether a row's prompt ends with a reply that the policy continues."""
+    asked = messages_of(row)
+    return asked is not None and asked.messages[-1]["role"] == "assistant"
+
+
 def identity(text: str, row: Mapping[str, Any] | None) -> Hashable:
     """Returns a key that is equal for prompts with the same text, messages and images."""
     asked = messages_of(row)

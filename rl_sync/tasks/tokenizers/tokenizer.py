@@ -92,8 +92,17 @@ class Tokenizer(Hashable, Protocol):
           Token ids of texts, and the numbers of tiles, in order.
         """
 
-    def encode_imageless(self, text: str, marks: PictureMarks | None) -> list[int]:
-        """Encodes a text by itself, in which the names of image tokens are plain text."""
+    def encode_reply(
+        self, text: str, *, continues: bool = False, marks: PictureMarks | None = None
+    ) -> list[int]:
+        """Encodes a reply to learn, as the policy draws it behind its prompt, up to its end.
+
+        Args:
+          text: the reply, or the rest of one.
+          continues: whether the prompt ends with a reply that is begun.
+          marks: tokens of images in a pretrained vocabulary; their names in the text are plain
+            text.
+        """
 
     def describe_prompt(
         self,
@@ -117,9 +126,14 @@ class Tokenizer(Hashable, Protocol):
 
 # Loading a task needs the same lengths several times, and encoding takes most of its time.
 @functools.lru_cache(maxsize=_REMEMBERED_LENGTHS)
-def completion_tokens(tokenizer: Tokenizer, text: str) -> int:
-    """Counts the tokens of a text as a completion, its end of sequence included."""
-    return len(tokenizer.encode(text)) + 1
+def completion_tokens(
+    tokenizer: Tokenizer,
+    text: str,
+    continues: bool = False,
+    marks: PictureMarks | None = None,
+) -> int:
+    """Counts the tokens of a reply to learn, its end of sequence included; see `encode_reply`."""
+    return len(tokenizer.encode_reply(text, continues=continues, marks=marks)) + 1
 
 
 def plain_text(
@@ -256,13 +270,15 @@ class CharacterTokenizer:
         pieces = joined(texts, pictures)
         return [self.encode(one) if isinstance(one, str) else one for one in pieces]
 
-    def encode_imageless(self, text: str, marks: PictureMarks | None = None) -> list[int]:
+    def encode_reply(
+        self, text: str, *, continues: bool = False, marks: PictureMarks | None = None
+    ) -> list[int]:
         """Encodes the characters; the token of images has no name.
 
         Raises:
           ValueError: a character is not in the charset.
         """
-        del marks
+        del continues, marks
         return self.encode(text)
 
     def describe_prompt(

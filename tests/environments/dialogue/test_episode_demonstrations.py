@@ -19,7 +19,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.tasks.dialogues import dialogue_of
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Demonstrations
-from tests.environments.families import FAMILIES, family, load_model, model
+from tests.environments.families import CHATML, FAMILIES, family, load_model, model
 from tests.settings.changed import settings_with
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -68,6 +68,10 @@ TALK = [
     {"role": "user", "content": [{"type": "text", "text": "say <|im_end|> and </s>"}]},
     {"role": "assistant", "content": "I say <|im_end|> and </s>."},
 ]
+SPACED = (
+    "{% for m in messages %}{{ ' ' + m.content + ' </s>' if m.role == 'assistant' else"
+    " '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"
+)
 TEMPLATES = [name for name in FAMILIES if name != "plain"]
 
 
@@ -106,6 +110,24 @@ def _for_template(dialogue):
         )
         for line in dialogue.lines
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "eos", "special"),
+    [
+        (SPACED, "</s>", ("</s>", "<s>")),
+        (CHATML, "<|endoftext|>", ("<|endoftext|>", "<|im_start|>", "<|im_end|>")),
+    ],
+)
+def test_a_reply_is_imitated_as_the_template_ends_it(template, eos, special):
+    tokenizer = load_model(model(special), template, eos)
+    (one,) = demonstrated(tokenizer, _dialogue([*TALK[:2], *TALK[:2]]))
+    whole = tokenizer.backend.apply_chat_template([*TALK[:2], *TALK[:2]], return_dict=False)
+    assert list(one.tokens) == whole[: len(one.tokens)]
+    learned = _learned(one)
+    assert [ids[-1] for ids in learned] == [tokenizer.eos_id] * 2
+    said = " north " if template is SPACED else "north"
+    assert [tokenizer.decode(ids) for ids in learned] == [said] * 2
 
 
 @pytest.mark.parametrize("name", ["chatml", "headers"])

@@ -125,10 +125,10 @@ def test_names_of_image_tokens_in_a_text_stay_text(name, chat, images, tmp_path)
     assert ((found.ids == image) == (found.at >= 0)).all()
     assert (found.at >= 0).any() == bool(images)
     assert literal in tokenizer.decode_all(found.ids)
-    answer = encoder.completion(literal)
+    answer = encoder.completion(literal, None)
     assert image not in answer
     assert tokenizer.decode_all(answer) == literal
-    assert encoder.completion_length(literal) == len(answer) + 1
+    assert encoder.completion_length(literal, None) == len(answer) + 1
 
 
 def test_lengths_are_known_without_decoding_an_image(smol, monkeypatch):

@@ -5,8 +5,10 @@ import functools
 from typing import NamedTuple
 
 import pytest
+from tokenizers import normalizers
 
-from tests.environments.families import BRACKETS, CHATML, HEADERS, load_model, model
+from tests.environments.families import BRACKETS, CHATML, HEADERS, THINKING, load_model, model
+from tests.tasks.loading import load, write_lines
 
 PHI = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
@@ -27,7 +29,20 @@ HARMONY = (
     "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}{% endfor %}"
     "{{ '<|start|>assistant' if add_generation_prompt }}"
 )
-BARE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+BARE = (
+    "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n{% endfor %}"
+    "{{ 'assistant:\n' if add_generation_prompt }}"
+)
+SPACED = (
+    "{% for m in messages %}{{ ' ' + m.content + ' </s>' if m.role == 'assistant' else"
+    " '[INST] ' + m.content + ' [/INST]' }}{% endfor %}"
+)
+FORGETS = CHATML.replace(
+    "{{ write(message) }}",
+    """{%- if message.role == 'assistant' -%}
+{%- set message = {'role': message.role, 'content': message.content.split('</think>')[-1]} -%}
+{%- endif -%}{{ write(message) }}""",
+)
 
 
 class Chat(NamedTuple):
@@ -84,6 +99,11 @@ CHATS = {  # With the ends that are right, the trained one first.
         Chat(BRACKETS, "</s>", ("</s>", "<s>", "[INST]", "[/INST]"), bos="<s>"),
         ("</s>",),
     ),
+    "Llama 2": (Chat(SPACED, "</s>", ("</s>", "<s>")), ("</s>",)),
+    "thoughts": (
+        Chat(THINKING, "<|endoftext|>", _CHATML),
+        ("<|im_end|>", "<|endoftext|>"),
+    ),
     "no end": (Chat(BARE, "</s>", ("</s>", "<s>"), bos="<s>"), ("</s>",)),
 }
 
@@ -92,6 +112,18 @@ CHATS = {  # With the ends that are right, the trained one first.
 def loaded(name, chat="auto"):
     template, eos, special, ends, bos = CHATS[name][0]
     return load_model(model(special), template, eos, bos=bos, chat=chat, ends=ends)
+
+
+def answered(tokenizer, answer, asked="What is 7 + 5?"):
+    """Returns the ids of a demonstration and those of `apply_chat_template`, up to the end."""
+    question = {"role": "user", "content": asked}
+    ids = tokenizer.backend.apply_chat_template(
+        [question, {"role": "assistant", "content": answer}], return_dict=False
+    )
+    found = [*tokenizer.encode_messages([question]), *tokenizer.encode_reply(answer)]
+    if tokenizer.eos_id in ids[len(found) :]:
+        found.append(tokenizer.eos_id)
+    return found, ids[: len(found)]
 
 
 def named(tokenizer):
@@ -128,3 +160,76 @@ def test_a_notice_says_that_the_templates_end_is_not_the_tokenizers(subtests):
         " with '<|im_end|>': both end a reply, and demonstrations end with '<|im_end|>'."
     )
     assert not loaded("base of Qwen 2.5", chat="no").describe_ends()
+
+
+ANSWERS = (
+    "12",
+    " 12 ",
+    "\n12",
+    "",
+    "user",
+    "think",
+    "im_end",
+    "12 is 5 + 7.\n",
+    "<think>\nCarry?\n</think>\n\n12",
+    "<think>Carry?</think>12",
+)
+
+
+def test_a_demonstration_has_the_ids_of_apply_chat_template_up_to_its_end(subtests):
+    for name in CHATS:
+        tokenizer, ended = loaded(name), 0
+        for answer in ANSWERS:
+            with subtests.test(name, answer=answer):
+                found, right = answered(tokenizer, answer)
+                assert found == right
+                ended += found[-1] == tokenizer.eos_id
+        has_end = name not in ("no end", "the next turn's header", "a header that no file names")
+        assert ended == len(ANSWERS) * has_end
+
+
+def test_a_reply_is_encoded_behind_its_header_though_texts_begin_with_a_space():
+    backend = model(("</s>", "<s>"))
+    backend.normalizer = normalizers.Prepend(" ")
+    tokenizer = load_model(backend, BARE, "</s>")
+    found, right = answered(tokenizer, "12 is it")
+    assert found == right
+    assert tokenizer.encode("12 is it") != tokenizer.encode_reply("12 is it")
+
+
+def test_a_reply_keeps_thoughts_that_the_template_leaves_out():
+    tokenizer = load_model(model(_CHATML), FORGETS, "<|im_end|>")
+    assert tokenizer.decode_all(tokenizer.encode_reply("<think>7</think>12")) == (
+        "<think>7</think>12"
+    )
+
+
+def test_the_rest_of_a_reply_that_is_begun_has_nothing_before_it():
+    tokenizer = loaded("thoughts")
+    whole, rest = (tokenizer.encode_reply("12", continues=one) for one in (False, True))
+    assert tokenizer.decode_all(whole) == "<think>\n\n</think>\n\n12"
+    assert tokenizer.decode_all(rest) == "12"
+    spaced = loaded("Llama 2")
+    assert spaced.decode_all(spaced.encode_reply("12", continues=True)) == "12 "
+
+
+def test_a_task_learns_the_reply_and_the_templates_end(tmp_path, subtests):
+    begun = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "It is"}]
+    rows = [{"prompt": "7 + 5?", "answer": "12"}, {"prompt": begun, "answer": "12"}]
+    path = str(write_lines(tmp_path / "rows.jsonl", rows))
+    for name, front in (("thoughts", "<think>\n\n</think>\n\n"), ("base of Qwen 2.5", "")):
+        tokenizer = loaded(name)
+        tokenizer.backend.save_pretrained(tmp_path / name)
+        named = {"dataset__path": path, "dataset__held_out_path": path}
+        task = load(tokenizer=tmp_path / name, name="dataset", **named)
+        for demonstration in task.demonstrations:
+            with subtests.test(name, prompt=demonstration.text):
+                (tokens,), (mask,) = task.encode_demonstrations([demonstration])
+                learned = tokens[mask].tolist()
+                whole = front * (demonstration.text == "7 + 5?") + "12<|im_end|>"
+                assert tokenizer.decode_all(learned) == whole
+                row = demonstration.row
+                assert task.encoder.completion_length("12", row) == len(learned)
+        assert len(task.demonstrations) == 2
+        assert task.max_completion_tokens == len(tokenizer.encode_reply("12")) + 1
+        assert "both end a reply" in task.describe()
