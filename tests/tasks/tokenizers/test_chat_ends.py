@@ -233,3 +233,28 @@ def test_a_task_learns_the_reply_and_the_templates_end(tmp_path, subtests):
         assert len(task.demonstrations) == 2
         assert task.max_completion_tokens == len(tokenizer.encode_reply("12")) + 1
         assert "both end a reply" in task.describe()
+
+
+def test_padding_that_is_an_end_leaves_no_token_to_learn_out(tmp_path):
+    tokenizer = load_model(model(_CHATML), CHATML, "<|im_end|>")
+    tokenizer.backend.pad_token = "<|im_end|>"
+    tokenizer.backend.save_pretrained(tmp_path)
+    rows = [
+        {"prompt": "7 + 5?", "answer": one, "better": one, "worse": "no"} for one in ("12", "4")
+    ]
+    path = str(write_lines(tmp_path / "rows.jsonl", rows))
+    named = {"dataset__path": path, "dataset__held_out_path": path}
+    named |= {"dataset__chosen": "better", "dataset__rejected": "worse"}
+    task = load(tokenizer=tmp_path, name="dataset", **named)
+    assert task.tokenizer.pad_id == task.tokenizer.eos_id
+    said = [one.answer for one in task.demonstrations]
+    pairs = [text for one in task.preferences for text in (one.chosen, one.rejected)]
+    for texts, (tokens, mask) in (
+        (said, task.encode_demonstrations(task.demonstrations)),
+        (pairs, task.encode_preferences(task.preferences)),
+    ):
+        assert len(texts) == len(tokens) > 0
+        for text, ids, learned in zip(texts, tokens, mask, strict=True):
+            end = task.tokenizer.eos_id
+            assert ids[learned].tolist() == [*task.tokenizer.encode(text), end]
+            assert (ids[: learned.argmax()] == end).sum() == 1, "the prompt has an end, too"
