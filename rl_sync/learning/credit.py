@@ -64,7 +64,12 @@ def give(
     cut = batch.truncated
     if cut is None:
         cut = _is_truncated(rows, lengths, max_tokens, end_ids)
-    kept = _kept(algorithm, rewards, cut, group_size)
+    estimator, compared = ADVANTAGES[algorithm.advantage], rewards
+    if algorithm.turn_discount < 1 and not estimator.of_tokens:
+        compared = returns.of_turns(
+            _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
+        )
+    kept = _kept(algorithm, rewards, compared, cut, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
     penalty = jnp.zeros(mask.shape)
     if ref_logprobs is not None and algorithm.kl_place == "reward":
@@ -75,7 +80,6 @@ def give(
     given = {**vars(algorithm), **known, "lengths": lengths, "group_size": group_size}
     if algorithm.turn_discount < 1:
         given["discount"] = returns.at_turns(algorithm.discount, algorithm.turn_discount, mask)
-    estimator = ADVANTAGES[algorithm.advantage]
     if estimator.of_tokens:
         of_tokens = _at_tokens(rows, rewards) - penalty
         estimate: AdvantageEstimate = call(estimator.function, given, rewards=of_tokens)
@@ -86,15 +90,11 @@ def give(
         total = trajectory_totals(estimate.advantages, mask, sequences, rewards.size)
         of_trajectories = total / jnp.maximum(lengths, 1)
     else:
-        if algorithm.turn_discount < 1:
-            rewards = returns.of_turns(
-                _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
-            )
-        less = rewards - trajectory_totals(penalty, mask, sequences, rewards.size)
+        less = compared - trajectory_totals(penalty, mask, sequences, rewards.size)
         of_trajectories = call(estimator.function, given, rewards=less)
         estimate = AdvantageEstimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
-    statistics = _trajectory_metrics(batch.rewards, rewards, lengths, cut, group_size)
+    statistics = _trajectory_metrics(batch.rewards, compared, lengths, cut, group_size)
     # Rewards of unjudged completions have no meaning.
     metrics |= {
         name: jnp.where(mask.any(), value, jnp.nan) if name.startswith("reward_") else value
@@ -132,15 +132,17 @@ def _is_truncated(
 def _kept(
     algorithm: Algorithm,
     rewards: Float[Array, " trajectories"],
+    compared: Float[Array, " trajectories"],
     is_truncated: Bool[Array, " trajectories"],
     group_size: int,
 ) -> Bool[Array, " trajectories"]:
+    """Marks the trajectories in the loss; `compared` are the returns that advantages compare."""
     low, high = algorithm.group_mean_low, algorithm.group_mean_high
     kept = shaping.within_difficulty(rewards, group_size, low, high)
     if algorithm.mask_truncated:
         kept &= ~is_truncated
     if algorithm.filter_zero_variance:
-        kept &= shaping.has_spread(rewards, group_size)
+        kept &= shaping.has_spread(compared, group_size)
     if algorithm.extremes:
         kept &= shaping.extremes(rewards, group_size, algorithm.extremes)
     return kept

@@ -204,6 +204,23 @@ def test_turns_are_discounted_between_replies_and_not_within_one():
     np.testing.assert_allclose(given[:, 0], [0.0625, -0.0625])
 
 
+@pytest.mark.parametrize(
+    ("rewards", "has_spread"),
+    [((1.75, 1.75), True), ((1.75, 1.5), False)],  # Returns 1.125, 1.1875; and twice 1.125.
+)
+def test_groups_are_left_out_by_the_returns_that_are_compared(rewards, has_spread):
+    algorithm = dataclasses.replace(
+        ALGORITHMS["dr_grpo"], turn_discount=0.5, filter_zero_variance=True
+    )
+    batch = TrainBatch(TURNS, jnp.array(rewards))
+    given, weights, metrics = credit.give(
+        algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,)
+    )
+    np.testing.assert_array_equal(weights, np.full(weights.shape, has_spread))
+    assert metrics["groups_without_spread"] == 1 - has_spread
+    assert np.asarray(given.advantages).any() == has_spread
+
+
 def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
     mask = TURNS.completion_mask
     rewards = jnp.zeros((2, 6)).at[0, 5].set(1.0).at[1, 5].set(1.0)
