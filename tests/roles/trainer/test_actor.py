@@ -99,6 +99,22 @@ def test_on_its_own_rollouts_the_policy_differs_from_its_behavior_by_nothing():
     assert np.isnan(metrics["ratio_p95_staleness_1"])
 
 
+@pytest.mark.gate
+def test_groups_of_equal_rewards_leave_the_policy_as_it_is_to_the_bit():
+    """A sum of seven rewards of 99.9, divided by 7, is rounded in float32."""
+    trainer, batch = trainer_of({"advantage": "grpo"}, group_size=7), batch_of((3, 4) * 7)
+    before = jax.tree.map(np.asarray, state_of(trainer).params)
+    equal = np.repeat(np.float32([99.9, 0.7]), 7)
+    after, metrics = trainer.step(state_of(trainer), batch._replace(rewards=jnp.asarray(equal)))
+    assert metrics["gradient_norm"] == 0
+    assert metrics["groups_without_spread"] == 1
+    jax.tree.map(np.testing.assert_array_equal, after.params, before)
+    equal[0] += 1
+    _, metrics = trainer.step(state_of(trainer), batch._replace(rewards=jnp.asarray(equal)))
+    assert metrics["gradient_norm"] > 0
+    assert metrics["groups_without_spread"] == 0.5
+
+
 @pytest.mark.nightly
 def test_steps_are_deterministic_to_the_bit():
     trainer = trainer_of(HELD, TWICE)
