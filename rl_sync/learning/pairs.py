@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rl_sync.algorithms.masking import centered, mean
 from rl_sync.algorithms.preference import bradley_terry
 from rl_sync.algorithms.sequences import (
     OfSequence,
@@ -95,23 +96,20 @@ def _metrics(chosen: Float[Array, " P"], rejected: Float[Array, " P"], pair_coun
     gap = chosen - rejected
     right = jnp.where(gap == 0, 0.5, gap > 0)  # A pair with equal scores counts half.
 
-    def mean(values: Array) -> Float[Array, ""]:
-        return values.sum() / pair_count
-
     return {
-        "pair_accuracy": mean(right),
-        "score_gap": mean(gap),
-        "score_mean": mean(chosen + rejected) / PAIR,
-        "score_square": mean(jnp.square(chosen) + jnp.square(rejected)) / PAIR,
+        "pair_accuracy": right.sum() / pair_count,
+        "score_gap": gap.sum() / pair_count,
     }
 
 
-def summary(of_updates: dict[str, Array]) -> Metrics:
-    """Combines the metrics of updates, which have a leading axis, into those of a step.
+def score_metrics(scalars: Float[Array, "B T"], rows: Rows) -> Metrics:
+    """Computes the mean and the standard deviation of all scores of a batch.
 
-    `reward_mean` and `reward_std` cover all scores.
+    Args:
+      scalars: score of each prefix, as `Pairs.rows` has them.
+      rows: all rows of the batch.
     """
-    means = {name: values.mean(axis=0) for name, values in of_updates.items()}
-    mean, square = means.pop("score_mean"), means.pop("score_square")
-    spread = jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0.0))
-    return means | {"reward_mean": mean, "reward_std": spread}
+    last = is_last(rows.completion_mask, rows.sequences)
+    deviations = jnp.where(last, centered(scalars, last), 0.0)
+    spread = jnp.sqrt(jnp.square(deviations).sum() / jnp.maximum(last.sum(), 1))
+    return {"reward_mean": mean(scalars, last).reshape(()), "reward_std": spread}

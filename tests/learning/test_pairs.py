@@ -62,11 +62,8 @@ def test_the_loss_compares_scores_at_the_last_tokens_of_each_pair():
     loss, metrics = pairs.pair_loss(_scalars(known.rows.tokens), known, 4)
     gap = np.subtract(*_expected().T)
     np.testing.assert_allclose(loss, np.log1p(np.exp(-(gap - MARGINS))).mean(), rtol=1e-5)
-    step = pairs.summary(jax.tree.map(lambda x: x[None], metrics))
-    np.testing.assert_allclose(step["pair_accuracy"], (gap > 0).mean())
-    np.testing.assert_allclose(step["score_gap"], gap.mean(), rtol=1e-5)
-    np.testing.assert_allclose(step["reward_mean"], _expected().mean(), rtol=1e-5)
-    np.testing.assert_allclose(step["reward_std"], _expected().std(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["pair_accuracy"], (gap > 0).mean())
+    np.testing.assert_allclose(metrics["score_gap"], gap.mean(), rtol=1e-5)
     assert described["chosen_tokens_mean"] == 4.5
     assert described["rejected_tokens_mean"] == 2.25
 
@@ -83,6 +80,18 @@ def test_neither_the_layout_nor_microbatches_change_the_loss():
     packed = _batch("packed")
     assert packed.rows.tokens.shape[0] < 8
     np.testing.assert_allclose([halves, loss_of(packed, [slice(None)])], whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_the_spread_of_scores_is_that_of_all_trajectories_and_0_if_they_are_equal(kind):
+    rows = _batch(kind).rows
+    described = pairs.score_metrics(_scalars(rows.tokens), rows)
+    np.testing.assert_allclose(described["reward_mean"], _expected().mean(), rtol=1e-5)
+    np.testing.assert_allclose(described["reward_std"], _expected().std(), rtol=1e-5)
+    for score in np.float32([0.7, 99.9, -1 / 3, 1e6 + 0.3]):
+        elsewhere = jnp.where(rows.completion_mask, score, jnp.nan)
+        described = pairs.score_metrics(elsewhere, rows)
+        assert (described["reward_mean"], described["reward_std"]) == (score, 0)
 
 
 def test_a_tie_is_right_by_half():

@@ -269,7 +269,7 @@ class Trainer:
         unjudged = of_updates.pop("unjudged").astype(jnp.float32)
         if loss_scale is not None:
             of_updates = without_overflows(of_updates)
-        metrics = self._summary(of_updates) | of_batch | jax.tree.map(_whole_batch, of_tokens)
+        metrics = self._summary(of_updates) | of_batch | jax.tree.map(whole_batch, of_tokens)
         metrics |= metrics_of(loss_scale)
         metrics["skipped_updates"] = skipped.sum()
         metrics["unjudged_updates"] = unjudged.sum()
@@ -495,6 +495,6 @@ class Trainer:
         )
 
 
-def _whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
+def whole_batch(of_updates: Float[Array, "updates rows T"]) -> Float[Array, "B T"]:
     """Concatenates the rows of updates, with their sharding."""
     return constrain(of_updates.reshape(-1, *of_updates.shape[2:]), "batch", "length")

@@ -12,8 +12,10 @@ from rl_sync.learning.objective import Metrics, OfTokens
 from rl_sync.learning.pairs import Pairs
 from rl_sync.learning.train_state import TrainState
 from rl_sync.learning.update import Learned, Update
-from rl_sync.roles.trainer.actor import Trainer
+from rl_sync.roles.trainer.actor import Trainer, whole_batch
 from rl_sync.types import Packing, Params, TrainBatch
+
+_SCORES = "scores"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class PairUpdate(Update[Pairs, int]):
             self._held(trained), frozen, rows.tokens, rows.packing, rows.images
         )
         loss, metrics = pairs.pair_loss(scores, known, totals)
-        return loss, (metrics, {})
+        return loss, (metrics, {_SCORES: scores})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,9 @@ class RewardTrainer(Trainer):
     ) -> tuple[Learned, Metrics, OfTokens, Metrics]:
         known, of_batch = pairs.prepare(batch)
         update = PairUpdate(self.loss, self._forward, policy=self._rl_optimizer, critic=None)
-        return *self._taken(update, known, state, trained, frozen, batch), of_batch
+        learned, of_updates, of_tokens = self._taken(update, known, state, trained, frozen, batch)
+        scores = whole_batch(of_tokens[_SCORES])
+        return learned, of_updates, {}, of_batch | pairs.score_metrics(scores, batch.rows)
 
     def _summary(self, of_updates: dict[str, Array]) -> Metrics:
-        return pairs.summary(of_updates)
+        return {name: values.mean(axis=0) for name, values in of_updates.items()}
