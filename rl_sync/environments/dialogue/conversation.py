@@ -140,7 +140,8 @@ class TemplateRenderer:
         Text between two special tokens of the template is encoded in one piece, even if it has a
         name in it: the name's neighbors merge with it as in any text.
         """
-        return self._tokenizer.encode_covered(rendered, self._shield)
+        encode = self._tokenizer.encode_covered if begins else self._tokenizer.encode_behind
+        return encode(rendered, self._shield)
 
 
 class PlainRenderer:

@@ -37,6 +37,7 @@ CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
 _REPLACEMENT = "\ufffd"
 _ANY_TEXT = "0"
+_LINE = "\n"
 _ASKED = "Yes?"
 _ANSWERED = "Yes."
 
@@ -237,6 +238,24 @@ class PretrainedTokenizer:
                 done = stop
             start = following
         return ids + self.encode(rendered[done:])
+
+    def encode_behind(self, rendered: str, shield: Shield) -> list[int]:
+        """Encodes a text with special tokens that follows another one; see `encode_covered`.
+
+        Some tokenizers, such as those of Llama 2 and Mistral, begin every text with a space, which
+        does not belong before a part of one.
+        """
+        before = self.encode(_LINE)
+        whole = self.encode_covered(_LINE + rendered, shield) if self._begins_texts else []
+        if before and whole[: len(before)] == before:
+            return whole[len(before) :]
+        return self.encode_covered(rendered, shield)
+
+    @functools.cached_property
+    def _begins_texts(self) -> bool:
+        """True if the tokenizer begins every text with a space."""
+        alone = self.encode(_ANY_TEXT)
+        return self.encode(_LINE + _ANY_TEXT) != self.encode(_LINE) + alone
 
     def encode_literally(self, text: str, begins: bool = False) -> list[int]:
         """Encodes a text in which the names of special tokens are plain text.

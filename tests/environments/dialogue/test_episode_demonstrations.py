@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import normalizers, pre_tokenizers
 
 from rl_sync.configs import base
 from rl_sync.environments.dialogue.bridge import Bridge
@@ -128,6 +129,25 @@ def test_a_reply_is_imitated_as_the_template_ends_it(template, eos, special):
     assert [ids[-1] for ids in learned] == [tokenizer.eos_id] * 2
     said = " north " if template is SPACED else "north"
     assert [tokenizer.decode(ids) for ids in learned] == [said] * 2
+
+
+@pytest.mark.parametrize("scheme", ["normalizer", "first"])
+def test_replies_have_no_space_that_the_tokenizer_puts_before_texts(scheme):
+    special = ("<|im_end|>", "<|im_start|>")
+    backend = model(special)
+    if scheme == "normalizer":
+        backend.normalizer = normalizers.Prepend(" ")
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace("\u0120", "first", split=False), backend.pre_tokenizer]
+        )
+    tokenizer = load_model(backend, CHATML, "<|im_end|>")
+    assert tokenizer.encode("north") != tokenizer.encode("\nnorth")[len(tokenizer.encode("\n")) :]
+    messages = [*TALK[:2], *TALK[:2]]
+    (one,) = demonstrated(tokenizer, _dialogue(messages))
+    whole = tokenizer.backend.apply_chat_template(messages, return_dict=False)
+    assert list(one.tokens) == whole[: len(one.tokens)]
+    assert len(_learned(one)) == 2
 
 
 @pytest.mark.parametrize("name", ["chatml", "headers"])
