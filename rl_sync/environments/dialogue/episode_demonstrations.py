@@ -18,6 +18,7 @@ from rl_sync.tasks.dialogues import Demonstrated, Dialogue, DialogueMessage
 from rl_sync.tasks.pictures.placed_images import PlacedImages
 from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
+from rl_sync.tasks.tokenizers.chat_writing import keeps
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 
@@ -113,4 +114,7 @@ def _reply(
             "The chat template asks for a reply in other words than it writes one, so the tokens to"
             " imitate cannot be told: use a template whose replies begin as its prompt ends."
         )
-    return said.removesuffix(closing), closing
+    written, content = said.removesuffix(closing), renderer.cover(reply.content)
+    # A policy draws its thoughts, also if the template leaves them out of earlier replies.
+    loses = not reply.tool_calls and not keeps(written, content)
+    return content if loses else written, closing

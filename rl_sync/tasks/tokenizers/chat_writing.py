@@ -118,6 +118,11 @@ def write_chat(
     )
 
 
+def keeps(written: str, text: str) -> bool:
+    """Says whether a template has written a whole text, perhaps with other white space."""
+    return "".join(text.split()) in "".join(written.split())
+
+
 def end_of_reply(behind: Sequence[int], ends: Sequence[int], special: Container[int]) -> int | None:
     """Returns the id that ends a reply in a chat template; None if there is none.
 

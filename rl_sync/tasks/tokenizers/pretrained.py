@@ -26,6 +26,7 @@ from rl_sync.tasks.tokenizers.chat_writing import (
     arguments_of,
     day_of,
     end_of_reply,
+    keeps,
     write_chat,
 )
 from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
@@ -345,7 +346,7 @@ class PretrainedTokenizer:
         if not continues:
             written = self._replied(text)
             said = written.removeprefix(prompt).removesuffix(behind)
-            if f"{prompt}{said}{behind}" == written and _unspaced(text) in _unspaced(said):
+            if f"{prompt}{said}{behind}" == written and keeps(said, text):
                 reply = said
         # Encoded behind the prompt: some tokenizers begin every text with a space.
         before, whole = self.encode(prompt), self.encode(prompt + reply + closing)
@@ -519,10 +520,6 @@ class PretrainedTokenizer:
             else _REPLACEMENT * len(list(run))
             for known, run in runs
         )
-
-
-def _unspaced(text: str) -> str:
-    return "".join(text.split())
 
 
 def _cut_names(text: str, marks: PictureMarks, cut: str) -> str:

@@ -131,6 +131,20 @@ def test_a_reply_is_imitated_as_the_template_ends_it(template, eos, special):
     assert [tokenizer.decode(ids) for ids in learned] == [said] * 2
 
 
+def test_thoughts_that_the_template_leaves_out_are_imitated():
+    said = "{{ message.content }}"
+    tokenizer = load_model(
+        model(("<|im_end|>", "<|im_start|>")),
+        CHATML.replace(said, "{{ message.content.split('</think>')[-1] }}"),
+        "<|im_end|>",
+    )
+    thought = {"role": "assistant", "content": "<think>north is up</think>north"}
+    (one,) = demonstrated(tokenizer, _dialogue([TALK[0], thought, TALK[0], thought]))
+    learned = _learned(one)
+    assert [tokenizer.decode(ids) for ids in learned] == [thought["content"]] * 2
+    assert [ids[-1] for ids in learned] == [tokenizer.eos_id] * 2
+
+
 @pytest.mark.parametrize("scheme", ["normalizer", "first"])
 def test_replies_have_no_space_that_the_tokenizer_puts_before_texts(scheme):
     special = ("<|im_end|>", "<|im_start|>")
