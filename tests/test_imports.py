@@ -22,6 +22,7 @@ LEAVES = {
     "expert_routes",
     "sequence_images",
     "sampling_masks",
+    "thoughts",
     "transfer",
     "role_names",
     "workdir",
