@@ -209,7 +209,7 @@ def _opening(reply: str, at: int, known: _Compiled) -> re.Match[str] | None:
         before = reply[at : found.start()]
         if not before.strip() and not at:
             return found
-        if before[-1:] in _OPENING_QUOTES and before or _is_in_code(reply, at, found.start()):
+        if (before[-1:] in _OPENING_QUOTES and before) or _is_in_code(reply, at, found.start()):
             continue
         closes = known.pairs[found[0].lower()].closes
         if before.rpartition("\n")[2].strip() and not _closing(reply, found.end(), closes):

@@ -25,6 +25,7 @@ class CompletionToScore(NamedTuple):
       truncated: whether the completion was cut at the maximum number of tokens.
       sample: index among the completions of a held-out problem, from 0.
       ending: end of its episode, whose last reply is `tokens`; None without an environment.
+      begun: what the prompt has already written of the reply, such as `<think>`.
     """
 
     prompt_id: int
@@ -35,6 +36,7 @@ class CompletionToScore(NamedTuple):
     truncated: bool
     sample: int = 0
     ending: Ending | None = None
+    begun: str = ""
 
 
 @record

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.ending import Ending
+from rl_sync.thoughts import split
 
 _GREATEST = 3.4e38
 """The largest reward: rewards are stored as float32."""
@@ -23,17 +24,45 @@ Row = Mapping[str, Any]
 class Completion:
     """A completion to judge.
 
+    Made from a reply alone, as `Completion(reply)`, it splits off the reply's thoughts; see
+    `rl_sync.thoughts.split`.
+
     Attributes:
-      text: the text, without the end of sequence.
-      tokens: the token ids, the end of sequence included.
+      text: the answer: the reply without its thoughts and without the end of sequence. It is empty
+        if the reply was cut inside its thoughts.
+      tokens: the token ids of the whole reply, the end of sequence included.
       truncated: whether the completion was cut at its maximum number of tokens.
       ending: the end of the episode that this completion closes; None without an environment.
+      begun: what the prompt has already written of the reply, such as `<think>` and a line break.
+      reply: the whole reply, if `text` is already its answer; None to split `text`.
     """
 
     text: str
     tokens: Sequence[int] = ()
     truncated: bool = False
     ending: Ending | None = None
+    begun: str = ""
+    reply: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reply is None:
+            reply, answer = self.text, split(self.text, self.begun).answer
+            if answer != reply:
+                object.__setattr__(self, "text", answer)
+                object.__setattr__(self, "reply", reply)
+
+    @property
+    def whole(self) -> str:
+        """The whole reply, thoughts included, without what the prompt has begun."""
+        return self.text if self.reply is None else self.reply
+
+    def with_thoughts(self) -> Completion:
+        """Returns the completion with the whole reply as its text."""
+        return dataclasses.replace(self, text=self.whole, reply=self.whole)
+
+    def without_thoughts(self) -> Completion:
+        """Returns the completion as if its answer were the whole reply."""
+        return dataclasses.replace(self, reply=self.text, begun="")
 
 
 @dataclasses.dataclass(frozen=True)

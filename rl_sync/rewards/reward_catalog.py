@@ -33,6 +33,7 @@ class RewardKind(NamedTuple):
 
 _LIGHT = "rl_sync.rewards."
 BY_SET = "by_set"
+THOUGHTS = "thoughts"
 SET = "task_set"
 """The field of a row that names its set in a mixture of tasks."""
 
@@ -208,11 +209,24 @@ def _terms(expression: str) -> list[Term]:
     ]
 
 
-def make(term: Term) -> Callable[..., Any]:
+class MadeReward(NamedTuple):
+    """A reward of a term.
+
+    Attributes:
+      judges: the reward, a callable.
+      thoughts: the option `thoughts` of every reward: true for a reward that reads the whole reply,
+        false for one that reads its answer alone; None if it is not given.
+    """
+
+    judges: Callable[..., Any]
+    thoughts: bool | None = None
+
+
+def make(term: Term) -> MadeReward:
     """Makes the reward of a term: a reward of the table, or the object that a reference names.
 
     A class gets the options when it is made, a function gets them as keyword arguments of each
-    call.
+    call. `thoughts` is an option of every reward, unless the reward has its own of that name.
 
     Raises:
       ValueError: there is no such reward (the message names the nearest) or no such option, or the
@@ -227,23 +241,31 @@ def make(term: Term) -> Callable[..., Any]:
     parameters = inspect.signature(found).parameters
     names = list(parameters)[0 if is_class else 2 :]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    for name in term.options:
+    options = {**term.options}
+    thoughts = None if takes_any or THOUGHTS in names else options.pop(THOUGHTS, None)
+    if thoughts not in (None, True, False):
+        raise ValueError(
+            f"The reward {term.name} has {THOUGHTS}={thoughts!r}: write {THOUGHTS}=True for the"
+            f" whole reply, or {THOUGHTS}=False for its answer alone."
+        )
+    for name in options:
         if name not in names and not takes_any:
-            has = f"it has {', '.join(names)}" if names else "it has none"
+            known = [*names, THOUGHTS]
             raise ValueError(
-                f"The reward {term.name} has no option {name!r}: {has}{hint(name, names)}"
+                f"The reward {term.name} has no option {name!r}: it has {', '.join(known)}"
+                f"{hint(name, known)}"
             )
     if not is_class:
-        return _bound(found, term.options)
+        return MadeReward(_bound(found, options), thoughts)
     try:
-        made = found(**term.options)
+        made = found(**options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"The reward {term.name} cannot be made: {error}") from error
     if not callable(made):
         raise ValueError(
             f"The reward {term.name} must have a method __call__(self, row, completion)."
         )
-    return made
+    return MadeReward(made, thoughts)
 
 
 def _bound(function: Callable[..., Any], options: Any) -> Callable[..., Any]:

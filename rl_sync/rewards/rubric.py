@@ -18,7 +18,7 @@ from rl_sync.ending import Ending, Fault, Move
 from rl_sync.expression import parse_sum
 from rl_sync.isolation.codec import record
 from rl_sync.rewards.judgement import Completion, Judgement, Row
-from rl_sync.rewards.reward_catalog import is_quick, make
+from rl_sync.rewards.reward_catalog import MadeReward, is_quick, make
 
 _SHOWN_CHARACTERS = 500
 _SURELY_FINITE = 1e30  # In float32, too.
@@ -50,6 +50,7 @@ class _Part(NamedTuple):
 
     Attributes:
       label: its unique name in metrics.
+      thoughts: see `rl_sync.rewards.reward_catalog.MadeReward`.
     """
 
     label: str
@@ -57,6 +58,14 @@ class _Part(NamedTuple):
     reward: Callable[..., Any]
     takes_batch: bool
     is_async: bool
+    thoughts: bool | None
+
+    def given(self, items: Sequence[ScoringRequest]) -> Sequence[ScoringRequest]:
+        """Returns completions with the text that the reward reads."""
+        if self.thoughts is None:
+            return items
+        view = Completion.with_thoughts if self.thoughts else Completion.without_thoughts
+        return [ScoringRequest(row, view(completion)) for row, completion in items]
 
 
 class Rubric:
@@ -84,7 +93,7 @@ class Rubric:
             labels = _labels([term.name for term in terms])
             made = [(term.weight, make(term)) for term in terms]
         else:
-            labels, made = [self.text], [(1.0, reward)]
+            labels, made = [self.text], [(1.0, MadeReward(reward))]
         self._parts = [
             _part(label, weight, one) for label, (weight, one) in zip(labels, made, strict=True)
         ]
@@ -152,7 +161,9 @@ class Rubric:
         """
         whole = [item for item in items if not _has_failed(item)]
         with _one_process():
-            columns = [_judged(part, whole, limit_secs) for part in self._parts if whole]
+            columns = [
+                _judged(part, part.given(whole), limit_secs) for part in self._parts if whole
+            ]
         judged = iter([self._sum(of_item) for of_item in zip(*columns, strict=True)])
         return [_lost(item) if _has_failed(item) else next(judged) for item in items]
 
@@ -187,7 +198,8 @@ def _one_process() -> Iterator[None]:
             os._exit(0)
 
 
-def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:
+def _part(label: str, weight: float, made: MadeReward) -> _Part:
+    reward = made.judges
     called = reward if inspect.isroutine(reward) else type(reward).__call__
     names = [name for name in inspect.signature(called).parameters if name != "self"]
     if len(names) < 2:
@@ -201,6 +213,7 @@ def _part(label: str, weight: float, reward: Callable[..., Any]) -> _Part:
         reward=reward,
         takes_batch=names[:2] == _BATCH_ARGUMENTS,
         is_async=inspect.iscoroutinefunction(called),
+        thoughts=made.thoughts,
     )
 
 

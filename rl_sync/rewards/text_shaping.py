@@ -1,6 +1,7 @@
 """Rewards for the form of a completion: its format, length, repetition and language.
 
-Each gives a score in its stated range, to be added to a reward for the content. None reads the row.
+Each gives a score in its stated range, to be added to a reward for the content. None reads the row,
+and all judge the whole reply, thoughts included.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from rl_sync.spelling import require_one_of
 @dataclasses.dataclass(frozen=True)
 class FormatMatch:
     """Gives 1 to a completion of the required form, else 0.
+
+    What the prompt has already written of the reply, such as `<think>`, belongs to its form.
 
     Attributes:
       pattern: a regular expression that must match the whole completion without surrounding white
@@ -55,7 +58,7 @@ class FormatMatch:
 
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
-        text = completion.text.strip()
+        text = (completion.begun + completion.whole).strip()
         if self.pattern and re.fullmatch(self.pattern, text, re.DOTALL) is None:
             return Judgement(0.0, "does not match the pattern")
         if fault := self._fault(text):
@@ -129,13 +132,13 @@ class LengthBand:
 
 
 def _count_tokens(completion: Completion) -> int | None:
-    return len(completion.tokens) or (None if completion.text else 0)
+    return len(completion.tokens) or (None if completion.whole else 0)
 
 
 _LENGTHS = {
     "tokens": _count_tokens,
-    "words": lambda completion: len(completion.text.split()),
-    "characters": lambda completion: len(completion.text),
+    "words": lambda completion: len(completion.whole.split()),
+    "characters": lambda completion: len(completion.whole),
 }
 
 
@@ -203,7 +206,7 @@ class Repetition:
 
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
-        words = _pieces(completion.text)
+        words = _pieces(completion.whole)
         grams = collections.Counter(
             zip(*(itertools.islice(words, i, None) for i in range(self.n)), strict=False)
         )
@@ -289,7 +292,7 @@ class LanguageShare:
 
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
-        text = _PROSELESS.sub(" ", completion.text)
+        text = _PROSELESS.sub(" ", completion.whole)
         letters = [letter for letter in text if letter.isalpha()]
         if not letters:
             return Judgement(1.0, "no letters outside of formulas and code")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -22,7 +23,7 @@ from rl_sync.rollout.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.scoring.judging import SOLVING_SCORE
-from rl_sync.scoring.score_requests import await_call, judged, written
+from rl_sync.scoring.score_requests import BEFORE_TOKENS, await_call, judged, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params, Prompt
 
@@ -83,6 +84,17 @@ class EvaluationSet:
             for prompt, asked in zip(self.prompts, self.task.asked(self.prompts), strict=True)
         ]
 
+    @functools.cached_property
+    def _prompt_ends(self) -> Sequence[Sequence[int]]:
+        """The last ids of each prompt; none of episodes, which hold their own."""
+        if self.plays:
+            return [()] * len(self.prompts)
+        expanded = self.task.encoder.expanded
+        return [
+            expanded(prompt.text, prompt.row).ids[-BEFORE_TOKENS:].tolist()
+            for prompt in self.prompts
+        ]
+
     def written(
         self, generated: Sequence[Sequence[FinishedCompletion | Played]]
     ) -> list[CompletionToScore]:
@@ -95,8 +107,11 @@ class EvaluationSet:
                 held_out=True,
                 sample=sample,
                 ending=one.ending if isinstance(one, Played) else None,
+                before=one.before_last_reply.tolist() if isinstance(one, Played) else asked,
             )
-            for prompt, completions in zip(self.prompts, generated, strict=True)
+            for prompt, asked, completions in zip(
+                self.prompts, self._prompt_ends, generated, strict=True
+            )
             for sample, one in enumerate(completions)
         ]
 

@@ -14,8 +14,7 @@ import jax
 from rl_sync.cluster.scoring_calls import CompletionToScore
 from rl_sync.models import lora
 from rl_sync.models.sharding import Layout
-from rl_sync.rewards.judgement import Completion
-from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.rewards.rubric import Rubric
 from rl_sync.role_names import explorer_name
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of
@@ -23,7 +22,7 @@ from rl_sync.roles.engines import rollout_engine
 from rl_sync.roles.evaluator import EvaluationResults, EvaluationSet, completed
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.saved_policy import load_policy, step_named
-from rl_sync.scoring.judging import SOLVING_SCORE, first_score
+from rl_sync.scoring.judging import SOLVING_SCORE, first_score, to_judge
 from rl_sync.settings.records import ConfigError, require
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -132,15 +131,8 @@ def _judged(
         Rubric(task.reward).labels[0],
         EvaluationResults(examination, settings.evaluation.category),
     )
-    asked = [
-        ScoringRequest(
-            task.held_out[item.prompt_id].fields,
-            Completion(item.text, item.tokens, item.truncated, item.ending),
-        )
-        for item in items
-    ]
     with contextlib.closing(wiring.judge_of(settings, task, say)) as judge:
-        judged = judge.judge(asked)
+        judged = judge.judge([to_judge(task, item) for item in items])
     records = []
     for item, one in zip(items, judged, strict=True):
         score = first_score(one, main)

@@ -172,3 +172,11 @@ class Played:
             return np.zeros(0, np.int32)
         segment, start, stop = self.trajectory.replies[-1]
         return self.trajectory.segments[segment].tokens[start:stop]
+
+    @property
+    def before_last_reply(self) -> Int[np.ndarray, " T"]:
+        """Tokens before the last reply in its segment; none if there was no reply."""
+        if not self.trajectory.replies:
+            return np.zeros(0, np.int32)
+        segment, start, _ = self.trajectory.replies[-1]
+        return self.trajectory.segments[segment].tokens[:start]

@@ -24,6 +24,7 @@ from rl_sync.rewards.rewards_by_set import ACCURACY
 from rl_sync.rewards.rubric import ScoringRequest, example_rows
 from rl_sync.tasks.curriculum import SOLVED
 from rl_sync.tasks.task import Task
+from rl_sync.thoughts import split
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
 
@@ -159,13 +160,8 @@ class MasterScoring:
         Raises:
           Exception: the completions cannot be judged; the run is then being stopped.
         """
-        prompts = [self._prompt(item) for item in items]
-        asked = [
-            ScoringRequest(
-                prompt.fields, Completion(item.text, item.tokens, item.truncated, item.ending)
-            )
-            for prompt, item in zip(prompts, items, strict=True)
-        ]
+        prompts = [problem_of(self._task, item) for item in items]
+        asked = [to_judge(self._task, item) for item in items]
         try:
             with self._spans.span(SpanKind.SCORE, completions=len(items)) as attributes:
                 judged = self._judge.judge(asked)
@@ -273,10 +269,6 @@ class MasterScoring:
         self._records.close()
         self._spans.close()
 
-    def _prompt(self, item: CompletionToScore) -> Prompt:
-        problems = self._task.held_out if item.held_out else self._task.train
-        return problems[item.prompt_id]
-
     def solves(self, judgement: Judgement) -> bool:
         """Says whether a judgement's completion solves its problem."""
         return solves(judgement, self._main)
@@ -374,6 +366,22 @@ def is_above(lost: int, count: int, limit: float) -> bool:
     from scipy.special import betainc
 
     return float(betainc(lost, count - lost + 1, limit)) < 1 - _CONFIDENCE
+
+
+def problem_of(task: Task, item: CompletionToScore) -> Prompt:
+    """Returns the problem of a completion."""
+    return (task.held_out if item.held_out else task.train)[item.prompt_id]
+
+
+def to_judge(task: Task, item: CompletionToScore) -> ScoringRequest:
+    """Makes the request to judge a completion, with its answer apart from its thoughts."""
+    answer = split(item.text, item.begun, task.tokenizer.thoughts).answer
+    return ScoringRequest(
+        problem_of(task, item).fields,
+        Completion(
+            answer, item.tokens, item.truncated, item.ending, begun=item.begun, reply=item.text
+        ),
+    )
 
 
 def solves(judgement: Judgement, main: str) -> bool:

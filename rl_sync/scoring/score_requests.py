@@ -16,7 +16,12 @@ from rl_sync.cluster.session import Session
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import Records
 from rl_sync.tasks.task import Task
-from rl_sync.types import NO_LEASE, Group
+from rl_sync.tasks.tokenizers.prompt_messages import messages_of
+from rl_sync.thoughts import begun_by
+from rl_sync.types import NO_LEASE, Group, Prompt
+
+BEFORE_TOKENS = 40
+"""Number of ids before a reply in which the mark is looked for that begins its thoughts."""
 
 T = TypeVar("T")
 
@@ -30,13 +35,16 @@ def written(
     lease_id: int = NO_LEASE,
     sample: int = 0,
     ending: Ending | None = None,
+    before: Sequence[int] = (),
 ) -> CompletionToScore:
     """Makes the request to score a completion of a problem, or the last reply of an episode.
 
     Args:
       tokens: token ids, including the end of sequence.
+      before: ids before the reply; the last `BEFORE_TOKENS` are enough.
       prompt_id, held_out, lease_id, sample, ending: see `CompletionToScore`.
     """
+    problem = (task.held_out if held_out else task.train)[prompt_id]
     ids = list(tokens)
     has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
     return CompletionToScore(
@@ -48,11 +56,27 @@ def written(
         truncated=len(ids) >= task.max_completion_tokens and not has_end,
         sample=sample,
         ending=ending,
+        begun=_begun(task, before, None if ending and ending.turns > 1 else problem),
     )
 
 
-def last_replies(group: Group) -> Iterator[list[int]]:
-    """Yields the ids of the last reply of each episode of a group, or of each completion."""
+def _begun(task: Task, before: Sequence[int], problem: Prompt | None) -> str:
+    """Returns what the prompt has written of a reply: a message that is begun, or a mark.
+
+    Args:
+      problem: the problem whose prompt the reply follows; None if other turns stand between.
+    """
+    asked = messages_of(problem.row) if problem else None
+    if asked is not None and asked.messages[-1]["role"] == "assistant":
+        return str(asked.messages[-1].get("content") or "")
+    return begun_by(task.tokenizer.decode_all(before[-BEFORE_TOKENS:]), task.tokenizer.thoughts)
+
+
+def last_replies(group: Group) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the ids of the last reply of each episode of a group, or of each completion.
+
+    Before them, it yields the ids that precede the reply, at most `BEFORE_TOKENS`.
+    """
     mask = group.completion_mask
     counts, firsts = mask.sum(axis=1), mask.argmax(axis=1)
     ends = np.where(counts, mask.shape[1] - mask[:, ::-1].argmax(axis=1), firsts)
@@ -60,7 +84,8 @@ def last_replies(group: Group) -> Iterator[list[int]]:
     for row, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
         tokens = group.tokens[row]
         ids = tokens[first:end] if is_one_run[row] else last_reply(tokens, mask[row])
-        yield ids.tolist()
+        start = end - len(ids)
+        yield tokens[max(0, start - BEFORE_TOKENS) : start].tolist(), ids.tolist()
 
 
 def last_reply(

@@ -52,6 +52,7 @@ from rl_sync.tasks.toy.mmlu import MmluConfig
 from rl_sync.tasks.toy.school import SchoolConfig
 from rl_sync.tasks.toy.shapes import ShapesConfig
 from rl_sync.tasks.toy.worked import WorkedConfig
+from rl_sync.thoughts import marks_of
 from rl_sync.types import Prompt
 
 Loader = Callable[[Any, int], Problems]
@@ -316,10 +317,11 @@ def _tokenizer(
             config.system,
             template_arguments=config.template_arguments,
             date=config.date,
+            thoughts=config.thoughts,
         )
     if problems.charset is not None:
         new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
-        return CharacterTokenizer(problems.charset + new, shows)
+        return CharacterTokenizer(problems.charset + new, shows, marks_of(config.thoughts))
     prompts = [*problems.train, *problems.held_out, *problems.demonstrations]
     pairs = [*problems.preferences, *problems.held_out_preferences]
     completions = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
@@ -327,7 +329,7 @@ def _tokenizer(
     asked += [one.text if not shows else _around_images(one, placeholder) for one in prompts]
     asked += [text for spoken in problems.dialogues for text in spoken.dialogue.texts]
     characters = CharacterTokenizer.of_texts([*asked, *completions, more])
-    return dataclasses.replace(characters, shows_images=shows)
+    return dataclasses.replace(characters, shows_images=shows, thoughts=marks_of(config.thoughts))
 
 
 def _require_template(problems: Problems, tokenizer: Tokenizer, shots: int) -> None:

@@ -16,6 +16,10 @@ def scaled(row, completion, factor=1.0):
     return factor * float(completion.text)
 
 
+def thoughtful(row, completion, thoughts=1):
+    return thoughts
+
+
 def batch(rows, completions):
     return [len(completions)] * len(rows)
 

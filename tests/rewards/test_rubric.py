@@ -95,9 +95,13 @@ def test_rows_are_checked_before_a_run():
     ("reward", "message"),
     [
         ("exakt", r"task.reward='exakt' is not one of exact, .*; did you mean 'exact'\?"),
-        ("exact(case=False)", "The reward exact has no option 'case': it has none"),
-        ("final_answer(marke='#')", r"no option 'marke': it has marker; did you mean 'marker'\?"),
+        ("exact(case=False)", "The reward exact has no option 'case': it has thoughts"),
+        (
+            "final_answer(marke='#')",
+            r"no option 'marke': it has marker, thoughts; did you mean",
+        ),
         ("final_answer(marker='')", "The reward final_answer cannot be made: .*marker is empty"),
+        ("exact(thoughts=3)", "The reward exact has thoughts=3: write thoughts=True for the whole"),
         (f"{OWN}:alone", "The reward alone takes row, and must take .row, completion."),
         (f"{OWN}:missing", "tests.rewards.own has no 'missing'"),
     ],
@@ -105,3 +109,70 @@ def test_rows_are_checked_before_a_run():
 def test_a_reward_that_cannot_be_made_is_refused(reward, message):
     with pytest.raises(ValueError, match=message):
         Rubric(reward)
+
+
+THOUGHT = "<think>maybe 3?</think>\n4"
+
+
+@pytest.mark.parametrize(
+    ("reward", "right"),
+    [
+        ("exact", 1.0),
+        ("exact(thoughts=False)", 1.0),
+        ("exact(thoughts=True)", 0.0),
+        ("final_answer(marker='>', thoughts=True)", 1.0),
+        ("by_set(all='exact')", 1.0),
+        ("by_set(all='exact(thoughts=True)')", 0.0),
+        ("length_band(greatest=1, margin=10, unit='words')", 0.8),
+        ("length_band(greatest=1, margin=10, unit='words', thoughts=False)", 1.0),
+        ("format(tags='think')", 1.0),
+        ("format(tags='think', thoughts=False)", 0.0),
+        (f"{OWN}:scaled", 4.0),
+        (f"{OWN}:scaled(factor=2, thoughts=False)", 8.0),
+        (f"{OWN}:scaled(thoughts=True)", None),
+        (f"{OWN}:thoughtful(thoughts=2)", 2.0),
+    ],
+)
+def test_a_reward_reads_the_answer_unless_it_asks_for_the_thoughts(reward, right):
+    request = ScoringRequest({"answer": "4", "task_set": "all"}, Completion(THOUGHT))
+    (judged,) = Rubric(reward).judge([request])
+    assert judged.score == pytest.approx(right)
+
+
+SCHOOL = {"choices": ["Rome", "Paris", "Berlin", "Madrid"], "answer": "B"}
+PROGRAM = {"tests": "assert double(4) == 8", "answer": ""}
+WRONG = "```python\ndef double(x):\n    return x\n```"
+RIGHT = "```python\ndef double(x):\n    return 2 * x\n```"
+
+
+@pytest.mark.parametrize(
+    ("reward", "row", "wrong", "right"),
+    [
+        ("math", {"answer": "4"}, "First \\boxed{3}. No.", "The answer is 4."),
+        ("k12", SCHOOL, "\\boxed{A}? no", "Answer: B"),
+        ("choice", SCHOOL, "\\boxed{A}? no", "Answer: B"),
+        ("final_answer", {"answer": "4"}, "4 # 3", "# 4"),
+        ("exact", {"answer": "4"}, "3", "4"),
+        ("iou", {"boxes": [0, 0, 10, 10]}, "[90, 90, 95, 95]", "[0, 0, 10, 10]"),
+        ("point_in_box", {"boxes": [0, 0, 10, 10]}, "(90, 90)", "(5, 5)"),
+        ("count", {"answer": "4"}, "There are 3.", "There are 4."),
+        pytest.param("code", PROGRAM, WRONG, RIGHT, marks=pytest.mark.gate),
+    ],
+)
+def test_answers_are_never_read_from_thoughts(reward, row, wrong, right, subtests):
+    rubric = Rubric(reward)
+
+    def score(reply, begun=""):
+        completion = Completion(reply, truncated="</think>" not in reply, begun=begun)
+        (judged,) = rubric.judge([ScoringRequest({"prompt": "?", **row}, completion)])
+        return judged.score
+
+    with subtests.test("after thoughts"):
+        assert score(f"<think>{wrong}</think>\n{right}") == 1
+        assert score(f"<think>{right}</think>\n{wrong}") < 1
+    with subtests.test("after thoughts that the prompt has begun"):
+        assert score(f"{wrong}\n</think>\n\n{right}", "<think>\n") == 1
+        assert score(f"{wrong}\n</think>\n\n{right}") == 1
+    with subtests.test("cut inside thoughts"):
+        assert score(f"<think>{right}") == 0
+        assert score(f"{right} Wait,", "<think>\n") == 0

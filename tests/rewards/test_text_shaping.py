@@ -46,6 +46,20 @@ def test_tags_open_and_close_once_in_order_with_text_inside(text, expected):
     assert score(FormatMatch(tags="think, answer"), text) == expected
 
 
+def test_what_the_prompt_has_written_belongs_to_the_form():
+    def score(text, begun, **tags):
+        return FormatMatch(**tags)({}, Completion(text, begun=begun)).score
+
+    both = "think,answer"
+    for begun in ("<think>", "<think>\n"):
+        assert score("2+2</think><answer>4</answer>", begun, tags=both, only_tags=True) == 1
+        assert score("2+2<answer>4</answer>", begun, tags=both) == 0
+        assert score("<think>2+2</think><answer>4</answer>", begun, tags=both) == 0
+    assert score("2+2</think><answer>4</answer>", "", tags=both) == 0
+    assert score("4</answer>", "<answer>", tags="answer") == 1
+    assert score("is 4.", "The answer", pattern=r"The answer is \d\.") == 0
+
+
 def test_text_outside_of_tags_can_be_refused():
     strict = FormatMatch(tags="think,answer", only_tags=True)
     assert score(strict, "<think>a</think>\n<answer>b</answer>") == 1

@@ -16,8 +16,9 @@ from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.role_names import MASTER
-from rl_sync.scoring.judging import MasterScoring, is_above
+from rl_sync.scoring.judging import MasterScoring, is_above, to_judge
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.thoughts import marks_of
 from rl_sync.types import NO_LEASE, Prompt
 from rl_sync.workdir import Workdir
 
@@ -97,6 +98,26 @@ def test_verdicts_come_with_what_the_main_term_says(tmp_path):
     desk("1", held_out=True, lease=NO_LEASE)
     assert desk.judge.rows[-1]["prompt"] == "3+3="
     assert desk.judging.verdicts([]) == []
+
+
+def test_the_answer_is_judged_apart_from_its_thoughts():
+    def judged(text, begun="", thoughts=TASK.tokenizer.thoughts):
+        task = types.SimpleNamespace(
+            train=TASK.train, tokenizer=types.SimpleNamespace(thoughts=thoughts)
+        )
+        item = CompletionToScore(0, False, 7, text, [1], False, begun=begun)
+        assert decode(encode(item)) == item
+        request = decode(encode(to_judge(task, item)))
+        assert request.row == TASK.train[0].fields
+        assert (request.completion.whole, request.completion.begun) == (text, begun)
+        return request.completion.text
+
+    assert judged("<think>3?</think>\n2") == "2"
+    assert judged("3?</think>2", "<think>") == "2"
+    assert judged("3?", "<think>") == ""
+    assert judged("2") == "2"
+    assert judged("<a>3?</a>2", thoughts=marks_of("<a> </a>")) == "2"
+    assert judged("<think>3?</think>2", thoughts=marks_of("none")) == "<think>3?</think>2"
 
 
 def test_metrics_are_of_the_groups_of_a_step(tmp_path):

@@ -9,13 +9,14 @@ import math
 import re
 from typing import Any, NamedTuple
 
+from rl_sync.thoughts import split
+
 _LINE = re.compile(
     r"^[ \t*_`#]*(?:(?:my|the|overall|total|final)\s+)*score[*_` \t]*[:=：][*_`\s]*"
     r"(?P<number>[-−+]?(?:\d+(?:\.\d*)?|\.\d+))(?:\s*(?:/|out\s+of)\s*(?P<out_of>\d+(?:\.\d+)?))?"
     r"[*_` \t.]*$",
     re.IGNORECASE | re.MULTILINE,
 )
-_THOUGHTS = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
 _QUOTE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
 _ENDING = re.compile(r"[\s`*_.}\]]*")
 _SHOWN_CHARACTERS = 120
@@ -70,8 +71,7 @@ class Scale:
         Raises:
           UngradedReplyError: there is no score, or it is not on the scale.
         """
-        text = _THOUGHTS.sub("", text)
-        text = _QUOTE.sub("", text)
+        text = _QUOTE.sub("", split(text).answer)
         verdicts = _verdicts(text)
         quoted = [_plain(text[one.start : one.end]) in _plain(work) for one in verdicts]
         if quoted and quoted[-1] and not _ENDING.fullmatch(text, verdicts[-1].end):

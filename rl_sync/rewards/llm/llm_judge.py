@@ -109,11 +109,13 @@ class LlmJudge:
         self._template.check(row)
 
     async def __call__(self, row: Row, completion: Completion) -> Judgement:
-        """Judges a completion.
+        """Judges a completion; one that holds only thoughts gets 0, and nobody is asked.
 
         Raises:
           EndpointError: there is no reply.
         """
+        if not completion.text.strip() and completion.whole.strip():
+            return Judgement(0.0, "the reply ends inside its thoughts")
         reply = await self._endpoint.ask(self.request(row, completion))
         components = self._costs(reply)
         if reply.text is None:

@@ -174,8 +174,9 @@ class GroupDelivery:
                 prompt_id=group.prompt_id,
                 lease_id=group.lease_id,
                 ending=ending,
+                before=before,
             )
-            for ids, ending in zip(last_replies(group), endings, strict=True)
+            for (before, ids), ending in zip(last_replies(group), endings, strict=True)
         ]
 
     def _insert(self, groups: list[Group]) -> None:

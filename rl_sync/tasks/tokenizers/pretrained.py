@@ -33,6 +33,7 @@ from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
 from rl_sync.tasks.tokenizers.shielding import Shield
 from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
 from rl_sync.tasks.tokenizers.tokenizer import plain_text
+from rl_sync.thoughts import KNOWN, ThoughtMarks, marks_of
 
 CHAT_CHOICES = ("auto", "yes", "no")
 _FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
@@ -80,11 +81,19 @@ class TokenizerConfig:
         " run keeps its own.",
         implied="the day on which the run begins",
     )
+    thoughts: str | None = setting(
+        None,
+        "Marks around a reply's thoughts, with a space between them, such as"
+        " `<reasoning> </reasoning>`; `none` for replies without thoughts. Rewards read the answer"
+        " after the thoughts.",
+        implied="`<think> </think>` and the marks of other model families",
+    )
 
     def __post_init__(self) -> None:
         check(self, "tokenizer")
         arguments_of(self.template_arguments)
         day_of(self.date)
+        marks_of(self.thoughts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,6 +106,7 @@ class PretrainedTokenizer:
       system: system message before a prompt.
       arguments: values that the chat template reads.
       day: date that the chat template writes if it asks for today's.
+      thoughts: see `Tokenizer`.
       vocab_size, pad_id, eos_ids: see `Tokenizer`.
     """
 
@@ -108,6 +118,7 @@ class PretrainedTokenizer:
     eos_ids: tuple[int, ...]
     arguments: Mapping[str, Any] = MappingProxyType({})
     day: datetime.date | None = None
+    thoughts: tuple[ThoughtMarks, ...] = KNOWN
 
     @property
     def eos_id(self) -> int:
@@ -533,11 +544,12 @@ def load(
     system: str | None,
     template_arguments: str | None = None,
     date: str | None = None,
+    thoughts: str | None = None,
 ) -> PretrainedTokenizer:
     """Loads a tokenizer from a directory, from the hub's cache, or otherwise from the hub.
 
     Args:
-      path, chat, system, template_arguments, date: see `TokenizerConfig`.
+      path, chat, system, template_arguments, date, thoughts: see `TokenizerConfig`.
 
     Raises:
       ValueError: there is no tokenizer; it has no end of sequence; or it lacks a chat template that
@@ -569,6 +581,7 @@ def load(
         eos_ids=eos_ids,
         arguments=arguments,
         day=day,
+        thoughts=marks_of(thoughts),
     )
     if chats:
         try:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rl_sync.tasks.pictures.places import PLACE, joined
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
+from rl_sync.thoughts import KNOWN, ThoughtMarks
 
 PAD_ID = 0
 EOS_ID = 1
@@ -34,6 +35,10 @@ class Tokenizer(Hashable, Protocol):
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """All ids that end a completion, `eos_id` first."""
+
+    @property
+    def thoughts(self) -> tuple[ThoughtMarks, ...]:
+        """Marks around the thoughts of replies; see `rl_sync.thoughts`."""
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text by itself, without special tokens around it."""
@@ -159,6 +164,7 @@ class CharacterTokenizer:
     Attributes:
       charset: characters that texts may contain, each once, in the order of their ids.
       shows_images: whether there is a last id, which stands for a part of an image.
+      thoughts: see `Tokenizer`.
 
     Raises:
       ValueError: a character occurs twice in the charset, or there is none.
@@ -166,6 +172,7 @@ class CharacterTokenizer:
 
     charset: str
     shows_images: bool = False
+    thoughts: tuple[ThoughtMarks, ...] = KNOWN
 
     def __post_init__(self) -> None:
         if not self.charset:

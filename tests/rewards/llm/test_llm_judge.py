@@ -56,6 +56,20 @@ def test_a_verdict_is_scaled_with_its_reason_and_its_cost():
     assert "authorization" not in server.headers[0]
 
 
+def test_the_answer_is_asked_about_and_never_the_thoughts():
+    with serving(lambda body, number: SEVEN) as server:
+        cut, answered = judged(server, "<think>maybe 5", "<think>maybe 5</think>It is 4.")
+        whole = Rubric(expression(server, thoughts=True)).judge(
+            [ScoringRequest(ROW, Completion("<think>maybe 6"))], 20
+        )
+    assert (cut.score, cut.why) == (0.0, "the reply ends inside its thoughts")
+    assert answered.score == whole[0].score == pytest.approx(6 / 9)
+    about, whole_about = (body["messages"][1]["content"] for body in server.requests)
+    assert "It is 4." in about
+    assert "maybe 5" not in about
+    assert "<think>maybe 6" in whole_about
+
+
 def test_costs_are_no_part_of_a_sum():
     with serving(lambda body, number: SEVEN) as server:
         both = Rubric(f"exact + 0.5 * {expression(server, price_in=1e9)}")
@@ -123,6 +137,8 @@ VERDICTS = [
     ((1, 10), "<think>\nScore: 2\n</think>\nI cannot rate this.", None),
     ((1, 10), "<think>\nScore: 2\n</think>\nScore: 10", 1.0),
     ((1, 10), "<think>\nScore: 2", None),
+    ((1, 10), "Score: 2?\n</think>\nScore: 10", 1.0),
+    ((1, 10), "[THINK]Score: 2[/THINK]Score: 10", 1.0),
     ((1, 10), "There are 5 reasons why this is a 9.", None),
     ((1, 10), "It is not excellent.", None),
     ((1, 10), "The rating is: [[2]]", None),

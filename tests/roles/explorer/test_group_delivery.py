@@ -1,5 +1,6 @@
 """Delivery of groups: judged and inserted, at once or beside the generation of others."""
 
+import collections
 import contextlib
 import threading
 import time
@@ -16,12 +17,17 @@ from rl_sync.ending import Ending, Fault
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.master.events import GroupsBuffered
-from rl_sync.scoring.score_requests import last_replies
+from rl_sync.scoring.score_requests import last_replies, written
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.types import Prompt
 from tests.cluster.memory_session import MemorySession
 
 TOKENIZER = CharacterTokenizer("12=")
-TASK = types.SimpleNamespace(tokenizer=TOKENIZER, max_completion_tokens=3)
+TASK = types.SimpleNamespace(
+    tokenizer=TOKENIZER,
+    max_completion_tokens=3,
+    train=collections.defaultdict(lambda: Prompt(0, "1=", "1")),
+)
 (END,) = TOKENIZER.eos_ids
 
 
@@ -265,7 +271,35 @@ def test_who_waits_for_verdicts_is_told_of_a_stop_and_of_judging_that_stands_sti
 def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
     mask = np.array([[0, 1, 1, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
     group = types.SimpleNamespace(tokens=np.arange(20).reshape(4, 5), completion_mask=mask)
-    assert [*last_replies(group)] == [[4], [6, 7], [], [17, 18]]
+    assert [ids for _, ids in last_replies(group)] == [[4], [6, 7], [], [17, 18]]
+    assert [before for before, _ in last_replies(group)] == [[0, 1, 2, 3], [5], [], [15, 16]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "last", "turns", "begun"),
+    [
+        ("1+1?\n<think>\n", None, 1, "<think>\n"),
+        ("1+1?\n", None, 1, ""),
+        ("<think>1</think>\n", None, 1, ""),
+        ("1+1?\n<think>1", {"role": "assistant", "content": "<think>1"}, 1, "<think>1"),
+        ("1+1?\n<think>", {"role": "assistant", "content": "1"}, 2, "<think>"),
+        ("1+1?\n<think>", {"role": "user", "content": "1+1?"}, 1, "<think>"),
+    ],
+)
+def test_what_the_prompt_has_written_of_a_reply_is_handed_in(prompt, last, turns, begun):
+    tokenizer = CharacterTokenizer.of_texts(["1+?\n</think>"])
+    row = None if last is None else {"prompt_messages": [{"role": "user", "content": "?"}, last]}
+    task = types.SimpleNamespace(
+        tokenizer=tokenizer, max_completion_tokens=9, train=[Prompt(0, "1+1?", "2", row)]
+    )
+    item = written(
+        task,
+        tokenizer.encode("1"),
+        prompt_id=0,
+        ending=Ending({}, {}, "done", "", turns=turns),
+        before=tokenizer.encode("?" * 50 + prompt),
+    )
+    assert (item.text, item.begun) == ("1", begun)
 
 
 def test_the_last_groups_are_inserted_again_once_the_replay_server_was_started_again():
