@@ -49,7 +49,7 @@ class Calculator:
             self._calls += 1
             asked = text.removesuffix(self._closing).rpartition(self._opening)[2]
             return self._turn("tool", f"{worked_out(asked)}=")
-        right = float(text == self._answer)
+        right = float(reply.answer.strip() == self._answer)
         return Outcome({"answer": right}, {"calls": self._calls})
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class FrozenLake:
         """Makes a move."""
         board = self._board
         assert board is not None, "a game begins with reset"
-        text = reply.text.strip().lower()
+        text = reply.answer.strip().lower()
         move = _NAMES.get(text, text)
         if move not in MOVES:
             return self._over(0.0, reason="parse error")

@@ -38,7 +38,7 @@ class Guess:
     def step(self, reply: Reply) -> Turn | Outcome:
         """Compares a guess with the hidden number."""
         self._made += 1
-        text = reply.text.strip().removesuffix(ASKS)
+        text = reply.answer.strip().removesuffix(ASKS)
         if not (text.isdecimal() and text.isascii() and len(text) < 10):
             return Outcome({"found": 0.0}, {"guesses": self._made}, reason="parse error")
         guess = int(text)

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from rl_sync.images import Image
 from rl_sync.isolation.codec import record
 from rl_sync.tasks.pictures.places import PLACE
+from rl_sync.thoughts import split
 
 ANEW = -1
 """Value of `Turn.after` for messages that are a whole conversation."""
@@ -225,6 +226,8 @@ class Reply:
         after a limit of the episode is reached, or if there is a `refusal`.
       refusal: reason why the policy could not get a turn with `after`.
       request: see `Turn`.
+      begun: what the prompt has already written of it, such as `<think>`.
+      spoken: the text without thoughts; None to split `text`. Read `answer` instead.
     """
 
     text: str
@@ -235,6 +238,13 @@ class Reply:
     drawn: DrawnReply | None = None
     refusal: str = ""
     request: int = 0
+    begun: str = ""
+    spoken: str | None = None
+
+    @property
+    def answer(self) -> str:
+        """The text without the policy's thoughts; empty if it ends inside them."""
+        return split(self.text, self.begun).answer if self.spoken is None else self.spoken
 
     def message(self) -> Message:
         """Returns the reply as a message of the assistant."""

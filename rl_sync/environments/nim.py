@@ -48,7 +48,7 @@ class Nim:
     def step(self, reply: Reply) -> Turn | Outcome:
         """Takes stones."""
         self._moves += 1
-        move = reply.text.strip()
+        move = reply.answer.strip()
         if move not in legal_moves(self._piles):
             return self._over(1 - self._player, f"{move[:20]!r} is no move", illegal=True)
         self._piles[_NAMES.index(move[0])] -= int(move[1])

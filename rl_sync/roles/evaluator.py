@@ -23,8 +23,9 @@ from rl_sync.rollout.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.scoring.judging import SOLVING_SCORE
-from rl_sync.scoring.score_requests import BEFORE_TOKENS, await_call, judged, written
+from rl_sync.scoring.score_requests import await_call, judged, written
 from rl_sync.tasks.task import Task
+from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS
 from rl_sync.types import Params, Prompt
 
 _SEED = 0x65766C

@@ -17,11 +17,8 @@ from rl_sync.ending import Ending
 from rl_sync.isolation.codec import Records
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.prompt_messages import messages_of
-from rl_sync.thoughts import begun_by
+from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS, begun_reply
 from rl_sync.types import NO_LEASE, Group, Prompt
-
-BEFORE_TOKENS = 40
-"""Number of ids before a reply in which the mark is looked for that begins its thoughts."""
 
 T = TypeVar("T")
 
@@ -69,7 +66,7 @@ def _begun(task: Task, before: Sequence[int], problem: Prompt | None) -> str:
     asked = messages_of(problem.row) if problem else None
     if asked is not None and asked.messages[-1]["role"] == "assistant":
         return str(asked.messages[-1].get("content") or "")
-    return begun_by(task.tokenizer.decode_all(before[-BEFORE_TOKENS:]), task.tokenizer.thoughts)
+    return begun_reply(task.tokenizer, before)
 
 
 def last_replies(group: Group) -> Iterator[tuple[list[int], list[int]]]:

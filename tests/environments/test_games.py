@@ -40,6 +40,7 @@ def text_of(turn):
 def test_moves_are_not_read_from_thoughts():
     assert said(Reply("<think>[3] or [4]?</think> I take [5].")) == "I take [5]."
     assert said(Reply(" [5] ")) == "[5]"
+    assert said(Reply("<think>[3] or [4]?")) == said(Reply("[3]?", begun="<think>")) == ""
     assert [action(text) for text in ("I take [5], no, [6].", " 7 ", "[ up ]")] == ["6", "7", "up"]
     game = GymnasiumGame("x")
     game._names = ("left",)

@@ -16,6 +16,13 @@ def test_each_guess_is_told_to_be_too_small_or_too_large():
     assert found == Outcome({"found": 1.0}, {"guesses": 3})
 
 
+def test_a_guess_is_not_read_from_thoughts():
+    (found,) = _played(13, ["<think>10? 15?</think>\n13"])
+    assert found == Outcome({"found": 1.0}, {"guesses": 1})
+    (cut,) = _played(13, ["<think>13"])
+    assert (cut.rewards, cut.reason) == ({"found": 0.0}, "parse error")
+
+
 def test_the_last_guess_ends_the_game():
     assert _played(13, ["1", "2"], guesses=2)[-1] == Outcome({"found": 0.0}, {"guesses": 2})
     assert _played(2, ["1", "2"], guesses=2)[-1] == Outcome({"found": 1.0}, {"guesses": 2})

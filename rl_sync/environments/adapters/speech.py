@@ -6,13 +6,12 @@ import re
 
 from rl_sync.environments.interface import Reply
 
-_END_OF_THOUGHTS = "</think>"
 _BRACKETED = re.compile(r"\[([^\[\]]*)\]")
 
 
 def said(reply: Reply) -> str:
     """Returns the text after the thoughts; games must not read moves from thoughts."""
-    return reply.text.rpartition(_END_OF_THOUGHTS)[2].strip()
+    return reply.answer.strip()
 
 
 def action(text: str) -> str:

@@ -22,10 +22,12 @@ class ReplyReader:
     tokenizer: Tokenizer
     reads: CallFormat | None = None
 
-    def reply(self, ids: Sequence[int], is_cut: bool, calls_before: int) -> Reply:
+    def reply(
+        self, ids: Sequence[int], is_cut: bool, calls_before: int, before: Sequence[int] = ()
+    ) -> Reply:
         """Reads a whole reply; see `read_reply`."""
-        return read_reply(self.tokenizer, ids, is_cut, self.reads, calls_before)
+        return read_reply(self.tokenizer, ids, is_cut, self.reads, calls_before, before)
 
-    def beginning(self, ids: Sequence[int]) -> str:
+    def beginning(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Reads the content of a reply that is still being drawn; see `read_beginning`."""
-        return read_beginning(self.tokenizer, ids, self.reads)
+        return read_beginning(self.tokenizer, ids, self.reads, before)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from rl_sync.environments.interface import Reply, ToolCall
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, begun_reply
+from rl_sync.thoughts import split
 
 _SHOWN_CHARACTERS = 200
-_THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
 _UNREADABLE = "\ufffd"
 
 
@@ -165,6 +165,7 @@ def read_reply(
     is_cut: bool,
     reads: CallFormat | None = None,
     calls_before: int = 0,
+    before: Sequence[int] = (),
 ) -> Reply:
     """Reads a reply from its ids.
 
@@ -174,15 +175,16 @@ def read_reply(
       is_cut: whether a limit ended the reply.
       reads: the format of tool calls; None if there are none.
       calls_before: the number of earlier calls in the conversation, from which calls are numbered.
+      before: the ids before the reply, as in `begun_reply`.
 
     Returns:
-      The reply. Calls inside the policy's thinking (`<think>…</think>`) are text.
+      The reply. Calls inside the policy's thoughts are text.
     """
-    text = _text(tokenizer, ids)
-    thought, answer = _parted(text)
-    if reads is None or answer is None:
-        return Reply(text, is_cut=is_cut)
-    content, calls, malformed = reads.read(answer)
+    text, begun = _text(tokenizer, ids), begun_reply(tokenizer, before)
+    found = split(text, begun, tokenizer.thoughts)
+    if reads is None or found.is_thinking:
+        return Reply(text, is_cut=is_cut, begun=begun, spoken=found.answer)
+    content, calls, malformed = reads.read(text[found.end :])
     named = tuple(
         dataclasses.replace(call, call_id=call.call_id or _call_id(calls_before + number))
         for number, call in enumerate(calls)
@@ -192,41 +194,38 @@ def read_reply(
         tool_calls=named,
         malformed=malformed,
         is_cut=is_cut,
-        content=thought + content if calls else None,
+        content=text[: found.end] + content if calls else None,
+        begun=begun,
+        spoken=found.answer,
     )
 
 
 def read_beginning(
-    tokenizer: Tokenizer, ids: Sequence[int], reads: CallFormat | None = None
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    reads: CallFormat | None = None,
+    before: Sequence[int] = (),
 ) -> str:
     """Reads the beginning of a reply's content while the reply is still being drawn.
 
     Args:
-      tokenizer, ids, reads: see `read_reply`.
+      tokenizer, ids, reads, before: see `read_reply`.
 
     Returns:
       The content as far as it is certain. It excludes characters with missing bytes, and text that
       may be the start of a tool call.
     """
     text = _text(tokenizer, ids).rstrip(_UNREADABLE)
-    thought, answer = _parted(text)
-    if reads is None or answer is None:
+    found = split(text, begun_reply(tokenizer, before), tokenizer.thoughts)
+    if reads is None or found.is_thinking:
         return text
-    return thought + reads.before_calls(answer)
+    return text[: found.end] + reads.before_calls(text[found.end :])
 
 
 def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Decodes a reply without the token that ends it."""
     ends = bool(len(ids)) and ids[-1] in tokenizer.eos_ids
     return tokenizer.decode_all([int(i) for i in (ids[:-1] if ends else ids)])
-
-
-def _parted(text: str) -> tuple[str, str | None]:
-    """Returns the policy's thoughts, and the answer after them; None if it is still thinking."""
-    thought, mark, answer = text.rpartition(_THOUGHT_ENDS)
-    if not mark and answer.lstrip().startswith(_THOUGHT_BEGINS):
-        return text, None
-    return thought + mark, answer
 
 
 def _call_id(number: int) -> str:

@@ -1,12 +1,13 @@
-"""Reasoning of replies: the span `<think>…</think>` at their beginning, as a field of its own."""
+"""Reasoning of replies: the thoughts at their beginning, as a field of its own."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from rl_sync.environments.dialogue.tool_call_text import overlap
+from rl_sync.thoughts import KNOWN, split
 
-_BEGINS, _ENDS = "<think>", "</think>"
+_BEGINS, _ENDS = KNOWN[0].opens, KNOWN[0].closes
 
 
 class Parted(NamedTuple):
@@ -24,17 +25,10 @@ class Parted(NamedTuple):
 NOTHING = Parted("", "")
 
 
-def parted(text: str) -> Parted:
-    """Parts a whole text.
-
-    A template may write the mark that begins the span, so a text may have only the mark at its end.
-    """
-    reasoning, mark, content = text.partition(_ENDS)
-    if mark:
-        return Parted(_unmarked(reasoning).strip("\n"), content.lstrip("\n"))
-    if text.lstrip().startswith(_BEGINS):
-        return Parted(_unmarked(text).strip("\n"), "")
-    return Parted("", text)
+def parted(text: str, begun: str = "") -> Parted:
+    """Parts a whole text, of which the prompt has written `begun`."""
+    found = split(text, begun, KNOWN[:1], leading_only=True)
+    return Parted(found.thoughts, found.answer)
 
 
 def certainly_parted(text: str) -> Parted:
@@ -42,11 +36,13 @@ def certainly_parted(text: str) -> Parted:
 
     If the text has neither mark, nothing is certain, since the template may have begun the span.
     """
-    if _ENDS in text:
-        return parted(text)
-    if not text.lstrip().startswith(_BEGINS):
-        return NOTHING
-    return parted(text[: len(text) - overlap(text, _ENDS)])
+    if text.endswith(_ENDS):  # The next character says whether the mark is quoted.
+        text = text[:-1]
+    held = text[: len(text) - overlap(text, _ENDS)]
+    found = split(text, "", KNOWN[:1], leading_only=True)
+    if found.is_thinking:
+        return parted(held)
+    return Parted(found.thoughts, found.answer) if found.end else NOTHING
 
 
 def joined(parts: Parted) -> str:
@@ -54,9 +50,3 @@ def joined(parts: Parted) -> str:
     if not parts.reasoning:
         return parts.content
     return f"{_BEGINS}\n{parts.reasoning}\n{_ENDS}\n\n{parts.content}"
-
-
-def _unmarked(reasoning: str) -> str:
-    """Leaves out the mark that begins a span."""
-    begun = reasoning.lstrip()
-    return begun.removeprefix(_BEGINS) if begun.startswith(_BEGINS) else reasoning

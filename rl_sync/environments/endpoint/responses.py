@@ -40,7 +40,7 @@ def given(request: ChatRequest, reply: Reply) -> Given:
     """Returns a reply as the agent gets it."""
     message = reply.message()
     content = _before_stop(request, message.content)
-    text = parted(content) if request.separate_reasoning else Parted("", content)
+    text = parted(content, reply.begun) if request.separate_reasoning else Parted("", content)
     return Given(text, message.tool_calls)
 
 

@@ -209,7 +209,8 @@ class Director:
             asked.heard += saying.tokens.tolist()
             prompt = asked.exchange.prompt
             drawn = DrawnReply(prompt, saying.tokens, saying.logprobs, saying.versions)
-            asked.hear(PartialReply(self._reader.beginning(asked.heard), drawn))
+            beginning = self._reader.beginning(asked.heard, asked.exchange.given.tolist())
+            asked.hear(PartialReply(beginning, drawn))
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
         """See `rl_sync.rollout.episode_records.EpisodeDirector`.
@@ -282,7 +283,9 @@ class Director:
     def _taken(self, dialogue: _Dialogue, asked: Exchange, said: Said) -> Reply:
         """Reads a reply, and adds it to the history."""
         side = dialogue.side_of(said.opponent)
-        reply = self._reader.reply(said.tokens.tolist(), said.is_cut, side.calls)
+        reply = self._reader.reply(
+            said.tokens.tolist(), said.is_cut, side.calls, asked.given.tolist()
+        )
         side.tokens += len(said.tokens)
         side.calls += len(reply.tool_calls)
         exchange = dataclasses.replace(asked, tokens=said.tokens, reply=reply.message())

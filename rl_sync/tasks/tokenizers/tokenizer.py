@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 from rl_sync.tasks.pictures.places import PLACE, joined
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
-from rl_sync.thoughts import KNOWN, ThoughtMarks
+from rl_sync.thoughts import KNOWN, ThoughtMarks, begun_by
 
 PAD_ID = 0
 EOS_ID = 1
 _FIRST_CHARACTER_ID = 2
 _REMEMBERED_LENGTHS = 1 << 18
+BEFORE_TOKENS = 40
+"""Number of ids before a reply in which the mark is looked for that begins its thoughts."""
 
 
 class Tokenizer(Hashable, Protocol):
@@ -139,6 +141,15 @@ def completion_tokens(
 ) -> int:
     """Counts the tokens of a reply to learn, its end of sequence included; see `encode_reply`."""
     return len(tokenizer.encode_reply(text, continues=continues, marks=marks)) + 1
+
+
+def begun_reply(tokenizer: Tokenizer, before: Sequence[int]) -> str:
+    """Returns the mark with which a prompt has begun the thoughts of a reply; else "".
+
+    Args:
+      before: ids before the reply; the last `BEFORE_TOKENS` are enough.
+    """
+    return begun_by(tokenizer.decode_all(before[-BEFORE_TOKENS:]), tokenizer.thoughts)
 
 
 def plain_text(

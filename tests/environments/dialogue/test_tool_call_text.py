@@ -152,6 +152,9 @@ def test_calls_without_ids_are_numbered_through_the_conversation():
     assert reply.is_cut
 
 
+CALL = f"<tool_call>{OPEN_TEXT}</tool_call>"
+
+
 @pytest.mark.parametrize("closing", ["", "</think>"])
 def test_a_call_in_the_policys_thinking_is_text(closing):
     tokenizer = family("thinking")
@@ -160,15 +163,32 @@ def test_a_call_in_the_policys_thinking_is_text(closing):
     assert (reply.text, reply.tool_calls, reply.malformed) == (text, (), ())
 
 
+@pytest.mark.parametrize(
+    ("before", "text", "calls", "answer"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "I could CALL", 0, ""),
+        ("<|im_start|>assistant\n<think>\n", "so\n</think>\n\nCALL", 1, "CALL"),
+        ("<|im_start|>assistant\n", "I could CALL", 1, "I could CALL"),
+        ("<|im_start|>assistant\n", "<think>CALL</think>So.\n<think>CALL", 0, "So."),
+        ("<|im_start|>assistant\n", "[THINK]CALL[/THINK]So.", 0, "So."),
+        ("", 'CALL is it, as in "</think>".', 1, 'CALL is it, as in "</think>".'),
+    ],
+)
+def test_calls_are_read_behind_thoughts_that_the_prompt_may_have_begun(before, text, calls, answer):
+    tokenizer, reads = family("thinking"), CALL_FORMATS["qwen"]
+    text, answer = text.replace("CALL", CALL), answer.replace("CALL", CALL)
+    ids, before = tokenizer.encode(text), tokenizer.encode(before)
+    reply = read_reply(tokenizer, ids, is_cut=True, reads=reads, before=before)
+    assert (reply.text, len(reply.tool_calls), reply.answer) == (text, calls, answer)
+    assert reply.message().content.startswith(read_beginning(tokenizer, ids, reads, before))
+
+
 def test_thinking_before_a_call_stays_in_the_content():
     tokenizer = family("thinking")
     text = f"<think>so</think>\n\n<tool_call>{OPEN_TEXT}</tool_call>"
     reply = read_reply(tokenizer, tokenizer.encode(text), is_cut=False, reads=CALL_FORMATS["qwen"])
     assert reply.content == "<think>so</think>"
     assert reply.message().tool_calls == (ToolCall("open", {}, "call00000"),)
-
-
-CALL = f"<tool_call>{OPEN_TEXT}</tool_call>"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The director between environments of this file and a policy that goes by a script."""
 
+import dataclasses
 import time
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.episode_records import BeginEpisode, Continue, End, Said
 from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.thoughts import marks_of
 
 TOKENIZER = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz!?. ")
 
@@ -46,7 +48,7 @@ class Echo:
         if self.faults["step"]:
             self.faults["step"] -= 1
             raise ArithmeticError("no move")
-        if reply.text == "stop":
+        if reply.answer == "stop":
             return Outcome({"won": 1.0}, {"said": self._said})
         return Turn((Message("user", f"{reply.text}!"),), reward=0.5)
 
@@ -62,14 +64,14 @@ def _faults():
     faults.update(reset=0, step=0)
 
 
-def _director(bridge=None, **settings):
+def _director(bridge=None, tokenizer=TOKENIZER, **settings):
     limits = EnvironmentSettings(
         **{"name": "x:Y", "max_tokens": 64, "max_turns": 4, "attempts": 2, **settings}
     )
     return Director(
         InlineHost(f"{__file__}:Echo"),
-        bridge or Bridge(TOKENIZER),
-        ReplyReader(TOKENIZER),
+        bridge or Bridge(tokenizer),
+        ReplyReader(tokenizer),
         limits,
     )
 
@@ -116,6 +118,14 @@ def test_an_outcome_ends_the_episode_with_the_rewards_of_its_turns():
     assert ended == End(
         7, Ending({"turns": 1.0, "won": 1.0}, {"said": 3}, "done", "", turns=3, segments=1)
     )
+
+
+def test_thoughts_that_a_turn_has_begun_are_no_part_of_the_answer():
+    thinker = dataclasses.replace(TOKENIZER, thoughts=marks_of("! !!"))
+    director = _director(tokenizer=thinker)
+    _begin(director)
+    assert _text(_say(director, "not yet")) == "not yet!"
+    assert isinstance(_say(director, "so!!stop"), End)
 
 
 def test_the_last_turn_is_rewarded_and_cut():
