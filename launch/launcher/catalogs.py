@@ -219,7 +219,7 @@ CATALOGS = {
         "reward",
         "Lists the rewards that judge completions.",
         "--config.task.reward=NAME, with options as in \"format(pattern='…')\", or a weighted sum"
-        ' such as "math + 0.2 * repetition".',
+        ' such as "math + 0.2 * repetition". thoughts=True is an option of every reward.',
         "docs/rewards.md",
         "length",
         _rewards,
