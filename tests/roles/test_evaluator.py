@@ -17,9 +17,10 @@ from rl_sync.roles import evaluator as evaluation
 from rl_sync.roles import wiring
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
-from rl_sync.scoring.judging import first_score
+from rl_sync.scoring.judging import first_score, to_judge
 from rl_sync.settings.config_reading import read_settings
 from tests.cluster.memory_session import MemorySession
+from tests.environments.families import FAMILIES, load_model, model
 from tests.settings.changed import config_with
 from tests.tasks import loading
 
@@ -100,6 +101,25 @@ def test_an_evaluation_ends_completions_as_rollouts_do_and_has_their_text_judged
     assert (call.moment, call.step) == ("after step 3", 3)
     asked_for = [(one.prompt_id, one.held_out, one.text, one.truncated) for one in call.items]
     assert asked_for == [(p.prompt_id, True, "12", False) for p in task.held_out]
+
+
+def test_thoughts_that_a_template_begins_are_no_part_of_the_answer(task):
+    template, special, bos, plain = FAMILIES["thinking"]
+    begins = template.replace("<|im_start|>assistant\n{%", "<|im_start|>assistant\n<think>\n{%")
+    assert begins != template
+    tokenizer = load_model(model(special, plain), begins, special[0], bos=bos)
+    thinker = dataclasses.replace(task, tokenizer=tokenizer, max_prompt_tokens=200)
+    examination = evaluation.EvaluationSet(thinker, Sampling(4, (0,)), problems=2)
+
+    def completed(text):
+        tokens = np.array([*tokenizer.encode(text), tokenizer.eos_id], np.int32)
+        return [FinishedCompletion(0, 0, tokens, tokens, tokens, "stop")]
+
+    items = examination.written([completed("3 x 4\n</think>\n\n12"), completed("#### 12")])
+    assert [one.begun for one in items] == ["<think>\n"] * 2
+    judged = [to_judge(thinker, one).completion for one in items]
+    assert [one.text for one in judged] == ["12", ""]
+    assert [one.whole for one in judged] == ["3 x 4\n</think>\n\n12", "#### 12"]
 
 
 def test_several_completions_of_a_problem_are_drawn_and_each_has_its_number(settings, task, engine):

@@ -116,6 +116,7 @@ def test_an_episode_of_one_turn_is_a_completion_of_its_prompt():
     assert (
         script.said[0].tokens.tolist() == played.last_reply.tolist() == segment.tokens[3:].tolist()
     )
+    assert played.before_last_reply.tolist() == PROMPT.tolist()
     assert played.ending == ending(1)
     assert played.turn_rewards == (0.125,)
     _assert_logprobs_are_the_policy_s(played)
@@ -258,6 +259,7 @@ def test_an_environment_that_never_begins_leaves_an_empty_trajectory():
     assert played.trajectory.segments == ()
     assert played.turn_rewards == ()
     assert not played.last_reply.size
+    assert not played.before_last_reply.size
 
 
 def test_closing_ends_the_environments():
