@@ -64,6 +64,7 @@ class Ending(NamedTuple):
         is this end.
       seat: in a game of several players, the player who learns.
       moves: in a game of several players, all replies in order.
+      is_cut: whether a limit ended the policy's last reply.
     """
 
     rewards: Mapping[str, float]
@@ -75,6 +76,7 @@ class Ending(NamedTuple):
     faults: tuple[Fault, ...] = ()
     seat: int | None = None
     moves: tuple[Move, ...] = ()
+    is_cut: bool = False
 
     @property
     def failed(self) -> bool:

@@ -22,7 +22,7 @@ class CompletionToScore(NamedTuple):
       held_out: whether the problem is held out.
       lease_id: lease id of its group; `NO_LEASE` in evaluations.
       tokens: token ids, including the end of sequence.
-      truncated: whether the completion was cut at the maximum number of tokens.
+      truncated: whether a limit ended the completion.
       sample: index among the completions of a held-out problem, from 0.
       ending: end of its episode, whose last reply is `tokens`; None without an environment.
       begun: what the prompt has already written of the reply, such as `<think>`.

@@ -31,7 +31,7 @@ class Completion:
       text: the answer: the reply without its thoughts and without the end of sequence. It is empty
         if the reply was cut inside its thoughts.
       tokens: the token ids of the whole reply, the end of sequence included.
-      truncated: whether the completion was cut at its maximum number of tokens.
+      truncated: whether a limit ended the completion: its own, or that of its episode.
       ending: the end of the episode that this completion closes; None without an environment.
       begun: what the prompt has already written of the reply, such as `<think>` and a line break.
       reply: the whole reply, if `text` is already its answer; None to split `text`.

@@ -449,6 +449,7 @@ def _record(item: CompletionToScore, one: Judgement) -> Mapping[str, object]:
 def _episode(ending: Ending) -> dict[str, object]:
     """Describes the end of an episode, with the seat and moves in games of several players."""
     fields = ending._asdict()
+    del fields["is_cut"]  # The record of the completion says `truncated`.
     moves = [move._asdict() for move in fields.pop("moves")]
     seat = fields.pop("seat")
     return fields if seat is None else {**fields, "seat": seat, "moves": moves}

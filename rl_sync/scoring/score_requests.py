@@ -43,6 +43,7 @@ def written(
     """
     problem = (task.held_out if held_out else task.train)[prompt_id]
     ids = list(tokens)
+    is_cut = ending is not None and ending.is_cut
     has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
     return CompletionToScore(
         prompt_id=prompt_id,
@@ -50,7 +51,7 @@ def written(
         lease_id=lease_id,
         text=task.tokenizer.decode(ids),
         tokens=ids,
-        truncated=len(ids) >= task.max_completion_tokens and not has_end,
+        truncated=is_cut or (len(ids) >= task.max_completion_tokens and not has_end),
         sample=sample,
         ending=ending,
         begun=_begun(task, before, None if ending and ending.turns > 1 else problem),

@@ -82,6 +82,7 @@ class _Side:
       tokens: number of tokens of all segments.
       segments: number of runs of append-only tokens.
       calls: number of tool calls.
+      is_cut: whether a limit ended the last reply.
     """
 
     history: list[Exchange] = dataclasses.field(default_factory=list)
@@ -90,6 +91,7 @@ class _Side:
     tokens: int = 0
     segments: int = 0
     calls: int = 0
+    is_cut: bool = False
 
     @property
     def turns(self) -> int:
@@ -288,6 +290,7 @@ class Director:
         )
         side.tokens += len(said.tokens)
         side.calls += len(reply.tool_calls)
+        side.is_cut = said.is_cut
         exchange = dataclasses.replace(asked, tokens=said.tokens, reply=reply.message())
         side.history.append(exchange)
         side.ends[exchange.segment] = exchange
@@ -475,6 +478,7 @@ class Director:
             faults=(*dialogue.faults, *faults),
             seat=dialogue.seat,
             moves=tuple(dialogue.moves),
+            is_cut=dialogue.side.is_cut,
         )
         return End(dialogue.begun.episode, ending, reward)
 

@@ -137,6 +137,14 @@ def test_the_last_turn_is_rewarded_and_cut():
     assert ended.ending.rewards == {"turns": 1.0}
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_end_says_whether_a_limit_ended_the_last_reply(is_cut):
+    director = _director()
+    _begin(director)
+    _say(director, "so", is_cut=not is_cut)
+    assert _say(director, "stop", is_cut=is_cut).ending.is_cut == is_cut
+
+
 def test_an_episode_without_room_for_a_reply_is_cut():
     director = _director(max_tokens=16)
     assert _begin(director).room == 10

@@ -151,6 +151,13 @@ def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_o
     assert (first.text, second.text) == ("1", "121")
 
 
+def test_a_reply_that_a_limit_of_its_episode_ended_is_truncated():
+    for is_cut in (True, False):
+        ending = Ending({}, {}, "tokens", "", turns=1, is_cut=is_cut)
+        item = written(TASK, [2, 3], prompt_id=0, ending=ending)
+        assert item.truncated == is_cut
+
+
 def test_a_completion_that_could_not_be_judged_has_no_number():
     session, seen = Session([None, 1.0]), []
     one = delivery(session)
