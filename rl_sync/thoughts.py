@@ -74,6 +74,7 @@ def split(
     begun: str = "",
     marks: tuple[ThoughtMarks, ...] = KNOWN,
     leading_only: bool = False,
+    calls: str = "",
 ) -> SplitReply:
     """Splits a reply into its thoughts and its answer.
 
@@ -87,6 +88,7 @@ def split(
       marks: pairs of marks.
       leading_only: whether to split off only thoughts at the beginning, up to their first closing
         mark; this part is certain while a reply is still being written.
+      calls: mark that begins tool calls, in whose arguments no thoughts begin; empty for none.
     """
     known = _compiled(marks)
     inside = _open_at_end(begun, marks)
@@ -103,7 +105,7 @@ def split(
         at = end = lone.end()
     while True:
         if inside is None:
-            opening = None if leading_only and end else _opening(reply, at, known)
+            opening = None if leading_only and end else _opening(reply, at, known, calls)
             if opening is None or (leading_only and reply[: opening.start()].strip()):
                 break
             pieces.append(reply[at : opening.start()])
@@ -157,7 +159,7 @@ def marks_of(text: str | None) -> tuple[ThoughtMarks, ...]:
     return (ThoughtMarks(*given), *(one for one in KNOWN if one.opens != given[0]))
 
 
-class _Compiled(NamedTuple):
+class _MarkPatterns(NamedTuple):
     """Regular expressions for marks, and the pairs by their opening marks in lower case."""
 
     pairs: dict[str, ThoughtMarks]
@@ -169,7 +171,7 @@ class _Compiled(NamedTuple):
 
 
 @functools.cache
-def _compiled(marks: tuple[ThoughtMarks, ...]) -> _Compiled:
+def _compiled(marks: tuple[ThoughtMarks, ...]) -> _MarkPatterns:
     def one_of(texts: list[str], suffix: str = "") -> re.Pattern[str] | None:
         either = "|".join(text for text in texts if text)
         return re.compile(f"(?:{either}){suffix}", re.IGNORECASE) if either else None
@@ -177,7 +179,7 @@ def _compiled(marks: tuple[ThoughtMarks, ...]) -> _Compiled:
     opens = [re.escape(pair.opens) for pair in marks]
     closes = [re.escape(pair.closes) for pair in marks if pair.closes_alone]
     frames = [pair.frame for pair in marks]
-    return _Compiled(
+    return _MarkPatterns(
         pairs={pair.opens.lower(): pair for pair in marks},
         opening=one_of(opens),
         lone=one_of(opens + closes),
@@ -189,13 +191,13 @@ def _compiled(marks: tuple[ThoughtMarks, ...]) -> _Compiled:
 
 def _open_at_end(begun: str, marks: tuple[ThoughtMarks, ...]) -> ThoughtMarks | None:
     """Returns the pair of marks whose thoughts are open at the end of a text."""
-    if not begun or not split(begun, marks=marks).is_thinking:
+    if not begun_by(begun, marks) and not (begun and split(begun, marks=marks).is_thinking):
         return None
     pairs = _compiled(marks).pairs
     return max(pairs.values(), key=lambda pair: begun.lower().rfind(pair.opens.lower()))
 
 
-def _lone_closing(reply: str, known: _Compiled) -> re.Match[str] | None:
+def _lone_closing(reply: str, known: _MarkPatterns) -> re.Match[str] | None:
     """Finds a closing mark before which no thoughts were opened in the reply."""
     for found in known.lone.finditer(reply) if known.lone else ():
         if not (_is_between_quotes(reply, found) or _is_in_code(reply, 0, found.start())):
@@ -203,9 +205,11 @@ def _lone_closing(reply: str, known: _Compiled) -> re.Match[str] | None:
     return None
 
 
-def _opening(reply: str, at: int, known: _Compiled) -> re.Match[str] | None:
-    """Finds the next mark that opens thoughts."""
-    for found in known.opening.finditer(reply, at) if known.opening else ():
+def _opening(reply: str, at: int, known: _MarkPatterns, calls: str) -> re.Match[str] | None:
+    """Finds the next mark that opens thoughts, before the first mark that begins calls."""
+    until = reply.find(calls, at) if calls else -1
+    until = len(reply) if until < 0 else until
+    for found in known.opening.finditer(reply, at, until) if known.opening else ():
         before = reply[at : found.start()]
         if not before.strip() and not at:
             return found

@@ -18,6 +18,8 @@ SPLIT = {
     "begun by the prompt": ("<think>\n", "3? No.\n</think>\n\n4", "3? No.", "4"),
     "begun, and begun again": ("<think>\n", "<think>\n3?\n</think>\n4", "3?", "4"),
     "begun by a message": ("<think>\nThree times", " three is 9.</think>9", " three is 9.", "9"),
+    "begun within a line": ("Let me solve it. <think>", "3?</think>4", "3?", "4"),
+    "ended by the prompt": ("</think>", "4", "", "4"),
     "begun after thoughts": ("<think>\n3?\n</think>\nIt is", " 4", "", " 4"),
     "begun without thoughts": ("The answer is", " 4", "", " 4"),
     "cut inside": ("", "<think>maybe \\boxed{42}? Let me", "maybe \\boxed{42}? Let me", ""),
@@ -98,6 +100,8 @@ def test_a_prompt_that_ends_with_an_opening_mark_begins_thoughts():
         "<|im_start|>assistant\n<think>\n\n</think>\n\n": "",
         "Use <think> and </think>.<|im_start|>assistant\n": "",
         "[/INST][THINK]": "[THINK]",
+        "<｜User｜>What is 2+2?<｜Assistant｜></think>": "",
+        "Let me solve it. <think>": "<think>",
         f"<|start|>assistant{CHANNEL}": CHANNEL,
         "": "",
     }

@@ -181,7 +181,7 @@ def read_reply(
       The reply. Calls inside the policy's thoughts are text.
     """
     text, begun = _text(tokenizer, ids), begun_reply(tokenizer, before)
-    found = split(text, begun, tokenizer.thoughts)
+    found = split(text, begun, tokenizer.thoughts, calls=reads.mark if reads else "")
     if reads is None or found.is_thinking:
         return Reply(text, is_cut=is_cut, begun=begun, spoken=found.answer)
     content, calls, malformed = reads.read(text[found.end :])
@@ -216,8 +216,10 @@ def read_beginning(
       may be the start of a tool call.
     """
     text = _text(tokenizer, ids).rstrip(_UNREADABLE)
-    found = split(text, begun_reply(tokenizer, before), tokenizer.thoughts)
-    if reads is None or found.is_thinking:
+    if reads is None:
+        return text
+    found = split(text, begun_reply(tokenizer, before), tokenizer.thoughts, calls=reads.mark)
+    if found.is_thinking:
         return text
     return text[: found.end] + reads.before_calls(text[found.end :])
 

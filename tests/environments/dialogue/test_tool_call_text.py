@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from rl_sync.environments.dialogue.tool_call_text import (
@@ -181,6 +183,15 @@ def test_calls_are_read_behind_thoughts_that_the_prompt_may_have_begun(before, t
     reply = read_reply(tokenizer, ids, is_cut=True, reads=reads, before=before)
     assert (reply.text, len(reply.tool_calls), reply.answer) == (text, calls, answer)
     assert reply.message().content.startswith(read_beginning(tokenizer, ids, reads, before))
+
+
+def test_marks_in_the_arguments_of_a_call_are_text():
+    tokenizer = family("thinking")
+    said = json.dumps({"name": "say", "arguments": {"text": "a <think> b </think> c"}})
+    text = f"<think>so</think>See. <tool_call>{said}</tool_call>"
+    reply = read_reply(tokenizer, tokenizer.encode(text), is_cut=False, reads=CALL_FORMATS["qwen"])
+    assert [call.arguments for call in reply.tool_calls] == [{"text": "a <think> b </think> c"}]
+    assert reply.content.rstrip() == "<think>so</think>See."
 
 
 def test_thinking_before_a_call_stays_in_the_content():
