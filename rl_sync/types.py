@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt8, UInt32
 
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import record
+from rl_sync.row_answers import answer_for_rewards
 
 NO_LEASE = -1
 """Lease id and prompt id of groups that no explorer generated."""
@@ -31,7 +32,8 @@ class Prompt(NamedTuple):
     Attributes:
       prompt_id: row index in the task's training problems.
       text: the question that the policy is asked.
-      answer: reference answer that rewards compare completions with; empty if there is none.
+      answer: text of the reference answer that rewards compare completions with; empty if there is
+        none.
       row: other fields of its data row, for rewards and environments.
     """
 
@@ -43,7 +45,8 @@ class Prompt(NamedTuple):
     @property
     def fields(self) -> dict[str, Any]:
         """All fields that rewards and environments get, with the prompt and the answer."""
-        return {**(self.row or {}), "prompt": self.text, "answer": self.answer}
+        row = self.row or {}
+        return {**row, "prompt": self.text, "answer": answer_for_rewards(row, self.answer)}
 
 
 class Preference(NamedTuple):

@@ -19,6 +19,7 @@ LEAVES = {
     "ending",
     "image_files",
     "images",
+    "row_answers",
     "expert_routes",
     "sequence_images",
     "sampling_masks",

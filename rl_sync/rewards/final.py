@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.rewards.judgement import Completion, Judgement, Row, right_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +24,19 @@ class FinalAnswer:
         if not self.marker:
             raise ValueError("final_answer's marker is empty: give the text before the answer.")
 
+    def check(self, row: Row) -> None:
+        """Refuses a row whose answer is no text.
+
+        Raises:
+          ValueError: it is an object, or a list of other things than texts.
+        """
+        right_text(row)
+
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
         _, marker, final = completion.text.rpartition(self.marker)
         if not marker:
             return Judgement(0.0, f"no {self.marker!r}")
         given = final.strip()
-        right = given == str(row["answer"]).strip()
+        right = given == right_text(row)
         return Judgement(float(right), f"final answer {given!r}", answer=given)

@@ -7,10 +7,12 @@ fields are its options. `row` is the row of the data that the prompt was made fr
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.ending import Ending
+from rl_sync.row_answers import answer_text
 from rl_sync.thoughts import split
 
 _GREATEST = 3.4e38
@@ -18,6 +20,25 @@ _GREATEST = 3.4e38
 
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
+
+
+def right_text(row: Row) -> str:
+    """Returns the answer of a row, without white space around, for rewards that compare texts.
+
+    The texts of a list are lines.
+
+    Raises:
+      ValueError: the answer is an object, or a list of other things than texts.
+    """
+    answer = row["answer"]
+    if isinstance(answer, Mapping) or (
+        isinstance(answer, list | tuple) and not all(isinstance(one, str) for one in answer)
+    ):
+        raise ValueError(
+            f"row['answer']={reprlib.repr(answer)} is no text to compare with: use a reward that"
+            " reads it, such as task.reward=k12, or name another field in task.dataset.answer."
+        )
+    return answer_text(answer).strip()
 
 
 @dataclasses.dataclass(frozen=True)

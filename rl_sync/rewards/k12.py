@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
+from typing import Any
 
 from rl_sync.rewards.answers.extraction import extract, strategies_of
 from rl_sync.rewards.judgement import Completion, Judgement, Row
@@ -15,6 +17,7 @@ from rl_sync.rewards.school.quantity import NumberQuestion, quantity
 from rl_sync.rewards.school.question import Question, UnjudgeableError, refuse, shown
 from rl_sync.rewards.school.short_text import TextQuestion
 from rl_sync.rewards.school.truth import TruthQuestion
+from rl_sync.row_answers import without_padding
 from rl_sync.spelling import require_one_of
 
 KINDS: dict[str, type[Question]] = {
@@ -80,11 +83,13 @@ class SchoolAnswer:
         Raises:
           ValueError: a field is missing or malformed.
         """
+        row = _of_table(row)
         KINDS[kind_of(row)].of(row)
         self._partial(row)
 
     def __call__(self, row: Row, completion: Completion) -> Judgement:
         """Judges a completion."""
+        row = _of_table(row)
         try:
             kind = kind_of(row)
             question, partial = KINDS[kind].of(row), self._partial(row)
@@ -113,3 +118,27 @@ class SchoolAnswer:
         if not isinstance(given, bool):
             raise refuse(row, "partial", "must be true or false.")
         return given
+
+
+def _of_table(row: Row) -> Row:
+    """Returns a row without the nulls and the JSON texts of a table.
+
+    In a table, what a row lacks is null or an empty text, and a column whose rows differ in their
+    types holds JSON.
+    """
+    given = {name: value for name, value in row.items() if value not in (None, "")}
+    has_parts = "choices" in given or given.get("kind") in _LISTS
+    for name in ("choices", "answer"):
+        value = without_padding(given.get(name))
+        if has_parts and isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+            value = _parsed(value)
+        if value is not None:
+            given[name] = value
+    return given
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

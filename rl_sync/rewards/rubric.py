@@ -19,6 +19,7 @@ from rl_sync.expression import parse_sum
 from rl_sync.isolation.codec import record
 from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.reward_catalog import MadeReward, is_quick, make
+from rl_sync.row_answers import answer_text
 
 _SHOWN_CHARACTERS = 500
 _SURELY_FINITE = 1e30  # In float32, too.
@@ -394,7 +395,7 @@ def example_rows(
       encode: returns the tokens of an answer, the end of sequence included.
     """
     ending = Ending({}, {}, "done", "", turns=1)
-    answers = [str(row.get("answer", "")) for row in rows[:count]]
+    answers = [answer_text(row.get("answer", "")) for row in rows[:count]]
     return [
         ScoringRequest(row, Completion(answer, encode(answer), ending=ending))
         for row, answer in zip(rows, answers, strict=False)

@@ -7,6 +7,8 @@ import string
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rl_sync.row_answers import without_padding
+
 
 class Choices(NamedTuple):
     """The options of a question.
@@ -23,18 +25,22 @@ class Choices(NamedTuple):
     def of_field(cls, value: Any) -> Choices:
         """Reads the choices of a field: a list of texts, or {"text": [...], "label": [...]}.
 
+        Nulls at the end of a list are left out.
+
         Raises:
           ValueError: the value has neither form; the message describes it, and the caller adds the
             place.
         """
         texts, labels = value, ()
         if isinstance(value, Mapping):
-            texts, labels = value.get("text"), value.get("label", ())
+            texts, labels = value.get("text"), value.get("label") or ()
+        texts, labels = without_padding(texts), without_padding(labels)
         if (
             not isinstance(texts, list | tuple)
             or not 2 <= len(texts) <= len(string.ascii_uppercase)
             or not isinstance(labels, list | tuple)
             or len(labels) not in (0, len(texts))
+            or None in (*texts, *labels)
         ):
             raise ValueError(
                 f"is {reprlib.repr(value)}; it must be a list of 2 to"

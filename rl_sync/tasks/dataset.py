@@ -87,7 +87,8 @@ class DatasetConfig:
     )
     answer: str | None = setting(
         None,
-        "Field that rewards compare completions with; a list of texts becomes lines; empty for"
+        "Field that rewards compare completions with. Rewards get a list, an object, true or false"
+        " as it is in the row; where a text is needed, a list of texts becomes lines. Empty for"
         " none.",
         implied="the format's",
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_sync.images import FIELD, Image
+from rl_sync.row_answers import answer_text, without_padding
 from rl_sync.tasks.choices import Choices
 from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dialogues import (
@@ -80,7 +81,10 @@ def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER)
             raise _refusal(row, row_format.choices, str(error)) from error
     unanswered = _unanswered(row, row_format.answer)
     answer = "" if unanswered else _answer(row, row_format, choices)
-    demonstration: str | None = answer or None
+    given = None
+    if row_format.answer is not None:
+        given = without_padding(_lookup(row.fields, row_format.answer))
+    demonstration = None if _has_several_answers(given) else answer or None
     if row_format.demonstration is not None:
         shown = _lookup(row.fields, row_format.demonstration)
         there = shown not in (_MISSING, None, "") and not is_messages(shown)
@@ -98,6 +102,8 @@ def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER)
         if name not in {*replaced, MESSAGES, TOOLS}
     }
     fields |= {FIELD: images} if images else {}
+    if isinstance(given, bool | list | Mapping) and not is_messages(given):
+        fields["answer"] = given
     fields |= {} if asked is None else asked.fields
     found = Example(
         prompt=prompt,
@@ -331,14 +337,27 @@ def _answer(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str
         return ""
     if choices is not None and row_format.answer_pattern is None:
         return _letter(row, field, choices, _value(row, field))
-    value = _lookup(row.fields, field)
-    text = _last_reply(row, field, value) if is_messages(value) else _text(row, field, lines=True)
+    value = without_padding(_lookup(row.fields, field))
+    if is_messages(value):
+        text = _last_reply(row, field, value)
+    elif value is False or (value and isinstance(value, bool | list | Mapping)):
+        text = answer_text(value)
+        if not text.strip():
+            raise _not_text(row, field, value)
+    else:
+        text = _text(row, field)
     if row_format.answer_pattern is not None:
         text = _last_match(row_format.answer_pattern, text)
         if not text:
             there = _shown(_value(row, field))
             raise _refusal(row, field, f"is {there}, which has no {row_format.answer_pattern}")
     return text if choices is None else _letter(row, field, choices, text)
+
+
+def _has_several_answers(value: Any) -> bool:
+    """Says whether an answer has lists of accepted spellings, and is thus no text to imitate."""
+    parts = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, list | Mapping) and any(isinstance(one, list) for one in parts)
 
 
 def _last_reply(row: DataRow, field: str, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -24,7 +24,8 @@ class RowFormat:
       prompt: field of the question; ignored if there is a template.
       template: format string of the question, such as `Solve: {question}`, with fields in braces
         (literal braces are doubled). None for the field of `prompt`, followed by the choices.
-      answer: field of the answer, for rewards. A list of texts becomes lines. None for no answer.
+      answer: field of the answer, for rewards. Rewards get a list, an object, true or
+        false as it is; as a text, a list of texts is lines. None for no answer.
       answer_pattern: regular expression; the answer is the last group of its last match in the
         field, such as `####\s*(.+)`. None for the whole field.
       choices: field of a question's options. They are written as lettered lines, also in a

@@ -205,7 +205,7 @@ def test_rows_without_a_demonstration_are_counted(tmp_path):
             {"answer_pattern": "#### (.+)"},
             "which has no #### ",
         ),
-        ({"prompt": "p", "answer": {"a": 1}}, {}, r"'answer' is \{'a': 1\}; it must be text"),
+        ({"prompt": {"a": 1}, "answer": "a"}, {}, r"'prompt' is \{'a': 1\}; it must be text"),
         ({"prompt": "p", "answer": "a"}, {"template": "{prompt} {of}"}, "'of' is missing"),
         (
             {"prompt": "p", "options": ["a", "b"], "answer": 2},

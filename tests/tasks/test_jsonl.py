@@ -95,13 +95,13 @@ def test_numbers_are_answers_and_blank_lines_are_passed_over(tmp_path):
         ({"prompt": "", "answer": "1"}, r"line 2: 'prompt' is ''"),
         ({"prompt": ["x"], "answer": "1"}, r"line 2: 'prompt' is \['x'\]"),
         ({"prompt": "x", "answer": None}, r"line 2: 'answer' is None"),
-        ({"prompt": "x", "answer": True}, r"line 2: 'answer' is True"),
+        ({"prompt": True, "answer": "1"}, r"line 2: 'prompt' is True"),
         ('{"prompt": "x", "answer": NaN}', r"line 2: 'answer' is nan"),
         ('{"prompt": "x", "answer": 1e999}', r"line 2: 'answer' is inf"),
         ('{"prompt": "x", "answer": 1' + "0" * 5000 + "}", r"line 2 is not JSON: .*4300 digits"),
         ('{"prompt": "x", "more": ' + "[" * 100_000, r"line 2 is nested too deeply"),
         ("[" * 400 + "]" * 400, r"line 2 is not an object .* but \[\[\[\[\[\[\["),
-        ('{"prompt": "x", "answer": ' + "[" * 400 + "]" * 400 + "}", r"line 2: 'answer' is \[\["),
+        ('{"answer": "x", "prompt": ' + "[" * 400 + "]" * 400 + "}", r"line 2: 'prompt' is \[\["),
         (r'{"prompt": "\ud83d", "answer": "1"}', r"line 2: the prompt holds half a .* \\ud83d:"),
         (r'{"prompt": "x", "answer": "a\udc00"}', r"line 2: the answer holds half a .* \\udc00:"),
     ],
@@ -223,9 +223,9 @@ def test_a_row_needs_an_answer_where_a_reward_may_read_it(tmp_path, reward):
         )
 
 
-def test_an_answer_that_is_no_text_is_refused_even_where_none_is_needed(tmp_path):
-    path = _file(tmp_path, [*BOARDS, {"prompt": "x", "answer": {"a": 1}}])
-    with pytest.raises(ValueError, match=r"line 9: 'answer' is {'a': 1}"):
+def test_an_answer_that_is_an_empty_object_is_refused_even_where_none_is_needed(tmp_path):
+    path = _file(tmp_path, [*BOARDS, {"prompt": "x", "answer": {}}])
+    with pytest.raises(ValueError, match=r"line 9: 'answer' is {}"):
         load(name="jsonl", jsonl__path=path, reward="environment", max_completion_tokens=4)
 
 
