@@ -36,11 +36,14 @@ class DataRow(NamedTuple):
       fields: columns by name.
       folder: directory of the file, in which relative paths of images are looked up first; None if
         the rows are not from a file.
+      is_padded: whether a null in an object may stand for a field that the object lacks, as in
+        tables with typed columns.
     """
 
     where: str
     fields: Mapping[str, Any]
     folder: Path | None = None
+    is_padded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +129,24 @@ def _list_rows(path: Path, text: str) -> Iterator[DataRow]:
 
 def _parsed(where: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # A number has more digits than Python converts.
+            return json.loads(text, parse_int=_int_or_text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read: make it flat.") from error
-    except ValueError as error:  # Raised also for a number with too many digits.
+    except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error}.") from error
+
+
+def _int_or_text(digits: str) -> int | str:
+    """Reads a whole number; one with more digits than Python converts stays text."""
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
 
 
 def _row(where: str, value: Any) -> DataRow:
@@ -153,7 +169,7 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
             for batch in file.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
-                    yield DataRow(f"{path}, row {number}", fields)
+                    yield DataRow(f"{path}, row {number}", fields, is_padded=True)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} is not a Parquet file: {error}.") from error
 
@@ -181,7 +197,8 @@ def _library_rows(source: RowSource) -> Iterator[DataRow]:
             )
         loaded = loaded[source.split]
     for number, fields in enumerate(_undecoded(loaded), start=1):
-        yield DataRow(f"{source.path}{_part(source)}, row {number}", fields)
+        where = f"{source.path}{_part(source)}, row {number}"
+        yield DataRow(where, fields, is_padded=True)
 
 
 def _undecoded(loaded: Any) -> Iterator[Mapping[str, Any]]:

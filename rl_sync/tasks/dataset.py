@@ -82,7 +82,8 @@ class DatasetConfig:
     )
     template: str | None = setting(
         None,
-        "Template of the question, with fields in braces: `Solve: {question}`; empty for none.",
+        "Template of the question, with fields in braces: `Solve: {question}`. A field may be"
+        " empty, and `{context|}` may also be missing. An empty text for no template.",
         implied="the format's",
     )
     answer: str | None = setting(

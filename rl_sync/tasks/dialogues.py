@@ -13,6 +13,24 @@ from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers.prompt_messages import PromptMessages
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
+_CALL_ROLE = "function_call"
+_SHARE_GPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    _CALL_ROLE: "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "observation": "tool",
+}
+"""The role in chat templates, by the name in `from`."""
+
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -118,6 +136,54 @@ def is_messages(value: Any) -> bool:
     )
 
 
+def is_share_gpt(value: Any) -> bool:
+    """Says whether a field of a row is a list of messages in the form of ShareGPT."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, Mapping) and {"from", "value"} <= set(one) for one in value)
+    )
+
+
+def messages_of_share_gpt(
+    turns: Sequence[Mapping[str, Any]], system: Any = None
+) -> list[dict[str, Any]]:
+    """Returns messages of ShareGPT's form, `{"from": "human", "value": …}`, in OpenAI's form.
+
+    A `function_call` is an assistant's message whose value is the JSON of its calls. Other fields
+    of a message, such as `weight`, are kept.
+
+    Args:
+      turns: messages.
+      system: the system message, if the row has it in a field of its own and not in the list.
+
+    Raises:
+      ValueError: `from` names no role, or a call has another form.
+    """
+    messages = []
+    for number, turn in enumerate(turns, start=1):
+        said = turn["from"]
+        role = _SHARE_GPT_ROLES.get(said.strip().lower()) if isinstance(said, str) else None
+        if role is None:
+            raise ValueError(
+                f"message {number} is from {said!r}, which must be one of"
+                f" {', '.join(_SHARE_GPT_ROLES)}"
+            )
+        message = {name: one for name, one in turn.items() if name not in ("from", "value")}
+        message |= {"role": role, "content": turn["value"]}
+        if said.strip().lower() == _CALL_ROLE:
+            try:
+                calls = _parsed(turn["value"])
+            except ValueError as error:
+                raise ValueError(f"message {number} {error}") from error
+            listed = calls if isinstance(calls, list) else [calls]
+            message |= {"content": "", "tool_calls": [{"function": one} for one in listed]}
+        messages.append(message)
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
 def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text of the last assistant message, or an empty text."""
     replies = [content_of(one) for one in messages if one["role"] == "assistant"]
@@ -171,9 +237,7 @@ def prompt_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Promp
             line = _line(given)
         except ValueError as error:
             raise ValueError(f"message {number} {error}") from error
-        filled = {
-            name: _without_nulls(value) for name, value in message.items() if value is not None
-        }
+        filled = {name: value for name, value in message.items() if value is not None}
         kept.append({**filled, "content": line.content} if "content" in message else filled)
     asks = (one for one in kept if one["role"] not in ("system", "assistant"))
     if not any((one.get("content") or "").strip() for one in asks):
@@ -251,24 +315,15 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _parsed(value: Any) -> Any:
-    """Parses a JSON text, or returns another value without its nulls.
-
-    In a table, all rows of a column have the same fields, and missing fields are null.
-    """
+    """Parses a JSON text, or returns another value."""
     if not isinstance(value, str):
-        return _without_nulls(value)
+        return value
     if not value.strip():
         return None
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"has {value[:80]!r}, which is not JSON ({error})") from error
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _with_ids(lines: Sequence[DialogueMessage]) -> list[DialogueMessage]:

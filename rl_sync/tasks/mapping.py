@@ -22,7 +22,9 @@ from rl_sync.tasks.dialogues import (
     content_of,
     dialogue_of,
     is_messages,
+    is_share_gpt,
     last_reply,
+    messages_of_share_gpt,
     prompt_of,
 )
 from rl_sync.tasks.pictures.places import PLACEHOLDER, has_images, text_and_images
@@ -83,10 +85,10 @@ def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER)
     answer = "" if unanswered else _answer(row, row_format, choices)
     given = None
     if row_format.answer is not None:
-        given = without_padding(_lookup(row.fields, row_format.answer))
+        given = without_padding(_lookup(row, row_format.answer))
     demonstration = None if _has_several_answers(given) else answer or None
     if row_format.demonstration is not None:
-        shown = _lookup(row.fields, row_format.demonstration)
+        shown = _lookup(row, row_format.demonstration)
         there = shown not in (_MISSING, None, "") and not is_messages(shown)
         demonstration = _text(row, row_format.demonstration, lines=True) if there else None
     pair = _pair(row, row_format)
@@ -132,7 +134,7 @@ def _prompt(
 ) -> tuple[str, PromptMessages | None, list[Image]]:
     """Returns the question as text, its conversation if it has one, and its images."""
     if row_format.template is not None:
-        text = _Filler(row, row_format.choices, choices).format(row_format.template)
+        text = _filled(row, row_format, choices)
         return text, None, _images(row, row_format.images, [])
     assert row_format.prompt is not None, "a format has a template or a prompt"
     field, value = _asked_field(row, row_format)
@@ -140,7 +142,7 @@ def _prompt(
         text = _text(row, field) + _lines(choices)
         return text, None, _images(row, row_format.images, [])
     end = _end_of_question(row, row_format, value)
-    tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
+    tools = None if row_format.tools is None else _lookup(row, row_format.tools)
     try:
         asked = prompt_of(value[:end], None if tools is _MISSING else tools)
     except ValueError as error:
@@ -170,9 +172,9 @@ def _asked_field(row: DataRow, row_format: RowFormat) -> tuple[str, Any]:
     messages.
     """
     assert row_format.prompt is not None, "there is no template"
-    value = _lookup(row.fields, row_format.prompt)
+    value = _lookup(row, row_format.prompt)
     for field in (row_format.chosen, row_format.rejected):
-        whole: Any = None if field is None else _lookup(row.fields, field)
+        whole: Any = None if field is None else _lookup(row, field)
         if field is not None and not is_messages(value) and _is_whole(whole):
             before = list(whole or ())[:-1]
             if value is _MISSING or [one["role"] for one in before] != ["user"]:
@@ -189,7 +191,7 @@ def _end_of_question(
     """
 
     def holds(field: str | None) -> bool:
-        return field is not None and _lookup(row.fields, field) == messages
+        return field is not None and _lookup(row, field) == messages
 
     replies = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
     is_said = bool(replies) and replies[-1] == len(messages) - 1
@@ -217,7 +219,7 @@ def _images(row: DataRow, field: str | None, in_parts: Sequence[Any]) -> list[Im
 
 def _of_field(row: DataRow, field: str | None) -> list[tuple[str, Any]]:
     """Returns the images of a field, each with its name in messages."""
-    value = None if field is None else _lookup(row.fields, field)
+    value = None if field is None else _lookup(row, field)
     if value is _MISSING or value is None or (isinstance(value, str) and not value):
         value = []
     values = value if isinstance(value, list | tuple) else [value]
@@ -246,7 +248,7 @@ def _only_reply(row: DataRow, field: str) -> str | None:
 
     It returns None if the field is no such list.
     """
-    messages = _lookup(row.fields, field)
+    messages = _lookup(row, field)
     if not is_messages(messages) or not (_shows(messages) or _is_completion(messages)):
         return None
     return _last_reply(row, field, messages)
@@ -272,17 +274,17 @@ def _dialogue(row: DataRow, row_format: RowFormat, placeholder: str) -> Dialogue
     One question about images with one answer is no conversation: its problem is demonstrated.
     """
     field = row_format.demonstration
-    messages: Any = _MISSING if field is None else _lookup(row.fields, field)
+    messages: Any = _MISSING if field is None else _lookup(row, field)
     if field is None or not is_messages(messages):
         return None
     roles = [one["role"] for one in messages if one["role"] != "system"]
     if _is_completion(messages) or (_shows(messages) and roles == ["user", "assistant"]):
         return None
     if messages[0]["role"] == "assistant" and row_format.prompt is not None:
-        asked = _lookup(row.fields, row_format.prompt)
+        asked = _lookup(row, row_format.prompt)
         before = asked if is_messages(asked) else [{"role": "user", "content": asked}]
         messages = [*({**one, "weight": 0} for one in before), *messages]
-    tools = None if row_format.tools is None else _lookup(row.fields, row_format.tools)
+    tools = None if row_format.tools is None else _lookup(row, row_format.tools)
     texts, shown = _shown_messages(row, field, messages, row_format.images, placeholder)
     try:
         dialogue = dialogue_of(texts, None if tools is _MISSING else tools)
@@ -324,7 +326,7 @@ def _unanswered(row: DataRow, field: str | None) -> str:
     """Returns a complaint if the field of the answer is missing or empty, or an empty text."""
     if field is None:
         return ""
-    value = _lookup(row.fields, field)
+    value = _lookup(row, field)
     if value is _MISSING:
         return str(_missing(row, field))
     is_empty = value is None or (isinstance(value, str) and not value.strip())
@@ -337,7 +339,7 @@ def _answer(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str
         return ""
     if choices is not None and row_format.answer_pattern is None:
         return _letter(row, field, choices, _value(row, field))
-    value = without_padding(_lookup(row.fields, field))
+    value = without_padding(_lookup(row, field))
     if is_messages(value):
         text = _last_reply(row, field, value)
     elif value is False or (value and isinstance(value, bool | list | Mapping)):
@@ -377,7 +379,7 @@ def _pair(row: DataRow, row_format: RowFormat) -> tuple[str, str, float] | None:
         if not number or not math.isfinite(margin) or margin < 0:
             raise _refusal(row, row_format.margin, f"is {_shown(margin)}; it must be 0 or more.")
     chosen, rejected = row_format.chosen, row_format.rejected
-    whole = [_lookup(row.fields, field) for field in (chosen, rejected)]
+    whole = [_lookup(row, field) for field in (chosen, rejected)]
     if all(map(_is_whole, whole)) and whole[0][:-1] != whole[1][:-1]:
         raise _refusal(
             row, rejected, f"differs from {chosen!r} before its last message: a pair has one prompt"
@@ -418,22 +420,30 @@ def _letter(row: DataRow, field: str, choices: Choices, answer: Any) -> str:
         raise _refusal(row, field, str(error)) from error
 
 
-class _Filler(string.Formatter):
-    """Fills the fields of a row into a template."""
+def _filled(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str:
+    """Returns the template with the row's fields, whose names are paths.
 
-    def __init__(self, row: DataRow, choices_field: str | None, choices: Choices | None):
-        self._row, self._choices = row, choices
-        self._choices_names = () if choices_field is None else (
-            choices_field,
-            *choices_field.split("|"),
-        )  # fmt: skip
-
-    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Returns the text of a field; names in a template are paths, not Python attributes."""
-        del args, kwargs
-        if self._choices is not None and field_name in self._choices_names:
-            return self._choices.lines(), field_name
-        return _text(self._row, field_name, lines=True), field_name
+    An empty field takes the white space before it along.
+    """
+    options = "" if row_format.choices is None else row_format.choices
+    text, empty, is_filled = "", list[tuple[str, Any]](), False
+    for literal, field, _, _ in string.Formatter().parse(row_format.template or ""):
+        if field is None:
+            text += literal
+            continue
+        if choices is not None and field in (options, *options.split("|")):
+            text, is_filled = text + literal + choices.lines(), True
+            continue
+        value = _lookup(row, field) if field.endswith("|") else _value(row, field)
+        if value in (_MISSING, None, "") or (isinstance(value, str) and not value.strip()):
+            text += literal.rstrip()
+            empty.append((field, value))
+        else:
+            text, is_filled = text + literal + _text(row, field, lines=True), True
+    if not is_filled:
+        field, value = empty[0]
+        raise _missing(row, field) if value is _MISSING else _not_text(row, field, value)
+    return text
 
 
 def _text(row: DataRow, field: str, lines: bool = False) -> str:
@@ -451,18 +461,36 @@ def _text(row: DataRow, field: str, lines: bool = False) -> str:
 
 
 def _value(row: DataRow, field: str) -> Any:
-    value = _lookup(row.fields, field)
+    value = _lookup(row, field)
     if value is _MISSING:
         raise _missing(row, field)
     return value
 
 
-def _lookup(fields: Mapping[str, Any], field: str) -> Any:
-    """Returns the first existing value among the paths of `a.b|c`, or `_MISSING`."""
-    values = [_at(fields, path) for path in field.split("|")]
+def _lookup(row: DataRow, field: str) -> Any:
+    """Returns the first existing value among the paths of `a.b|c`, or `_MISSING`.
+
+    Nulls with which a table pads objects are left out. Messages of ShareGPT's form are returned in
+    OpenAI's.
+    """
+    values = [_at(row.fields, path) for path in field.split("|") if path]
     # In a data set, a field that a row lacks and other rows have is null.
     given = [value for value in values if value is not _MISSING and value is not None]
-    return given[0] if given else None if None in values else _MISSING
+    if not given:
+        return None if None in values else _MISSING
+    value = _without_nulls(given[0]) if row.is_padded else given[0]
+    if not is_share_gpt(value):
+        return value
+    try:
+        return messages_of_share_gpt(value, row.fields.get("system"))
+    except ValueError as error:
+        raise _refusal(row, field, str(error)) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _at(fields: Mapping[str, Any], path: str) -> Any:

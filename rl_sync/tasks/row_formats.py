@@ -7,6 +7,7 @@ import re
 import string
 
 _FIELD = re.compile(r"[^{}|]+(\|[^{}|]+)*")
+_FIELD_OF_TEMPLATE = re.compile(_FIELD.pattern + r"\|?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,15 +16,17 @@ class RowFormat:
 
     A field is named by its path: `reward.answers.0` is the first of the answers in `reward`.
     `question|problem` is the first of these two fields that the row has. A field may also be a list
-    of messages. As the prompt it is the whole conversation, which the policy answers, or whose last
-    message it continues if that is the assistant's; as the answer, the last assistant message; as
-    the demonstration, the whole list. If the same list is prompt and answer or demonstration, the
-    prompt ends before the last assistant message.
+    of messages, in the form of OpenAI or of ShareGPT. As the prompt it is the whole conversation,
+    which the policy answers, or whose last message it continues if that is the assistant's; as the
+    answer, the last assistant message; as the demonstration, the whole list. If the same list is
+    prompt and answer or demonstration, the prompt ends before the last assistant message.
 
     Attributes:
       prompt: field of the question; ignored if there is a template.
       template: format string of the question, such as `Solve: {question}`, with fields in braces
-        (literal braces are doubled). None for the field of `prompt`, followed by the choices.
+        (literal braces are doubled). A field may be empty, and `{context|}` may also be missing in
+        a row; the white space before it is then left out. None for the field of `prompt`, followed
+        by the choices.
       answer: field of the answer, for rewards. Rewards get a list, an object, true or
         false as it is; as a text, a list of texts is lines. None for no answer.
       answer_pattern: regular expression; the answer is the last group of its last match in the
@@ -94,7 +97,9 @@ class RowFormat:
             parts = [part for part in string.Formatter().parse(template) if part[1] is not None]
         except ValueError as error:
             raise ValueError(f"template={template!r} is not a format string: {error}.") from error
-        named = [_FIELD.fullmatch(name or "") and not spec for _, name, spec, _ in parts]
+        named = [
+            _FIELD_OF_TEMPLATE.fullmatch(name or "") and not spec for _, name, spec, _ in parts
+        ]
         if not named or not all(named):
             raise ValueError(
                 f"template={template!r} must name fields in braces, such as {{question}}; a"
@@ -141,12 +146,17 @@ FORMATS = {
         answer="answer|answerKey|label",
     ),
     "messages": RowFormat(
-        prompt="messages", answer="messages", demonstration="messages", tools="tools"
+        prompt="messages|conversations",
+        answer="messages|conversations",
+        demonstration="messages|conversations",
+        tools="tools",
     ),
+    "alpaca": RowFormat(template="{instruction}\n\n{input|}", answer="output"),
     "preference": RowFormat(
         prompt="prompt|question|instruction", chosen="chosen", rejected="rejected", tools="tools"
     ),
 }
 """Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC, chats
-{"messages", "tools"}, and pairs {"prompt", "chosen", "rejected"} such as UltraFeedback's.
+{"messages", "tools"} or {"conversations", "system"} (ShareGPT's), Alpaca, and pairs {"prompt",
+"chosen", "rejected"} such as UltraFeedback's.
 """

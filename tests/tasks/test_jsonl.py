@@ -98,7 +98,6 @@ def test_numbers_are_answers_and_blank_lines_are_passed_over(tmp_path):
         ({"prompt": True, "answer": "1"}, r"line 2: 'prompt' is True"),
         ('{"prompt": "x", "answer": NaN}', r"line 2: 'answer' is nan"),
         ('{"prompt": "x", "answer": 1e999}', r"line 2: 'answer' is inf"),
-        ('{"prompt": "x", "answer": 1' + "0" * 5000 + "}", r"line 2 is not JSON: .*4300 digits"),
         ('{"prompt": "x", "more": ' + "[" * 100_000, r"line 2 is nested too deeply"),
         ("[" * 400 + "]" * 400, r"line 2 is not an object .* but \[\[\[\[\[\[\["),
         ('{"answer": "x", "prompt": ' + "[" * 400 + "]" * 400 + "}", r"line 2: 'prompt' is \[\["),

@@ -366,27 +366,6 @@ def test_a_row_that_is_no_dialogue_says_why(messages, tools, complaint):
         dialogue_of(messages, tools)
 
 
-def test_nulls_of_tables_are_no_arguments_and_json_keeps_its_own():
-    messages = [
-        TALK[0],
-        {
-            "role": "assistant",
-            "content": None,
-            "weight": None,
-            "tool_calls": [
-                {"function": {"name": "a", "arguments": {"x": 1, "y": None}}},
-                {"function": {"name": "b", "arguments": '{"x": null}'}},
-                {"name": "c", "arguments": None},
-            ],
-        },
-    ]
-    tool = {"name": "a", "parameters": {"x": {"type": "integer"}, "z": None}}
-    dialogue = dialogue_of(messages, [tool])
-    assert [dict(call.arguments) for call in dialogue.lines[1].calls] == [{"x": 1}, {"x": None}, {}]
-    assert dialogue.tools[0]["function"]["parameters"] == {"x": {"type": "integer"}}
-    assert dialogue_of(messages, json.dumps([tool])).tools[0]["function"] == tool
-
-
 @pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
 def test_no_token_to_imitate_is_lost_in_any_layout(kind):
     tokenizer = family("chatml")
