@@ -32,7 +32,7 @@ class ProgramTests:
 
     Attributes:
       tests: each `{"text": ...}`, or `{"call": ..., "args": [...], "kwargs": {...},
-        "expected": ..., "tolerance": ...}`.
+        "expected": ..., "also": [...], "tolerance": ...}`; `also` holds other right results.
       setup: text that runs before the tests, on their side.
       entry_point: an expression that names the function `candidate` of the tests, or "".
       functions: names of more functions of the program.

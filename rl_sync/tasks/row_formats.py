@@ -136,8 +136,8 @@ FORMATS = {
         demonstration="solution",
     ),
     "code": RowFormat(
-        prompt="prompt|text",
-        answer="test|test_list|tests",
+        prompt="prompt|text|question",
+        answer="test|test_list|tests|input_output",
         demonstration="canonical_solution|code|solution",
     ),
     "multiple_choice": RowFormat(
@@ -156,7 +156,7 @@ FORMATS = {
         prompt="prompt|question|instruction", chosen="chosen", rejected="rejected", tools="tools"
     ),
 }
-"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval and MBPP, MMLU and ARC, chats
-{"messages", "tools"} or {"conversations", "system"} (ShareGPT's), Alpaca, and pairs {"prompt",
-"chosen", "rejected"} such as UltraFeedback's.
+"""Presets: for rows of {"prompt", "answer"}, GSM8K, MATH, HumanEval, MBPP and APPS, MMLU and ARC,
+chats {"messages", "tools"} or {"conversations", "system"} (ShareGPT's), Alpaca, and pairs
+{"prompt", "chosen", "rejected"} such as UltraFeedback's.
 """

@@ -1,5 +1,6 @@
 """The code reward: kinds of tests, scores and reasons."""
 
+import json
 import shutil
 
 import pytest
@@ -21,6 +22,10 @@ MBPP = {"tests": ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]"]}
 BYTES = r"import sys; sys.stdout.buffer.write(b'42\n')"
 DECIMAL = {"tests": [{"input": "", "output": "0.333333333333"}]}
 CALLS = {"tests": [{"call": "add", "args": [1, 2], "expected": 3}]}
+STDIN = '{"inputs": ["3\\n", ["1", "2"]], "outputs": ["3\\n", ["1", "2"]]}'
+ADD = {"fn_name": "add", "inputs": [[1, 2], [[1], [2]]], "outputs": [[3], [[1, 2]]]}
+LEETCODE = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
+METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b"
 
 
 def judge(row, text, **options):
@@ -50,6 +55,16 @@ def block(program, language="python"):
         ({"tests": [{"input": "", "output": "42"}]}, block(BYTES)),
         ({"tests": [{"call": "f", "expected": [0.3]}]}, block("def f(): return [0.1 + 0.2]")),
         ({"tests": '[{"call": "add", "args": [1, 2], "expected": 3}]'}, block("add = int.__add__")),
+        ({"input_output": STDIN}, block("import sys\nprint(sys.stdin.read())")),
+        ({"input_output": json.dumps(ADD)}, block("def add(a, b): return a + b")),
+        ({"input_output": ADD, "tests": None}, block(METHOD)),
+        ({"input_output": json.dumps(LEETCODE)}, block(METHOD)),
+        ({"input_output": {**ADD, "outputs": [3, [1, 2]]}}, block("add = lambda a, b: a + b")),
+        ({"test_list": MBPP["tests"]}, block("def add(a, b):\n    return a + b")),
+        (
+            {"test_list": ["assert add(1, 2) == LIMIT"], "test_setup_code": "LIMIT = 3"},
+            block("def add(a, b):\n    return a + b"),
+        ),
     ],
 )
 def test_a_right_program_passes(row, text):
@@ -71,6 +86,8 @@ def test_a_right_program_passes(row, text):
         (HUMAN_EVAL, "    return a - b", "add(1, 2) returned -1"),
         # The helper of the prompt is the tests' too; this program changes its own only.
         (HUMAN_EVAL, "    return 6\ndef one(): return 2\n", "add(1, 2) returned 6"),
+        ({"input_output": ADD}, block("def add(a, b): return 3"), "test 2 of 2 failed"),
+        ({"input_output": STDIN}, block("print(3)"), "test 2 of 2 failed: input '1\\n2', exp"),
         (MBPP, block("def add(a, b): return 3"), "test 2 of 2 failed: add([1], [2]) returned 3"),
         (MBPP, block("def plus(a, b): return 3"), "NameError: name 'add' is not defined"),
         (CALLS, block("def add(a, b): return '3'"), "add(1, 2) returned '3'; expected 3"),
@@ -231,6 +248,12 @@ def test_a_test_that_cannot_be_run_is_no_score():
     [
         ({}, "needs `tests`"),
         ({"tests": []}, "needs `tests`"),
+        ({"input_output": ""}, "needs `tests`"),
+        ({"input_output": "{"}, "`input_output` is not JSON"),
+        ({"input_output": "[1]"}, "as many `inputs` as `outputs`"),
+        ({"input_output": {"inputs": [], "outputs": []}}, "as many `inputs` as `outputs`"),
+        ({"input_output": {"inputs": ["1"], "outputs": []}}, "as many `inputs` as `outputs`"),
+        ({"input_output": {**ADD, "inputs": [1, 2]}}, "are lists of arguments, not 1"),
         ({"tests": [{"input": "1"}]}, "A test is a text"),
         ({"tests": [{"input": 1, "output": "2"}]}, "`input` of a test is a text, not 1"),
         ({"tests": "def check(candidate): pass"}, "entry_point"),

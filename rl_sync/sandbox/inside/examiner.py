@@ -448,8 +448,8 @@ def _run(test: dict, code: Any, namespace: dict, pipe: Pipe) -> None:
         function = Function(pipe, test["call"])
         got = function(*test.get("args", []), **test.get("kwargs", {}))
         got = list(got) if isinstance(got, type(iter([]))) else got
-        expected = test["expected"]
-        if not equal(got, expected, test.get("tolerance", 0.0)):
+        expected, tolerance = test["expected"], test.get("tolerance", 0.0)
+        if not any(equal(got, one, tolerance) for one in (expected, *test.get("also", []))):
             raise AssertionError(f"expected {_short(expected)}")
         return
     before = set(namespace)
