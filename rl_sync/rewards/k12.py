@@ -134,7 +134,18 @@ def _of_table(row: Row) -> Row:
             value = _parsed(value)
         if value is not None:
             given[name] = value
+    choices = given.get("choices")
+    if isinstance(choices, Mapping) and set(choices) == {"text", "label"}:
+        given["choices"] = _of_texts_and_labels(choices, given.get("answer"))
     return given
+
+
+def _of_texts_and_labels(choices: Mapping[str, Any], answer: Any) -> Any:
+    """Returns choices such as ARC's by label, or as a list if the answer is none of the labels."""
+    texts, labels = without_padding(choices["text"]), without_padding(choices["label"])
+    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+        return choices
+    return dict(zip(map(str, labels), texts, strict=True)) if answer in labels else texts
 
 
 def _parsed(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 import string
 from collections.abc import Mapping
@@ -25,12 +26,19 @@ class Choices(NamedTuple):
     def of_field(cls, value: Any) -> Choices:
         """Reads the choices of a field: a list of texts, or {"text": [...], "label": [...]}.
 
-        Nulls at the end of a list are left out.
+        The JSON of either is read, too. Nulls at the end of a list are left out.
 
         Raises:
           ValueError: the value has neither form; the message describes it, and the caller adds the
             place.
         """
+        if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"is {reprlib.repr(value)}, which is not JSON ({error})"
+                ) from error
         texts, labels = value, ()
         if isinstance(value, Mapping):
             texts, labels = value.get("text"), value.get("label") or ()

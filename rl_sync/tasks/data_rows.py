@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import itertools
 import json
+import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +18,12 @@ from rl_sync.models.huggingface.files import LFS_POINTER
 _PARQUET = ".parquet"
 _JSON = ".json"
 _BATCH_ROWS = 100
-_FILE_SUFFIXES = (".jsonl", _JSON, _PARQUET)
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_FILE_SUFFIXES = (".jsonl", _JSON, *_SEPARATORS, _PARQUET)
+_MOST_CHARACTERS = 2**31 - 1
+_SPEAKERS = {"role", "from"}
+_LINE = re.compile(r"[^\n]*\S[^\n]*")
+_SPACE = re.compile(r"[ \t\r\n]*")
 # First bytes of files that are often mistaken for text, with their kind and the remedy.
 _NO_TEXT = {
     LFS_POINTER: ("a Git LFS pointer", "fetch the file itself with `git lfs pull`"),
@@ -51,9 +59,10 @@ class RowSource:
     """Source of rows.
 
     Attributes:
-      path: a file (.parquet, .json with a list of objects, or any file with one object a line), a
-        directory, or the name of a data set on the hub. A directory must come from
-        `Dataset.save_to_disk`, or be readable by `datasets.load_dataset`.
+      path: a file, a directory, or the name of a data set on the hub. A file is .parquet, .csv or
+        .tsv with a line of names, or JSON: one object a line, objects over several lines, a list of
+        objects, or an object with one such list. A directory must come from `Dataset.save_to_disk`,
+        or be readable by `datasets.load_dataset`.
       subset: configuration of a data set that has several.
       split: name of the split; a file has none.
     """
@@ -93,17 +102,16 @@ def _file_rows(path: Path) -> Iterator[DataRow]:
     if path.suffix == _PARQUET:
         return _parquet_rows(path)
     text = _text(path)
-    # Many .json files have one object a line.
-    if path.suffix == _JSON and text.lstrip().startswith("["):
-        return _list_rows(path, text)
-    return _line_rows(path, text)
+    if path.suffix in _SEPARATORS:
+        return _table_rows(path, text, _SEPARATORS[path.suffix])
+    return _line_rows(path, text) if _has_a_row_a_line(path, text) else _json_rows(path, text)
 
 
 def _text(path: Path) -> str:
     data = path.read_bytes()
     for start, (what, way_out) in _NO_TEXT.items():
         if data.startswith(start):
-            raise ValueError(f"{path} is {what}, not text of JSON: {way_out}.")
+            raise ValueError(f"{path} is {what}, not text: {way_out}.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -119,22 +127,123 @@ def _line_rows(path: Path, text: str) -> Iterator[DataRow]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield _row(where, _parsed(where, line))
+            yield _row(where, _parsed(where, line, _value))
 
 
-def _list_rows(path: Path, text: str) -> Iterator[DataRow]:
-    for number, value in enumerate(_parsed(str(path), text), start=1):
+def _has_a_row_a_line(path: Path, text: str) -> bool:
+    """Says whether a text of JSON has an object on each line, as many .json files have, too."""
+    first, second, *_ = (*(found[0] for found in itertools.islice(_LINE.finditer(text), 2)), "", "")
+    if not second:
+        return not (path.suffix == _JSON or first.lstrip().startswith("["))
+    # The only object of a list may stand on the second line.
+    return _is_json(first, _value) or (_is_json(second, _value) and not _is_json(text, _values))
+
+
+def _is_json(text: str, read: Callable[[str], Any]) -> bool:
+    try:
+        read(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_rows(path: Path, text: str) -> Iterator[DataRow]:
+    """Yields the objects of a text that is JSON as a whole."""
+    values = _parsed(str(path), text, _values)
+    listed = values[0] if len(values) == 1 else values
+    if isinstance(listed, dict):
+        lists = [name for name, value in listed.items() if _is_list_of_rows(value)]
+        if len(lists) > 1:
+            raise ValueError(
+                f"{path} has several lists of rows: {', '.join(map(repr, lists))}. Save the one"
+                " that is meant as a file of its own."
+            )
+        listed = listed[lists[0]] if lists else [listed]
+    if not isinstance(listed, list):
+        listed = [listed]
+    for number, value in enumerate(listed, start=1):
         yield _row(f"{path}, row {number}", value)
 
 
-def _parsed(where: str, text: str) -> Any:
+def _is_list_of_rows(value: Any) -> bool:
+    """Says whether a value is a list of objects that are no messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, dict) and not _SPEAKERS & set(one) for one in value)
+    )
+
+
+def _table_rows(path: Path, text: str, separator: str) -> Iterator[DataRow]:
+    """Yields the rows of a table of texts, whose first line has the names of the fields."""
+    csv.field_size_limit(_MOST_CHARACTERS)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    names: list[str] = []
+    line = 1
     try:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            raise
-        except ValueError:  # A number has more digits than Python converts.
-            return json.loads(text, parse_int=_int_or_text)
+        for values in reader:
+            where, line = f"{path}, line {line}", reader.line_num + 1
+            if not names and values:
+                names = _names(where, values, separator)
+            elif values and len(values) != len(names):
+                raise ValueError(
+                    f"{where} has {len(values)} fields, and the first line names {len(names)}"
+                    f" ({', '.join(names)}): put fields with {separator!r}, quotes or line breaks"
+                    ' between ", and double quotes in them.'
+                )
+            elif values:
+                yield DataRow(where, dict(zip(names, values, strict=True)))
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {line} is no row of fields separated by {separator!r}: {error}."
+        ) from error
+
+
+def _names(where: str, names: list[str], separator: str) -> list[str]:
+    """Returns the names of a table's first line; raises if they cannot be names."""
+    if len(names) == 1:
+        other = next(
+            (one for one in (",", ";", "\t") if one in names[0] and one != separator), None
+        )
+        if other is not None:
+            endings = " and ".join(f"{ending} for {one!r}" for ending, one in _SEPARATORS.items())
+            raise ValueError(
+                f"{where} has one field, {names[0]!r}, which {other!r} seems to separate. The"
+                f" ending of a file names its separator: {endings}."
+            )
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{where} names the field {twice[0]!r} twice: rename one of them.")
+    return names
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # A number has more digits than Python converts.
+        return json.loads(text, parse_int=_int_or_text)
+
+
+def _values(text: str) -> list[Any]:
+    """Returns the values that a text of JSON has one after another."""
+    values, at, decoder = [], 0, json.JSONDecoder(parse_int=_int_or_text)
+    while at < len(text):
+        value, at = decoder.raw_decode(text, _behind_space(text, at))
+        values.append(value)
+        at = _behind_space(text, at)
+    return values
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def _parsed(where: str, text: str, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read: make it flat.") from error
     except json.JSONDecodeError as error:

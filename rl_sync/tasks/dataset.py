@@ -21,8 +21,8 @@ from rl_sync.tasks.tokenizers.prompt_messages import identity, messages_of
 from rl_sync.types import Preference, Prompt
 
 _WAY_OUT = (
-    "Give --config.task.dataset.path=PATH: a .jsonl, .json or .parquet file, a directory, or the"
-    " name of a data set."
+    "Give --config.task.dataset.path=PATH: a .jsonl, .json, .csv, .tsv or .parquet file, a"
+    " directory, or the name of a data set."
 )
 
 
@@ -36,8 +36,8 @@ class DatasetConfig:
 
     path: str | None = setting(
         None,
-        "Source of the training problems: a .jsonl, .json or .parquet file, a directory, or the"
-        " name of a data set.",
+        "Source of the training problems: a .jsonl, .json, .csv, .tsv or .parquet file, a"
+        " directory, such as one of `save_to_disk`, or the name of a data set.",
         implied="none, and task.name=dataset needs one",
         is_path=True,
     )

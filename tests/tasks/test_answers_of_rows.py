@@ -146,6 +146,22 @@ def test_an_empty_answer_is_named(tmp_path, answer):
         dataset(path, held_out_path=str(path))
 
 
+@pytest.mark.parametrize(("labels", "answer"), [("ABC", "C"), ("123", "3"), ("123", "2")])
+@pytest.mark.parametrize("format", ["plain", "multiple_choice"])
+def test_choices_with_labels_are_marked_by_what_the_question_shows(
+    tmp_path, labels, answer, format
+):
+    choices = {"text": ["x", "y", "z"], "label": list(labels)}
+    row = {"prompt": "Which?", "question": "Which?", "choices": choices, "answer": answer}
+    path = write_lines(tmp_path / "rows.jsonl", [row])
+    (prompt,) = dataset(path, held_out_path=str(path), format=format).train
+    at = labels.index(answer)
+    reply = "ABC"[at] if format == "multiple_choice" else labels[at]
+    assert REWARD(prompt.fields, Completion(reply)).score == 1
+    assert REWARD(prompt.fields, Completion("xyz"[at])).score == 1
+    assert REWARD(prompt.fields, Completion("xyz"[at - 1])).score == 0
+
+
 @pytest.mark.parametrize(
     ("choices", "lines"),
     [
