@@ -11,8 +11,17 @@ template, if it has one. The reward is 1 for a completion that is the number aft
 the policy is asked for the number alone. There is no SFT, since the checkpoint can write already. A
 small model may solve nothing this way: docs/tasks.md says what to change (Small models).
 
-Another data set takes another `format`, or the names of its fields:
---config.task.dataset.format=math, or .prompt=problem and .answer=solution.final.
+Another data set takes another `format` (docs/tasks.md, Forms of rows), or the names of its fields:
+
+    --config.task.dataset.format=math
+
+or
+
+    --config.task.dataset.prompt=problem --config.task.dataset.answer=solution.final \
+        --config.task.dataset.answer_pattern=
+
+An empty `answer_pattern` takes the whole field, without hashes. If answers are no numbers, change
+`task.dataset.template`, in which {} is the question; `task.max_completion_tokens` limits replies.
 """
 
 from ml_collections import ConfigDict
@@ -26,7 +35,7 @@ def get_config() -> ConfigDict:
     config.name = "gsm8k"
     config.task.name = "dataset"
     config.task.dataset.format = "gsm8k"
-    config.task.dataset.template = "{question}\n\nAnswer with the number alone."
+    config.task.dataset.template = "{}\n\nAnswer with the number alone."
     config.task.dataset.demonstration = ""  # If there is SFT, it imitates the answer.
     config.task.max_prompt_tokens = 256
     config.task.max_completion_tokens = 16

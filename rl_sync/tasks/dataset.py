@@ -76,14 +76,15 @@ class DatasetConfig:
     prompt: str | None = setting(
         None,
         "Field of the question, such as `meta.question`, or `question|problem` for the first of"
-        " these that a row has: a text, or a list of messages, which is asked as a whole; ignored"
-        " if there is a template.",
+        " these that a row has: a text, or a list of messages, which is asked as a whole. A"
+        " template has it at `{}`.",
         implied="the format's",
     )
     template: str | None = setting(
         None,
-        "Template of the question, with fields in braces: `Solve: {question}`. A field may be"
-        " empty, and `{context|}` may also be missing. An empty text for no template.",
+        "Template of the question, with fields in braces: `Solve: {question}`; `{}` is the field of"
+        " `prompt`. A field may be empty, and `{context|}` may also be missing. An empty text for"
+        " no template.",
         implied="the format's",
     )
     answer: str | None = setting(
@@ -148,6 +149,13 @@ class DatasetConfig:
             raise ValueError(f"task.dataset.{error}") from error
         if (row_format.prompt or row_format.template) is None:
             raise ValueError("task.dataset needs a field for the prompt, or a template.")
+        asked = row_format.template_fields
+        if self.prompt and asked and "" not in asked and self.prompt not in asked:
+            raise ValueError(
+                f"task.dataset.prompt={self.prompt!r} would not be asked, as"
+                f" task.dataset.template={row_format.template!r} has no {{}} for it: put {{}} into"
+                " the template, or leave the template empty."
+            )
 
     @property
     def row_format(self) -> RowFormat:
@@ -199,9 +207,9 @@ def problems_of(
       ValueError: a row does not fit the format, or the fraction leaves no problems on one side.
     """
     row_format, notes = config.row_format, []
-    train = [example(row, row_format, placeholder) for row in train_rows]
+    train = [example(row, row_format, placeholder, section) for row in train_rows]
     if held_out_rows is not None:
-        held_out = [example(row, row_format, placeholder) for row in held_out_rows]
+        held_out = [example(row, row_format, placeholder, section) for row in held_out_rows]
     else:
         rows, prompts = len(train), len(_distinct(train))
         if prompts < rows:

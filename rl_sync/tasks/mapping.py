@@ -32,6 +32,9 @@ from rl_sync.tasks.pictures.shown_contents import shown_contents
 from rl_sync.tasks.row_formats import RowFormat
 from rl_sync.tasks.tokenizers.prompt_messages import MESSAGES, TOOLS, PromptMessages
 
+SECTION = "task.dataset"
+"""Section of the settings that say what fields mean; other sections only have sources of rows."""
+
 _MISSING = object()
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _SHOWN_CHARACTERS = 200
@@ -61,26 +64,68 @@ class Example(NamedTuple):
     dialogue: Dialogue | None = None
 
 
-def example(row: DataRow, row_format: RowFormat, placeholder: str = PLACEHOLDER) -> Example:
+class _OtherFieldError(ValueError):
+    """A field does not have what the format expects there, so that another one may be meant.
+
+    Attributes:
+      field: the field.
+    """
+
+    def __init__(self, message: str, field: str):
+        super().__init__(message)
+        self.field = field
+
+
+def example(
+    row: DataRow,
+    row_format: RowFormat,
+    placeholder: str = PLACEHOLDER,
+    section: str = SECTION,
+) -> Example:
     """Maps one row to an example.
 
     Args:
       row: the row.
       row_format: meaning of its fields.
       placeholder: text in conversations that stands for an image; empty for none.
+      section: section of the settings that have the row's source; see `SECTION`.
 
     Raises:
       ValueError: a field other than the answer is missing or empty; a field is not a text, or has
         an unpaired surrogate; or the answer does not match its pattern or the choices. The message
-        names file and line.
+        names file and line, and the setting to change.
     """
+    try:
+        found = _example(row, row_format, placeholder)
+    except _OtherFieldError as error:
+        raise ValueError(f"{error} {_way_out(error.field, row_format, section)}") from error
+    if found.unanswered:
+        assert row_format.answer is not None, "an answer that is missing has a field"
+        way_out = _way_out(row_format.answer, row_format, section)
+        return found._replace(unanswered=f"{found.unanswered} {way_out}")
+    return found
+
+
+def _way_out(field: str, row_format: RowFormat, section: str) -> str:
+    """Says which setting names another field."""
+    names = [one.name for one in dataclasses.fields(row_format)]
+    named = (name for name in names if getattr(row_format, name) == field)
+    setting = f"{SECTION}.{next(named, 'template')}"
+    if field in row_format.template_fields:
+        setting = f"{SECTION}.template"
+    if section != SECTION:
+        return f"With task.name=dataset, {setting} can name another field."
+    return f"If another field is meant, change {setting}."
+
+
+def _example(row: DataRow, row_format: RowFormat, placeholder: str) -> Example:
     choices = None
     if row_format.choices is not None:
         value = _value(row, row_format.choices)
         try:
             choices = Choices.of_field(value)
         except ValueError as error:
-            raise _refusal(row, row_format.choices, str(error)) from error
+            raise _OtherFieldError(*_told(row, row_format.choices, str(error))) from error
     unanswered = _unanswered(row, row_format.answer)
     answer = "" if unanswered else _answer(row, row_format, choices)
     given = None
@@ -352,7 +397,12 @@ def _answer(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str
         text = _last_match(row_format.answer_pattern, text)
         if not text:
             there = _shown(_value(row, field))
-            raise _refusal(row, field, f"is {there}, which has no {row_format.answer_pattern}")
+            raise _refusal(
+                row,
+                field,
+                f"is {there}, which has no {row_format.answer_pattern}. Change"
+                f" {SECTION}.answer_pattern; if it is empty, the whole field is the answer.",
+            )
     return text if choices is None else _letter(row, field, choices, text)
 
 
@@ -417,7 +467,7 @@ def _letter(row: DataRow, field: str, choices: Choices, answer: Any) -> str:
     try:
         return choices.letter(answer)
     except ValueError as error:
-        raise _refusal(row, field, str(error)) from error
+        raise _OtherFieldError(*_told(row, field, str(error))) from error
 
 
 def _filled(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str:
@@ -426,20 +476,33 @@ def _filled(row: DataRow, row_format: RowFormat, choices: Choices | None) -> str
     An empty field takes the white space before it along.
     """
     options = "" if row_format.choices is None else row_format.choices
+    names_of_options = {options, *options.split("|")} - {""}
+    shows_options = not names_of_options.isdisjoint(row_format.template_fields)
     text, empty, is_filled = "", list[tuple[str, Any]](), False
     for literal, field, _, _ in string.Formatter().parse(row_format.template or ""):
         if field is None:
             text += literal
             continue
-        if choices is not None and field in (options, *options.split("|")):
+        if choices is not None and field in names_of_options:
             text, is_filled = text + literal + choices.lines(), True
             continue
+        behind = ""
+        if not field:
+            field = row_format.prompt or ""
+            behind = "" if shows_options else _lines(choices)
         value = _lookup(row, field) if field.endswith("|") else _value(row, field)
+        if is_messages(value):
+            raise _refusal(
+                row,
+                field,
+                f"is a list of messages, which {SECTION}.template does not change: leave the"
+                " template empty to ask the messages as they are.",
+            )
         if value in (_MISSING, None, "") or (isinstance(value, str) and not value.strip()):
             text += literal.rstrip()
             empty.append((field, value))
         else:
-            text, is_filled = text + literal + _text(row, field, lines=True), True
+            text, is_filled = text + literal + _text(row, field, lines=True) + behind, True
     if not is_filled:
         field, value = empty[0]
         raise _missing(row, field) if value is _MISSING else _not_text(row, field, value)
@@ -509,17 +572,21 @@ def _at(fields: Mapping[str, Any], path: str) -> Any:
 
 def _missing(row: DataRow, field: str) -> ValueError:
     there = ", ".join(map(repr, row.fields)) or "no fields"
-    return _refusal(
-        row, field, f"is missing; it must be text that is not empty. The row has {there}."
-    )
+    complaint = f"is missing; it must be text that is not empty. The row has {there}."
+    return _OtherFieldError(*_told(row, field, complaint))
 
 
 def _not_text(row: DataRow, field: str, value: Any) -> ValueError:
-    return _refusal(row, field, f"is {_shown(value)}; it must be text that is not empty.")
+    complaint = f"is {_shown(value)}; it must be text that is not empty."
+    return _OtherFieldError(*_told(row, field, complaint))
 
 
 def _refusal(row: DataRow, field: str, complaint: str) -> ValueError:
-    return ValueError(f"{row.where}: {field!r} {complaint}")
+    return ValueError(_told(row, field, complaint)[0])
+
+
+def _told(row: DataRow, field: str, complaint: str) -> tuple[str, str]:
+    return f"{row.where}: {field!r} {complaint}", field
 
 
 def _shown(value: Any) -> str:

@@ -22,9 +22,10 @@ class RowFormat:
     prompt and answer or demonstration, the prompt ends before the last assistant message.
 
     Attributes:
-      prompt: field of the question; ignored if there is a template.
+      prompt: field of the question.
       template: format string of the question, such as `Solve: {question}`, with fields in braces
-        (literal braces are doubled). A field may be empty, and `{context|}` may also be missing in
+        (literal braces are doubled); `{}` is the field of `prompt`, followed by the choices unless
+        the template names them. A field may be empty, and `{context|}` may also be missing in
         a row; the white space before it is then left out. None for the field of `prompt`, followed
         by the choices.
       answer: field of the answer, for rewards. Rewards get a list, an object, true or
@@ -97,14 +98,22 @@ class RowFormat:
             parts = [part for part in string.Formatter().parse(template) if part[1] is not None]
         except ValueError as error:
             raise ValueError(f"template={template!r} is not a format string: {error}.") from error
-        named = [
-            _FIELD_OF_TEMPLATE.fullmatch(name or "") and not spec for _, name, spec, _ in parts
+        is_field = [
+            (_FIELD_OF_TEMPLATE.fullmatch(name) if name else self.prompt is not None)
+            and not (spec or conversion)
+            for _, name, spec, conversion in parts
         ]
-        if not named or not all(named):
+        if not is_field or not all(is_field):
             raise ValueError(
-                f"template={template!r} must name fields in braces, such as {{question}}; a"
-                " literal brace is doubled."
+                f"template={template!r} must name fields in braces, such as {{question}}, or the"
+                " field of `prompt` by {}; a literal brace is doubled."
             )
+
+    @property
+    def template_fields(self) -> list[str]:
+        """The fields in a template's braces, in order; the prompt's is an empty text."""
+        parsed = string.Formatter().parse(self.template or "")
+        return [field for _, field, _, _ in parsed if field is not None]
 
     def override(self, **fields: str | None) -> RowFormat:
         """Replaces fields of this format; None keeps a field, and an empty text removes it."""

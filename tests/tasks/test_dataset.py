@@ -1,10 +1,15 @@
 """Rows of popular data sets become problems, by a few settings and without code."""
 
 import json
+import re
 
 import pyarrow.parquet
 import pytest
 
+from rl_sync.configs import gsm8k
+from rl_sync.settings.records import build
+from rl_sync.tasks.task_catalog import TaskConfig, load_task
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from tests.tasks.loading import dataset, load, write_lines
 
 GSM8K = [
@@ -251,7 +256,12 @@ def test_a_row_of_a_list_or_a_table_is_named_by_its_number(tmp_path):
         ({"template": "{question"}, "task.dataset.template='{question' is not a format string"),
         ({"template": "no field"}, "template='no field' must name fields in braces"),
         ({"template": "{a} {b:.2f}"}, "must name fields in braces"),
-        ({"template": "{}"}, "must name fields in braces"),
+        ({"template": "{}", "prompt": ""}, "must name fields in braces"),
+        ({"template": "{:>4}"}, "must name fields in braces"),
+        (
+            {"format": "alpaca", "prompt": "text"},
+            r"task\.dataset\.prompt='text' would not be asked, .*template=.* has no {}",
+        ),
         ({"prompt": "{question}"}, "prompt='{question}' must be the name of a field"),
         ({"prompt": ""}, "a field for the prompt, or a template"),
     ],
@@ -341,3 +351,69 @@ def test_a_pair_with_a_long_completion_is_left_out_and_counted(tmp_path):
     task = load(name="dataset", dataset__path=str(path), max_completion_tokens=5, **fields)
     assert len(task.preferences) + len(task.held_out_preferences) == 8
     assert any("1 of 9 preference pairs are left out" in note for note in task.notes)
+
+
+def test_what_the_config_of_gsm8k_says_about_other_data_sets_works_to_the_letter(tmp_path):
+    first, second = re.findall(r"\n    (--config\.task\.dataset\..*(?:\n  .*--.*)*)", gsm8k.__doc__)
+    rows = {
+        first: {"problem": "2+2?", "solution": r"So it is $\\boxed{4}$."},
+        second: {"problem": "2+2?", "solution": {"final": 4}},
+    }
+    for number, (command, row) in enumerate(rows.items()):
+        path = write_lines(tmp_path / f"{number}.jsonl", [row])
+        config = gsm8k.get_config().task
+        with config.unlocked():
+            config.dataset.update(
+                dict(re.findall(r"--config\.task\.dataset\.(\w+)=(\S*)", command))
+            )
+        config.dataset.path = config.dataset.held_out_path = str(path)
+        made = build(TaskConfig, config.to_dict(), "config.task")
+        (prompt,) = load_task(made, TokenizerConfig(None, "auto", None), 0).train
+        assert (prompt.text, prompt.answer) == ("2+2?\n\nAnswer with the number alone.", "4")
+
+
+def test_the_question_in_a_template_has_its_choices_unless_the_template_names_them(tmp_path):
+    row = {"question": "Which?", "choices": ["one", "two"], "answer": 0}
+    for template, text in {
+        "{}\nAnswer:": "Which?\nA. one\nB. two\nAnswer:",
+        "{choices}\n{}": "A. one\nB. two\nWhich?",
+        "Q: {question}": "Q: Which?",
+    }.items():
+        task = _one(tmp_path, row, format="multiple_choice", template=template)
+        assert task.train[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "setting"),
+    [
+        ({"question": "q", "answer": "a"}, {}, "prompt"),
+        ({"prompt": "q", "solution": "a"}, {}, "answer"),
+        ({"prompt": "q", "answer": ""}, {}, "answer"),
+        ({"text": "q", "answer": "# 1"}, {"template": "{question}?"}, "template"),
+        ({"text": "q", "answer": "# 1"}, {"template": "{}?"}, "prompt"),
+        ({"question": "q", "answer": "1"}, {"format": "gsm8k"}, "answer_pattern"),
+        ({"question": "q"}, {"format": "multiple_choice", "answer": "x"}, "choices"),
+        (
+            {"question": "q", "choices": ["a", "b"], "answer": 5},
+            {"format": "multiple_choice"},
+            "answer",
+        ),
+        ({"prompt": "q", "chosen": "a"}, {"format": "preference"}, "rejected"),
+        (
+            {"prompt": [{"role": "user", "content": "q"}], "answer": "a"},
+            {"template": "{prompt}?"},
+            "template",
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_names_the_setting_to_change(tmp_path, row, settings, setting):
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 1: .*task\.dataset\.{setting}\b"):
+        _one(tmp_path, row, **settings)
+
+
+def test_a_task_without_settings_for_fields_names_the_one_that_has_them(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", [{"question": "q", "answer": "a"}])
+    with pytest.raises(
+        ValueError, match=r"With task\.name=dataset, task\.dataset\.prompt can name"
+    ):
+        load(name="jsonl", jsonl__path=str(path))
