@@ -325,8 +325,7 @@ def _judgement(found: Any) -> Judgement:
         parts = {_clean(str(name)): _number(value) for name, value in found.components.items()}
         answer = None if found.answer is None else _clean(str(found.answer))
         return Judgement(score, _clean(str(found.why)), parts, answer)
-    if hasattr(found, "item") and getattr(found, "size", 1) == 1:
-        found = found.item()  # A number of NumPy or of JAX.
+    found = _plain(found)
     if isinstance(found, bool | int | float | Decimal | Fraction):
         return Judgement(_number(found))
     try:
@@ -336,12 +335,23 @@ def _judgement(found: Any) -> Judgement:
     raise ValueError(f"it returned {text}, not a number or a Judgement")
 
 
+def _plain(value: Any) -> Any:
+    """Returns the number in an array of NumPy, of JAX or of PyTorch with one entry."""
+    if not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (TypeError, ValueError, RuntimeError):  # It has several entries.
+        return value
+
+
 def _number(value: Any) -> float:
     """Returns a finite number as a float.
 
     Raises:
       ValueError: the value is not a finite number.
     """
+    value = _plain(value)
     if type(value) is not float or not abs(value) < _SURELY_FINITE:
         Judgement(value)
     return float(value)

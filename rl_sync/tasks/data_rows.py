@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_sync.models.huggingface.files import LFS_POINTER
+from rl_sync.spelling import hint
 
 _PARQUET = ".parquet"
 _JSON = ".json"
@@ -65,11 +66,13 @@ class RowSource:
         or be readable by `datasets.load_dataset`.
       subset: configuration of a data set that has several.
       split: name of the split; a file has none.
+      split_setting: setting of the split's name, for messages.
     """
 
     path: str
     subset: str | None = None
     split: str = "train"
+    split_setting: str = "task.dataset.split"
 
 
 def read_rows(source: RowSource, limit: int = 0) -> list[DataRow]:
@@ -301,8 +304,8 @@ def _library_rows(source: RowSource) -> Iterator[DataRow]:
     if isinstance(loaded, datasets.DatasetDict):
         if source.split not in loaded:
             raise ValueError(
-                f"The data set {source.path} has no split {source.split!r}; it has"
-                f" {', '.join(map(repr, loaded))}."
+                f"{source.path} has no split {source.split!r} ({source.split_setting}); it has"
+                f" {', '.join(map(repr, loaded))}{hint(source.split, map(str, loaded))}"
             )
         loaded = loaded[source.split]
     for number, fields in enumerate(_undecoded(loaded), start=1):

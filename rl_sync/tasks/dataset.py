@@ -262,7 +262,10 @@ def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
     if config.held_out_path is None and config.held_out_split is None:
         return None
     source = RowSource(
-        config.held_out_path or path, config.subset, config.held_out_split or config.split
+        config.held_out_path or path,
+        config.subset,
+        config.held_out_split or config.split,
+        "task.dataset.held_out_split" if config.held_out_split else "task.dataset.split",
     )
     if config.held_out_split is not None and Path(source.path).is_file():
         raise ValueError(

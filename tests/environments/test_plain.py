@@ -38,6 +38,14 @@ def test_values_that_are_nearly_plain_become_plain():
     assert [type(one) for one in found] == [float, int, bool, str, str, bool, float]
 
 
+def test_a_reward_may_be_an_array_with_one_entry():
+    found = plain([Outcome({"a": np.array([1.0])}), Turn((), reward=np.array([[0.5]]))], "x")
+    assert (found[0].rewards, found[1].reward) == ({"a": 1.0}, 0.5)
+    assert type(found[0].rewards["a"]) is type(found[1].reward) is float
+    with pytest.raises(ValueError, match=r"x\.rewards\['a'\] is a ndarray"):
+        plain(Outcome({"a": np.zeros(2)}), "x")
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

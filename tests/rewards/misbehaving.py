@@ -129,6 +129,10 @@ def misbehaves(row, completion):
             return Decimal("0.5")
         case "fraction":
             return Fraction(1, 2)
+        case "array of one number":
+            return np.array([0.5])
+        case "judgement of arrays":
+            return Judgement(np.array([[0.5]]), components={"part": np.array([0.5])})
         case "number of numpy":
             return np.float16(0.5)
     return 1.0

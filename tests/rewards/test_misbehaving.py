@@ -96,7 +96,10 @@ def test_each_fault_of_a_reward_is_a_judgement(subtests):
             assert len(judged.why) < 1000
 
 
-@pytest.mark.parametrize("text", ["decimal", "fraction", "number of numpy"])
+@pytest.mark.parametrize(
+    "text",
+    ["decimal", "fraction", "number of numpy", "array of one number", "judgement of arrays"],
+)
 def test_numbers_of_other_classes_are_scores(text):
     (judged,) = Rubric(REWARD).judge([item(text)])
     assert judged.score == 0.5

@@ -176,8 +176,16 @@ def test_a_saved_data_set_names_the_splits_that_it_has(tmp_path):
 
     one = datasets.Dataset.from_list(_rows())
     datasets.DatasetDict({"easy": one, "hard": one}).save_to_disk(tmp_path / "splits")
-    with pytest.raises(ValueError, match=r"has no split 'train'; it has 'easy', 'hard'"):
+    with pytest.raises(
+        ValueError, match=r"'train' \(task\.dataset\.split\); it has 'easy', 'hard'\."
+    ):
         dataset(tmp_path / "splits")
+    with pytest.raises(
+        ValueError, match=r"'hrd' \(task\.dataset\.split\).*; did you mean 'hard'\?"
+    ):
+        dataset(tmp_path / "splits", split="hrd")
+    with pytest.raises(ValueError, match=r"'esy' \(task\.dataset\.held_out_split\).*mean 'easy'\?"):
+        dataset(tmp_path / "splits", split="hard", held_out_split="esy")
     with pytest.raises(ValueError, match=r"splits, split 'easy', row 1: 'q' is missing"):
         dataset(tmp_path / "splits", split="easy", prompt="q")
 

@@ -80,9 +80,19 @@ def _copy(value: Any, where: str, depth: int) -> Any:
 
 
 def _record(value: Any, where: str, depth: int) -> Any:
-    fields = [field.name for field in dataclasses.fields(value)]
-    copied = {name: _copy(getattr(value, name), f"{where}.{name}", depth - 1) for name in fields}
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(rewards := fields.get("rewards"), Mapping):
+        fields["rewards"] = {name: _only_entry(one) for name, one in rewards.items()}
+    if "reward" in fields:
+        fields["reward"] = _only_entry(fields["reward"])
+    copied = {name: _copy(one, f"{where}.{name}", depth - 1) for name, one in fields.items()}
     return type(value)(**copied)
+
+
+def _only_entry(value: Any) -> Any:
+    """Returns the number in an array with one entry, or any other value."""
+    is_one = getattr(value, "size", None) == 1 and hasattr(value, "item")
+    return value.item() if is_one else value
 
 
 def _mapping(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
