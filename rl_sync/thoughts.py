@@ -156,7 +156,7 @@ def marks_of(text: str | None) -> tuple[ThoughtMarks, ...]:
             f"tokenizer.thoughts={text!r} must be the two different marks around thoughts with a"
             " space between them, such as '<reasoning> </reasoning>', or none."
         )
-    return (ThoughtMarks(*given), *(one for one in KNOWN if one.opens != given[0]))
+    return (ThoughtMarks(given[0], given[1]), *(one for one in KNOWN if one.opens != given[0]))
 
 
 class _MarkPatterns(NamedTuple):
