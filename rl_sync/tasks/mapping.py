@@ -359,7 +359,14 @@ def _shown_messages(
     rest = iter(of_field)
     shown = [
         tuple(
-            _image(row, *(next(rest) if value is None else (f"{field!r} message {number}", value)))
+            _image(
+                row,
+                *(
+                    next(rest)
+                    if value is None
+                    else (f"{_named(row, field)} message {number}", value)
+                ),
+            )
             for value in (() if content is None else content.images)
         )
         for number, content in enumerate(contents, start=1)
@@ -586,7 +593,14 @@ def _refusal(row: DataRow, field: str, complaint: str) -> ValueError:
 
 
 def _told(row: DataRow, field: str, complaint: str) -> tuple[str, str]:
-    return f"{row.where}: {field!r} {complaint}", field
+    return f"{row.where}: {_named(row, field)} {complaint}", field
+
+
+def _named(row: DataRow, field: str) -> str:
+    """Names the field that a row has of `a|b`, or else all of them."""
+    paths = [path for path in field.split("|") if path]
+    found = [path for path in paths if _at(row.fields, path) not in (_MISSING, None)]
+    return repr(found[0]) if found else " or ".join(map(repr, paths))
 
 
 def _shown(value: Any) -> str:
