@@ -255,9 +255,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "dataset-images-ignored",
-        "rl_sync/tasks/dataset.py",
-        "return (example.prompt, *images_of(example.fields))",
-        "return example.prompt",
+        "rl_sync/tasks/tokenizers/prompt_messages.py",
+        "return (text, None if asked is None else asked.key, *images_of(row or {}))",
+        "return (text, None if asked is None else asked.key)",
         "Rows with the same text and other images count as the same prompt.",
     ),
     Fault(

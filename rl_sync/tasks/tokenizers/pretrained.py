@@ -366,7 +366,7 @@ class PretrainedTokenizer:
 
     @functools.cached_property
     def _reply_frame(self) -> tuple[str, str, str]:
-        """What the template writes up to a reply, behind it, and behind it before its end."""
+        """Texts of the template: up to a reply, behind it, and behind it before its end."""
         asked = [self.with_parts({"role": "user", "content": _ASKED}, shows=False)]
         prompt = self._apply(asked, (), add_generation_prompt=True)
         behind = self._replied(_ANSWERED).partition(_ANSWERED)[2]
