@@ -104,6 +104,7 @@ class EvaluationSet:
             written(
                 self.task,
                 one.last_reply.tolist() if isinstance(one, Played) else one.tokens.tolist(),
+                end_ids=self.sampling.stop_ids,
                 prompt_id=prompt.prompt_id,
                 held_out=True,
                 sample=sample,

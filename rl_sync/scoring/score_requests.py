@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ def written(
     task: Task,
     tokens: Sequence[int],
     *,
+    end_ids: Collection[int],
     prompt_id: int,
     held_out: bool = False,
     lease_id: int = NO_LEASE,
@@ -38,13 +39,14 @@ def written(
 
     Args:
       tokens: token ids, including the end of sequence.
+      end_ids: tokens that end a completion that was not cut.
       before: ids before the reply; the last `BEFORE_TOKENS` are enough.
       prompt_id, held_out, lease_id, sample, ending: see `CompletionToScore`.
     """
     problem = (task.held_out if held_out else task.train)[prompt_id]
     ids = list(tokens)
     is_cut = ending is not None and ending.is_cut
-    has_end = bool(ids) and ids[-1] in task.tokenizer.eos_ids
+    has_end = bool(ids) and ids[-1] in end_ids
     return CompletionToScore(
         prompt_id=prompt_id,
         held_out=held_out,

@@ -171,6 +171,7 @@ class GroupDelivery:
             written(
                 self._task,
                 ids,
+                end_ids=self._explorer.sampling.stop_ids,
                 prompt_id=group.prompt_id,
                 lease_id=group.lease_id,
                 ending=ending,

@@ -100,8 +100,9 @@ def rewarded(group, rewards):
     return new
 
 
-def delivery(session, beside=False, in_parts=False, may_restart=False):
-    explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts)
+def delivery(session, beside=False, in_parts=False, may_restart=False, stop_ids=(END,)):
+    sampling = types.SimpleNamespace(stop_ids=stop_ids)
+    explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts, sampling=sampling)
     replay = Replay(may_restart)
     return GroupDelivery(session, TASK, explorer, replay, table="groups", beside=beside)
 
@@ -154,8 +155,15 @@ def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_o
 def test_a_reply_that_a_limit_of_its_episode_ended_is_truncated():
     for is_cut in (True, False):
         ending = Ending({}, {}, "tokens", "", turns=1, is_cut=is_cut)
-        item = written(TASK, [2, 3], prompt_id=0, ending=ending)
+        item = written(TASK, [2, 3], end_ids=(END,), prompt_id=0, ending=ending)
         assert item.truncated == is_cut
+
+
+def test_a_completion_that_ends_with_a_stop_id_at_its_limit_is_not_cut_off():
+    session = Session([1.0, 1.0])
+    delivery(session, stop_ids=(END, 2)).deliver([Group(7)])
+    ((_, second),) = session.items.values()
+    assert (second.tokens, second.truncated) == ([2, 3, 2], False)
 
 
 def test_a_completion_that_could_not_be_judged_has_no_number():
