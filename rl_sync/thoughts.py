@@ -156,7 +156,8 @@ def marks_of(text: str | None) -> tuple[ThoughtMarks, ...]:
             f"tokenizer.thoughts={text!r} must be the two different marks around thoughts with a"
             " space between them, such as '<reasoning> </reasoning>', or none."
         )
-    return (ThoughtMarks(given[0], given[1]), *(one for one in KNOWN if one.opens != given[0]))
+    opens, closes = given
+    return (ThoughtMarks(opens, closes), *(one for one in KNOWN if one.opens != opens))
 
 
 class _MarkPatterns(NamedTuple):

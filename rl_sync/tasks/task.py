@@ -18,7 +18,7 @@ from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.pictures.prompt_encoder import TEXT, PicturedPrompt, PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers.prompt_messages import identity, messages_of
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS, Tokenizer, begun_reply
 from rl_sync.types import Preference, Prompt
 
 
@@ -132,6 +132,9 @@ class Task:
         )
         lines = "\n".join(f"  | {line}" for line in shown.split("\n"))
         way = self.tokenizer.describe_prompt(messages_of(first.row))
+        begins = begun_reply(self.tokenizer, ids[-BEFORE_TOKENS:].tolist()).strip()
+        if begins:
+            way += f", which begins the thoughts of replies with {begins}"
         return f"The first prompt ({len(ids)} tokens), {way}:\n{lines}"
 
     def is_seen(self, prompt: Prompt) -> bool:

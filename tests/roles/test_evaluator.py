@@ -109,6 +109,8 @@ def test_thoughts_that_a_template_begins_are_no_part_of_the_answer(task):
     assert begins != template
     tokenizer = load_model(model(special, plain), begins, special[0], bos=bos)
     thinker = dataclasses.replace(task, tokenizer=tokenizer, max_prompt_tokens=200)
+    assert "which begins the thoughts of replies with <think>:" in thinker.describe_prompt()
+    assert "begins the thoughts" not in task.describe_prompt()
     examination = evaluation.EvaluationSet(thinker, Sampling(4, (0,)), problems=2)
 
     def completed(text):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rl_sync.environments.interface import Reply, ToolCall
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, begun_reply
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.thoughts import split
 
 _SHOWN_CHARACTERS = 200
@@ -165,7 +165,7 @@ def read_reply(
     is_cut: bool,
     reads: CallFormat | None = None,
     calls_before: int = 0,
-    before: Sequence[int] = (),
+    begun: str = "",
 ) -> Reply:
     """Reads a reply from its ids.
 
@@ -175,12 +175,12 @@ def read_reply(
       is_cut: whether a limit ended the reply.
       reads: the format of tool calls; None if there are none.
       calls_before: the number of earlier calls in the conversation, from which calls are numbered.
-      before: the ids before the reply, as in `begun_reply`.
+      begun: what the prompt has written of the reply; see `rl_sync.thoughts.split`.
 
     Returns:
       The reply. Calls inside the policy's thoughts are text.
     """
-    text, begun = _text(tokenizer, ids), begun_reply(tokenizer, before)
+    text = _text(tokenizer, ids)
     found = split(text, begun, tokenizer.thoughts, calls=reads.mark if reads else "")
     if reads is None or found.is_thinking:
         return Reply(text, is_cut=is_cut, begun=begun, spoken=found.answer)
@@ -204,12 +204,12 @@ def read_beginning(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     reads: CallFormat | None = None,
-    before: Sequence[int] = (),
+    begun: str = "",
 ) -> str:
     """Reads the beginning of a reply's content while the reply is still being drawn.
 
     Args:
-      tokenizer, ids, reads, before: see `read_reply`.
+      tokenizer, ids, reads, begun: see `read_reply`.
 
     Returns:
       The content as far as it is certain. It excludes characters with missing bytes, and text that
@@ -218,7 +218,7 @@ def read_beginning(
     text = _text(tokenizer, ids).rstrip(_UNREADABLE)
     if reads is None:
         return text
-    found = split(text, begun_reply(tokenizer, before), tokenizer.thoughts, calls=reads.mark)
+    found = split(text, begun, tokenizer.thoughts, calls=reads.mark)
     if found.is_thinking:
         return text
     return text[: found.end] + reads.before_calls(text[found.end :])

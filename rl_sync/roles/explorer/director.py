@@ -211,7 +211,7 @@ class Director:
             asked.heard += saying.tokens.tolist()
             prompt = asked.exchange.prompt
             drawn = DrawnReply(prompt, saying.tokens, saying.logprobs, saying.versions)
-            beginning = self._reader.beginning(asked.heard, asked.exchange.given.tolist())
+            beginning = self._reader.beginning(asked.exchange, asked.heard)
             asked.hear(PartialReply(beginning, drawn))
 
     def answers(self, timeout_secs: float, all_of_them: bool) -> list[Continue | End]:
@@ -285,9 +285,7 @@ class Director:
     def _taken(self, dialogue: _Dialogue, asked: Exchange, said: Said) -> Reply:
         """Reads a reply, and adds it to the history."""
         side = dialogue.side_of(said.opponent)
-        reply = self._reader.reply(
-            said.tokens.tolist(), said.is_cut, side.calls, asked.given.tolist()
-        )
+        reply = self._reader.reply(asked, said.tokens.tolist(), said.is_cut, side.calls)
         side.tokens += len(said.tokens)
         side.calls += len(reply.tool_calls)
         side.is_cut = said.is_cut

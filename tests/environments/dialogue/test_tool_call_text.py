@@ -13,7 +13,7 @@ from rl_sync.environments.dialogue.tool_call_text import (
     read_tagged,
 )
 from rl_sync.environments.interface import ToolCall
-from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, begun_reply
 from tests.environments.families import family, load_model, model
 
 LOOK = ToolCall("look", {"place": "north"})
@@ -179,10 +179,10 @@ def test_a_call_in_the_policys_thinking_is_text(closing):
 def test_calls_are_read_behind_thoughts_that_the_prompt_may_have_begun(before, text, calls, answer):
     tokenizer, reads = family("thinking"), CALL_FORMATS["qwen"]
     text, answer = text.replace("CALL", CALL), answer.replace("CALL", CALL)
-    ids, before = tokenizer.encode(text), tokenizer.encode(before)
-    reply = read_reply(tokenizer, ids, is_cut=True, reads=reads, before=before)
+    ids, begun = tokenizer.encode(text), begun_reply(tokenizer, tokenizer.encode(before))
+    reply = read_reply(tokenizer, ids, is_cut=True, reads=reads, begun=begun)
     assert (reply.text, len(reply.tool_calls), reply.answer) == (text, calls, answer)
-    assert reply.message().content.startswith(read_beginning(tokenizer, ids, reads, before))
+    assert reply.message().content.startswith(read_beginning(tokenizer, ids, reads, begun))
 
 
 def test_marks_in_the_arguments_of_a_call_are_text():

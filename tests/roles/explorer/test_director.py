@@ -14,6 +14,7 @@ from rl_sync.environments.dialogue.conversation import Conversation
 from rl_sync.environments.dialogue.reader import ReplyReader
 from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.environment_settings import EnvironmentSettings
+from rl_sync.environments.first_messages import first_messages
 from rl_sync.environments.hosts.host import HostAnswer
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.interface import ANEW, Message, Outcome, Turn
@@ -41,7 +42,7 @@ class Echo:
         if self.faults["reset"]:
             self.faults["reset"] -= 1
             raise LookupError("no board")
-        return Turn((Message("user", task["prompt"]),), stop_strings=("?",), **task.get("turn", {}))
+        return Turn(first_messages(task), stop_strings=("?",), **task.get("turn", {}))
 
     def step(self, reply):
         self._said += 1
@@ -126,6 +127,13 @@ def test_thoughts_that_a_turn_has_begun_are_no_part_of_the_answer():
     _begin(director)
     assert _text(_say(director, "not yet")) == "not yet!"
     assert isinstance(_say(director, "so!!stop"), End)
+
+
+def test_thoughts_that_a_message_has_begun_are_no_part_of_the_answer():
+    director = _director(tokenizer=dataclasses.replace(TOKENIZER, thoughts=marks_of("! !!")))
+    asked = {"role": "user", "content": "hello."}
+    _begin(director, prompt_messages=[asked, {"role": "assistant", "content": "!three times"}])
+    assert isinstance(_say(director, " is so!!stop"), End)
 
 
 def test_the_last_turn_is_rewarded_and_cut():
