@@ -34,13 +34,17 @@ def main(words: Sequence[str]) -> int:
         print(f"error: {lacking}", file=sys.stderr)
         return MISTAKE
     # Each command's own modules load only after the command line was found valid.
-    from absl import logging
-    from click.exceptions import Exit
+    try:
+        from absl import logging
+        from click.exceptions import Exit
 
-    from rl_sync.cluster.parallel_imports import loading
-    from rl_sync.launcher import command_line
-    from rl_sync.launcher.command_table import COMMANDS
-    from rl_sync.settings.records import ConfigError
+        from rl_sync.cluster.parallel_imports import loading
+        from rl_sync.launcher import command_line
+        from rl_sync.launcher.command_table import COMMANDS
+        from rl_sync.settings.records import ConfigError
+    except ModuleNotFoundError as error:
+        print(_lacking(error), file=sys.stderr)
+        return MISTAKE
 
     logging.set_verbosity(logging.WARNING)  # Orbax logs every file that it reads.
     try:
@@ -55,6 +59,9 @@ def main(words: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
     except (ImportError, MemoryError) as error:  # Libraries fail to load without memory.
+        if isinstance(error, ModuleNotFoundError) and _is_of_others(error):
+            print(_lacking(error), file=sys.stderr)
+            return MISTAKE
         if not (hint := address_hint()):
             raise
         print(f"error: {str(error) or 'There is no more memory'}.{hint}", file=sys.stderr)
@@ -62,6 +69,18 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _is_of_others(error: ModuleNotFoundError) -> bool:
+    """Says whether a missing module is none of this package."""
+    return (error.name or "rl_sync").partition(".")[0] not in {"rl_sync", "launcher", "configs"}
+
+
+def _lacking(error: ModuleNotFoundError) -> str:
+    return (
+        f"error: {sys.executable} lacks the package {error.name}: install it (`pip install -r"
+        " requirements.txt` installs all that rl_sync needs), or start the Python that has it."
+    )
 
 
 def run_from_command_line() -> None:

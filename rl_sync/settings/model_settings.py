@@ -237,7 +237,8 @@ class ModelSettings:
             raise ConfigError(f"config.model.path={path!r}: {error}") from error
 
     def _read(self, path: str, sees: bool = False) -> ModelConfig:
+        directory = self._located(path)
         try:
-            return load_config(self._located(path), vision=sees)
+            return load_config(directory, vision=sees)
         except ValueError as error:
             raise ConfigError(f"config.model.path={path!r}: {error}") from error

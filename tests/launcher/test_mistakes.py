@@ -199,6 +199,8 @@ def test_a_wrong_value_is_refused_with_the_rule(subtests, mistake):
             said = mistake(CONFIG, *own, *(f"--config.{value}" for value in values))
             for part in parts:
                 assert part in said
+            for value in values:
+                assert said.count(f"{value.partition('=')[0]}=") <= 1
 
 
 FILES = [
