@@ -181,3 +181,80 @@ def test_nulls_of_tables_are_no_arguments_and_json_keeps_its_own(is_padded):
     as_json = {"messages": messages, "tools": json.dumps([tool])}
     found = _mapped(as_json, MESSAGES_FORMAT, is_padded)
     assert found.dialogue.tools[0]["function"] == tool
+
+
+PUBLIC = {
+    "Dolly": (
+        {"instruction": "Who?", "context": "", "response": "Ada", "category": "open_qa"},
+        {"template": "{instruction}\n\n{context}", "answer": "response"},
+        ("Who?", "Ada"),
+    ),
+    "MMLU": (
+        {"question": "2+2?", "subject": "x", "choices": ["3", "4", "5", "6"], "answer": 1},
+        {"format": "multiple_choice"},
+        ("2+2?\nA. 3\nB. 4\nC. 5\nD. 6", "B"),
+    ),
+    "ARC": (
+        {
+            "id": "Mercury_1",
+            "question": "Wet?",
+            "choices": {"text": ["air", "sea"], "label": ["1", "2"]},
+            "answerKey": "2",
+        },
+        {"format": "multiple_choice"},
+        ("Wet?\nA. air\nB. sea", "B"),
+    ),
+    "DAPO's mathematics for verl": (
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": "1+1?"}],
+            "reward_model": {"ground_truth": "2", "style": "rule"},
+            "extra_info": {"index": "9a"},
+        },
+        {"answer": "reward_model.ground_truth"},
+        ("1+1?", "2"),
+    ),
+    "Countdown": (
+        {"target": 98, "nums": [44, 19, 35]},
+        {"template": "Reach {target}.", "answer": "target"},
+        ("Reach 98.", "98"),
+    ),
+    "SlimOrca": (
+        {
+            "conversations": [
+                {"from": "human", "value": "1+1?", "weight": 0.0},
+                {"from": "gpt", "value": "2", "weight": 1.0},
+            ]
+        },
+        {"format": "messages"},
+        ("1+1?", "2"),
+    ),
+    "DeepScaleR": (
+        {"problem": "1+1?", "answer": "2", "solution": "It is 2."},
+        {"prompt": "problem", "demonstration": "solution"},
+        ("1+1?", "2"),
+    ),
+    "APPS": (
+        {
+            "question": "Echo.",
+            "input_output": '{"inputs": ["1\\n"], "outputs": ["1\\n"]}',
+            "starter_code": "",
+        },
+        {"format": "code"},
+        ("Echo.", '{"inputs": ["1\\n"], "outputs": ["1\\n"]}'),
+    ),
+    "SVAMP": (
+        {"Body": "A has 2.", "Question": "How many?", "Answer": 2.0, "Type": "none"},
+        {"template": "{Body} {Question}", "answer": "Answer"},
+        ("A has 2. How many?", "2.0"),
+    ),
+}
+"""Rows as public data sets have them, the settings, and the prompt with its answer."""
+
+
+def test_rows_of_public_data_sets_become_problems_by_settings_alone(tmp_path, subtests):
+    for number, (name, (row, settings, asked)) in enumerate(PUBLIC.items()):
+        with subtests.test(name):
+            path = write_lines(tmp_path / f"{number}.jsonl", [row])
+            (prompt,) = dataset(path, held_out_path=str(path), **settings).train
+            assert (prompt.text, prompt.answer) == asked
