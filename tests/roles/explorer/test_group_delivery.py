@@ -310,6 +310,7 @@ def test_what_the_prompt_has_written_of_a_reply_is_handed_in(prompt, last, turns
     item = written(
         task,
         tokenizer.encode("1"),
+        end_ids=tokenizer.eos_ids,
         prompt_id=0,
         ending=Ending({}, {}, "done", "", turns=turns),
         before=tokenizer.encode("?" * 50 + prompt),
