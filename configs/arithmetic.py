@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
     config.trainer.group_size = 4
     # One step moves logprobs by up to 0.6 nats, which TOPR tolerates.
     config.algorithm.logprob_gap_alarm = 2.0
-    config.optimizer.learning_rate = 1.4e-3
+    config.optimizer.learning_rate = base.from_scratch(config, 1.4e-3, None)
     config.optimizer.schedule = "cosine"
     config.evaluation.every_steps = 25
     return config

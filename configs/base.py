@@ -22,6 +22,7 @@ from ml_collections.config_dict import placeholder
 from rl_sync.setting import sections
 from rl_sync.settings.following import following as following
 from rl_sync.settings.following import from_scratch as from_scratch
+from rl_sync.settings.following import group_rows as group_rows
 from rl_sync.settings.run_settings import RunSettings
 
 

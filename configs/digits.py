@@ -30,6 +30,7 @@ def get_config() -> ConfigDict:
     config.algorithm.update({"name": "topr", "over_sampling": 3.0, "keep": "best"})
     config.algorithm.logprob_gap_alarm = 2.0  # Updates are large, which TOPR tolerates.
     config.trainer.update({"steps": 40, "groups_per_step": 48, "group_size": 4})
-    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
+    config.optimizer.learning_rate = base.from_scratch(config, 1e-3, None)
+    config.optimizer.schedule = "cosine"
     config.evaluation.every_steps = 10
     return config

@@ -39,6 +39,5 @@ def get_config() -> ConfigDict:
     config.task.dataset.demonstration = ""  # If there is SFT, it imitates the answer.
     config.task.max_prompt_tokens = 256
     config.task.max_completion_tokens = 16
-    config.optimizer.learning_rate = 1e-6
     config.evaluation.every_steps = 25
     return config

@@ -28,6 +28,5 @@ def get_config() -> ConfigDict:
     # program.
     config.rollout.stop_strings = "\n\n\n|\n#"
     config.trainer.groups_per_step = 16
-    config.optimizer.learning_rate = 1e-6
     config.evaluation.every_steps = 25
     return config

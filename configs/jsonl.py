@@ -15,8 +15,8 @@ it more SFT steps (--config.sft.steps=400), or a checkpoint (--config.model.path
 has no SFT by default.
 
 The learning rate grows with the square root of the completions of a step, so it suits a
---config.trainer.groups_per_step of 16 as well as 192; for a checkpoint it is 1e-6, with adapters
-1e-5.
+--config.trainer.groups_per_step of 16 as well as 192; a checkpoint has the usual one,
+with adapters or without.
 """
 
 import math
@@ -54,10 +54,10 @@ def _demonstration_rows(config: ConfigDict) -> int:
     return 32 * config.optimizer.updates_per_batch if is_shown else 0
 
 
-def _learning_rate(config: ConfigDict) -> float:
-    """Returns a learning rate, which is higher for large batches: their gradients have less
-    noise."""
+def _learning_rate(config: ConfigDict) -> float | None:
+    """Returns a learning rate for a policy from scratch, which is higher for large batches: their
+    gradients have less noise. A checkpoint has the default."""
     if config.model.path:
-        return 1e-5 if config.model.lora.rank else 1e-6
+        return None
     completions = config.trainer.groups_per_step * config.trainer.group_size
     return RATE * math.sqrt(completions / COMPLETIONS)

@@ -69,6 +69,6 @@ def get_config() -> ConfigDict:
     config.sft.steps = base.from_scratch(config, 500)
     config.sft.update({"batch_size": 64, "probe_every_steps": 1000})
     config.trainer.update({"steps": 60, "groups_per_step": 32, "group_size": 8})
-    config.optimizer.update({"learning_rate": 3e-4, "schedule": "cosine"})
+    config.optimizer.schedule = "cosine"
     config.evaluation.every_steps = 20
     return config

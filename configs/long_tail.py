@@ -31,7 +31,8 @@ def get_config() -> ConfigDict:
     config.sft.steps = base.from_scratch(config, 300)
     config.sft.batch_size = 64
     config.algorithm.update({"over_sampling": 6.0, "keep": "best", "kl_coefficient": 0.0})
-    config.optimizer.update({"learning_rate": 1e-4, "updates_per_batch": 1})
+    config.optimizer.learning_rate = base.from_scratch(config, 1e-4, None)
+    config.optimizer.updates_per_batch = 1
     config.trainer.update({"steps": 30, "groups_per_step": 12, "batching": "packed"})
     config.rollout.slots = 32
     config.sync.mode = "asynchronous"

@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
     config.name = "reward_model"
     config.algorithm.name = "reward_model"
     config.trainer.update({"steps": 400, "groups_per_step": 128, "group_size": 2})
-    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine", "updates_per_batch": 1})
+    config.optimizer.learning_rate = base.from_scratch(config, 1e-3, None)
+    config.optimizer.update({"schedule": "cosine", "updates_per_batch": 1})
     config.evaluation.every_steps = 100
     return config

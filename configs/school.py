@@ -25,6 +25,5 @@ def get_config() -> ConfigDict:
     config.task.name = "school"
     config.task.max_prompt_tokens = 256
     config.task.max_completion_tokens = 256
-    config.optimizer.learning_rate = 1e-6
     config.evaluation.every_steps = 25
     return config

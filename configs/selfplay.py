@@ -108,5 +108,6 @@ def get_config() -> ConfigDict:
     config.algorithm.update({"advantage": "dr_grpo", "entropy_coefficient": 0.05})
     config.trainer.update({"steps": 120, "groups_per_step": 64, "group_size": 8})
     config.evaluation.update({"problems": 96, "every_steps": 30})
-    config.optimizer.update({"learning_rate": 1e-3, "schedule": "cosine"})
+    config.optimizer.learning_rate = base.from_scratch(config, 1e-3, None)
+    config.optimizer.schedule = "cosine"
     return config

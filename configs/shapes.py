@@ -28,6 +28,6 @@ def get_config() -> ConfigDict:
     config.algorithm.update({"name": "topr", "over_sampling": 3.0, "keep": "best"})
     config.algorithm.logprob_gap_alarm = 2.0  # Updates are large, which TOPR tolerates.
     config.trainer.update({"steps": 80, "groups_per_step": 48, "group_size": 4})
-    config.optimizer.update({"learning_rate": 3e-4, "schedule": "cosine"})
+    config.optimizer.schedule = "cosine"
     config.evaluation.every_steps = 20
     return config

@@ -39,7 +39,6 @@ def get_config() -> ConfigDict:
     config.trainer.groups_per_step = 8
     config.trainer.group_size = 8
     config.trainer.batching = "shared"
-    config.optimizer.learning_rate = 2e-4
     config.optimizer.updates_per_batch = 1
     config.sync.mode = "one_step_off_policy"
     config.evaluation.every_steps = 16

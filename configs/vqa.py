@@ -41,19 +41,6 @@ def get_config() -> ConfigDict:
     config.model.update({"dtype": "bfloat16", "remat": "full"})
     config.model.lora.rank = 16
     config.trainer.update({"groups_per_step": 16, "group_size": 8})
-    config.trainer.microbatch_rows = base.following(config, _microbatch_rows)
-    config.optimizer.learning_rate = base.following(config, _learning_rate)
+    config.trainer.microbatch_rows = base.group_rows(config)
     config.evaluation.every_steps = 25
     return config
-
-
-def _microbatch_rows(config: ConfigDict) -> int:
-    """Returns the rows of a group for each device, which then has the images of one prompt."""
-    trainer = config.trainer
-    most = trainer.groups_per_step * trainer.group_size // config.optimizer.updates_per_batch
-    return min(most, trainer.group_size * trainer.mesh.data * trainer.mesh.fsdp)
-
-
-def _learning_rate(config: ConfigDict) -> float:
-    """Returns a learning rate: adapters need a larger one."""
-    return 1e-5 if config.model.lora.rank else 1e-6

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rl_sync.learning import learning_rates
 from rl_sync.learning.schedules import SCHEDULES
 from rl_sync.learning.sft import SftConfig
 from rl_sync.models.vision.tower import TOWER, VISION
@@ -78,10 +79,10 @@ class OptimizerConfig:
 
     name: str = setting("adamw", "Optimizer of optax.", choices=tuple(OPTIMIZERS))
     learning_rate: float = setting(
-        3e-4,
+        learning_rates.RL.scratch,
         "Learning rate of RL, after the warmup.",
         least=0,
-        implied="0.0003 for a policy from scratch, 1e-6 for a checkpoint, 1e-5 with adapters",
+        implied=str(learning_rates.RL),
     )
     schedule: str = setting(
         "constant",

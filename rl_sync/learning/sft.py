@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl_sync.learning import learning_rates
 from rl_sync.learning.schedules import SCHEDULES
 from rl_sync.setting import check, setting
 
@@ -23,10 +24,10 @@ class SftConfig:
         free="always",
     )
     learning_rate: float = setting(
-        2e-3,
+        learning_rates.SFT.scratch,
         "Learning rate of SFT, after the warmup of `optimizer.warmup_updates`.",
         above=0,
-        implied="0.002 for a policy from scratch, 1e-5 for a checkpoint, 1e-4 with adapters",
+        implied=str(learning_rates.SFT),
     )
     schedule: str = setting(
         "cosine",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rl_sync.learning import learning_rates
 from rl_sync.settings import home, rules
 from rl_sync.settings.algorithm_settings import complete
-from rl_sync.settings.learning_rates import with_learning_rates
 from rl_sync.settings.records import ConfigError, build
 from rl_sync.settings.run_settings import RunSettings
 
@@ -22,7 +22,7 @@ def read_settings(config: Mapping[str, Any]) -> RunSettings:
     """
     try:
         settings: RunSettings = build(
-            RunSettings, with_learning_rates(complete(home.expand(config))), "config"
+            RunSettings, _with_learning_rates(complete(home.expand(config))), "config"
         )
         rules.check(settings)
     except ConfigError:
@@ -30,3 +30,19 @@ def read_settings(config: Mapping[str, Any]) -> RunSettings:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
+
+
+def _with_learning_rates(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a config with default learning rates in place of None."""
+    model = config.get("model") if isinstance(config, Mapping) else None
+    if not isinstance(model, Mapping):
+        return config  # It is rejected when the sections are made.
+    lora = model.get("lora")
+    has_adapters = isinstance(lora, Mapping) and bool(lora.get("rank"))
+    filled = {}
+    for name, rates in {"optimizer": learning_rates.RL, "sft": learning_rates.SFT}.items():
+        section = config.get(name)
+        if isinstance(section, Mapping) and section.get("learning_rate", 0) is None:
+            rate = rates.rate(checkpoint=bool(model.get("path")), adapters=has_adapters)
+            filled[name] = {**section, "learning_rate": rate}
+    return {**config, **filled}

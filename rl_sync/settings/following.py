@@ -31,6 +31,19 @@ def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> Followi
     return Following(value(config), op=_Lookup(lambda _: value(config)))
 
 
-def from_scratch(config: ConfigDict, value: int) -> Following:
-    """Makes a default: `value` for a policy that starts at random, 0 if `model.path` is given."""
-    return following(config, lambda config: 0 if config.model.path else value)
+def from_scratch(config: ConfigDict, value: float, otherwise: float | None = 0) -> Following:
+    """Makes a default: `value` for a policy that starts at random, `otherwise` if `model.path` is
+    given. None is a default that the settings fill in, such as a learning rate."""
+    return following(config, lambda config: otherwise if config.model.path else value)
+
+
+def group_rows(config: ConfigDict) -> Following:
+    """Makes a default of `trainer.microbatch_rows`: the rows of a group on each device, at most
+    those of an update."""
+
+    def rows(config: ConfigDict) -> int:
+        trainer = config.trainer
+        most = trainer.groups_per_step * trainer.group_size // config.optimizer.updates_per_batch
+        return min(most, trainer.group_size * trainer.mesh.data * trainer.mesh.fsdp)
+
+    return following(config, rows)

@@ -8,6 +8,7 @@ import pytest
 
 from rl_sync.configs import base
 from rl_sync.launcher import command_line, config_file
+from rl_sync.launcher.processes import run_directory
 from tests.launcher.command import ROOT
 
 CHECKPOINT = str(ROOT / "tests/data/models/qwen2")
@@ -58,23 +59,33 @@ def test_a_checkpoint_is_not_trained_on_demonstrations_unless_that_is_asked_for(
         assert _config(name, *words).sft.steps == 3
 
 
-def test_the_learning_rate_of_own_data_is_scaled_with_the_batch_and_is_small_for_a_checkpoint():
+def test_the_learning_rate_of_own_data_is_scaled_with_the_batch():
     rates = [
         _config("jsonl", f"--config.trainer.groups_per_step={groups}").optimizer.learning_rate
         for groups in (16, 64, 256)
     ]
     assert rates == pytest.approx([rates[0], 2 * rates[0], 4 * rates[0]])
     given = f"--config.model.path={CHECKPOINT}"
-    whole, adapters = _config("jsonl", given), _config("jsonl", given, "--config.model.lora.rank=8")
-    assert whole.optimizer.learning_rate == 1e-6
-    assert adapters.optimizer.learning_rate == 1e-5
-    assert whole.algorithm.demonstration_rows == adapters.algorithm.demonstration_rows == 0
+    assert _config("jsonl", given).algorithm.demonstration_rows == 0
     assert _config("jsonl").algorithm.demonstration_rows == 128
     updates = "--config.optimizer.updates_per_batch=3"
     assert _config("jsonl", updates).algorithm.demonstration_rows == 96
     assert _config("jsonl", "--config.sft.steps=0").algorithm.demonstration_rows == 0
     asked = _config("jsonl", "--config.optimizer.learning_rate=0.5", given)
     assert asked.optimizer.learning_rate == 0.5
+
+
+def test_one_rule_gives_the_learning_rate_of_a_checkpoint_in_all_configs(subtests):
+    for name in config_file.names():
+        for rank, rate in ((0, 1e-6), (8, 2e-4)):
+            with subtests.test(config=name, rank=rank):
+                config = config_file.load(name)
+                config.model.path = CHECKPOINT
+                config.model.lora.rank = rank
+                optimizer = run_directory.settings_of(config.to_dict()).optimizer
+                assert optimizer.learning_rate == rate
+                config.optimizer.learning_rate = 0.5
+                assert run_directory.settings_of(config.to_dict()).optimizer.learning_rate == 0.5
 
 
 def test_a_config_that_python_has_changed_is_read_with_what_follows(tmp_path):
