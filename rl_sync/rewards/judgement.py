@@ -21,6 +21,16 @@ _GREATEST = 3.4e38
 Row = Mapping[str, Any]
 """A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
 
+MESSAGES = "prompt_messages"
+"""Field of a row: the messages of its prompt, if they are more than one text of a user."""
+
+TOOLS = "prompt_tools"
+"""Field of a row: JSON schemas of the tools that the messages of its prompt speak of."""
+
+ONE_MESSAGE = "prompt_is_message"
+"""Field of a row: true if its prompt was given as a list of one user's message, whose text is
+asked."""
+
 
 def right_text(row: Row) -> str:
     """Returns the answer of a row, without white space around, for rewards that compare texts.
@@ -121,6 +131,10 @@ class Judgement:
     def is_known(self) -> bool:
         """True if the completion was judged."""
         return self.score is not None
+
+
+NOT_APPLICABLE = Judgement.unknown("does not apply")
+"""The judgement of a term that does not count for a row; a sum then has the others."""
 
 
 def _require_finite(name: str, value: Any) -> None:

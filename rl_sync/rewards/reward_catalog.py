@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.expression import Term, parse_sum
 from rl_sync.references import is_reference, resolve
+from rl_sync.rewards.other_trainers import is_foreign, translated
 from rl_sync.spelling import hint, require_one_of
 
 
@@ -226,7 +228,8 @@ def make(term: Term) -> MadeReward:
     """Makes the reward of a term: a reward of the table, or the object that a reference names.
 
     A class gets the options when it is made, a function gets them as keyword arguments of each
-    call. `thoughts` is an option of every reward, unless the reward has its own of that name.
+    call. Functions of TRL and verl are taken, too. `thoughts` is an option of every reward, unless
+    the reward has its own of that name.
 
     Raises:
       ValueError: there is no such reward (the message names the nearest) or no such option, or the
@@ -239,7 +242,8 @@ def make(term: Term) -> MadeReward:
         found = resolve(REWARDS[term.name].where)
     is_class = inspect.isclass(found)
     parameters = inspect.signature(found).parameters
-    names = list(parameters)[0 if is_class else 2 :]
+    is_own = is_class or not is_foreign(found)
+    names = list(parameters)[2 if is_own and not is_class else 0 :]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     options = {**term.options}
     thoughts = None if takes_any or THOUGHTS in names else options.pop(THOUGHTS, None)
@@ -256,7 +260,8 @@ def make(term: Term) -> MadeReward:
                 f"{hint(name, known)}"
             )
     if not is_class:
-        return MadeReward(_bound(found, options), thoughts)
+        bind = _bound if is_own else functools.partial(translated, term.name)
+        return MadeReward(bind(found, options), thoughts)
     try:
         made = found(**options)
     except (TypeError, ValueError) as error:
@@ -265,6 +270,7 @@ def make(term: Term) -> MadeReward:
         raise ValueError(
             f"The reward {term.name} must have a method __call__(self, row, completion)."
         )
+    made = translated(term.name, made, {}) if is_foreign(made) else made
     return MadeReward(made, thoughts)
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from rl_sync.ending import Ending, Fault, Move
 from rl_sync.expression import parse_sum
 from rl_sync.isolation.codec import record
-from rl_sync.rewards.judgement import Completion, Judgement, Row
+from rl_sync.rewards.judgement import NOT_APPLICABLE, Completion, Judgement, Row
+from rl_sync.rewards.other_trainers import is_foreign, translated
 from rl_sync.rewards.reward_catalog import MadeReward, is_quick, make
 from rl_sync.row_answers import answer_text
 
@@ -77,7 +78,8 @@ class Rubric:
 
     Args:
       reward: an expression (see `rl_sync.expression`), or a reward itself: a callable
-        `(row, completion)`, or `(rows, completions)` for a batch, which may be `async`.
+        `(row, completion)`, or `(rows, completions)` for a batch, which may be `async`, or one of
+        TRL or verl (see `rl_sync.rewards.other_trainers`).
 
     Attributes:
       in_batches: whether a term gains from judging many completions at once.
@@ -94,7 +96,8 @@ class Rubric:
             labels = _labels([term.name for term in terms])
             made = [(term.weight, make(term)) for term in terms]
         else:
-            labels, made = [self.text], [(1.0, MadeReward(reward))]
+            own = translated(self.text, reward, {}) if is_foreign(reward) else reward
+            labels, made = [self.text], [(1.0, MadeReward(own))]
         self._parts = [
             _part(label, weight, one) for label, (weight, one) in zip(labels, made, strict=True)
         ]
@@ -170,11 +173,13 @@ class Rubric:
 
     def _sum(self, judged: Sequence[Judgement]) -> Judgement:
         components: dict[str, float] = {}
-        score, reasons, unknown = 0.0, [], False
+        score, reasons, unknown = 0.0, [], all(one is NOT_APPLICABLE for one in judged)
         for part, one in zip(self._parts, judged, strict=True):
             several = len(self._parts) > 1
             if one.why:
                 reasons.append(f"{part.label}: {one.why}" if several else one.why)
+            if one is NOT_APPLICABLE:
+                continue
             components |= {f"{part.label}/{name}": of for name, of in one.components.items()}
             if one.score is None:
                 unknown = True
@@ -320,6 +325,8 @@ def _judgement(found: Any) -> Judgement:
       ValueError: it is neither a finite number nor a judgement.
       Exception: the value's own methods fail.
     """
+    if found is NOT_APPLICABLE:
+        return NOT_APPLICABLE
     if isinstance(found, Judgement):
         score = None if found.score is None else _number(found.score)
         parts = {_clean(str(name)): _number(value) for name, value in found.components.items()}

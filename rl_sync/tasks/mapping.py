@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_sync.images import FIELD, Image
+from rl_sync.rewards.judgement import MESSAGES, ONE_MESSAGE, TOOLS
 from rl_sync.row_answers import answer_text, without_padding
 from rl_sync.tasks.choices import Choices
 from rl_sync.tasks.data_rows import DataRow
@@ -30,7 +31,7 @@ from rl_sync.tasks.dialogues import (
 from rl_sync.tasks.pictures.places import PLACEHOLDER, has_images, text_and_images
 from rl_sync.tasks.pictures.shown_contents import shown_contents
 from rl_sync.tasks.row_formats import RowFormat
-from rl_sync.tasks.tokenizers.prompt_messages import MESSAGES, TOOLS, PromptMessages
+from rl_sync.tasks.tokenizers.prompt_messages import PromptMessages
 
 SECTION = "task.dataset"
 """Section of the settings that say what fields mean; other sections only have sources of rows."""
@@ -146,12 +147,15 @@ def _example(row: DataRow, row_format: RowFormat, placeholder: str) -> Example:
     fields = {
         name: value
         for name, value in row.fields.items()
-        if name not in {*replaced, MESSAGES, TOOLS}
+        if name not in {*replaced, MESSAGES, TOOLS, ONE_MESSAGE}
     }
     fields |= {FIELD: images} if images else {}
     if isinstance(given, bool | list | Mapping) and not is_messages(given):
         fields["answer"] = given
-    fields |= {} if asked is None else asked.fields
+    if asked is not None:
+        fields |= asked.fields
+    elif row_format.template is None and is_messages(_asked_field(row, row_format)[1]):
+        fields |= {ONE_MESSAGE: True}
     found = Example(
         prompt=prompt,
         answer=answer,

@@ -2,13 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from rl_sync.configs import base
 from rl_sync.launcher import config_file
 from rl_sync.launcher.mistakes import setting_names
 from rl_sync.launcher.processes import run_directory
 from rl_sync.references import resolve
-from rl_sync.rewards.judgement import Completion
+from rl_sync.rewards.judgement import ONE_MESSAGE, Completion
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from tests.docs.pages import commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +39,19 @@ def test_the_reward_judges(tmp_path):
     number = _example("reward", "number", tmp_path)
     scores = {text: number({}, Completion(text)).score for text in ("-12", "12", "1a", "")}
     assert scores == {"-12": 1.0, "12": 1.0, "1a": 0.0, "": 0.0}
+
+
+def test_rewards_of_other_trainers_judge_as_they_are():
+    page = (ROOT / "docs/how-to/from-trl-or-verl.md").read_text()
+    (text,) = re.findall(r"```python\n(import re\n.*?)```", page, re.S)
+    given: dict[str, Any] = {}
+    exec(text, given)
+    row = {"prompt": "1+1?", "answer": "2", "ground_truth": "2", ONE_MESSAGE: True}
+    for name, right in (("boxed", r"\boxed{2}"), ("compute_score", "It is 2.")):
+        rubric = Rubric(given[name])
+        rubric.check([row])
+        asked = [ScoringRequest(row, Completion(one)) for one in (right, "3")]
+        assert [one.score for one in rubric.judge(asked)] == [1.0, 0.0]
 
 
 def test_the_task_has_the_same_rows_for_the_same_seed(tmp_path):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rl_sync.images import images_of
+from rl_sync.rewards.judgement import MESSAGES, ONE_MESSAGE
 from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dialogues import Demonstrated
 from rl_sync.tasks.mapping import example
 from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.row_formats import FORMATS
-from rl_sync.tasks.tokenizers.prompt_messages import MESSAGES
 from tests.environments.families import family
 from tests.odd_images import drawn, encoded
 from tests.tasks.loading import TOKENIZER, load, write_lines
@@ -83,6 +83,12 @@ def test_rewards_get_the_text_and_the_messages(chatml):
     assert task.train[1].row["prompt"] == ROWS[1]["prompt"]
     assert task.train[3].text == "Solve 5*3"
     assert MESSAGES not in task.train[3].fields
+    alone = [prompt.fields.get(ONE_MESSAGE, False) for prompt in task.train]
+    assert alone == [
+        isinstance(row["prompt"], list) and MESSAGES not in prompt.fields
+        for row, prompt in zip(ROWS, task.train, strict=True)
+    ]
+    assert any(alone)
 
 
 def test_the_plan_shows_the_first_prompt_as_the_policy_reads_it(chatml):

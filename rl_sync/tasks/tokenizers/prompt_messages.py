@@ -8,14 +8,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.images import images_of
+from rl_sync.rewards.judgement import MESSAGES, TOOLS
 from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
-
-MESSAGES = "prompt_messages"
-"""Field of a row: the messages of its prompt, if they are more than one text of a user."""
-
-TOOLS = "prompt_tools"
-"""Field of a row: JSON schemas of the tools that the messages of its prompt speak of."""
 
 SYSTEM_ROLES = ("system", "developer")
 _REMEMBERED_LENGTHS = 1 << 16
