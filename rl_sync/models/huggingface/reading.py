@@ -144,13 +144,16 @@ def _has_another_head(tensors: TensorFiles) -> bool:
 class TensorFiles:
     """Tensors of a directory's safetensors files, read slice by slice.
 
+    Args:
+      single: name of the file, if there is one for all tensors.
+
     Raises:
       ValueError: there are no files, or one is missing, damaged or incomplete; the message names
         it.
     """
 
-    def __init__(self, directory: Path):
-        self._directory = directory
+    def __init__(self, directory: Path, single: str = WEIGHTS_FILE):
+        self._directory, self._single = directory, single
         self._open: dict[Path, Any] = {}
         self._files = self._find()
 
@@ -158,12 +161,12 @@ class TensorFiles:
         """Finds the file of every tensor. As in transformers, a single file has precedence over an
         index.
         """
-        single, index = self._directory / WEIGHTS_FILE, self._directory / INDEX_FILE
+        single, index = self._directory / self._single, self._directory / INDEX_FILE
         if single.exists() or single.is_symlink():
             return dict.fromkeys(self._handle(single).keys(), single)
         if not index.exists():
             raise ValueError(
-                f"{self._directory} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; other formats"
+                f"{self._directory} holds neither {self._single} nor {INDEX_FILE}; other formats"
                 " than safetensors are not read."
             )
         weight_map = files.read_object(index).get("weight_map")

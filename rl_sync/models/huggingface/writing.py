@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -170,32 +171,51 @@ def write_checkpoint(
     Raises:
       ValueError: the target is in use, or transformers has no such model.
     """
+    with new_directory(target, dtype) as unfinished:
+        stored = _stored_tensors(source)
+        keeps_vision = config.vision is not None or (
+            stored is not None and bool(stored.of_vision) and not config.scalar_head
+        )
+        tensors = _tensors(config, params, stored, dtype, keeps_vision)
+        write_frame(
+            unfinished,
+            config,
+            source=source,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            files=files,
+            token_ids=token_ids,
+            keeps_vision=keeps_vision,
+        )
+        for name, text in (notes or {}).items():
+            (unfinished / name).write_text(text)
+        _write_tensors(unfinished, tensors, max_file_bytes)
+
+
+@contextlib.contextmanager
+def new_directory(target: Path, dtype: str | None) -> Iterator[Path]:
+    """Gives the path of an unfinished directory, which is renamed to the target at the end.
+
+    Args:
+      target: a new or empty directory.
+      dtype: dtype of what will be written; None for that of the source.
+
+    Raises:
+      ValueError: the target is in use, or there is no such dtype.
+    """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not empty; name a new directory.")
     if dtype is not None:
         require_one_of("dtype", dtype, DTYPES)
-    stored = _stored_tensors(source)
-    keeps_vision = config.vision is not None or (
-        stored is not None and bool(stored.of_vision) and not config.scalar_head
-    )
-    tensors = _tensors(config, params, stored, dtype, keeps_vision)
     unfinished = target.with_name(f".unfinished-{target.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    write_frame(
-        unfinished,
-        config,
-        source=source,
-        tokenizer=tokenizer,
-        dtype=dtype,
-        files=files,
-        token_ids=token_ids,
-        keeps_vision=keeps_vision,
-    )
-    for name, text in (notes or {}).items():
-        (unfinished / name).write_text(text)
-    _write_tensors(unfinished, tensors, max_file_bytes)
-    unfinished.rename(target)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_frame(
@@ -213,7 +233,7 @@ def write_frame(
     and of the processing of images.
 
     Args:
-      target: a directory that does not exist.
+      target: a new or empty directory.
       config, source, tokenizer, dtype, files, token_ids: see `write_checkpoint`.
       keeps_vision: whether config.json describes the vision of `source` though `config` has none.
 
@@ -222,19 +242,19 @@ def write_frame(
     """
     keeps_vision = keeps_vision or config.vision is not None
     values = _config_values(config, source, dtype, token_ids or {}, keeps_vision)
-    target.mkdir(parents=True)
-    _write_json(target / CONFIG_FILE, values)
+    target.mkdir(parents=True, exist_ok=True)
+    write_json(target / CONFIG_FILE, values)
     giver = tokenizer or source
     if giver is not None and files is None:
         for name in _COPIED:
             if (giver / name).exists():
                 shutil.copyfile(giver / name, target / name)
     if source is None and config.vision and (processor := processor_values(config.vision)):
-        _write_json(target / PROCESSOR_FILE, processor)
+        write_json(target / PROCESSOR_FILE, processor)
     if token_ids is not None:
         generation = target / GENERATION_FILE
         copied = read_object(generation) if generation.exists() else {}
-        _write_json(generation, copied | dict(token_ids))
+        write_json(generation, copied | dict(token_ids))
     for name, text in (files or {}).items():
         (target / name).write_text(text)
 
@@ -352,7 +372,7 @@ def _write_tensors(directory: Path, tensors: list[AnyTensor], max_file_bytes: in
         weight_map |= {tensor.name: name for tensor in share}
     total = sum(tensor.size_bytes for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_json(directory / INDEX_FILE, index)
+    write_json(directory / INDEX_FILE, index)
 
 
 def _write_file(path: Path, tensors: list[AnyTensor]) -> None:
@@ -385,5 +405,6 @@ def _write_values(file: BinaryIO, tensor: AnyTensor) -> None:
     file.write(np.ascontiguousarray(tensor.values()).view(np.uint8).data)
 
 
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON object to a file."""
     path.write_text(json.dumps(values, indent=2) + "\n")
