@@ -12,7 +12,8 @@ ends with, or that it has in a box, with the answer; another is one flag (docs/r
 --config.task.reward=my_rewards.py:score. `plan` in front of the flags shows what the run does, and
 `eval` measures the checkpoint, which should solve some problems and not all.
 
-Adapters of rank 16 are trained; --config.model.lora.rank=0 trains all parameters. The learning rate
+Adapters of rank 16 are trained, or those of PEFT that --config.model.lora.path=DIRECTORY names, on
+from where they are; --config.model.lora.rank=0 trains all parameters. The learning rate
 follows: 2e-4 for adapters, 1e-6 without. There is no SFT and no penalty on the distance from the
 checkpoint, so no reference model is in memory: --config.algorithm.kl_coefficient=0.001 adds both.
 
@@ -37,7 +38,7 @@ def get_config() -> ConfigDict:
     config.task.max_prompt_tokens = 1024
     config.task.max_completion_tokens = 1024
     config.model.remat = "full"
-    config.model.lora.rank = 16
+    config.model.lora.rank = base.following(config, lambda one: 0 if one.model.lora.path else 16)
     config.trainer.groups_per_step = 32
     config.trainer.batching = "shared"
     config.trainer.microbatch_rows = base.group_rows(config)

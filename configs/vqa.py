@@ -39,7 +39,7 @@ def get_config() -> ConfigDict:
     config.task.max_prompt_tokens = 512
     config.task.max_completion_tokens = 64
     config.model.update({"dtype": "bfloat16", "remat": "full"})
-    config.model.lora.rank = 16
+    config.model.lora.rank = base.following(config, lambda one: 0 if one.model.lora.path else 16)
     config.trainer.update({"groups_per_step": 16, "group_size": 8})
     config.trainer.microbatch_rows = base.group_rows(config)
     config.evaluation.every_steps = 25

@@ -626,8 +626,8 @@ _COMMANDS = [
         "rl_sync.launcher.commands.export",
         "Writes a run's policy as a checkpoint that transformers loads.",
         "Writes a snapshot of a run as a new directory with config.json, safetensors files and the"
-        " tokenizer. Adapters are merged into the weights. The model must be of a family that"
-        " `models` lists.",
+        " tokenizer. Adapters are merged into the weights, unless --adapter asks for them alone, in"
+        " a directory that PEFT loads. The model must be of a family that `models` lists.",
         [
             _run(),
             _flag(
@@ -640,11 +640,13 @@ _COMMANDS = [
                 "the type of the imported checkpoint, or float32",
                 type=click.Choice(["float32", "bfloat16", "float16"]),
             ),
+            _flag("adapter", "", "Writes the adapters alone, in the form of PEFT."),
             _SNAPSHOT,
         ],
         {
             "--workdir=runs/first --to=exported": "The newest snapshot.",
             "--workdir=runs/first --step=best --to=exported --dtype=bfloat16": "The best one.",
+            "--workdir=runs/first --adapter --to=adapters": "The adapters of the newest snapshot.",
         },
         "docs/how-to/model.md",
     ),

@@ -366,6 +366,7 @@ def parameters_of(settings: RunSettings, task: Task, layout: Layout) -> Paramete
         layout=layout,
         dtype=settings.explorer_dtype,
         quantization=settings.quantization,
+        adapters=settings.model.lora.path,
     )
 
 

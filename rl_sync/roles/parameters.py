@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from rl_sync.models import lora
 from rl_sync.models.config import DTYPES, HEAD, ModelConfig, Quantization
+from rl_sync.models.huggingface.adapters import load_adapters, read_adapters
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import (
     abstract_params,
@@ -43,6 +44,7 @@ class Parameters:
         float32, and merged in it.
       quantization: dtype of explorers' kernels; None for `dtype`. Without adapters the trainer
         quantizes what it publishes; with adapters each explorer quantizes the merged kernels.
+      adapters: PEFT directory of the adapters that the parameters start from; None for new ones.
     """
 
     model: ModelConfig
@@ -51,6 +53,7 @@ class Parameters:
     layout: Layout
     dtype: str
     quantization: Quantization | None = None
+    adapters: str | None = None
 
     @functools.cached_property
     def abstract(self) -> Params:
@@ -61,12 +64,13 @@ class Parameters:
         """Makes the run's initial parameters, the same in every process.
 
         Raises:
-          ConfigError: the checkpoint's weights cannot be read, or do not match its config.json.
+          ConfigError: the checkpoint's weights cannot be read, or do not match its config.json;
+            or the adapters do not fit the checkpoint.
         """
         if self.path is None:
             return init_sharded(self.model, jax.random.key(self.seed), self.layout)
         drawn = self._drawn(0) if self.model.lora or self.model.scalar_head else {}
-        return lora.join(drawn | self._stored_head(), self.base())
+        return lora.join(drawn | self._stored_adapters() | self._stored_head(), self.base())
 
     def base(self) -> Params:
         """The initial parameters without adapters and scalar head.
@@ -136,6 +140,17 @@ class Parameters:
             return puller
         as_held = functools.partial(_as_held, self._held_model, self.dtype)
         return MergingPuller(puller, self.model, self.base(), self.abstract_held, as_held)
+
+    def _stored_adapters(self) -> Params:
+        """Returns the adapters of a PEFT directory, which replace new ones."""
+        if self.adapters is None:
+            return {}
+        abstract = lora.split(self.abstract)[0]["blocks"]
+        try:
+            stored = read_adapters(locate(self.adapters))
+            return {"blocks": load_adapters(stored, self.model, abstract)}
+        except ValueError as error:
+            raise ConfigError(f"config.model.lora.path={self.adapters!r}: {error}") from error
 
     def _stored_head(self) -> Params:
         """Returns a checkpoint's scalar head, if it has one, which replaces a random one."""

@@ -1,4 +1,4 @@
-"""Export of a run's policy, or its reward model, as a checkpoint that transformers loads."""
+"""Export of a run's policy, adapters or reward model, in the forms of transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from pathlib import Path
 
 import jax
 
+from rl_sync.models.huggingface.adapters import module_prefix, write_adapters
 from rl_sync.models.huggingface.notes import NOTES_FILE, ScoreNotes
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.records.metrics import read_metrics
+from rl_sync.roles import wiring
 from rl_sync.roles.checkpoint_frame import tokenizer_of
-from rl_sync.roles.saved_policy import RunPolicy, policy_of_run, settings_of_run, step_named
-from rl_sync.settings.records import ConfigError
+from rl_sync.roles.saved_policy import (
+    RunPolicy,
+    load_adapters_of_run,
+    policy_of_run,
+    settings_of_run,
+    step_named,
+)
+from rl_sync.settings.records import ConfigError, require
 
 
 def export(workdir: Path, target: Path, dtype: str | None, named: str | None = None) -> int:
@@ -52,6 +60,53 @@ def export(workdir: Path, target: Path, dtype: str | None, named: str | None = N
     except (ValueError, OSError) as error:
         raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error
     return policy.step
+
+
+def export_adapters(
+    workdir: Path, target: Path, dtype: str | None, named: str | None = None
+) -> int:
+    """Writes the adapters of a run's snapshot to a new directory, as PEFT loads them.
+
+    Args:
+      dtype: float32, bfloat16 or float16; None for float32.
+      named: name of the snapshot; see `rl_sync.roles.saved_policy.step_named`.
+
+    Returns:
+      The trainer step of the snapshot.
+
+    Raises:
+      ConfigError: there is no run or no snapshot, it has no adapters of a checkpoint, or it cannot
+        be written there or in this form.
+    """
+    settings = settings_of_run(workdir)
+    path = settings.model.path
+    task = wiring.load_task(settings)
+    model = wiring.model_config(settings, task)
+    require(
+        model.lora is not None and path is not None and not model.scalar_head,
+        f"The run in {workdir} has no adapters that PEFT could load"
+        f" (model.lora.rank={settings.model.lora.rank}, model.path={path!r},"
+        f" algorithm.name={settings.algorithm.name}): export the whole model, without --adapter.",
+    )
+    assert path is not None, "it was just required"
+    here = jax.local_devices(backend="cpu")[:1]
+    layout = Layout(MeshShape().mesh(here), settings.sharding.rules)
+    with jax.default_device(here[0]):
+        step, kept = load_adapters_of_run(
+            workdir, settings, task, layout, step_named(workdir, named)
+        )
+    try:
+        write_adapters(
+            target,
+            model,
+            kept["blocks"],
+            base=path,
+            prefix=module_prefix(locate(path)),
+            dtype=dtype or "float32",
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error
+    return step
 
 
 def _notes(workdir: Path, policy: RunPolicy) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of
+from rl_sync.roles.parameters import Parameters
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config, require
 from rl_sync.settings.run_settings import RunSettings
@@ -117,6 +118,37 @@ def load_policy(
     """
     model = wiring.model_config(settings, task)
     parameters = parameters_of(settings, task, layout)
+    step, kept, base_digest = _load_kept(workdir, settings, parameters, step)
+    params = parameters.completed(kept, base_digest)
+    return step, lora.merge(model, params) if model.lora else params
+
+
+def load_adapters_of_run(
+    workdir: Path, settings: RunSettings, task: Task, layout: Layout, step: int | None
+) -> tuple[int, Params]:
+    """Loads the adapters of a snapshot, and nothing else.
+
+    Args:
+      layout: sharding of the adapters.
+      step: see `step_named`; 0 for those that the run began with.
+
+    Returns:
+      The trainer step of the snapshot, and the adapters; see `rl_sync.models.lora.split`.
+
+    Raises:
+      ConfigError: see `load_policy`.
+    """
+    parameters = parameters_of(settings, task, layout)
+    if step == 0:
+        return 0, parameters.kept(parameters.initial())
+    step, kept, _ = _load_kept(workdir, settings, parameters, step)
+    return step, kept
+
+
+def _load_kept(
+    workdir: Path, settings: RunSettings, parameters: Parameters, step: int | None
+) -> tuple[int, Params, str | None]:
+    """Loads what a snapshot holds of the parameters, and the digest of what it omits."""
     kept = {"params": parameters.kept(parameters.abstract)}
     try:
         step, part, metadata = load_part(Workdir(workdir).snapshots, step, kept)
@@ -128,8 +160,7 @@ def load_policy(
             f" config.checkpoint.every_steps={settings.checkpoint.every_steps} trainer steps (0"
             " for none), and when it ends or is stopped."
         ) from error
-    params = parameters.completed(part["params"], metadata.get("base_digest"))
-    return step, lora.merge(model, params) if model.lora else params
+    return step, part["params"], metadata.get("base_digest")
 
 
 def policy_of_run(workdir: Path, layout: Layout, step: int | None) -> RunPolicy:

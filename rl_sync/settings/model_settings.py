@@ -29,6 +29,14 @@ from rl_sync.tasks.pictures.tile_processor import SquareTiles, TileProcessor
 class LoraSettings:
     """`config.model.lora`."""
 
+    path: str | None = setting(
+        None,
+        "Directory of PEFT, with adapter_config.json, or a hub name in the local cache: the"
+        " adapters that the run begins with, also as its reference. It says rank, alpha and"
+        " targets. Its dropout is not applied.",
+        implied="new adapters, which change nothing",
+        is_path=True,
+    )
     rank: int = setting(
         0,
         "Rank of the adapters, which are then all that is trained and published; 0 to train all"
@@ -36,12 +44,16 @@ class LoraSettings:
         least=0,
     )
     alpha: float = setting(
-        32.0, "Numerator of the adapters' scale; their rank is the denominator.", above=0
+        32.0,
+        "Numerator of the adapters' scale; their rank is the denominator.",
+        above=0,
+        implied="32, or that of the adapters at `path`",
     )
     targets: str | None = setting(
         None,
         "Projections that get an adapter, separated by commas, of q, k, v, o, gate, up and down.",
-        implied="all of them; with a mixture of experts q, k, v and o",
+        implied="all of them; with a mixture of experts q, k, v and o; or those of the adapters at"
+        " `path`",
     )
 
     def __post_init__(self) -> None:

@@ -436,6 +436,10 @@ RULES: dict[str, Rule] = {
         f"environment.evaluation_opponent={s.environment.evaluation_opponent} changes with"
         " training, so success against it says nothing: use a scripted player, such as random.",
     ),
+    "model.lora.path, model.path": lambda s: require(
+        s.model.lora.path is None or s.model.path is not None,
+        f"model.lora.path={s.model.lora.path!r} adapts a checkpoint: set model.path to it.",
+    ),
     "model.lora.targets": lambda s: Lora(1, 1.0, s.model.lora.projections()),
     "algorithm.correction": _corrections,
     "rollout.stop_ids": lambda s: require(

@@ -17,7 +17,7 @@ from rl_sync.models.huggingface.reading import load_config
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of
 from rl_sync.roles.checkpoint_frame import frame_of
-from rl_sync.roles.policy_export import export
+from rl_sync.roles.policy_export import export, export_adapters
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
@@ -44,7 +44,8 @@ def config_of(
     """The config of a small run."""
     config = {**tiny.get_config().to_dict(), "workdir": str(workdir)}
     for name, value in model.items():
-        config["model"][name] = {**config["model"][name], **value} if name == "vision" else value
+        is_section = isinstance(value, dict)
+        config["model"][name] = {**config["model"][name], **value} if is_section else value
     config["task"] |= task or {}
     config["tokenizer"]["path"] = None if tokenizer is None else str(tokenizer)
     return config
@@ -150,6 +151,36 @@ def test_adapters_are_exported_merged_into_what_they_adapt(tmp_path):
     query = attention["qkv"][layer, :, :, :-2].reshape(-1, K * (queries - 2) * H) + scale * change
     name = f"model.layers.{layer}.self_attn.q_proj.weight"
     np.testing.assert_allclose(written[name], query.T, atol=1e-6)
+
+
+def test_adapters_alone_are_written_for_peft_and_read_again(tmp_path):
+    adapters = {"rank": 2, "alpha": 3.0, "targets": "q,down"}
+    settings, _, params = run_in(tmp_path / "run", path=str(CHECKPOINT), lora=adapters)
+    assert export_adapters(tmp_path / "run", tmp_path / "out", None) == 2
+    stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    down, up = (
+        stored[f"base_model.model.model.layers.1.self_attn.q_proj.lora_{half}.weight"]
+        for half in "AB"
+    )
+    ours = params["blocks"]["attention"]["qkv_lora"]
+    np.testing.assert_array_equal(down, ours["q_a"][1].T)
+    np.testing.assert_array_equal(up, ours["q_b"][1].reshape(2, -1).T)
+    values = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert values["base_model_name_or_path"] == str(CHECKPOINT)
+    assert (values["r"], values["lora_alpha"]) == (2, 3)
+    config = {**settings.resolved(), "model": {**settings.resolved()["model"]}}
+    config["model"]["lora"] = {"path": str(tmp_path / "out"), "rank": 0, "alpha": None}
+    config["model"]["lora"]["targets"] = None
+    again = read_settings(config)
+    assert again.model.lora.lora() == settings.model.lora.lora()
+    begun = parameters_of(again, wiring.load_task(again), layout()).initial()
+    jax.tree.map(np.testing.assert_array_equal, begun, params)
+
+
+def test_a_run_without_adapters_of_a_checkpoint_has_none_to_export(tmp_path):
+    run_in(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"no adapters that PEFT could load.*without --adapter"):
+        export_adapters(tmp_path / "run", tmp_path / "out", None)
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ import copy
 import importlib.util
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ def test_a_text_of_the_word_none_on_the_command_line_is_none():
     assert settings.tokenizer.system is None
 
 
+ADAPTERS = Path(__file__).resolve().parents[1] / "data" / "adapters" / "plain"
 CONFIG = config_with(base.get_config())
 ENTRIES = [entry for section in sections(RunSettings) for entry in section.entries]
 NAMES = {entry.name for entry in ENTRIES} | {section.name for section in sections(RunSettings)}
@@ -161,6 +163,9 @@ EXAMPLES = {
     ],
     "environment.evaluation_opponent": [
         ({"environment__evaluation_opponent": "self"}, "=self changes with training"),
+    ],
+    "model.lora.path, model.path": [
+        ({"model__lora__path": str(ADAPTERS)}, "adapts a checkpoint: set model.path"),
     ],
     "model.lora.targets": [
         ({"model__lora__targets": "q,zz"}, "model.lora.targets='zz' is not one of q, k"),

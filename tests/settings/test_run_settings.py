@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.configs import base
+from rl_sync.models.config import Lora
 from rl_sync.roles import wiring
 from rl_sync.roles.replay_tables import replay_tables
 from rl_sync.settings.config_reading import read_settings
@@ -16,6 +18,8 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.curriculum import PromptPool
 from rl_sync.workdir import Workdir
 from tests.settings.changed import config_with, settings_with
+
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 def test_unknown_missing_and_mistyped_settings_are_named():
@@ -168,3 +172,36 @@ def test_weights_go_to_the_work_directory_or_to_one_of_the_runs_name():
     for place in ("/shared", "/shared/", "gs://bucket", "gs://bucket/"):
         settings = settings_with(sync__transfer="checkpoint", sync__directory=place)
         assert settings.weights_directory(workdir) == f"{place.rstrip('/')}/mine"
+
+
+def test_adapters_of_peft_say_their_rank_alpha_and_targets(subtests):
+    given = {"model__path": str(DATA / "models/qwen2"), "optimizer__learning_rate": None}
+    for name, wanted in (
+        ("plain", Lora(4, 6.0, ("q", "down"))),
+        ("all_linear", Lora(2, 16.0)),
+        ("patterns", Lora(6, 4 * 6 / 4**0.5, ("k", "o", "gate", "up"))),
+    ):
+        with subtests.test(name=name):
+            path = str(DATA / "adapters" / name)
+            settings = settings_with(model__lora__path=path, **given)
+            assert settings.model.lora.lora() == wanted
+            assert settings.optimizer.learning_rate == 2e-4
+            assert read_settings(settings.resolved()).model == settings.model
+    path = str(DATA / "adapters/plain")
+    same = settings_with(model__lora__path=path, model__lora__targets="down, q", **given)
+    assert same.model.lora.lora() == Lora(4, 6.0, ("q", "down"))
+    for name, value, wanted in (
+        ("rank", 8, "4"),
+        ("alpha", 32.0, "6.0"),
+        ("targets", "q", "q,down"),
+    ):
+        with subtests.test(name=name):
+            message = (
+                rf"lora.{name}={value} is not that of .*set --config.model.lora.{name}={wanted}"
+            )
+            with pytest.raises(ConfigError, match=message):
+                settings_with(model__lora__path=path, **{f"model__lora__{name}": value}, **given)
+    with pytest.raises(
+        ConfigError, match=r"config\.model\.lora\.path='no/such': 'no/such' is neither"
+    ):
+        settings_with(model__lora__path="no/such", **given)

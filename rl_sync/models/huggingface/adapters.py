@@ -26,7 +26,9 @@ import numpy as np
 
 from rl_sync.models.config import Lora, LoraTarget, ModelConfig
 from rl_sync.models.huggingface import files
-from rl_sync.models.huggingface.reading import TensorFiles
+from rl_sync.models.huggingface.names import Naming
+from rl_sync.models.huggingface.reading import TensorFiles, read_values
+from rl_sync.models.huggingface.vision_families import VISION_FAMILIES
 from rl_sync.models.huggingface.writing import new_directory, write_json
 from rl_sync.types import Params
 
@@ -228,7 +230,7 @@ def write_adapters(
       config: a config with `lora`.
       adapters: `blocks` of the adapters, arrays that this process can address completely.
       base: checkpoint of the model that they adapt, a directory or a name.
-      prefix: name prefix of the model's tensors, such as `model.`.
+      prefix: name prefix of the model's modules; see `module_prefix`.
       dtype: dtype of the tensors.
 
     Raises:
@@ -256,11 +258,20 @@ def _module(target: LoraTarget) -> str:
     return f"{'self_attn' if _PLACES[target][0] == 'attention' else 'mlp'}.{target}_proj"
 
 
+def module_prefix(base: Path) -> str:
+    """Returns the name prefix that transformers 5 gives to the language model's modules."""
+    family = VISION_FAMILIES.get(str(read_values(base).get("model_type")))
+    if family is None:
+        return Naming().prefix
+    # Some tensors have names of before transformers 4.52 in files, and others in the model.
+    return re.sub(r"^language_model\.model\.", "model.language_model.", family.prefix)
+
+
 def _config_values(config: ModelConfig, base: str, prefix: str) -> dict[str, Any]:
     lora = config.lora
     assert lora is not None, "there are adapters"
     modules: list[str] | str = [f"{name}_proj" for name in lora.targets]
-    if config.vision is not None:  # Its tower has projections of the same names.
+    if prefix != Naming().prefix:  # A vision tower has projections of the same names.
         modules = rf"{re.escape(prefix)}layers\.\d+\.\w+\.({'|'.join(lora.targets)})_proj"
     return {
         "peft_type": "LORA",
