@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rl_sync.learning import learning_rates
 from rl_sync.plan.forecast import Durations, ForecastSpan, forecast
 from rl_sync.plan.weights_text import describe_travel
 from rl_sync.schedule import MODES, SyncSchedule
@@ -15,6 +16,7 @@ _DRAWN_STEPS = 6
 _COLUMNS = 220
 _HIGH_RATE = 1e-4  # Above it, SFT steps on all weights of a checkpoint get a warning.
 _HIGH_ADAPTER_RATE = 1e-3
+_LOW_SHARE = 0.02  # Of the usual rate of adapters; below it, they get a warning.
 
 
 def describe(settings: RunSettings) -> str:
@@ -91,7 +93,7 @@ def _warnings(settings: RunSettings) -> list[str]:
             " sft.steps=0): hardly any completion will earn a reward. Give a checkpoint, or"
             " SFT steps on the task's demonstrations, such as --config.sft.steps=400."
         ]
-    return _high_rate(settings)
+    return [*_high_rate(settings), *_low_rate(settings)]
 
 
 def _high_rate(settings: RunSettings) -> list[str]:
@@ -104,6 +106,17 @@ def _high_rate(settings: RunSettings) -> list[str]:
         f"WARNING: the checkpoint of model.path is trained on the task's demonstrations for"
         f" {_count(steps, 'step')} at sft.learning_rate={rate:g}, which overwrites"
         f" what it has learned: a rate of at most {limit:g} is usual, or sft.steps=0."
+    ]
+
+
+def _low_rate(settings: RunSettings) -> list[str]:
+    """Warns of adapters that are trained at the rate of a whole model."""
+    rate, usual = settings.optimizer.learning_rate, learning_rates.RL.adapters
+    if not settings.model.lora.rank or not 0 < rate < _LOW_SHARE * usual:
+        return []
+    return [
+        f"WARNING: adapters are trained at optimizer.learning_rate={rate:g}, at which they learn"
+        f" next to nothing: {usual:g} is usual."
     ]
 
 

@@ -60,8 +60,9 @@ def translated(
             f" {label}({', '.join(_OF_VERL)}), or for rl_sync, as {label}(rows, completions)."
         )
     is_async = inspect.iscoroutinefunction(_called(reward))
+    kind: Callable[..., Callable[..., Any]]
     if "solution_str" in parameters:
-        kind: type[_Foreign] = _AsyncVerlReward if is_async else _VerlReward
+        kind = _AsyncVerlReward if is_async else _VerlReward
     else:
         kind = _AsyncTrlReward if is_async else _TrlReward
         needed = [name for name in _required(parameters, options) if name in _OF_TRL_ALONE]

@@ -9,7 +9,9 @@ import pytest
 from rl_sync.configs import base
 from rl_sync.launcher import command_line, config_file
 from rl_sync.launcher.processes import run_directory
+from rl_sync.plan.schedule_text import describe
 from tests.launcher.command import ROOT
+from tests.settings.changed import settings_with
 
 CHECKPOINT = str(ROOT / "tests/data/models/qwen2")
 FROM_SCRATCH = {
@@ -86,6 +88,15 @@ def test_one_rule_gives_the_learning_rate_of_a_checkpoint_in_all_configs(subtest
                 assert optimizer.learning_rate == rate
                 config.optimizer.learning_rate = 0.5
                 assert run_directory.settings_of(config.to_dict()).optimizer.learning_rate == 0.5
+
+
+def test_adapters_at_the_rate_of_a_whole_model_get_a_warning():
+    given = {"model__path": CHECKPOINT, "model__lora__rank": 8}
+    for rate, is_low in ((1e-6, True), (1e-5, False), (2e-4, False), (0.0, False)):
+        text = describe(settings_with(**given, optimizer__learning_rate=rate))
+        assert ("learn next to nothing: 0.0002 is usual" in text) == is_low
+    whole = settings_with(model__path=CHECKPOINT, optimizer__learning_rate=1e-6)
+    assert "WARNING" not in describe(whole)
 
 
 def test_a_config_that_python_has_changed_is_read_with_what_follows(tmp_path):

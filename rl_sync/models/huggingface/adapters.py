@@ -125,7 +125,8 @@ def read_adapters(directory: Path) -> StoredAdapters:
             )
         key = (int(found["layer"]), cast(LoraTarget, found["target"]))
         prefixes.add(found["prefix"])
-        halves.setdefault(key, {})[found["half"]] = tensors.shape(name)["AB".index(found["half"])]
+        shape = (*tensors.shape(name), 0, 0)  # A damaged file may have fewer dimensions.
+        halves.setdefault(key, {})[found["half"]] = shape["AB".index(found["half"])]
         names[key] = found["module"].removeprefix(_WRAPPER)
     modules = {}
     for key, ranks in halves.items():
