@@ -20,6 +20,7 @@ def load(
     chat: str = "auto",
     system: str | None = None,
     tokenizer: str | Path | None = None,
+    thoughts: str | None = None,
     **fields: Any,
 ) -> Task:
     """Loads a task; `dataset__path` stands for task.dataset.path."""
@@ -29,7 +30,7 @@ def load(
         (config[section] if section else config)[field] = value
     path = None if tokenizer is None else str(tokenizer)
     task = build(TaskConfig, config.to_dict(), "config.task")
-    return load_task(task, TokenizerConfig(path, chat, system), seed)
+    return load_task(task, TokenizerConfig(path, chat, system, thoughts=thoughts), seed)
 
 
 def dataset(path: str | Path, seed: int = 0, **fields: Any) -> Task:

@@ -7,8 +7,9 @@ import pytest
 from rl_sync.tasks import task_catalog
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
+from rl_sync.thoughts import KNOWN
 from rl_sync.types import Prompt
-from tests.tasks.loading import dataset, write_lines
+from tests.tasks.loading import TOKENIZER, dataset, load, write_lines
 
 _LOAD = """
 import sys
@@ -66,3 +67,17 @@ def test_every_section_of_a_task_has_a_loader():
     names = {field.name for field in dataclasses.fields(task_catalog.TaskSections)}
     assert names == task_catalog.TASKS.keys()
     assert {"arithmetic", "worked", "jsonl", "dataset"} <= names
+
+
+def test_every_tokenizer_knows_the_marks_of_thoughts(tmp_path):
+    rows = [{"prompt": f"{i}+0=", "answer": str(i)} for i in range(9)]
+    path = str(write_lines(tmp_path / "rows.jsonl", rows))
+    of_file = {"name": "jsonl", "jsonl__path": path}
+    pretrained = {**of_file, "tokenizer": TOKENIZER, "max_completion_tokens": 8}
+    for fields in ({"name": "arithmetic"}, of_file, pretrained):
+        assert load(**fields).tokenizer.thoughts == KNOWN
+        assert load(**fields, thoughts="none").tokenizer.thoughts == ()
+        first, *_ = load(**fields, thoughts="<a> </a>").tokenizer.thoughts
+        assert (first.opens, first.closes) == ("<a>", "</a>")
+    with pytest.raises(ValueError, match=r"tokenizer\.thoughts='<a>' must be the two different"):
+        load(name="arithmetic", thoughts="<a>")
