@@ -29,7 +29,7 @@ _PLACEHOLDERS = {
     "COMMAND": "plan",
     "$SLURM_ARRAY_TASK_ID": "0",
 }
-_CHECKPOINT = "tests/data/models/qwen2"
+_CHECKPOINT, _ADAPTERS = "tests/data/models/qwen2", "tests/data/adapters/plain"
 
 
 class Example(NamedTuple):
@@ -142,4 +142,6 @@ def _with_value(word: str) -> str:
         value = _PLACEHOLDERS["CONFIG"]
     if name == "--config.model.path":
         value = _CHECKPOINT if value in ("DIRECTORY", "smollm2") or "Qwen/" in value else value
+    if name == "--config.model.lora.path" and value == "DIRECTORY":
+        value = _ADAPTERS
     return f"{name}{equals}{value}"
