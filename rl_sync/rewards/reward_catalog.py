@@ -183,9 +183,24 @@ def imports_little(expression: str) -> bool:
 
 
 def reads_answer(expression: str) -> bool:
-    """Says whether a term of an expression may read the row's answer; a user's own reward may."""
-    kinds = [REWARDS.get(term.name) for term in _terms(expression)]
-    return any(kind is None or kind.reads_answer for kind in kinds)
+    """Says whether a term of an expression may read the row's answer.
+
+    A user's own reward may. One of TRL or verl checks the fields that it takes itself; see
+    `rl_sync.rewards.other_trainers`.
+    """
+    return any(map(_reads_answer, _terms(expression)))
+
+
+def _reads_answer(term: Term) -> bool:
+    if (kind := REWARDS.get(term.name)) is not None:
+        return kind.reads_answer
+    if not is_reference(term.name):
+        return True
+    try:
+        found = resolve(term.name)
+    except ValueError:
+        return False  # It is refused where it is made.
+    return inspect.isclass(found) or not is_foreign(found)
 
 
 def may_vote(expression: str) -> bool:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from rl_sync.rewards.judgement import MESSAGES, ONE_MESSAGE, Completion, Judgement
+from rl_sync.rewards.reward_catalog import reads_answer
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 
 HERE = "tests.rewards.test_other_trainers"
@@ -142,6 +143,12 @@ def test_the_numbers_beside_a_score_are_components_and_pred_is_the_answer():
     found = judged(detailed, "5", answer="5")
     assert found == Judgement(0.25, "", {"detailed": 0.25, "detailed/acc": 1.0}, "5")
     assert "without 'score', with acc" in judged(scoreless, "5", answer="5").why
+
+
+def test_a_reward_of_another_trainer_says_itself_which_fields_it_needs():
+    assert not reads_answer(f"{HERE}:boxed + {HERE}:compute_score + format(tags='a')")
+    assert reads_answer("tests.rewards.own:tokens")
+    assert reads_answer(f"{HERE}:boxed + exact")
 
 
 def test_what_a_reward_of_another_trainer_lacks_is_said_before_a_run(subtests):
