@@ -219,16 +219,6 @@ PUBLIC = {
         {"template": "Reach {target}.", "answer": "target"},
         ("Reach 98.", "98"),
     ),
-    "SlimOrca": (
-        {
-            "conversations": [
-                {"from": "human", "value": "1+1?", "weight": 0.0},
-                {"from": "gpt", "value": "2", "weight": 1.0},
-            ]
-        },
-        {"format": "messages"},
-        ("1+1?", "2"),
-    ),
     "DeepScaleR": (
         {"problem": "1+1?", "answer": "2", "solution": "It is 2."},
         {"prompt": "problem", "demonstration": "solution"},
