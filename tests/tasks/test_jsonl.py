@@ -206,7 +206,9 @@ def test_a_row_needs_no_answer_where_no_reward_reads_it(tmp_path, reward, held_o
     assert {one.text for one in task.demonstrations} <= {"board 4"}
 
 
-@pytest.mark.parametrize("reward", [None, "exact", "environment + 0.1 * math", "tests.rewards.own:tokens"])
+@pytest.mark.parametrize(
+    "reward", [None, "exact", "environment + 0.1 * math", "tests.rewards.own:tokens"]
+)
 def test_a_row_needs_an_answer_where_a_reward_may_read_it(tmp_path, reward):
     more = {} if reward is None else {"reward": reward}
     rows = [*_rows(8), {"prompt": "board"}]
