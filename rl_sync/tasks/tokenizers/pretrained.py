@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rl_sync.models.huggingface.files import read_object
@@ -116,7 +115,7 @@ class PretrainedTokenizer:
     vocab_size: int
     pad_id: int
     eos_ids: tuple[int, ...]
-    arguments: Mapping[str, Any] = MappingProxyType({})
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     day: datetime.date | None = None
     thoughts: tuple[ThoughtMarks, ...] = KNOWN
 
