@@ -131,6 +131,7 @@ def test_games_of_textarena_are_played_to_their_end_beside_each_other(textarena)
     assert played[1] == played[0]
 
 
+@pytest.mark.gate
 def test_textarena_judges_moves_that_it_does_not_understand(textarena):
     textarena.begin(1)
     assert "invalid move" in text_of(textarena.step(1, "five"))

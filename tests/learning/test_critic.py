@@ -66,6 +66,7 @@ def test_neither_the_layout_nor_microbatches_change_a_step_with_a_head_on_the_po
     assert_close(state.critic.params, other.critic.params, atol=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.samples(gate=("own",))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they_make(kind):

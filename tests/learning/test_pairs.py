@@ -82,6 +82,7 @@ def test_neither_the_layout_nor_microbatches_change_the_loss():
     np.testing.assert_allclose([halves, loss_of(packed, [slice(None)])], whole, rtol=1e-6)
 
 
+@pytest.mark.samples("packed", gate=("padded",))
 @pytest.mark.parametrize("kind", ["padded", "packed"])
 def test_the_spread_of_scores_is_that_of_all_trajectories_and_0_if_they_are_equal(kind):
     rows = _batch(kind).rows

@@ -166,6 +166,7 @@ def test_an_episode_that_begins_again_drops_what_was_drawn_and_draws_anew():
     assert len(played.turn_rewards) == 1
 
 
+@pytest.mark.gate
 def test_a_reply_has_the_room_and_the_stop_strings_of_its_turn():
     script, decode = Script(), lambda ids: "".join(f"<{i}>" for i in ids)
     turns = [

@@ -31,6 +31,7 @@ from tests.rollout.turns import (
 pytestmark = pytest.mark.gate
 
 
+@pytest.mark.nightly
 @pytest.mark.samples("evictions")
 @pytest.mark.samples(gate=("refill", "evictions"))
 @pytest.mark.parametrize(

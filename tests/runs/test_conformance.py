@@ -160,7 +160,6 @@ APART = {
 # Each mode, each transfer, an environment, streaming, and a team of processes with Reverb.
 OF_README = {
     "synchronous",
-    "synchronous by checkpoint",
     "synchronous by server",
     "one step off-policy, episodes",
     "one step off-policy, in teams",

@@ -46,6 +46,7 @@ def replacements(run: RunRecord) -> dict[int, int]:
     return {lease["lease_id"]: lease["replacement"] for leases in leased for lease in leases}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags",
     [EXACT, pytest.param(ASYNCHRONOUS, marks=pytest.mark.nightly)],

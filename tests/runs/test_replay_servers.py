@@ -59,7 +59,7 @@ def by_hand(tmp_path):
         server.stop()
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_server_started_by_hand_serves_a_run_and_outlives_it(by_hand, runs):
     server = by_hand(18)
     with ReplayClient(server.address) as replay:

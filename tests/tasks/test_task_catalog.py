@@ -69,6 +69,7 @@ def test_every_section_of_a_task_has_a_loader():
     assert {"arithmetic", "worked", "jsonl", "dataset"} <= names
 
 
+@pytest.mark.gate
 def test_every_tokenizer_knows_the_marks_of_thoughts(tmp_path):
     rows = [{"prompt": f"{i}+0=", "answer": str(i)} for i in range(9)]
     path = str(write_lines(tmp_path / "rows.jsonl", rows))

@@ -99,7 +99,7 @@ def test_on_its_own_rollouts_the_policy_differs_from_its_behavior_by_nothing():
     assert np.isnan(metrics["ratio_p95_staleness_1"])
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_groups_of_equal_rewards_leave_the_policy_as_it_is_to_the_bit():
     """A sum of seven rewards of 99.9, divided by 7, is rounded in float32."""
     trainer, batch = trainer_of({"advantage": "grpo"}, group_size=7), batch_of((3, 4) * 7)
@@ -122,7 +122,7 @@ def test_steps_are_deterministic_to_the_bit():
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @pytest.mark.samples("packed-2", gate=("padded-2",))
 @pytest.mark.parametrize(("kind", "microbatch_rows"), [("padded", 2), ("packed", 0), ("packed", 2)])
 def test_neither_the_layout_nor_microbatches_change_a_step(kind, microbatch_rows):
