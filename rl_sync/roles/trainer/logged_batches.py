@@ -42,13 +42,15 @@ class LoggedBatches:
         self._log = log if session.leads else None
         self._point = point
         self._reader: BatchReader | None = None
+        # Leases that logged steps have consumed, and that the master may not know yet.
+        self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, "batches")
         self._written: Future[None] | None = None
 
     def next(self, step: int) -> Consumed:
         """See `GroupSource`."""
         if step <= self._point.logged:
-            return self._logged_batch(step) if self._session.leads else Consumed([], [])
+            return self._take_logged(step) if self._session.leads else Consumed([], [])
         if self._reader is None:
             self._reader = self._start_reader(step)
         return self._reader.next(step)
@@ -83,27 +85,22 @@ class LoggedBatches:
             last = self._log.read(step - 1) if self._log else None
             taken = self._log.read_taken(step) if self._log else []
             aside, uses = (last.aside, last.uses) if last else ([], {})
-            reader.go_on(step, [*aside, *taken], uses, self._over())
+            reader.go_on(step, [*aside, *taken], uses, self._over)
         return reader
 
-    def _logged_batch(self, step: int) -> Consumed:
+    def _take_logged(self, step: int) -> Consumed:
         entry = self._log.read(step) if self._log else None
         if entry is None:
             raise RunEndedError(
                 f"The logged batch of trainer step {step} is gone, or damaged. The same command"
                 " goes on from the newest snapshot."
             )
-        return entry.batch
-
-    def _over(self) -> set[int]:
-        """Returns the leases that logged steps have consumed, and that the master may not know."""
-        over: set[int] = set()
-        if self._session.leads:
-            for step in range(self._point.counted + 1, self._point.logged + 1):
-                batch = self._logged_batch(step)
-                over |= {*(group.lease_id for group in batch.groups), *batch.left_out}
-                over -= {*batch.kept}
-        return over
+        batch = entry.batch
+        # A snapshot of a later logged step deletes this batch, before the reader needs its leases.
+        if step > self._point.counted:
+            self._over |= {*(group.lease_id for group in batch.groups), *batch.left_out}
+            self._over -= {*batch.kept}
+        return batch
 
     def _keep(self, step: int, groups: list[Group]) -> None:
         """Writes groups that are taken from the buffer, which has them no more."""

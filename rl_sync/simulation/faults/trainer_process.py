@@ -274,7 +274,10 @@ class SimulatedTrainer(SimulatedProcess):
     def _take_batch(self, step: int) -> None:
         point = self._point
         if step <= point.logged:
-            self._batches[step] = self.world.disk.read(_log_name(step))[0].batch
+            batch = self._batches[step] = self.world.disk.read(_log_name(step))[0].batch
+            if step > point.counted:
+                self._over |= {group.lease_id for group in batch.groups}
+                self._over -= {*batch.kept}
             self._report(control.BatchTaken())
             return
         self._since = self.world.queue.now_secs
@@ -299,10 +302,7 @@ class SimulatedTrainer(SimulatedProcess):
 
         Only then it is known which groups are lost.
         """
-        disk, point = self.world.disk, self._point
-        for at in range(point.counted + 1, point.logged + 1):
-            batch = disk.read(_log_name(at))[0].batch
-            self._over |= {group.lease_id for group in batch.groups} - {*batch.kept}
+        disk = self.world.disk
         last = disk.read(_log_name(step - 1))
         aside = [*last[0].aside] if last else []
         uses = last[0].uses if last else {}

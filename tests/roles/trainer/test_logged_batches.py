@@ -114,6 +114,20 @@ def test_a_step_that_the_master_does_not_count_yet_has_its_logged_groups_too(tmp
     assert trainer.refused == {}
 
 
+def test_a_snapshot_of_a_logged_step_takes_no_batch_that_the_next_step_needs(tmp_path):
+    """The snapshot of step 2 deletes the batch of step 1, which the master does not count yet."""
+    trainer = Trainer(tmp_path, "asynchronous", [0, 1, 2, 3, 4, 5])
+    first = trainer.starts()
+    made = [leases(first.next(step)) for step in (1, 2)]
+    first.settle()
+    trainer.buffered = [100, 101, 102, 103, 104, 105]
+    second = trainer.goes_on(counted=0)
+    assert [leases(second.next(step)) for step in (1, 2)] == made
+    BatchLog(tmp_path).forget(1)
+    assert leases(second.next(3)) == [4, 5]
+    assert trainer.refused == {}, "groups of steps 1 and 2 are consumed"
+
+
 def test_groups_of_a_batch_that_was_not_whole_are_not_lost(tmp_path):
     """Under exact pulls groups may come early: they wait aside."""
     trainer = Trainer(tmp_path, "one_step_off_policy", [2, 0, 3])
