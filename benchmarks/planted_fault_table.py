@@ -121,7 +121,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "explorer-takes-newer-weights",
-        "rl_sync/roles/explorer/control.py",
+        "rl_sync/roles/explorer/life.py",
         "(version > grant.version and not grant.exactly)",
         "version > grant.version",
         "An explorer generates with newer weights where exactly one version is asked for.",

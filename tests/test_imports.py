@@ -30,8 +30,9 @@ LEAVES = {
 }
 ACTORS = {
     "roles/explorer/actor.py",
-    "roles/explorer/control.py",
+    "roles/explorer/commands.py",
     "roles/explorer/group_rows.py",
+    "roles/explorer/life.py",
     "roles/master/deadlines.py",
     "roles/master/events.py",
     "roles/master/group_admission.py",

@@ -1,6 +1,6 @@
-"""The explorer's loop: executes the commands of the explorer's control, and reports the events.
+"""The explorer's loop: executes the commands of the explorer's life, and sends it the events.
 
-It leases prompts, pulls weights, generates groups, and delivers them; `control` decides when.
+It leases prompts, pulls weights, generates groups, and delivers them; `life` decides when.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rl_sync.isolation.codec import Records
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluator import EvaluationSet, await_evaluations
-from rl_sync.roles.explorer import control
+from rl_sync.roles.explorer import commands
 from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState
-from rl_sync.roles.explorer.control import ExplorerControl, ExplorerEvent, transition
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.explorer.life import TRAINER, Commands, ExplorerLife, ExplorerPlan
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.types import Group, Params
 from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
@@ -60,7 +60,8 @@ class ExplorerLoop:
     sync_kind: SpanKind
     delivery: GroupDelivery
     examination: EvaluationSet
-    _control: ExplorerControl = dataclasses.field(init=False)
+    _life: ExplorerLife = dataclasses.field(init=False)
+    _commands: Commands[None] = dataclasses.field(init=False)
     _state: ExplorerState = dataclasses.field(init=False)
     _groups: list[Group] = dataclasses.field(default_factory=list)
     _deadline: Deadline = dataclasses.field(init=False)
@@ -82,77 +83,87 @@ class ExplorerLoop:
         ):
             self.explorer.compile(self.blank())
         settle()
-        self._control = ExplorerControl(
-            groups=self.explorer.groups,
-            in_parts=self.explorer.in_parts,
-            streams=self.explorer.streams,
-            swaps=self.session.settings.rollout.swap == "in_flight",
-            is_elastic=self.session.settings.is_elastic,
+        self._life = ExplorerLife(
+            ExplorerPlan(
+                groups=self.explorer.groups,
+                in_parts=self.explorer.in_parts,
+                streams=self.explorer.streams,
+                swaps=self.session.settings.rollout.swap == "in_flight",
+                is_elastic=self.session.settings.is_elastic,
+            )
         )
+        self._commands = self._life.commands()
         try:
             with self._span:
-                self._perform(control.Ready())
+                self._perform(None)
         except RunStoppedError:
             pass  # The master records our leases as dropped.
         finally:
             self.delivery.close()
 
-    def _perform(self, event: ExplorerEvent | None) -> None:
-        """Reports an event, and executes the commands that follow, until none reports another."""
-        while event is not None:
-            self._control, commands = transition(self._control, event)
-            for command in commands:
-                event = self._execute(command)
+    def _perform(self, event: commands.ExplorerEvent) -> None:
+        """Sends an event, and executes the commands that follow.
 
-    def _execute(self, command: control.ExplorerCommand) -> ExplorerEvent | None:
+        Returns at the end of the run, or at `GoOn`, where a part of a rollout goes on.
+        """
+        while True:
+            try:
+                command = self._commands.send(event)
+            except StopIteration:
+                return
+            if isinstance(command, commands.GoOn):
+                return
+            event = self._execute(command)
+
+    def _execute(self, command: commands.ExplorerCommand) -> commands.ExplorerEvent:
         match command:
-            case control.StartDeadline(what, whom):
+            case commands.StartDeadline(what, whom):
                 self._deadline = self.session.deadline(what, whom)
-            case control.CheckDeadline():
+            case commands.CheckDeadline():
                 self._deadline()
-            case control.RenewDeadline():
+            case commands.RenewDeadline():
                 self._deadline.renew()
-            case control.BeginWait(reason, version):
+            case commands.BeginWait(reason, version):
                 of_version = {} if version is None else {"version": version}
-                wait = {"reason": reason, "for_whom": control.TRAINER}
+                wait = {"reason": reason, "for_whom": TRAINER}
                 self._open(SpanKind.WAIT, **of_version, **wait)
-            case control.EndWait():
+            case commands.EndWait():
                 self._span.close()
-            case control.Pause(secs):
+            case commands.Pause(secs):
                 time.sleep(secs)
-            case control.CheckDelivery():
+            case commands.CheckDelivery():
                 self.session.agree("delivery", self.delivery.check)
-            case control.Look():
-                return control.Looked(*self.session.agree("look", lambda: self._look(command)))
-            case control.Ask():
+            case commands.Look():
+                return commands.Looked(*self.session.agree("look", lambda: self._look(command)))
+            case commands.Ask():
                 if not command.poll_secs:  # A request that waits is the one before, again.
                     self._request = request_number()
                 call = AskLease(self.number, **dataclasses.asdict(command), request=self._request)
                 answer, now = self.session.agree(
                     "grant", lambda: (self.session.call(call), time.monotonic())
                 )
-                return control.WorkAnswered(answer, now)
-            case control.AwaitVersion(version, poll_secs):
+                return commands.WorkAnswered(answer, now)
+            case commands.AwaitVersion(version, poll_secs):
                 found = self.session.agree("newest", lambda: self.puller.newest(version, poll_secs))
-                return control.NewestKnown(found)
-            case control.Pull():
+                return found
+            case commands.Pull():
                 self.session.spans.enter(SYNC)
                 return self._swap(command) if command.step is None else self._pull(command)
-            case control.TellFailure(why):
+            case commands.TellFailure(why):
                 _log.warning("A version did not arrive, and is asked for again: %s", why)
-            case control.GiveUp(why):
+            case commands.GiveUp(why):
                 raise WeightsTransferError(why) from self._failure
-            case control.BeginRollout(step):
+            case commands.BeginRollout(step):
                 self._begin(step)
-            case control.RollOut():
+            case commands.RollOut():
                 return self._roll_out(command)
-            case control.EndRollout():
+            case commands.EndRollout():
                 self._end()
-            case control.Deliver():
+            case commands.Deliver():
                 self.delivery.deliver(self._groups)
-            case control.Evaluate():
+            case commands.Evaluate():
                 return self._evaluate()
-            case control.AwaitMeasured():
+            case commands.AwaitMeasured():
                 await_evaluations(self.session)
         return None
 
@@ -161,12 +172,12 @@ class ExplorerLoop:
         span = self.session.spans.span(kind, **attributes)
         self._attributes = self._span.enter_context(span)
 
-    def _look(self, command: control.Look) -> list[Any]:
+    def _look(self, command: commands.Look) -> list[Any]:
         now, after = time.monotonic(), command.newest_after_secs
         asks = after is not None and now >= after
         return [now, self.at_hand(), self.puller.newest() if asks else None]
 
-    def _pull(self, command: control.Pull) -> ExplorerEvent:
+    def _pull(self, command: commands.Pull) -> commands.ExplorerEvent:
         """Receives the requested version; keeps unfinished groups."""
         since = command.since_secs
         started = self.session.spans.now() if since is None else since
@@ -174,17 +185,17 @@ class ExplorerLoop:
         try:
             version, params = self.puller.pull(**wanted, timeout_secs=_RECEIVE_POLL_SECS)
         except WeightsTimeoutError:
-            return control.PullLate(started)
+            return commands.NotPulled(started)
         except WeightsTransferError as error:
             self._failure = error
-            return control.PullFailed(started, str(error))
+            return commands.NotPulled(started, str(error))
         self._record_pull(started, version=version, step=command.step)
         self.session.facts["version"] = version
-        unfinished = () if self._control.version is None else self._state.unfinished
+        unfinished = () if self._life.version is None else self._state.unfinished
         self._state = ExplorerState(version, params, unfinished)
-        return control.Pulled(version)
+        return version
 
-    def _swap(self, command: control.Pull) -> ExplorerEvent:
+    def _swap(self, command: commands.Pull) -> commands.ExplorerEvent:
         """Receives newer weights for completions in flight."""
         started = self.session.spans.now()
         try:
@@ -192,10 +203,10 @@ class ExplorerLoop:
                 at_least=command.version, timeout_secs=_RECEIVE_POLL_SECS
             )
         except WeightsTimeoutError:
-            return control.PullLate(started)
+            return commands.NotPulled(started)
         self._record_pull(started, version=version)
         self._state = self._state._replace(version=version, params=params)
-        return control.Pulled(version)
+        return version
 
     def _record_pull(self, started: float, **attributes: Any) -> None:
         """Records a pull from when the weights could travel; the puller records a wait before."""
@@ -208,7 +219,7 @@ class ExplorerLoop:
         self._open(SpanKind.ROLLOUT, step=step, version=state.version, leases=[])
         self._attributes["resumed"] = len(state.unfinished)
 
-    def _roll_out(self, command: control.RollOut) -> ExplorerEvent:
+    def _roll_out(self, command: commands.RollOut) -> commands.ExplorerEvent:
         leases = [*command.leases]
         self._attributes["leases"] += [lease.lease_id for lease in leases]
         newer = self._newer if command.may_swap else None
@@ -218,12 +229,12 @@ class ExplorerLoop:
             raise _unusable(self.explorer.engine.version, error) from error
         except DifferentTaskError as error:
             raise RunEndedError(str(error)) from error
-        return control.RolledOut(len(self._groups), *self._in_flight())
+        return commands.RolledOut(len(self._groups), *self._in_flight())
 
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
         """Returns the weights to go on with, for completions in flight; None for the same."""
         self._state = state
-        self._perform(control.SwapPossible())
+        self._perform(commands.SwapPossible())
         return None if self._state.version == state.version else self._state
 
     def _in_flight(self) -> tuple[int, int | None]:
@@ -242,7 +253,7 @@ class ExplorerLoop:
         step, version = attributes["step"], self._state.version
         self.session.facts.update(step=step, version=version, tokens_per_sec=rate)
 
-    def _evaluate(self) -> ExplorerEvent:
+    def _evaluate(self) -> commands.ExplorerEvent:
         """Completes the held-out problems with the current weights; the master scores them."""
         version = self._state.version
         with self.session.spans.span(SpanKind.EVALUATION, step=version, version=version):
@@ -254,7 +265,7 @@ class ExplorerLoop:
                 raise _unusable(version, error) from error
             items = self.examination.written(completions)
             self.session.call(HandInEvaluation(f"after step {version}", version, Records(items)))
-        return control.EvaluationEnded(*self._in_flight())
+        return commands.RolledOut(0, *self._in_flight())
 
 
 def _unusable(version: int, error: NonFiniteLogitsError) -> RunEndedError:

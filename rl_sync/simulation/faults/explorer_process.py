@@ -1,14 +1,15 @@
-"""An explorer in the simulation: executes the commands of the explorer's control."""
+"""An explorer in the simulation: executes the commands of the explorer's life."""
 
 from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rl_sync.records.spans import SpanKind, sync_kind
-from rl_sync.roles.explorer import control
-from rl_sync.roles.explorer.control import ExplorerControl, transition
+from rl_sync.roles.explorer import commands, life
+from rl_sync.roles.explorer.life import Commands, ExplorerLife, ExplorerPlan
 from rl_sync.roles.master.events import ExplorersSeen, GroupsBuffered, LeaseGrant
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
@@ -49,13 +50,16 @@ class SimulatedExplorer(SimulatedProcess):
         run = self.world.run
         self._number = int(self.name.removeprefix("explorer"))
         self._chance = random.Random(f"{run.seed} {self.name} {self.life}")
-        self._control = ExplorerControl(
-            groups=run.groups,
-            in_parts=run.style == "stream",
-            streams=run.style == "stream",
-            swaps=run.swaps,
-            is_elastic=not run.is_joint,
+        self._commands = self.begin_life(
+            ExplorerPlan(
+                groups=run.groups,
+                in_parts=run.style == "stream",
+                streams=run.style == "stream",
+                swaps=run.swaps,
+                is_elastic=not run.is_joint,
+            )
         )
+        self._version: int | None = None
         self._weights: int | None = None
         self._held: HeldVersion | None = None
         self._in_flight: list[_InFlight] = []
@@ -71,11 +75,11 @@ class SimulatedExplorer(SimulatedProcess):
             self, self._number, links, self._take, self._late, lambda: self.world.end(self)
         )
         self._blocks = BlockReader(self)
-        self._wanted: control.Pull | None = None
+        self._wanted: commands.Pull | None = None
         self._beat()
         if run.fanout:
             self._blocks.join()
-        self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(control.Ready()))
+        self.after(self._chance.uniform(0.1, 1.0), self._proceed)
 
     def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Hands on blocks of weights."""
@@ -83,9 +87,9 @@ class SimulatedExplorer(SimulatedProcess):
         assert isinstance(request.message, FetchBlock), request.message
         self._blocks.hand_on(request, answer)
 
-    def transition(self, state: ExplorerControl, event: control.ExplorerEvent) -> control.Step:
-        """Decides what to do after an event."""
-        return transition(state, event)
+    def begin_life(self, plan: ExplorerPlan) -> Commands[None]:
+        """Begins what an explorer does."""
+        return ExplorerLife(plan).commands()
 
     @property
     def _now(self) -> float:
@@ -95,70 +99,82 @@ class SimulatedExplorer(SimulatedProcess):
         self.call(MASTER, ExplorersSeen({self._number: 0.0}), lambda _: None, "heartbeat")
         self.after(HEARTBEAT_SECS, self._beat)
 
-    def _report(self, event: control.ExplorerEvent) -> None:
-        self._control, commands = self.transition(self._control, event)
-        self._execute(commands)
-
-    def _execute(self, commands: tuple[control.ExplorerCommand, ...]) -> None:
-        """Executes commands in order; a pause delays the rest."""
-        for at, command in enumerate(commands):
+    def _proceed(self, event: commands.ExplorerEvent = None) -> None:
+        """Sends an event, and executes the commands that follow, up to one that takes time."""
+        is_done = True
+        while is_done:
+            command = self._commands.send(event)
             self.command(command)
-            if isinstance(command, control.Pause):
-                self.after(command.secs, functools.partial(self._execute, commands[at + 1 :]))
-                return
-            self._do(command)
+            is_done, event = self._execute(command), None
 
-    def _do(self, command: control.ExplorerCommand) -> None:
+    def _execute(self, command: commands.ExplorerCommand) -> bool:
+        """Executes a command; returns False if the next one follows later, or none."""
         match command:
-            case control.StartDeadline() | control.RenewDeadline():
+            case commands.Pause(secs):
+                self.after(secs, self._proceed)
+                return False
+            case commands.StartDeadline() | commands.RenewDeadline():
                 self._deadline = self._now + WAIT_SECS
-            case control.CheckDeadline():
+            case commands.CheckDeadline():
                 if self._deadline is None or self._now > self._deadline:
                     self.give_up("has waited too long")
-            case control.Look(newest_after_secs):
+            case commands.Look(newest_after_secs):
                 asks = newest_after_secs is not None and self._now >= newest_after_secs
                 newest = self._newest_at_hand() if asks else None
-                self.after(0.0, lambda: self._report(control.Looked(self._now, None, newest)))
-            case control.Ask():
+                self._end_after(0.0, lambda: commands.Looked(self._now, None, newest))
+                return False
+            case commands.Ask():
                 self.world.invariants.waits(self.name, "work", command.poll_secs)
                 self.call(MASTER, command, self._take_answer, poll_secs=command.poll_secs)
-            case control.AwaitVersion(version, poll_secs):
+                return False
+            case commands.AwaitVersion(version, poll_secs):
                 self.world.invariants.waits(self.name, f"version {version}", poll_secs)
                 self._await(version, self._now + poll_secs, poll_secs)
-            case control.BeginWait(reason):
+                return False
+            case commands.BeginWait(reason):
                 self._since, self._reason = self._now, reason
-            case control.EndWait():
-                wait = {"reason": self._reason, "for_whom": control.TRAINER}
+            case commands.EndWait():
+                wait = {"reason": self._reason, "for_whom": life.TRAINER}
                 self.world.span(self.name, SpanKind.WAIT, self._since, **wait)
-            case control.BeginRollout(step):
+            case commands.BeginRollout(step):
                 self._since, self._step, self._leases = self._now, step, list[int]()
-            case control.EndRollout():
+            case commands.EndRollout():
                 self.world.span(
                     self.name,
                     SpanKind.ROLLOUT,
                     self._since,
                     step=self._step,
-                    version=self._control.version,
+                    version=self._version,
                     leases=self._leases,
                 )
-            case control.Pull():
+            case commands.Pull():
                 self._since = self._now
                 self._pull(command)
-            case control.RollOut():
+                return False
+            case commands.RollOut():
                 self._roll_out(command)
-            case control.GoOn():
+                return False
+            case commands.GoOn():
                 self._roll_on()
-            case control.Deliver():
+                return False
+            case commands.Deliver():
                 self._deliveries += self._whole
                 self._deliver()
-            case control.Evaluate():
+            case commands.Evaluate():
                 self._in_flight = [one._replace(parts=1) for one in self._in_flight]
-                done = control.EvaluationEnded(len(self._in_flight), self._room())
-                self.after(self._chance.uniform(0.1, 1.0), lambda: self._report(done))
-            case control.GiveUp(why):
+                done = commands.RolledOut(0, len(self._in_flight), self._room())
+                self._end_after(self._chance.uniform(0.1, 1.0), lambda: done)
+                return False
+            case commands.GiveUp(why):
                 self.give_up(why)
-            case control.LeaveRun():
+            case commands.LeaveRun():
                 self.world.end(self)
+                return False
+        return True
+
+    def _end_after(self, secs: float, event: Callable[[], commands.ExplorerEvent]) -> None:
+        """Ends a command after a time, with the event of that time."""
+        self.after(secs, lambda: self._proceed(event()))
 
     # Weights.
 
@@ -174,17 +190,17 @@ class SimulatedExplorer(SimulatedProcess):
             self.call(
                 MASTER,
                 AskVersion(version),
-                lambda newest: self._report(control.NewestKnown(newest)),
+                self._proceed,
                 poll_secs=poll_secs,
             )
             return
         newest = self._newest_at_hand()
         if newest >= version or self._now >= until:
-            self.after(0.0, lambda: self._report(control.NewestKnown(newest)))
+            self.after(0.0, lambda: self._proceed(newest))
         else:
             self.after(0.2, functools.partial(self._await, version, until, poll_secs))
 
-    def _pull(self, command: control.Pull) -> None:
+    def _pull(self, command: commands.Pull) -> None:
         self._wanted = command
         if self.world.run.is_joint:
             self._meeting.pull(command.version, command.exactly)
@@ -203,7 +219,7 @@ class SimulatedExplorer(SimulatedProcess):
         else:
             self._blocks.fetch(offer, functools.partial(self._receive, self._pulling))
 
-    def _read(self, command: control.Pull) -> None:
+    def _read(self, command: commands.Pull) -> None:
         """Reads a version that is whole from the disk."""
         disk = self.world.disk
         found = {int(n.split("-")[1]): disk.read(n) for n in disk.names("weights-")}
@@ -220,14 +236,14 @@ class SimulatedExplorer(SimulatedProcess):
         target = HeldVersion("files", max(fitting), digest_of(weights))
         self._receive(command, Offer(target, (), weights))
 
-    def _receive(self, command: control.Pull, offer: Offer | None) -> None:
+    def _receive(self, command: commands.Pull, offer: Offer | None) -> None:
         if offer is None:
             self._late()
             return
         damaged = self.world.network.damages()
         self.accept(command, offer, None if damaged else applied(self._weights, offer))
 
-    def accept(self, command: control.Pull, offer: Offer, weights: int | None) -> None:
+    def accept(self, command: commands.Pull, offer: Offer, weights: int | None) -> None:
         """Takes weights if their digest is the right one, or asks for a full copy."""
         if weights is None:
             self._held = None
@@ -239,31 +255,32 @@ class SimulatedExplorer(SimulatedProcess):
 
     def _take(self, version: int, weights: int) -> None:
         command, self._weights = self._pulling, weights
+        self._version = version
         self.world.span(self.name, self._sync_kind, self._since, version=version, step=command.step)
-        self._report(control.Pulled(version))
+        self._proceed(version)
 
     @property
-    def _pulling(self) -> control.Pull:
+    def _pulling(self) -> commands.Pull:
         assert self._wanted is not None
         return self._wanted
 
     def _late(self) -> None:
         since = self._since if self._pulling.since_secs is None else self._pulling.since_secs
-        self.after(_RECEIVE_SECS, lambda: self._report(control.PullLate(since)))
+        self._end_after(_RECEIVE_SECS, lambda: commands.NotPulled(since))
 
     # Groups.
 
-    def _take_answer(self, answer: control.Answer) -> None:
+    def _take_answer(self, answer: commands.Answer) -> None:
         if isinstance(answer, LeaseGrant):
             self.world.invariants.granted(self.name, self.life, answer.leases)
-        self._report(control.WorkAnswered(answer, self._now))
+        self._proceed(commands.WorkAnswered(answer, self._now))
 
     def _room(self) -> int | None:
         run = self.world.run
         return run.groups - len(self._in_flight) if run.style == "stream" else None
 
-    def _roll_out(self, command: control.RollOut) -> None:
-        version, weights = self._control.version, self._weights
+    def _roll_out(self, command: commands.RollOut) -> None:
+        version, weights = self._version, self._weights
         self.world.invariants.decodes(self.name, version, weights)
         assert version is not None
         assert weights is not None
@@ -279,18 +296,18 @@ class SimulatedExplorer(SimulatedProcess):
 
     def _roll_on(self) -> None:
         """Generates a chunk; between two chunks newer weights may be taken."""
-        self.world.invariants.decodes(self.name, self._control.version, self._weights)
+        self.world.invariants.decodes(self.name, self._version, self._weights)
         secs = self._chance.uniform(0.1, 0.8)
         if self._swaps_left:
             self._swaps_left -= 1
-            self.after(secs, lambda: self._report(control.SwapPossible()))
+            self._end_after(secs, commands.SwapPossible)
         else:
             self.after(secs, self._end_part)
 
     def _end_part(self) -> None:
         self._in_flight = [one._replace(parts=one.parts - 1) for one in self._in_flight]
         self._collect()
-        self._report(control.RolledOut(len(self._whole), len(self._in_flight), self._room()))
+        self._proceed(commands.RolledOut(len(self._whole), len(self._in_flight), self._room()))
 
     def _collect(self) -> None:
         """Makes groups of those that have no parts left."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rl_sync.role_names import TRAINER
-from rl_sync.roles.explorer.control import Ask
+from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.master.events import (
     LEASE_EXPIRED,
     BatchTrained,

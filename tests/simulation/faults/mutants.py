@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from rl_sync.roles.explorer.control import Ask
+from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.master.events import GroupsRefused
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.joint_transfer import MeetingReset
@@ -107,12 +107,11 @@ class LostWakeUp(SimulatedTrainer):
 class WaitsForEver(SimulatedExplorer):
     """A request waits until it is answered, however long that takes."""
 
-    def transition(self, state, event):
-        state, commands = super().transition(state, event)
-        return state, tuple(
-            dataclasses.replace(one, poll_secs=math.inf) if isinstance(one, Ask) else one
-            for one in commands
-        )
+    def begin_life(self, plan):
+        right, event = super().begin_life(plan), None
+        while True:
+            one = right.send(event)
+            event = yield dataclasses.replace(one, poll_secs=math.inf) if type(one) is Ask else one
 
 
 class CountsFailedUpdate(SimulatedExplorer):
@@ -165,8 +164,8 @@ class KeepsRequestsOfTheDead(SimulatedMaster):
 class WaitsForGoneWeights(SimulatedExplorer):
     """Waits for a version that no process of its cluster has any more."""
 
-    def transition(self, state, event):
-        return super().transition(dataclasses.replace(state, is_elastic=True), event)
+    def begin_life(self, plan):
+        return super().begin_life(dataclasses.replace(plan, is_elastic=True))
 
 
 class TrustsRelays(BlockReader):

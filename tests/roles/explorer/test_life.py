@@ -1,10 +1,13 @@
-"""Decisions of the explorer's control, event by event."""
+"""Decisions of an explorer's life, event by event."""
+
+from typing import NamedTuple
 
 import pytest
 
-from rl_sync.roles.explorer import control
-from rl_sync.roles.explorer.control import (
+from rl_sync.roles.explorer import life
+from rl_sync.roles.explorer.commands import (
     Ask,
+    AwaitMeasured,
     AwaitVersion,
     BeginRollout,
     BeginWait,
@@ -14,19 +17,14 @@ from rl_sync.roles.explorer.control import (
     EndRollout,
     EndWait,
     Evaluate,
-    EvaluationEnded,
-    ExplorerControl,
+    GiveUp,
     GoOn,
     LeaveRun,
     Look,
     Looked,
-    NewestKnown,
+    NotPulled,
     Pause,
     Pull,
-    Pulled,
-    PullFailed,
-    PullLate,
-    Ready,
     RenewDeadline,
     RolledOut,
     RollOut,
@@ -34,16 +32,56 @@ from rl_sync.roles.explorer.control import (
     SwapPossible,
     TellFailure,
     WorkAnswered,
-    suits,
-    transition,
 )
+from rl_sync.roles.explorer.life import ExplorerLife, ExplorerPlan, suits
 from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.types import Lease, Prompt
 
-WHOLE = ExplorerControl(groups=2)
-PARTS = ExplorerControl(groups=2, in_parts=True)
-SWAPPING = ExplorerControl(groups=2, swaps=True)
-STREAMING = ExplorerControl(groups=2, in_parts=True, streams=True, swaps=True)
+WITH_EVENT = (Look, Ask, AwaitVersion, Pull, RollOut, GoOn, Evaluate, GiveUp, LeaveRun)
+"""Commands that end with an event, or the life."""
+
+
+class Story(NamedTuple):
+    """A life so far: its plan, and the events that it was sent."""
+
+    plan: ExplorerPlan
+    events: tuple = ()
+
+    @property
+    def version(self):
+        return lived(self)[0].version
+
+
+WHOLE = Story(ExplorerPlan(groups=2))
+PARTS = Story(ExplorerPlan(groups=2, in_parts=True))
+SWAPPING = Story(ExplorerPlan(groups=2, swaps=True))
+STREAMING = Story(ExplorerPlan(groups=2, in_parts=True, streams=True, swaps=True))
+ELASTIC = Story(ExplorerPlan(groups=2, is_elastic=True))
+
+
+def lived(story):
+    """Returns a life, and its commands since the last event."""
+    one = ExplorerLife(story.plan)
+    commands, made = one.commands(), []
+    for event in (None, *story.events):
+        made = [commands.send(event)]
+        while not isinstance(made[-1], WITH_EVENT):
+            made.append(next(commands))
+    return one, tuple(made)
+
+
+def take(story, *events):
+    """Continues a story; returns it, and the commands after the last event."""
+    story = story._replace(events=story.events + events)
+    return story, lived(story)[1]
+
+
+def newest(version):
+    return version
+
+
+def arrived(version):
+    return version
 
 
 def lease(lease_id):
@@ -54,36 +92,28 @@ def grant(version, *lease_ids, exactly=False):
     return LeaseGrant(1, version, exactly, [lease(one) for one in lease_ids])
 
 
-def take(state, *events):
-    """Applies events in turn; returns the last state and its commands."""
-    commands = ()
-    for event in events:
-        state, commands = transition(state, event)
-    return state, commands
-
-
 def answered(answer, now=0.0):
     return WorkAnswered(answer, now)
 
 
 def rolling(state, *lease_ids):
-    """A control in its first rollout, with weights of version 3."""
+    """A life in its first rollout, with weights of version 3."""
     told = answered(grant(3, *lease_ids or (7,)))
-    return take(state, Ready(), told, NewestKnown(3), Pulled(3))[0]
+    return take(state, told, newest(3), arrived(3))[0]
 
 
 def test_the_first_request_says_nothing_of_weights():
-    _, commands = take(WHOLE, Ready())
+    _, commands = take(WHOLE)
     assert commands[1:] == (CheckDelivery(), Ask())
     assert isinstance(commands[0], StartDeadline)
 
 
 def test_the_first_grant_is_pulled_for_and_rolled_out():
-    state, commands = take(WHOLE, Ready(), answered(grant(3, 7, exactly=True)))
+    state, commands = take(WHOLE, answered(grant(3, 7, exactly=True)))
     assert commands == (StartDeadline("the weights of version 3", "the trainer"), AwaitVersion(3))
-    state, commands = take(state, NewestKnown(3))
+    state, commands = take(state, newest(3))
     assert commands == (Pull(3, True, 1),)
-    state, commands = take(state, Pulled(3))
+    state, commands = take(state, arrived(3))
     assert commands == (BeginRollout(1), RollOut((lease(7),), may_swap=False))
 
 
@@ -106,8 +136,8 @@ def test_a_request_names_the_newest_weights_that_are_here(at_hand, version):
 
 
 def test_a_held_back_explorer_waits_at_the_master_until_it_has_work():
-    state, commands = take(WHOLE, Ready(), answered(HoldBack("synchronization", 4)))
-    again = (CheckDeadline(), CheckDelivery(), Ask(poll_secs=control.POLL_SECS))
+    state, commands = take(WHOLE, answered(HoldBack("synchronization", 4)))
+    again = (CheckDeadline(), CheckDelivery(), Ask(poll_secs=life.POLL_SECS))
     assert commands == (BeginWait("synchronization"), *again)
     state, commands = take(state, answered(HoldBack("synchronization", 4)))
     assert commands == again
@@ -116,13 +146,13 @@ def test_a_held_back_explorer_waits_at_the_master_until_it_has_work():
 
 
 def test_a_wait_for_another_reason_is_another_wait():
-    state, _ = take(WHOLE, Ready(), answered(HoldBack("the first weights", 4)))
+    state, _ = take(WHOLE, answered(HoldBack("the first weights", 4)))
     _, commands = take(state, answered(HoldBack("synchronization", 4)))
     assert commands[:3] == (EndWait(), BeginWait("synchronization"), CheckDeadline())
 
 
 def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on():
-    state, renewed = take(WHOLE, Ready())[0], []
+    state, renewed = take(WHOLE)[0], []
     for step in (None, 1, 1, 2, 2, 2):
         state, commands = take(state, answered(HoldBack("the first weights", step)))
         renewed.append(RenewDeadline() in commands)
@@ -130,37 +160,36 @@ def test_an_explorer_waits_for_a_long_sft_as_long_as_it_goes_on():
 
 
 def test_a_version_that_is_not_there_is_waited_for():
-    state, commands = take(WHOLE, Ready(), answered(grant(3, 7)), NewestKnown(-1))
-    poll = AwaitVersion(3, control.POLL_SECS)
+    state, commands = take(WHOLE, answered(grant(3, 7)), newest(-1))
+    poll = AwaitVersion(3, life.POLL_SECS)
     assert commands == (BeginWait("synchronization", 3), poll)
-    state, commands = take(state, NewestKnown(2))
-    assert commands == (CheckDeadline(), Pause(control.PAUSE_SECS), poll)
-    _, commands = take(state, NewestKnown(4))
+    state, commands = take(state, newest(2))
+    assert commands == (CheckDeadline(), Pause(life.PAUSE_SECS), poll)
+    _, commands = take(state, newest(4))
     assert commands == (EndWait(), Pull(3, False, 1))
 
 
 def test_a_late_pull_is_repeated_until_its_deadline_and_keeps_its_start():
-    state, _ = take(WHOLE, Ready(), answered(grant(3, 7)), NewestKnown(3))
-    _, commands = take(state, PullLate(since_secs=8.5))
+    state, _ = take(WHOLE, answered(grant(3, 7)), newest(3))
+    _, commands = take(state, NotPulled(8.5))
     assert commands == (CheckDeadline(), Pull(3, False, 1, since_secs=8.5))
 
 
 def test_a_pull_that_fails_is_repeated_if_the_trainer_is_started_again():
-    elastic = ExplorerControl(groups=2, is_elastic=True)
-    fetching = (Ready(), answered(grant(3, 7)), NewestKnown(3))
-    _, commands = take(elastic, *fetching, PullFailed(8.5, "the trainer is gone"))
+    fetching = (answered(grant(3, 7)), newest(3))
+    _, commands = take(ELASTIC, *fetching, NotPulled(8.5, "the trainer is gone"))
     assert commands == (
         TellFailure("the trainer is gone"),
         CheckDeadline(),
-        Pause(control.POLL_SECS),
+        Pause(life.POLL_SECS),
         Pull(3, False, 1, since_secs=8.5),
     )
-    _, commands = take(WHOLE, *fetching, PullFailed(8.5, "the trainer is gone"))
-    assert commands == (control.GiveUp("the trainer is gone"),)
+    _, commands = take(WHOLE, *fetching, NotPulled(8.5, "the trainer is gone"))
+    assert commands == (GiveUp("the trainer is gone"),)
 
 
 def test_an_explorer_of_a_cluster_gives_up_if_it_needs_weights_that_are_gone():
-    state = take(WHOLE, Ready(), answered(grant(3, 7, exactly=True)), NewestKnown(3), Pulled(3))[0]
+    state = take(WHOLE, answered(grant(3, 7, exactly=True)), newest(3), arrived(3))[0]
     state, _ = take(state, RolledOut(1, 0), Looked(0.0, None))
     _, commands = take(state, answered(grant(2, 8, exactly=True)))
     (given_up,) = commands
@@ -169,11 +198,10 @@ def test_an_explorer_of_a_cluster_gives_up_if_it_needs_weights_that_are_gone():
 
 
 def test_where_the_trainer_keeps_versions_an_older_one_is_pulled_again():
-    elastic = ExplorerControl(groups=2, is_elastic=True)
     told = answered(grant(3, 7, exactly=True))
-    state, _ = take(elastic, Ready(), told, NewestKnown(3), Pulled(3), RolledOut(1, 0))
+    state, _ = take(ELASTIC, told, newest(3), arrived(3), RolledOut(1, 0))
     state, _ = take(state, Looked(0.0, None), answered(grant(2, 8, exactly=True)))
-    _, commands = take(state, NewestKnown(3))
+    _, commands = take(state, newest(3))
     assert commands == (Pull(2, True, 1, None),)
 
 
@@ -188,11 +216,11 @@ def test_an_evaluation_is_of_the_weights_in_use_and_is_awaited_at_the_end():
         rolling(WHOLE), RolledOut(1, 1), Looked(1.0), answered(GrantEvaluation(3, 3))
     )
     assert commands == (Evaluate(),)
-    state, _ = take(state, EvaluationEnded(0))
-    _, commands = take(state, Looked(2.0))
+    state, _ = take(state, RolledOut(0, 0))
+    state, commands = take(state, Looked(2.0))
     assert commands[-1].unfinished == 0, "the evaluation has finished the groups in flight"
     _, commands = take(state, answered(Finish("the run ended")))
-    assert commands == (control.AwaitMeasured(), LeaveRun())
+    assert commands == (AwaitMeasured(), LeaveRun())
 
 
 def test_a_rollout_in_parts_goes_on_until_nothing_is_in_flight():
@@ -207,10 +235,10 @@ def test_newer_weights_are_taken_in_flight_but_not_looked_for_all_the_time():
     assert commands == (Look(0.0),)
     state, commands = take(state, Looked(5.0, newest=5))
     assert commands == (Pull(4, False, None),)
-    state, commands = take(state, Pulled(5))
+    state, commands = take(state, arrived(5))
     assert commands == (GoOn(),)
     state, commands = take(state, SwapPossible())
-    assert commands == (Look(5.0 + control.IN_FLIGHT_POLL_SECS),)
+    assert commands == (Look(5.0 + life.IN_FLIGHT_POLL_SECS),)
     state, commands = take(state, Looked(5.05, newest=None))
     assert commands == (GoOn(),)
     assert state.version == 5
@@ -218,9 +246,7 @@ def test_newer_weights_are_taken_in_flight_but_not_looked_for_all_the_time():
 
 
 def test_weights_that_were_withdrawn_are_gone_without():
-    state, commands = take(
-        rolling(SWAPPING), SwapPossible(), Looked(5.0, newest=5), PullLate(since_secs=5.0)
-    )
+    state, commands = take(rolling(SWAPPING), SwapPossible(), Looked(5.0, newest=5), NotPulled(5.0))
     assert (state.version, commands) == (3, (GoOn(),))
 
 
@@ -261,7 +287,7 @@ def test_a_grant_of_newer_weights_ends_a_streaming_rollout_and_is_taken_up():
     state, commands = take(state, answered(grant(4, 9)))
     assert commands[0] == EndRollout()
     assert commands[-1] == AwaitVersion(4)
-    _, commands = take(state, NewestKnown(4), Pulled(4))
+    _, commands = take(state, newest(4), arrived(4))
     assert commands == (BeginRollout(1), RollOut((lease(9),), may_swap=False))
 
 
@@ -269,7 +295,6 @@ def test_a_streaming_explorer_that_is_held_back_ends_its_rollout_and_asks_anew()
     state, _ = between_parts(unfinished=0, room=2)
     state, commands = take(state, answered(HoldBack("synchronization")))
     assert [type(one) for one in commands] == [EndRollout, StartDeadline, Look]
-    assert state.kept is None
 
 
 def test_a_streaming_rollout_ends_after_as_many_groups_as_fill_the_slots():
