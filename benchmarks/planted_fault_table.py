@@ -128,9 +128,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "trainer-publishes-before-log",
-        "rl_sync/roles/trainer/control.py",
-        "commands += [AwaitLog(), PublishVersion(step)]",
-        "commands += [PublishVersion(step), AwaitLog()]",
+        "rl_sync/roles/trainer/life.py",
+        "                yield AwaitLog()  # Before anybody sees what the batch has made.\n"
+        "                yield PublishVersion(step)",
+        "                yield PublishVersion(step)\n                yield AwaitLog()",
         "Weights are published before the batch that made them is logged.",
     ),
     Fault(

@@ -40,7 +40,8 @@ ACTORS = {
     "roles/master/state.py",
     "roles/master/transition.py",
     "roles/trainer/actor.py",
-    "roles/trainer/control.py",
+    "roles/trainer/commands.py",
+    "roles/trainer/life.py",
     "roles/trainer/origins.py",
     "roles/trainer/reward_trainer.py",
 }

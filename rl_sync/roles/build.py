@@ -39,7 +39,7 @@ from rl_sync.roles.program_list import SFT, TRAINING, Listed, explorer_programs,
 from rl_sync.roles.replay_tables import TABLE, check_replay
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
-from rl_sync.roles.trainer.control import StartingPoint
+from rl_sync.roles.trainer.commands import StartingPoint
 from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.roles.trainer.logged_batches import LoggedBatches

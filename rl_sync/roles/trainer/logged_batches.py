@@ -10,7 +10,7 @@ from rl_sync.checkpoints.batch_log import BatchLog, LoggedBatch
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.roles.trainer.batch_reader import BatchReader
-from rl_sync.roles.trainer.control import StartingPoint
+from rl_sync.roles.trainer.commands import StartingPoint
 from rl_sync.types import Consumed, Group
 
 MakeReader = Callable[[Callable[[int, list[Group]], None]], BatchReader]

@@ -1,12 +1,13 @@
-"""The trainer's loop: executes the commands of the trainer's control, and reports the events.
+"""The trainer's loop: executes the commands of the trainer's life.
 
-SFT, then take a batch, train, publish, step after step; `control` decides when.
+SFT, then take a batch, train, publish, step after step; `life` decides when.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,19 +23,19 @@ from rl_sync.records.chaos_windows import SYNC
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.evaluator import Measure, await_evaluations
 from rl_sync.roles.parameters import Parameters
-from rl_sync.roles.trainer import control
+from rl_sync.roles.trainer import commands
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.batch_reader import GroupSource
 from rl_sync.roles.trainer.batch_shares import BatchPlacer
-from rl_sync.roles.trainer.compiled_steps import CompiledSteps
-from rl_sync.roles.trainer.control import (
+from rl_sync.roles.trainer.commands import (
+    OthersFailedError,
     StartingPoint,
+    StopAskedError,
     TrainerCommand,
-    TrainerControl,
-    TrainerEvent,
-    TrainerPlan,
-    transition,
+    TrainStep,
 )
+from rl_sync.roles.trainer.compiled_steps import CompiledSteps
+from rl_sync.roles.trainer.life import TrainerLife, TrainerPlan
 from rl_sync.roles.trainer.published_digests import PublishedDigests
 from rl_sync.roles.trainer.restoring import StateRestorer
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
@@ -92,7 +93,7 @@ class TrainerLoop:
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
-    _control: TrainerControl = dataclasses.field(init=False)
+    _life: TrainerLife = dataclasses.field(init=False)
     _restorer: StateRestorer = dataclasses.field(init=False)
     _steps: CompiledSteps = dataclasses.field(init=False)
     _state: TrainState = dataclasses.field(init=False)
@@ -126,14 +127,12 @@ class TrainerLoop:
             ),
             saves_evaluated=settings.checkpoint.best is not None,
         )
-        self._control = TrainerControl(plan)
         self._restorer = StateRestorer(
             self.session, self.snapshots, self.snapshots.log, self._moment
         )
         self._prepare()
-        event: TrainerEvent | None = self._restorer.look()
-        while event is not None:
-            event = self._perform(event)
+        self._life = TrainerLife(plan, self._restorer.look())
+        self._perform()
         if self._failure is not None:
             raise self._failure
         if self._end is not None:
@@ -155,100 +154,99 @@ class TrainerLoop:
         # Mixed rows almost never form the largest batch.
         return [] if self.batching.kind in MIXED else [self.batching.largest()]
 
-    def _perform(self, event: TrainerEvent) -> TrainerEvent | None:
-        """Reports an event, and executes the commands that follow; returns the next event."""
-        self._control, commands = transition(self._control, event)
-        following: TrainerEvent | None = None
-        for command in commands:
+    def _perform(self) -> None:
+        """Executes all commands, and says which of them met a stop, or the failure of others."""
+        life = self._life.commands()
+        following: Callable[[], TrainerCommand] = functools.partial(life.send, None)
+        while True:
             try:
-                following = self._execute(command)
+                command = following()
+            except StopIteration:
+                return
+            try:
+                following = functools.partial(life.send, self._execute(command))
             except RunStoppedError as error:
-                if self._control.is_ending:
+                if self._life.is_ending:
                     raise
-                return control.StopAsked(str(error))
+                following = functools.partial(life.throw, StopAskedError(str(error)))
             except _OF_OTHERS as error:
                 # A step that fails has already donated the state.
-                if self._control.is_ending or isinstance(command, control.TrainStep):
+                if self._life.is_ending or isinstance(command, TrainStep):
                     raise
                 if self._failure is not None:
                     raise self._failure from error
                 _log.error("The trainer cannot continue, and saves its state: %s", error)
                 self._failure = error
-                return control.OthersFailed()
-        return following
+                following = functools.partial(life.throw, OthersFailedError())
 
-    def _execute(self, command: TrainerCommand) -> TrainerEvent | None:
+    def _execute(self, command: TrainerCommand) -> int | None:
         match command:
-            case control.Initialize():
+            case commands.Initialize():
                 initial = self.parameters.initial
-                goes_on = self._control.known is not None
+                goes_on = self._life.found.known is not None
                 state = self.sft.run(lambda: self.trainer.start(initial()), goes_on)
                 return self._restored(self.trainer.begin(state))
-            case control.RestoreNewest():
+            case commands.RestoreNewest():
                 return self._restored(self._restorer.newest())
-            case control.Restore(step):
+            case commands.Restore(step):
                 saved = self._restorer.saved(step)
-                return control.Damaged() if saved is None else self._restored(saved)
-            case control.AbandonRun(counted):
+                return None if saved is None else self._restored(saved)
+            case commands.AbandonRun(counted):
                 raise RunEndedError(
                     "The trainer cannot go on in place: no snapshot and log of batches lead to"
                     f" step {counted}, which was trained before it died. The same command goes on"
                     " from the newest snapshot."
                 )
-            case control.AnnounceBeginning(step):
+            case commands.AnnounceBeginning(step):
                 self._restorer.announce_beginning(step)
-                return control.Announced()
-            case control.AnnounceGoingOn(counted, step):
+            case commands.AnnounceGoingOn(counted, step):
                 self._restorer.announce_going_on(counted, step)
-                return control.Announced()
-            case control.OpenStreams(point):
+            case commands.OpenStreams(point):
                 self._open_streams(point)
-            case control.TakeBatch(step):
+            case commands.TakeBatch(step):
                 self._batch = self._groups.next(step)
-                return control.BatchTaken()
-            case control.LogBatch(step):
+            case commands.LogBatch(step):
                 self._groups.log(step, self._batch)
-            case control.TrainStep(step, is_counted):
+            case commands.TrainStep(step, is_counted):
                 assert self._stepping is not None
                 logged = self._groups.settle
                 self._state = self._stepping.take(
                     self._state, step, *self._batch, logged=logged, again=is_counted
                 )
-                return control.StepBegun()
-            case control.AwaitLog():
+            case commands.AwaitLog():
                 self._groups.settle()
-            case control.AwaitReports():
+            case commands.AwaitReports():
                 if self._stepping is not None:
                     self._stepping.settle()
-            case control.PublishVersion(version):
+            case commands.PublishVersion(version):
                 self._publish(version)
-            case control.ServeWeights():
+            case commands.ServeWeights():
                 self._ends.serve()
-            case control.SaveSnapshot(_, waits):
-                self.snapshots.save(self._state, self._control.plan.schedule, waits=waits)
-            case control.SaveInMemory():
-                self.snapshots.save_in_memory(self._state, self._control.plan.schedule)
-            case control.EvaluateStep(step):
+            case commands.SaveSnapshot(_, waits):
+                self.snapshots.save(self._state, self._life.schedule, waits=waits)
+            case commands.SaveInMemory():
+                self.snapshots.save_in_memory(self._state, self._life.schedule)
+            case commands.EvaluateStep(step):
                 self.evaluator.hand_in(self._state.params, self._moment(step), step)
-            case control.GiveGroupsBack(reason):
+            case commands.GiveGroupsBack(reason):
                 if self._source is not None:
                     self._source.close(reason)
-            case control.BeginEnd():
+            case commands.BeginEnd():
                 self._open.close()
                 self.session.call(EnterPhase("end"))
-            case control.EndTraining():
+            case commands.EndTraining():
                 self._finish()
         return None
 
-    def _restored(self, state: TrainState) -> TrainerEvent:
+    def _restored(self, state: TrainState) -> int:
         self._state = state
-        return control.Restored(int(state.step))
+        return int(state.step)
 
     def _open_streams(self, point: StartingPoint) -> None:
         self.session.call(EnterPhase("rl"))
         self.session.facts.clear()  # These facts are about SFT.
         settle()
-        schedule = self._control.plan.schedule
+        schedule = self._life.schedule
         leads, workdir = self.session.leads, Workdir(self.session.settings.workdir)
         consumed = ConsumptionRecord(workdir if leads else None, point.counted)
         self._open.callback(consumed.close)
@@ -276,7 +274,7 @@ class TrainerLoop:
 
     def _finish(self) -> None:
         """Reports the digest; after the last step evaluations are waited for."""
-        if self._control.step == self.session.settings.trainer.steps:
+        if self._life.step == self.session.settings.trainer.steps:
             await_evaluations(self.session)
         self.session.call(Report(RunResult(digest=digest(self._state.params))))
         self.snapshots.forget_memory()

@@ -19,7 +19,7 @@ from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import Session
 from rl_sync.roles.master.events import Position
 from rl_sync.roles.trainer.actor import TrainState
-from rl_sync.roles.trainer.control import Begun, KnownRun
+from rl_sync.roles.trainer.life import KnownRun, LeftBehind
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 
 _log = logging.getLogger(__name__)
@@ -45,18 +45,18 @@ class StateRestorer:
     )
     _progress: Progress | None = None
 
-    def look(self) -> Begun:
+    def look(self) -> LeftBehind:
         """Returns what an earlier trainer has left behind, and what the master knows of it."""
         self._progress = progress = self.session.call(AskProgress())
         if progress is None:
-            return Begun(snapshots=tuple(self.snapshots.steps()))
+            return LeftBehind(snapshots=tuple(self.snapshots.steps()))
         found = tuple(self.snapshots.steps(in_memory=True))
         counted = progress.step
         log = self.log if self.session.leads else None
         if log is not None and progress.drops_buffered:
             log.forget_after(counted)
         evaluated = {*progress.evaluated}
-        return Begun(
+        return LeftBehind(
             KnownRun(
                 progress.start,
                 counted,

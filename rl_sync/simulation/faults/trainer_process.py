@@ -1,4 +1,4 @@
-"""The trainer in the simulation: executes the commands of the trainer's control.
+"""The trainer in the simulation: executes the commands of the trainer's life.
 
 As in a real trainer, a step is computed, its batch written to the log, the step before it reported
 and a snapshot written, all at the same time.
@@ -15,14 +15,8 @@ from typing import Any, NamedTuple
 
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.master.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
-from rl_sync.roles.trainer import control
-from rl_sync.roles.trainer.control import (
-    KnownRun,
-    StartingPoint,
-    TrainerControl,
-    TrainerPlan,
-    transition,
-)
+from rl_sync.roles.trainer import commands
+from rl_sync.roles.trainer.life import KnownRun, LeftBehind, TrainerLife, TrainerPlan
 from rl_sync.roles.trainer.origins import first_logged, still_needed
 from rl_sync.schedule import SyncSchedule
 from rl_sync.simulation.faults.disk import DiskFullError
@@ -89,15 +83,7 @@ class SimulatedTrainer(SimulatedProcess):
     def begin(self) -> None:
         """Looks at what an earlier life has left."""
         run = self.world.run
-        plan = TrainerPlan(
-            run.schedule,
-            run.steps,
-            save_every_steps=run.save_every_steps,
-            memory_every_steps=run.memory_every_steps,
-            evaluate_every_steps=run.evaluate_every_steps,
-        )
         self._chance = random.Random(f"{run.seed} trainer {self.life}")
-        self._control = TrainerControl(plan)
         self._versions = {0: first_weights(run)}
         self._store = self.store(f"life {self.life}", run.schedule.versions_kept)
         self._meeting = GivingSide(self, self.world.links)
@@ -107,7 +93,6 @@ class SimulatedTrainer(SimulatedProcess):
         self._over: set[int] = set()
         self._computed = self._logged = self._reported = 0
         self._is_saving = self._reads = False
-        self._to_do: list[control.TrainerCommand] = []
         self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self.call(MASTER, AskCounted(), self._look)
 
@@ -140,14 +125,13 @@ class SimulatedTrainer(SimulatedProcess):
 
     # Commands, one after the other, and what goes on beside them.
 
-    def _report(self, event: control.TrainerEvent) -> None:
-        self._control, commands = transition(self._control, event)
-        self._to_do = [*commands]
-        self._proceed()
+    def _proceed(self, restored: int | None = None) -> None:
+        """Executes the next command.
 
-    def _proceed(self) -> None:
-        """Executes the next command."""
-        command = self._to_do.pop(0)
+        Args:
+          restored: the end of a command that makes a state; see `commands`.
+        """
+        command = self._commands.send(restored)
         self.command(command)
         self._execute(command)
 
@@ -167,31 +151,32 @@ class SimulatedTrainer(SimulatedProcess):
     def _takes(self, least: float, most: float) -> float:
         return self._chance.uniform(least, most)
 
-    def _execute(self, command: control.TrainerCommand) -> None:
+    def _execute(self, command: commands.TrainerCommand) -> None:
         disk = self.world.disk
         match command:
-            case control.Initialize():
+            case commands.Initialize():
                 self._restored(0)
-            case control.RestoreNewest():
+            case commands.RestoreNewest():
                 self._restored(max(self._snapshots()))
-            case control.Restore(step):
+            case commands.Restore(step):
                 self._restored(step)
-            case control.AbandonRun(counted):
+            case commands.AbandonRun(counted):
                 raise BrokenRuleError(f"no snapshot and log lead to step {counted}")
-            case control.AnnounceBeginning():
+            case commands.AnnounceBeginning():
                 for prefix in ("log-", "taken-", MEMORY):
                     for name in disk.names(prefix):
                         disk.delete(name)
-                self.call(MASTER, BeginRun(), lambda _: self._report(control.Announced()))
-            case control.AnnounceGoingOn():
-                self._report(control.Announced())
-            case control.OpenStreams(point):
+                self.call(MASTER, BeginRun(), lambda _: self._proceed())
+            case commands.AnnounceGoingOn():
+                self._proceed()
+            case commands.OpenStreams(point):
+                self._point = point
                 self._computed = point.step
                 self._logged, self._reported = point.logged, max(point.counted, point.step)
                 self._proceed()
-            case control.TakeBatch(step):
+            case commands.TakeBatch(step):
                 self._take_batch(step)
-            case control.LogBatch(step):
+            case commands.LogBatch(step):
                 entry = LoggedStep(self._batches[step], tuple(self._aside), {**self._uses})
                 disk.write(self.name, _log_name(step), [entry])
                 # One thread writes all of them.
@@ -199,34 +184,34 @@ class SimulatedTrainer(SimulatedProcess):
                 begin = functools.partial(self.after, self._takes(0.01, 0.1), write)
                 self._once(lambda: self._logged == step - 1, begin)
                 self._proceed()
-            case control.TrainStep(step, is_counted):
+            case commands.TrainStep(step, is_counted):
                 self._train(step, is_counted)
-            case control.AwaitLog():
+            case commands.AwaitLog():
                 newest = max(self._batches, default=0)
                 self._once(lambda: self._logged >= newest, self._proceed)
-            case control.AwaitReports():
+            case commands.AwaitReports():
                 newest = max(self._batches, default=0)
                 self._once(lambda: self._reported >= newest <= self._computed, self._proceed)
-            case control.PublishVersion(version):
+            case commands.PublishVersion(version):
                 self._once(
                     lambda: self._computed >= version, functools.partial(self._publish, version)
                 )
-            case control.SaveSnapshot(step, waits):
+            case commands.SaveSnapshot(step, waits):
                 save = functools.partial(self._save, step, waits)
                 self._once(lambda: not self._is_saving, save)
-            case control.SaveInMemory(step):
+            case commands.SaveInMemory(step):
                 remember = functools.partial(self._remember, step)
                 self._once(lambda: self._computed >= step, remember)
-            case control.EvaluateStep():
+            case commands.EvaluateStep():
                 self.after(self._takes(0.1, 0.5), self._proceed)
-            case control.GiveGroupsBack(reason):
+            case commands.GiveGroupsBack(reason):
                 left = tuple(dict.fromkeys(group.lease_id for group in self._aside))
                 self.call(MASTER, GroupsRefused(left, reason), lambda _: self._proceed())
-            case control.ServeWeights():
+            case commands.ServeWeights():
                 self._serve(self._proceed)
-            case control.BeginEnd():
+            case commands.BeginEnd():
                 self._proceed()
-            case control.EndTraining():
+            case commands.EndTraining():
                 self.world.end(self)
 
     # Starting.
@@ -239,7 +224,17 @@ class SimulatedTrainer(SimulatedProcess):
                 self._forget_after(counted)
         snapshots = tuple(sorted({*self._snapshots(), *remembered}))
         reaches = {step: self._reach(step) for step in (0, *snapshots)}
-        self._report(control.Begun(known, snapshots, reaches))
+        run = self.world.run
+        plan = TrainerPlan(
+            run.schedule,
+            run.steps,
+            save_every_steps=run.save_every_steps,
+            memory_every_steps=run.memory_every_steps,
+            evaluate_every_steps=run.evaluate_every_steps,
+        )
+        self._life = TrainerLife(plan, LeftBehind(known, snapshots, reaches))
+        self._commands = self._life.commands()
+        self._proceed()
 
     def _forget_after(self, counted: int) -> None:
         """Deletes batches of steps that are not counted, whose groups are generated again."""
@@ -259,15 +254,15 @@ class SimulatedTrainer(SimulatedProcess):
         return step
 
     def _restored(self, step: int) -> None:
-        event: control.TrainerEvent = control.Restored(step)
+        restored: int | None = step
         if step:
             disk = self.world.disk
             saved = disk.read(f"{MEMORY}{step:04d}") or disk.read(_snapshot_name(step))
             if saved:
                 self._versions = {step: saved[0]}
             else:
-                event = control.Damaged()
-        self.after(self._takes(0.5, 2.0), functools.partial(self._report, event))
+                restored = None
+        self.after(self._takes(0.5, 2.0), functools.partial(self._proceed, restored))
 
     # Batches.
 
@@ -278,7 +273,7 @@ class SimulatedTrainer(SimulatedProcess):
             if step > point.counted:
                 self._over |= {group.lease_id for group in batch.groups}
                 self._over -= {*batch.kept}
-            self._report(control.BatchTaken())
+            self._proceed()
             return
         self._since = self.world.queue.now_secs
         until = self._since + WAIT_SECS
@@ -291,11 +286,6 @@ class SimulatedTrainer(SimulatedProcess):
         else:
             self._reads = True
             self._go_on(step, turn)
-
-    @property
-    def _point(self) -> StartingPoint:
-        assert self._control.point is not None
-        return self._control.point
 
     def _go_on(self, step: int, turn: Callable[[], None]) -> None:
         """Takes what an earlier life had taken, and all that is in the buffer.
@@ -397,8 +387,8 @@ class SimulatedTrainer(SimulatedProcess):
         The master may not have counted the last step yet, whose groups are not lost.
         """
         own = {group.lease_id for group in self._aside}
-        if self._reported < self._control.step:
-            own |= {group.lease_id for group in self._batches[self._control.step].groups}
+        if self._reported < self._life.step:
+            own |= {group.lease_id for group in self._batches[self._life.step].groups}
         self.call(MASTER, HeldGroups(held | own), lambda _: again())
 
     def _consume(self, step: int, groups: list[SimulatedGroup]) -> None:
@@ -416,7 +406,7 @@ class SimulatedTrainer(SimulatedProcess):
             self._aside.remove(group)  # Other draws of the same groups are kept.
         self._aside = [one for one in self._aside if one.lease_id not in self._over]
         self._batches[step] = TrainedBatch(tuple(groups), kept)
-        self._report(control.BatchTaken())
+        self._proceed()
 
     def _flush_log(self, step: int) -> None:
         self.command("flush the log")
@@ -442,8 +432,7 @@ class SimulatedTrainer(SimulatedProcess):
                 lambda: self._computed >= step <= self._logged and self._reported == step - 1,
                 functools.partial(self._report_step, step),
             )
-        begun = functools.partial(self._report, control.StepBegun())
-        self._once(lambda: self._reported >= step - 1, begun)
+        self._once(lambda: self._reported >= step - 1, self._proceed)
 
     def _compute(self, step: int) -> None:
         batch, began = self._batches[step], self.world.queue.now_secs

@@ -10,7 +10,7 @@ from rl_sync.cluster.master_calls import AskBuffered, Buffered, Claim, Happened
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.roles.master.events import LOST_IN_BUFFER, GroupsRefused
 from rl_sync.roles.trainer.batch_reader import BatchReader
-from rl_sync.roles.trainer.control import StartingPoint
+from rl_sync.roles.trainer.commands import StartingPoint
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from tests.cluster.memory_session import MemorySession
 from tests.roles.trainer.test_batch_reader import Buffer, group

@@ -1,42 +1,35 @@
-"""Decisions of the trainer's control, event by event."""
+"""Decisions of a trainer's life, command by command."""
+
+import functools
 
 import pytest
 
-from rl_sync.roles.trainer.control import (
+from rl_sync.roles.trainer.commands import (
     AbandonRun,
     AnnounceBeginning,
-    Announced,
     AnnounceGoingOn,
     AwaitLog,
     AwaitReports,
-    BatchTaken,
     BeginEnd,
-    Begun,
-    Damaged,
     EndTraining,
     EvaluateStep,
     GiveGroupsBack,
     Initialize,
-    KnownRun,
     LogBatch,
     OpenStreams,
-    OthersFailed,
+    OthersFailedError,
     PublishVersion,
     Restore,
-    Restored,
     RestoreNewest,
     SaveInMemory,
     SaveSnapshot,
     ServeWeights,
     StartingPoint,
-    StepBegun,
-    StopAsked,
+    StopAskedError,
     TakeBatch,
-    TrainerControl,
-    TrainerPlan,
     TrainStep,
-    transition,
 )
+from rl_sync.roles.trainer.life import KnownRun, LeftBehind, TrainerLife, TrainerPlan
 from rl_sync.schedule import SyncSchedule
 
 EXACT = SyncSchedule(interval=2, offset=0, pull="exact", max_staleness=1)
@@ -44,45 +37,44 @@ LATEST = SyncSchedule(interval=2, offset=0, pull="latest", max_staleness=3)
 AHEAD = SyncSchedule(interval=2, offset=3, pull="exact", max_staleness=4)
 
 
-def event_of(command, snapshots):
-    """Returns the event that a command ends with; None if it ends with none."""
+DAMAGED = None
+
+
+def step_of(command, snapshots):
+    """Returns the step that a command ends with; None if it makes no state."""
     match command:
         case Initialize():
-            return Restored(0)
+            return 0
         case RestoreNewest():
-            return Restored(max(snapshots))
+            return max(snapshots)
         case Restore(step):
-            return Restored(step)
-        case AnnounceBeginning() | AnnounceGoingOn():
-            return Announced()
-        case TakeBatch():
-            return BatchTaken()
-        case TrainStep():
-            return StepBegun()
+            return step
     return None
 
 
-def executed(plan, begun=None, instead=None):
+def executed(plan, found=None, instead=None):
     """Executes all commands from the beginning; returns them.
 
     Args:
-      instead: maps a command to the event that it ends with, in place of being executed.
+      instead: maps a command to what it ends with, or meets, in place of being executed.
     """
-    instead = instead or {}
-    begun = begun or Begun()
-    state, done = TrainerControl(plan), []
-    event = begun
-    while event is not None:
-        state, commands = transition(state, event)
-        event = None
-        for command in commands:
-            assert event is None, f"{command} follows a command that ended with {event}"
-            if command in instead:
-                event = instead[command]
-                break
+    instead, found = instead or {}, found or LeftBehind()
+    life, done = TrainerLife(plan, found).commands(), []
+    following = functools.partial(life.send, None)
+    while True:
+        try:
+            command = following()
+        except StopIteration:
+            return done
+        end = instead.get(command, step_of(command, found.snapshots))
+        if isinstance(end, Exception):
+            following = functools.partial(life.throw, end)
+            continue
+        following = functools.partial(life.send, end)
+        if command not in instead:
             done.append(command)
-            event = event_of(command, begun.snapshots)
-    return done
+        if isinstance(command, AbandonRun):
+            return done
 
 
 def chosen(commands, *kinds):
@@ -106,7 +98,7 @@ def test_a_batch_is_logged_before_anybody_learns_of_its_step():
 def test_logged_steps_are_trained_again_and_those_that_count_are_not_reported():
     plan = TrainerPlan(EXACT, steps=6, save_every_steps=1)
     known = KnownRun(start=0, counted=3)
-    begun = Begun(known, snapshots=(1,), reaches={0: 0, 1: 4})
+    begun = LeftBehind(known, snapshots=(1,), reaches={0: 0, 1: 4})
     done = executed(plan, begun)
     point = StartingPoint(0, 1, counted=3, logged=4, oldest_version=2, goes_on=True)
     assert done[:3] == [Restore(1), AnnounceGoingOn(3, 1), OpenStreams(point)]
@@ -119,7 +111,7 @@ def test_logged_steps_are_trained_again_and_those_that_count_are_not_reported():
 
 def test_once_all_steps_count_nothing_is_published_that_explorers_would_have_to_come_for():
     known, snapshots = KnownRun(start=0, counted=6), (2,)
-    begun = Begun(known, snapshots, reaches={0: 0, 2: 6})
+    begun = LeftBehind(known, snapshots, reaches={0: 0, 2: 6})
     done = executed(TrainerPlan(EXACT, steps=6), begun)
     assert [one.step for one in chosen(done, TrainStep)] == [3, 4, 5, 6]
     assert chosen(done, PublishVersion) == []
@@ -127,11 +119,13 @@ def test_once_all_steps_count_nothing_is_published_that_explorers_would_have_to_
 
 def test_the_master_counts_all_that_is_logged_before_further_groups_are_taken():
     """It takes a group that is not in the buffer for lost, though step 4 has consumed it."""
-    begun = Begun(KnownRun(start=0, counted=3), reaches={0: 4})
+    begun = LeftBehind(KnownRun(start=0, counted=3), reaches={0: 4})
     done = executed(TrainerPlan(LATEST, steps=6), begun)
     assert done[done.index(TakeBatch(5)) - 1] == AwaitReports()
     assert AwaitReports() not in done[: done.index(TakeBatch(4))]
-    counted = executed(TrainerPlan(LATEST, 6), Begun(KnownRun(start=0, counted=4), reaches={0: 4}))
+    counted = executed(
+        TrainerPlan(LATEST, 6), LeftBehind(KnownRun(start=0, counted=4), reaches={0: 4})
+    )
     assert AwaitReports() not in counted[: counted.index(TakeBatch(5))]
 
 
@@ -141,7 +135,7 @@ def test_the_state_that_leads_to_all_versions_in_use_is_restored():
     plan = TrainerPlan(AHEAD, steps=20)
     reaches = {0: 0, 3: 7, 5: 7, 7: 7}
     # Step 8 takes groups of version 4.
-    done = executed(plan, Begun(known, snapshots=(3, 5, 7), reaches=reaches))
+    done = executed(plan, LeftBehind(known, snapshots=(3, 5, 7), reaches=reaches))
     assert done[0] == Restore(3)
     assert chosen(done, PublishVersion)[:2] == [PublishVersion(4), PublishVersion(6)]
 
@@ -150,24 +144,24 @@ def test_the_state_that_leads_to_all_versions_in_use_is_restored():
 def test_under_latest_pulls_the_newest_version_is_published_again(counted):
     """An explorer that is started again would wait for the next one, which needs its groups."""
     known = KnownRun(start=0, counted=counted)
-    done = executed(TrainerPlan(LATEST, steps=9), Begun(known, reaches={0: 3}))
+    done = executed(TrainerPlan(LATEST, steps=9), LeftBehind(known, reaches={0: 3}))
     assert chosen(done, PublishVersion)[0] == PublishVersion(2)
 
 
 def test_a_damaged_snapshot_gives_way_to_an_earlier_one():
     known = KnownRun(start=0, counted=5)
-    begun = Begun(known, snapshots=(2, 4), reaches={0: 5, 2: 5, 4: 5})
+    begun = LeftBehind(known, snapshots=(2, 4), reaches={0: 5, 2: 5, 4: 5})
     plan = TrainerPlan(EXACT, steps=6)
-    first = {Restore(4): Damaged()}
+    first = {Restore(4): DAMAGED}
     assert executed(plan, begun, first)[0] == Restore(2)
-    both = first | {Restore(2): Damaged()}
+    both = first | {Restore(2): DAMAGED}
     assert executed(plan, begun, both)[0] == Initialize()
-    resumed = Begun(KnownRun(start=2, counted=5), (2, 4), {0: 5, 2: 5, 4: 5})
+    resumed = LeftBehind(KnownRun(start=2, counted=5), (2, 4), {0: 5, 2: 5, 4: 5})
     assert executed(plan, resumed, both) == [AbandonRun(5)]
 
 
 def test_without_a_log_that_leads_there_the_trainer_gives_up():
-    begun = Begun(KnownRun(start=0, counted=5), (2, 4), {0: 1, 2: 4, 4: 4})
+    begun = LeftBehind(KnownRun(start=0, counted=5), (2, 4), {0: 1, 2: 4, 4: 4})
     assert executed(TrainerPlan(EXACT, steps=6), begun) == [AbandonRun(5)]
 
 
@@ -178,7 +172,7 @@ def test_a_version_that_no_explorer_will_use_is_not_published(schedule, wanted):
 
 
 def test_a_run_that_resumes_counts_its_schedule_from_the_snapshot():
-    done = executed(TrainerPlan(LATEST, steps=6), Begun(snapshots=(1, 3)))
+    done = executed(TrainerPlan(LATEST, steps=6), LeftBehind(snapshots=(1, 3)))
     assert done[:4] == [
         RestoreNewest(),
         AnnounceBeginning(3),
@@ -189,7 +183,7 @@ def test_a_run_that_resumes_counts_its_schedule_from_the_snapshot():
 
 
 def test_a_run_whose_last_step_is_saved_only_ends():
-    done = executed(TrainerPlan(LATEST, steps=4), Begun(snapshots=(4,)))
+    done = executed(TrainerPlan(LATEST, steps=4), LeftBehind(snapshots=(4,)))
     assert not chosen(done, TakeBatch, PublishVersion)
     assert done[-2:] == [EvaluateStep(4), EndTraining(4)]
 
@@ -212,12 +206,12 @@ def test_between_snapshots_on_disk_there_are_some_in_memory():
 def test_an_evaluation_that_was_made_is_not_made_again():
     plan = TrainerPlan(LATEST, steps=4, evaluate_every_steps=1)
     known = KnownRun(start=0, counted=2, evaluated=frozenset({0, 1, 2}))
-    done = executed(plan, Begun(known, reaches={0: 2}))
+    done = executed(plan, LeftBehind(known, reaches={0: 2}))
     assert chosen(done, EvaluateStep) == [EvaluateStep(3), EvaluateStep(4)]
 
 
 def test_a_stopped_run_saves_its_last_step_and_takes_no_other():
-    done = executed(TrainerPlan(LATEST, 6), instead={TakeBatch(4): StopAsked("enough")})
+    done = executed(TrainerPlan(LATEST, 6), instead={TakeBatch(4): StopAskedError("enough")})
     assert done[-5:] == [
         *(AwaitReports(), GiveGroupsBack("enough"), BeginEnd()),
         *(SaveSnapshot(3, True), EndTraining(3)),
@@ -225,19 +219,19 @@ def test_a_stopped_run_saves_its_last_step_and_takes_no_other():
 
 
 def test_a_run_that_is_stopped_before_it_has_begun_leaves_at_once():
-    assert executed(TrainerPlan(LATEST, 6), instead={Initialize(): StopAsked("enough")}) == []
-    stopped = executed(TrainerPlan(LATEST, 6), instead={EvaluateStep(0): StopAsked("enough")})
+    assert executed(TrainerPlan(LATEST, 6), instead={Initialize(): StopAskedError("enough")}) == []
+    stopped = executed(TrainerPlan(LATEST, 6), instead={EvaluateStep(0): StopAskedError("enough")})
     assert stopped == [Initialize()]
 
 
 def test_when_others_fail_the_state_is_saved_and_no_group_given_back():
-    done = executed(TrainerPlan(LATEST, 6), instead={PublishVersion(2): OthersFailed()})
+    done = executed(TrainerPlan(LATEST, 6), instead={PublishVersion(2): OthersFailedError()})
     assert done[-4:] == [AwaitReports(), BeginEnd(), SaveSnapshot(2, True), EndTraining(2)]
 
 
 def test_an_initial_policy_that_cannot_be_evaluated_is_not_lost():
-    done = executed(TrainerPlan(LATEST, 6), instead={EvaluateStep(0): OthersFailed()})
+    done = executed(TrainerPlan(LATEST, 6), instead={EvaluateStep(0): OthersFailedError()})
     assert done == [Initialize(), SaveSnapshot(0, True)]
-    resumed = Begun(snapshots=(3,))
-    failed = executed(TrainerPlan(LATEST, 6), resumed, {AnnounceBeginning(3): OthersFailed()})
+    resumed = LeftBehind(snapshots=(3,))
+    failed = executed(TrainerPlan(LATEST, 6), resumed, {AnnounceBeginning(3): OthersFailedError()})
     assert failed == [RestoreNewest()]
