@@ -385,8 +385,9 @@ class Batching:
         """
         tokens, mask = columns["tokens"], columns["completion_mask"]
         shares = np.arange(len(mask)).reshape(self.updates, -1)
-        at = columns.get(IMAGE_AT)
-        families = [branches(tokens, mask, share.tolist(), width, at) for share in shares]
+        # Explorers may have prefilled a prompt by weights of several versions, with other routes.
+        seen = [columns[name] for name in (IMAGE_AT, "routes") if name in columns]
+        families = [branches(tokens, mask, share.tolist(), width, seen) for share in shares]
         bins = [
             first_fit_decreasing(np.array([one.tokens for one in of_update], np.int32), width)
             for of_update in families

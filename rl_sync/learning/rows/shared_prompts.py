@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 
 from rl_sync.types import Packing, SharedPrompts
 
@@ -54,7 +54,7 @@ def branches(
     mask: Bool[np.ndarray, "N S"],
     indices: Iterable[int],
     row_tokens: int,
-    image_at: Int[np.ndarray, "N S"] | None = None,
+    seen: Iterable[Shaped[np.ndarray, "N S ..."]] = (),
 ) -> list[Branches]:
     """Joins neighbouring trajectories that have the same prompt, as many as fit into a row.
 
@@ -64,10 +64,10 @@ def branches(
       mask: true at the learned tokens; the prompt is everything before the first of them.
       indices: trajectories to consider, in order.
       row_tokens: maximum number of tokens of a row.
-      image_at: features of tokens that stand for images; None for text alone. The same text with
-        other images is another prompt.
+      seen: inputs of the policy at each token besides its id: features of images, recorded routes.
+        The same text with others is another prompt.
     """
-    identity = [tokens] if image_at is None else [tokens, image_at]
+    identity = [tokens, *seen]
     found: list[Branches] = []
     for i in indices:
         (learned,) = np.nonzero(mask[i])
@@ -83,7 +83,11 @@ def branches(
 
 
 def _continues(
-    identity: list[Int[np.ndarray, "N S"]], last: Branches, i: int, span: TokenSpan, row_tokens: int
+    identity: list[Shaped[np.ndarray, "N S ..."]],
+    last: Branches,
+    i: int,
+    span: TokenSpan,
+    row_tokens: int,
 ) -> bool:
     """Says whether a trajectory has the prompt of `last` and fits into the same row."""
     prompt, first = slice(last.prompt_tokens), next(iter(last.spans))

@@ -97,6 +97,48 @@ def test_every_layout_keeps_the_experts_of_each_token(kind):
     assert np.abs(np.asarray(choosing) - expected)[padded.batch.rows.completion_mask].max() > 0.05
 
 
+def _group(prompts_of):
+    """Makes a group of four completions, of 4 tokens each, of a prompt of 5.
+
+    Args:
+      prompts_of: for each completion, the draw of routes that the prompt's tokens have.
+    """
+    rng, tokens = np.random.default_rng(5), np.zeros((G, 9), np.int32)
+    tokens[:, :5], tokens[:, 5:] = rng.integers(64, size=5), rng.integers(64, size=(G, 4))
+    experts = np.tile(np.arange(16, dtype=np.uint8), (2 * G, 9, 3, 1))
+    drawn = rng.permuted(experts, axis=-1)[..., :2]
+    routes = drawn[:G].copy()
+    routes[:, :5], routes[:, -1] = drawn[G:][prompts_of, :5], 255
+    fields = {"behavior_logprobs": np.zeros((G, 9), np.float32), "rewards": np.zeros(G, np.float32)}
+    fields |= {"policy_versions": np.zeros((G, 9), np.int32), "routes": routes}
+    return Group(0, 0, 0, 1, tokens=tokens, completion_mask=np.arange(9) >= [[5]] * G, **fields)
+
+
+@pytest.mark.gate
+def test_a_prompt_is_shared_by_completions_that_have_equal_routes_for_it(subtests):
+    forward = Forward(MODEL, 1.0, 1 << 20)
+    for name, prompts_of, copies in [
+        ("no swap", [0, 0, 0, 0], 1),
+        ("a swap before the last two were prefilled", [0, 0, 1, 1], 2),
+    ]:
+        with subtests.test(name):
+            group = _group(prompts_of)
+            alone, shared = (
+                Batching(kind, G, T, 1, 0, shared_row_tokens=32, routes=MODEL.routes)
+                .batch([group])
+                .rows
+                for kind in ("padded", "shared")
+            )
+            packing = shared.packing
+            assert (packing.prompts.copies >= 0).sum() == 5 * copies + 4 * G
+            expected, found = (
+                np.asarray(_logprobs(forward, _params(), rows))[rows.completion_mask]
+                for rows in (alone, shared)
+            )
+            order = np.argsort(packing.trajectories[shared.completion_mask], kind="stable")
+            np.testing.assert_allclose(found[order], expected, atol=1e-5)
+
+
 @pytest.mark.nightly
 @pytest.mark.samples(gate=("packed",))
 @pytest.mark.parametrize("kind", ["packed", "shared"])
