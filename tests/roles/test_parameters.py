@@ -1,6 +1,8 @@
 """Transfer of a run's parameters, and their form at explorers."""
 
+import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rl_sync.checkpoints.snapshots import load_part, save_snapshot
+from rl_sync.cluster.rpc import RpcClient
 from rl_sync.models import lora
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.reading import load_config
@@ -16,6 +19,14 @@ from rl_sync.models.placement import as_computed, shardings
 from rl_sync.roles.parameters import Parameters
 from rl_sync.settings.records import ConfigError
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
+from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
+from rl_sync.transfers.local import LocalPublisher, LocalPuller
+from rl_sync.transfers.server import ServerPuller
+from rl_sync.transfers.server_delta_publisher import DeltaPublisher
+from rl_sync.transfers.server_deltas import DeltaPuller
+from rl_sync.transfers.server_publisher import ServerPublisher
+from rl_sync.weights.digest import digest
 from tests.models import tiny
 from tests.models.meshes import layout
 
@@ -174,3 +185,61 @@ def test_a_reward_model_begins_with_the_head_of_its_checkpoint_or_else_a_drawn_o
     kept = parameters.kept(initial)
     assert HEAD in kept
     assert same(parameters.completed(kept, parameters.base_digest(initial)), initial)
+
+
+def both_ends(kind, params, directory):
+    """Makes a trainer's and an explorer's end of a transfer, in one process."""
+    place = {"host": "127.0.0.1", "secret": "only ours"}
+    if kind == "local":
+        publisher = LocalPublisher(1, keep=1)
+        return publisher, LocalPuller(publisher, params, 1)
+    if kind == "checkpoint":
+        return CheckpointPublisher(directory), CheckpointPuller(directory, params)
+    if kind == "checkpoint, changes":
+        publisher = DeltaFilesPublisher(directory, params, run="ours", chain="first")
+        return publisher, DeltaFilesPuller(directory, params, run="ours")
+    if kind == "server":
+        publisher = ServerPublisher(params, **place)
+        clients = [RpcClient(publisher.address, "trainer", place["secret"])]
+        find = functools.partial(list, clients)
+        return publisher, ServerPuller(
+            params, "explorer1", find, lambda *_: 0, host=place["host"], call_secs=30
+        )
+    publisher = DeltaPublisher(params, chain="first", **place)
+    return publisher, DeltaPuller(
+        params,
+        "explorer1",
+        lambda: [publisher.address],
+        lambda *_: -1,
+        secret=place["secret"],
+        call_secs=30,
+        stall_secs=20,
+    )
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(
+    "kind", ["local", "checkpoint", "checkpoint, changes", "server", "server, changes"]
+)
+def test_explorers_hold_the_trainers_weights_with_its_adapters_at_every_version(
+    kind, adapted, tmp_path
+):
+    merged = jax.jit(functools.partial(lora.merge, ADAPTED))
+    explorer = Parameters(ADAPTED, str(CHECKPOINT), 3, layout(), "float32")
+    publisher, puller = both_ends(kind, adapted.abstract_published(), tmp_path)
+    receiving, held = explorer.receiving(puller), []
+    with contextlib.closing(publisher), contextlib.closing(puller):
+        params = adapted.initial()
+        for version in range(4):
+            if version == 2:  # Both begin again: the trainer from a snapshot.
+                kept, of_base = adapted.kept(params), adapted.base_digest(params)
+                params = dataclasses.replace(adapted).completed(kept, of_base)
+                receiving = dataclasses.replace(explorer).receiving(puller)
+            publisher.publish(version, adapted.published(params))
+            number, found = receiving.pull(exactly=version, timeout_secs=20.0)
+            assert number == version
+            assert digest(found) == digest(merged(params))
+            held.append(digest(found))
+            adapters, base = lora.split(params)
+            params = lora.join(jax.tree.map(lambda x: x + 0.1, adapters), base)
+    assert len({*held, digest(lora.split(adapted.initial())[1])}) == 4, "B is 0 at first"
