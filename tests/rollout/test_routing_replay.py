@@ -166,6 +166,16 @@ def test_the_first_record_of_a_token_is_valid():
     assert row[:, 0, 0].tolist() == [1, 1, 2]
 
 
+def test_the_last_token_of_a_sequence_has_no_record_and_chooses_for_itself():
+    of_sequence = RouteShape(layers=1, per_token=2, experts=4).unrecorded(3)
+    RecordedRoutes(0, np.array([[[0, 1]], [[1, 2]]], np.uint8)).write(of_sequence)
+    router = jnp.array([[1.0, 0.0, 2.0, 3.0]])  # All tokens prefer expert 3, then 2.
+    found = routes_of(Experts(4, 2, 12), jnp.ones((3, 1)), router, jnp.asarray(of_sequence[:, 0]))
+    assert found.experts.tolist() == [[0, 1], [1, 2], [3, 2]]
+    assert np.bincount(found.experts.reshape(-1), minlength=4).tolist() == [1, 2, 2, 1]
+    np.testing.assert_allclose(found.weights[2], [np.e / (1 + np.e), 1 / (1 + np.e)], rtol=1e-6)
+
+
 TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, (4, 12)).astype(np.int32)
 
 
