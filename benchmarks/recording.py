@@ -151,7 +151,7 @@ def measured(settings: RunSettings, seed: int, arguments: argparse.Namespace) ->
         recorder = RolloutRecorder(
             settings.observe,
             parts=RolloutParts(workdir),
-            scribe=RolloutWriter(task, wiring.sampling(settings, task).stop_ids),
+            scribe=RolloutWriter(task),
             budget=budget,
         )
         with contextlib.closing(recorder):

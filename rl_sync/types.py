@@ -145,7 +145,7 @@ class Group:
       segments: in episodes, the segment number of each token, from 0, and -1 at padding. A row
         holds the segments of its episode one after the other, and tokens attend only within their
         segment. None where each row is one segment.
-      truncated: whether a limit cut each episode; None without episodes.
+      truncated: whether a limit cut each trajectory; None in demonstrations and pairs.
       sampling_masks: set of tokens that each token could be sampled from, as entries (see
         `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
       routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
@@ -339,7 +339,8 @@ class TrainBatch(NamedTuple):
       rewards: reward of each trajectory.
       baselines: baseline of each trajectory, or None.
       demonstrations: demonstrations to train on in the same step, if any.
-      truncated: whether a limit of the episode cut each trajectory; None without episodes.
+      truncated: whether a limit cut each trajectory; None where its tokens say it, as completions
+        that were not cut end with a stop id.
     """
 
     rows: Rows

@@ -258,7 +258,6 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
         parts=RolloutParts(settings.workdir, start),
         scribe=RolloutWriter(
             task,
-            wiring.sampling(settings, task).stop_ids,
             None
             if task.processor is None
             else ImageFiles(settings.workdir, settings.observe.image_bytes),

@@ -104,7 +104,7 @@ class EvaluationSet:
             written(
                 self.task,
                 one.last_reply.tolist() if isinstance(one, Played) else one.tokens.tolist(),
-                end_ids=self.sampling.stop_ids,
+                is_cut=one.ending.is_cut if isinstance(one, Played) else one.finish == "length",
                 prompt_id=prompt.prompt_id,
                 held_out=True,
                 sample=sample,

@@ -503,6 +503,8 @@ def batching(
         with_baselines=settings.algorithm.needs_baselines,
         of_episodes=settings.plays,
         with_segments=settings.has_segments,
+        # The text of a completion says that it ends with a stop string, and not its last token.
+        with_truncated=bool(settings.rollout.stop_texts),
         shared_row_tokens=shared,
         mask_words=mask_words,
         routes=routes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ def written(
     task: Task,
     tokens: Sequence[int],
     *,
-    end_ids: Collection[int],
+    is_cut: bool,
     prompt_id: int,
     held_out: bool = False,
     lease_id: int = NO_LEASE,
@@ -39,21 +39,19 @@ def written(
 
     Args:
       tokens: token ids, including the end of sequence.
-      end_ids: tokens that end a completion that was not cut.
+      is_cut: whether a limit ended it.
       before: ids before the reply; the last `BEFORE_TOKENS` are enough.
       prompt_id, held_out, lease_id, sample, ending: see `CompletionToScore`.
     """
     problem = (task.held_out if held_out else task.train)[prompt_id]
     ids = list(tokens)
-    is_cut = ending is not None and ending.is_cut
-    has_end = bool(ids) and ids[-1] in end_ids
     return CompletionToScore(
         prompt_id=prompt_id,
         held_out=held_out,
         lease_id=lease_id,
         text=task.tokenizer.decode(ids),
         tokens=ids,
-        truncated=is_cut or (len(ids) >= task.max_completion_tokens and not has_end),
+        truncated=is_cut,
         sample=sample,
         ending=ending,
         begun=_begun(task, before, None if ending and ending.turns > 1 else problem),

@@ -56,6 +56,14 @@ def test_packed_trajectories_stay_within_their_rows_and_do_not_overlap(lengths):
     assert row.max() < len(lengths)
 
 
+def test_a_batch_says_what_was_cut_where_tokens_do_not():
+    group = dataclasses.replace(_group([4, 5]), truncated=np.array([False, True]))
+    says = Batching("packed", 4, T, 1, 0, with_truncated=True)
+    assert says.batch([group, group]).truncated.tolist() == [False, True] * 2
+    assert says.largest().truncated.shape == (4,)
+    assert Batching("packed", 4, T, 1, 0).batch([group, group]).truncated is None
+
+
 @pytest.mark.parametrize("updates", [1, 2])
 def test_packing_loses_no_token_and_keeps_what_belongs_to_it(updates):
     lengths = [32, 3, 5, 9, 2, 17, 4, 12]

@@ -225,6 +225,11 @@ def test_rows_are_as_long_as_the_devices_with_their_positions_can_cut(context, r
     assert wiring.batching(settings, 10).row_tokens == row_tokens
 
 
+def test_batches_say_what_was_cut_where_stop_strings_end_completions():
+    assert not wiring.batching(settings_with(), 10).with_truncated
+    assert wiring.batching(settings_with(rollout__stop_strings="###"), 10).with_truncated
+
+
 def test_rows_of_shared_prompts_have_room_for_a_trajectory():
     shared = {"trainer__batching": "shared"}
     assert wiring.batching(settings_with(**shared), 10).shared_row_tokens == 512

@@ -84,6 +84,7 @@ class Batching:
       with_baselines: whether groups have baselines.
       of_episodes: whether groups have rewards of turns.
       with_segments: whether trajectories may have several segments; not with `shared`.
+      with_truncated: whether batches say which trajectories a limit cut, as those of episodes do.
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
       mask_words: expected maximum number of entries of a token's sampling mask; 0 for batches
         without masks.
@@ -103,6 +104,7 @@ class Batching:
     with_baselines: bool = False
     of_episodes: bool = False
     with_segments: bool = False
+    with_truncated: bool = False
     shared_row_tokens: int = 0
     mask_words: int = 0
     routes: RouteShape | None = None
@@ -195,7 +197,7 @@ class Batching:
             baselines=np.zeros(self.trajectories, np.float32) if self.with_baselines else None,
             turn_rewards=np.zeros(shape, np.float32) if self.of_episodes else None,
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
-            truncated=np.zeros(self.trajectories, bool) if self.of_episodes else None,
+            truncated=np.zeros(self.trajectories, bool),
             routes=None if self.routes is None else self.routes.unrecorded(*shape),
             **images,
         )
@@ -267,7 +269,7 @@ class Batching:
             fields["sampling_masks"] = self._masks(groups, columns["tokens"].shape, source)
         names = ["rewards"]
         names += ["baselines"] if self.with_baselines else []
-        names += ["truncated"] if self.of_episodes else []
+        names += ["truncated"] if self.of_episodes or self.with_truncated else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 

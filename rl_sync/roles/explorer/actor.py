@@ -300,13 +300,17 @@ class Explorer:
         # Each trajectory needs a version, even if its environment never began.
         columns["policy_versions"][~drawn.any(axis=1), 0] = self.engine.version
         endings = tuple(one.ending for one in rows if isinstance(one, Played))
+        cut = [
+            one.ending.reason in CUTS if isinstance(one, Played) else one.finish == "length"
+            for one in rows
+        ]
         return Group(
             lease_id=lease.lease_id,
             ordinal=lease.ordinal,
             prompt_id=lease.prompt.prompt_id,
             explorer=self.number,
             rewards=np.zeros(self._rows, np.float32),
-            truncated=np.array([one.reason in CUTS for one in endings]) if endings else None,
+            truncated=np.array(cut),
             endings=endings or None,
             **columns,
         )

@@ -166,18 +166,20 @@ class GroupDelivery:
 
     def _written(self, group: Group) -> list[CompletionToScore]:
         """Returns the completions of a group as records for scoring."""
+        assert group.truncated is not None, "the explorer says it"
         endings = group.endings or [None] * len(group.tokens)
+        cut = [one.is_cut for one in group.endings or ()] or group.truncated.tolist()
         return [
             written(
                 self._task,
                 ids,
-                end_ids=self._explorer.sampling.stop_ids,
+                is_cut=is_cut,
                 prompt_id=group.prompt_id,
                 lease_id=group.lease_id,
                 ending=ending,
                 before=before,
             )
-            for (before, ids), ending in zip(last_replies(group), endings, strict=True)
+            for (before, ids), ending, is_cut in zip(last_replies(group), endings, cut, strict=True)
         ]
 
     def _insert(self, groups: list[Group]) -> None:

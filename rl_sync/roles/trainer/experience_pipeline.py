@@ -39,7 +39,7 @@ class CompletionExperience:
       tokens: number of tokens that are learned; 0 for a completion that was not judged.
       reward: its reward; a function may change it.
       is_judged: whether it could be scored; otherwise it is not trained on anyway.
-      truncated: whether a limit cut the episode; false without episodes.
+      truncated: whether a limit cut it.
       version: oldest version of the weights that sampled it.
       notes: numbers by name; the mean of each over samples becomes the metric `pipeline/NAME`.
     """

@@ -73,13 +73,11 @@ class RolloutWriter:
 
     Args:
       task: the problems and their tokenizer.
-      end_ids: tokens that end a completion that was not cut.
       images: stores the images of prompts; None without images.
     """
 
-    def __init__(self, task: Task, end_ids: Sequence[int], images: ImageFiles | None = None):
-        self._task, self._end_ids = task, frozenset(end_ids)
-        self._images = images
+    def __init__(self, task: Task, images: ImageFiles | None = None):
+        self._task, self._images = task, images
         self._texts = _Texts(task.tokenizer)
 
     def lines(
@@ -128,7 +126,7 @@ class RolloutWriter:
             if key not in prompts:
                 prompts[key] = self._text(prompt_ids, self._at(group, sample, 0, row.first), names)
             fields = judged[sample] if judged else {}
-            if group.truncated is None:
+            if group.turn_rewards is None:
                 fields["completion"] = tokenizer.decode(ids)
             else:
                 fields |= self._turns(group, sample, row, names)
@@ -147,7 +145,7 @@ class RolloutWriter:
                 advantage=None if advantages is None else advantages[sample],
                 **{name: values[sample] for name, values in of_tokens.items()},
                 staleness=step - 1 - row.oldest if row.drawn else 0,
-                truncated=self._is_truncated(group, sample, ids),
+                truncated=group.truncated is not None and bool(group.truncated[sample]),
                 prompt_ids=prompt_ids,
                 ids=ids,
                 tokens=[*map(self._texts.__getitem__, ids)],
@@ -224,12 +222,6 @@ class RolloutWriter:
             turns.append({"by": by, "text": text, "segment": segment})
             completion = tokenizer.decode(some) if is_mine else completion
         return {"completion": completion, "turns": turns}
-
-    def _is_truncated(self, group: Group, sample: int, ids: list[int]) -> bool:
-        if group.truncated is not None:
-            return bool(group.truncated[sample])
-        is_long = len(ids) >= self._task.max_drawn_tokens
-        return is_long and ids[-1] not in self._end_ids
 
 
 class _Texts(dict[int, str]):

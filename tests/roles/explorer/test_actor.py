@@ -89,6 +89,30 @@ def test_each_lease_becomes_a_group_of_its_prompt():
         assert np.all(group.rewards == 0)
 
 
+def test_a_completion_that_a_stop_ends_at_the_token_limit_is_not_cut(subtests):
+    engine = _engine(decode=TASK.tokenizer.decode_all)
+    one_token = Sampling(1, (TASK.tokenizer.eos_id,))
+    explorer = dataclasses.replace(EXPLORER, engine=engine, sampling=one_token, group_size=12)
+    first = len(TASK.tokenizer.encode(TASK.train[0].text))
+    _, (group,) = explorer.rollout(STATE, [_lease(0)])
+    drawn = group.tokens[:, first]
+    np.testing.assert_array_equal(group.truncated, drawn != TASK.tokenizer.eos_id)
+    digit = next(int(id) for id in drawn if TASK.tokenizer.decode([int(id)]).strip())
+    for name, ends in [
+        ("string", {"stop_strings": (TASK.tokenizer.decode([digit]),)}),
+        ("id", {"stop_ids": (TASK.tokenizer.eos_id, digit)}),
+    ]:
+        with subtests.test(name):
+            sampling = dataclasses.replace(one_token, **ends)
+            _, (group,) = dataclasses.replace(explorer, sampling=sampling).rollout(
+                STATE, [_lease(0)]
+            )
+            np.testing.assert_array_equal(group.tokens[:, first], drawn)
+            ended = (drawn == digit) | (drawn == TASK.tokenizer.eos_id)
+            assert 0 < ended.sum() < 12
+            np.testing.assert_array_equal(group.truncated, ~ended)
+
+
 def test_behavior_logprobs_are_the_policy_s():
     _, (group,) = EXPLORER.rollout(STATE, [_lease(0)])
     logprobs, _ = token_logprobs(MODEL, STATE.params, group.tokens)

@@ -25,14 +25,13 @@ from tests.cluster.memory_session import MemorySession
 TOKENIZER = CharacterTokenizer("12=")
 TASK = types.SimpleNamespace(
     tokenizer=TOKENIZER,
-    max_completion_tokens=3,
     train=collections.defaultdict(lambda: Prompt(0, "1=", "1")),
 )
 (END,) = TOKENIZER.eos_ids
 
 
 class Group(types.SimpleNamespace):
-    """Two completions after a prompt; the second one is as long as completions may be."""
+    """Two completions after a prompt; the second one was cut at the limit."""
 
     def __init__(self, lease_id):
         super().__init__(
@@ -42,6 +41,7 @@ class Group(types.SimpleNamespace):
             tokens=np.array([[4, 2, END, 0], [4, 2, 3, 2]]),
             completion_mask=np.array([[0, 1, 1, 0], [0, 1, 1, 1]], bool),
             rewards=np.zeros(2),
+            truncated=np.array([False, True]),
         )
 
     def to_columns(self):
@@ -100,9 +100,8 @@ def rewarded(group, rewards):
     return new
 
 
-def delivery(session, beside=False, in_parts=False, may_restart=False, stop_ids=(END,)):
-    sampling = types.SimpleNamespace(stop_ids=stop_ids)
-    explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts, sampling=sampling)
+def delivery(session, beside=False, in_parts=False, may_restart=False):
+    explorer = types.SimpleNamespace(rewarded=rewarded, in_parts=in_parts)
     replay = Replay(may_restart)
     return GroupDelivery(session, TASK, explorer, replay, table="groups", beside=beside)
 
@@ -153,17 +152,13 @@ def test_completions_are_handed_in_with_their_tokens_and_whether_they_were_cut_o
 
 
 def test_a_reply_that_a_limit_of_its_episode_ended_is_truncated():
-    for is_cut in (True, False):
-        ending = Ending({}, {}, "tokens", "", turns=1, is_cut=is_cut)
-        item = written(TASK, [2, 3], end_ids=(END,), prompt_id=0, ending=ending)
-        assert item.truncated == is_cut
-
-
-def test_a_completion_that_ends_with_a_stop_id_at_its_limit_is_not_cut_off():
-    session = Session([1.0, 1.0])
-    delivery(session, stop_ids=(END, 2)).deliver([Group(7)])
-    ((_, second),) = session.items.values()
-    assert (second.tokens, second.truncated) == ([2, 3, 2], False)
+    session, group = Session([1.0, 1.0]), Group(7)
+    cut = Ending({}, {}, "tokens", "", turns=1, is_cut=True)
+    # The episode was cut, but its last reply had ended.
+    group.endings, group.truncated = (cut, cut._replace(is_cut=False)), np.array([True, True])
+    delivery(session).deliver([group])
+    ((first, second),) = session.items.values()
+    assert (first.truncated, second.truncated) == (True, False)
 
 
 def test_a_completion_that_could_not_be_judged_has_no_number():
@@ -304,13 +299,11 @@ def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
 def test_what_the_prompt_has_written_of_a_reply_is_handed_in(prompt, last, turns, begun):
     tokenizer = CharacterTokenizer.of_texts(["1+?\n</think>"])
     row = None if last is None else {"prompt_messages": [{"role": "user", "content": "?"}, last]}
-    task = types.SimpleNamespace(
-        tokenizer=tokenizer, max_completion_tokens=9, train=[Prompt(0, "1+1?", "2", row)]
-    )
+    task = types.SimpleNamespace(tokenizer=tokenizer, train=[Prompt(0, "1+1?", "2", row)])
     item = written(
         task,
         tokenizer.encode("1"),
-        end_ids=tokenizer.eos_ids,
+        is_cut=False,
         prompt_id=0,
         ending=Ending({}, {}, "done", "", turns=turns),
         before=tokenizer.encode("?" * 50 + prompt),

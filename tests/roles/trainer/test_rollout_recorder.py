@@ -27,8 +27,10 @@ TOKENIZER = CharacterTokenizer("0123456789+=?<>")
 TASK = types.SimpleNamespace(
     train=[Prompt(0, "1+1=", "2"), Prompt(1, "2+2=", "4")],
     tokenizer=TOKENIZER,
-    max_drawn_tokens=3,
 )
+
+TURNS = np.zeros((1, 9), np.float32)
+"""Rewards of the turns of an episode."""
 
 
 def _group(*rows, lease=7, version=3, **fields):
@@ -67,7 +69,7 @@ def _judgements(*counts, endings=None, scores=None):
 
 def _records(groups, judgements=None, figures=NO_FIGURES, step=5):
     chosen = Chosen(groups, judgements)
-    lines = RolloutWriter(TASK, (EOS_ID,)).lines(step, chosen, figures)
+    lines = RolloutWriter(TASK).lines(step, chosen, figures)
     return [json.loads(line) for line in lines]
 
 
@@ -76,7 +78,8 @@ def test_a_record_says_what_was_written_how_it_was_judged_and_what_the_step_made
     nothing = np.full((2, 9), np.nan)
     ratios = np.concatenate([nothing, [[5.0] * 4 + [1.00004, 0.5] + [7.0] * 3, nothing[0]]])
     figures = Figures(advantages, {"token_ratios": ratios, "token_entropies": ratios / 10})
-    first, other = _records([(1, _group("2E", "333"))], _judgements(2), figures)
+    group = _group("2E", "333", truncated=np.array([False, True]))
+    first, other = _records([(1, group)], _judgements(2), figures)
     assert first == {
         "step": 5, "lease": 7, "ordinal": 7, "prompt_id": 0, "explorer": 1, "sample": 0,
         "prompt": "1+1=", "images": [], "expected": "2", "completion": "2", "turns": None,
@@ -104,7 +107,7 @@ def test_figures_of_tokens_find_their_tokens_in_every_layout(kind):
 
 
 def test_tokens_that_no_loss_learns_from_and_figures_that_are_not_finite_are_none():
-    group = _group("2E>>5", truncated=np.array([False]))
+    group = _group("2E>>5", turn_rewards=TURNS)
     group.completion_mask[0, 6:8], group.policy_versions[0, 6:8] = False, -1
     ratios = np.arange(9.0)[None]
     ratios[0, 5] = np.nan
@@ -137,7 +140,9 @@ def test_versions_of_one_completion_are_runs_and_the_oldest_counts():
 
 
 def test_an_episode_is_recorded_with_its_turns():
-    group = _group("2E>>5", truncated=np.array([True]), segments=np.full((1, 9), -1))
+    group = _group(
+        "2E>>5", truncated=np.array([True]), turn_rewards=TURNS, segments=np.full((1, 9), -1)
+    )
     group.segments[0] = [0, 0, 0, 0, 0, 0, 0, 1, 1]
     between = slice(6, 8)  # ">>": the end of one segment, and the beginning of another.
     group.completion_mask[0, between], group.policy_versions[0, between] = False, -1
@@ -157,7 +162,7 @@ def test_an_episode_is_recorded_with_its_turns():
 
 
 def test_a_game_of_several_players_is_recorded_with_all_moves():
-    group = _group("2E>>5", truncated=np.array([False]), segments=np.zeros((1, 9), int))
+    group = _group("2E>>5", turn_rewards=TURNS, segments=np.zeros((1, 9), int))
     moves = (Move(0, "older.py:mine", "4"), Move(1, "policy 3", "2"))
     ending = Ending({"win": 1.0}, {}, "done", "", 2, seat=1, moves=moves)
     (one,) = _records([(0, group)], _judgements(1, endings=[decode(encode(ending))]))
@@ -169,7 +174,7 @@ def test_a_game_of_several_players_is_recorded_with_all_moves():
 
 
 def test_an_episode_that_the_environment_ends_is_recorded_to_its_end():
-    group = _group("2E>>5", truncated=np.array([False]), segments=np.zeros((1, 9), int))
+    group = _group("2E>>5", turn_rewards=TURNS, segments=np.zeros((1, 9), int))
     group.completion_mask[0, 6:], group.policy_versions[0, 6:] = False, -1
     (one,) = _records([(0, group)])
     assert [turn["text"] for turn in one["turns"]] == ["2", ">>5"]
@@ -177,13 +182,13 @@ def test_an_episode_that_the_environment_ends_is_recorded_to_its_end():
 
 
 def test_an_episode_in_which_the_policy_said_nothing_has_a_record():
-    (one,) = _records([(0, _group("", truncated=np.array([False])))])
+    (one,) = _records([(0, _group("", turn_rewards=TURNS))])
     assert (one["completion"], one["ids"], one["turns"], one["staleness"]) == ("", [], [], 0)
 
 
 def test_a_text_with_half_a_surrogate_pair_is_recorded():
     task = types.SimpleNamespace(**{**vars(TASK), "train": [Prompt(0, "1+1=", "\ud800")]})
-    (line,) = RolloutWriter(task, (EOS_ID,)).lines(1, Chosen([(0, _group("2E"))], None))
+    (line,) = RolloutWriter(task).lines(1, Chosen([(0, _group("2E"))], None))
     assert json.loads(line)["expected"] == "\ud800"
 
 
@@ -207,7 +212,7 @@ class Parts:
 
 
 def _recorder(parts, **settings):
-    scribe, free = RolloutWriter(TASK, (EOS_ID,)), Budget(1.0, 1e9)
+    scribe, free = RolloutWriter(TASK), Budget(1.0, 1e9)
     budget = settings.pop("budget", free)
     made = ObserveSettings(**settings)
     return RolloutRecorder(made, parts=parts, scribe=scribe, budget=budget)
@@ -316,13 +321,13 @@ class Strange(Spaced):
 
 
 def test_tokens_have_texts_where_the_tokenizer_knows_no_letters():
-    scribe = RolloutWriter(types.SimpleNamespace(tokenizer=Strange()), ())
+    scribe = RolloutWriter(types.SimpleNamespace(tokenizer=Strange()))
     assert scribe._texts[3] == "x"
 
 
 @pytest.mark.parametrize(("token", "text"), [(2, " the"), (3, "x")])
 def test_the_text_of_a_token_is_that_behind_another(token, text):
-    scribe = RolloutWriter(types.SimpleNamespace(tokenizer=Spaced()), ())
+    scribe = RolloutWriter(types.SimpleNamespace(tokenizer=Spaced()))
     assert scribe._texts[token] == text
 
 
@@ -338,7 +343,7 @@ def test_the_tokens_of_an_image_are_one_text_and_its_pixels_are_stored(tmp_path)
     at = np.where(at >= 0, at, -1)
     at[:, :4] = [0, 1, 2, 3]
     two_images = _group("2E", "3E", image_at=at, tile_digests=np.zeros((2, 16), np.uint8))
-    writer = RolloutWriter(task, (EOS_ID,), ImageFiles(tmp_path, 1 << 20))
+    writer = RolloutWriter(task, ImageFiles(tmp_path, 1 << 20))
     lines = writer.lines(1, Chosen([(0, one_image), (1, two_images)], None))
     records = [json.loads(line) for line in lines]
     assert [one["prompt"] for one in records] == [
@@ -359,7 +364,7 @@ def test_a_broken_image_leaves_its_record(tmp_path):
     at = np.full((1, 9), -1)
     at[:, :2] = [0, 1]
     group = _group("2E", image_at=at, tile_digests=np.zeros((1, 16), np.uint8))
-    writer = RolloutWriter(task, (EOS_ID,), ImageFiles(tmp_path, 1 << 20))
+    writer = RolloutWriter(task, ImageFiles(tmp_path, 1 << 20))
     (line,) = writer.lines(1, Chosen([(0, group)], None))
     record = json.loads(line)
     assert record["prompt"] == "⟨image tile 1⟩1="
