@@ -86,6 +86,8 @@ def load_task(settings: RunSettings) -> Task:
             f" vision tower, but {shown}: leave it out, or take a task with images.",
         )
         task = dataclasses.replace(task, processor=None)
+    if stop_ids := settings.rollout.more_stop_ids:
+        task = dataclasses.replace(task, tokenizer=task.tokenizer.with_stop_ids(stop_ids))
     _require_sight(settings, task, needs, may_show)
     trainer_model(settings, task)
     with compiling_for("cpu"):  # No devices yet: a launcher must not take them.
@@ -391,7 +393,7 @@ def sampling(settings: RunSettings, task: Task) -> Sampling:
     try:
         return Sampling(
             max_new_tokens=task.max_completion_tokens,
-            stop_ids=(*task.tokenizer.eos_ids, *rollout.more_stop_ids),
+            stop_ids=task.tokenizer.end_ids,
             stop_strings=rollout.stop_texts,
             min_new_tokens=rollout.min_new_tokens,
             repetition_penalty=rollout.repetition_penalty,

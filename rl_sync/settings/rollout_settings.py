@@ -68,7 +68,9 @@ class RolloutSettings:
         choices=("explorer", "trainer"),
     )
     stop_ids: str = setting(
-        "", "Token ids that end a completion besides the tokenizer's, separated by commas."
+        "",
+        "Token ids that end a completion besides the tokenizer's, separated by commas. Their text"
+        " is not part of what rewards and environments read.",
     )
     stop_strings: str = setting("", "Texts that end a completion, separated by `|`.")
     slots: int | None = setting(

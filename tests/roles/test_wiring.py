@@ -225,6 +225,13 @@ def test_rows_are_as_long_as_the_devices_with_their_positions_can_cut(context, r
     assert wiring.batching(settings, 10).row_tokens == row_tokens
 
 
+def test_stop_ids_end_completions_and_their_text_is_left_out():
+    settings = settings_with(rollout__stop_ids="5, 4")
+    task = wiring.load_task(settings)
+    assert wiring.sampling(settings, task).stop_ids == (1, 5, 4)
+    assert task.tokenizer.decode([6, 7, 4]) == task.tokenizer.decode([6, 7])
+
+
 def test_batches_say_what_was_cut_where_stop_strings_end_completions():
     assert not wiring.batching(settings_with(), 10).with_truncated
     assert wiring.batching(settings_with(rollout__stop_strings="###"), 10).with_truncated

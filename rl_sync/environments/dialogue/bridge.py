@@ -23,7 +23,7 @@ from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.interface import Message, Turn
 from rl_sync.sequence_images import TEXT, SequenceImages
 from rl_sync.tasks.pictures.placed_images import PlacedImages
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, without_end
 
 # A character that no reply and no template contains.
 _ANY_REPLY = "\U000f0002"
@@ -185,12 +185,11 @@ class Bridge:
         return None if closing is None else closing + after[len(alone) :]
 
     def _text(self, drawn: Sequence[int]) -> str:
-        ends = bool(len(drawn)) and drawn[-1] in self._tokenizer.eos_ids
-        return self._tokenizer.decode_all([int(i) for i in (drawn[:-1] if ends else drawn)])
+        return self._tokenizer.decode_all([int(i) for i in without_end(self._tokenizer, drawn)])
 
     def _behind_end(self, ids: list[int], drawn: Sequence[int]) -> list[int]:
         """Leaves out the end of the reply, if the policy drew that end itself."""
-        if not len(drawn) or drawn[-1] not in self._tokenizer.eos_ids or drawn[-1] not in ids:
+        if not len(drawn) or drawn[-1] not in self._tokenizer.end_ids or drawn[-1] not in ids:
             return ids
         place = ids.index(drawn[-1])
         is_closing = not self._tokenizer.decode_all(ids[:place]).strip()

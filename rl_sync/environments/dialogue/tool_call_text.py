@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rl_sync.environments.interface import Reply, ToolCall
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import Tokenizer, without_end
 from rl_sync.thoughts import split
 
 _SHOWN_CHARACTERS = 200
@@ -41,11 +41,13 @@ class CallFormat(NamedTuple):
       read: reads a text.
       mark: text that starts calls after other text.
       alone: text that starts a reply of only calls; empty if there is none.
+      closing: text that ends a call; empty if there is none.
     """
 
     read: Callable[[str], ParsedReply]
     mark: str
     alone: str = ""
+    closing: str = ""
 
     def before_calls(self, text: str) -> str:
         """Returns the beginning of a text that is content, however the text continues."""
@@ -124,7 +126,7 @@ def read_listed(text: str) -> ParsedReply:
 
 
 CALL_FORMATS: dict[str, CallFormat] = {
-    "qwen": CallFormat(read_tagged, "<tool_call>"),
+    "qwen": CallFormat(read_tagged, "<tool_call>", closing="</tool_call>"),
     "llama": CallFormat(read_headless, "<|python_tag|>", alone="{"),
     "mistral": CallFormat(read_listed, "[TOOL_CALLS]"),
 }
@@ -180,7 +182,7 @@ def read_reply(
     Returns:
       The reply. Calls inside the policy's thoughts are text.
     """
-    text = _text(tokenizer, ids)
+    text = _text(tokenizer, ids, reads)
     found = split(text, begun, tokenizer.thoughts, calls=reads.mark if reads else "")
     if reads is None or found.is_thinking:
         return Reply(text, is_cut=is_cut, begun=begun, spoken=found.answer)
@@ -215,7 +217,7 @@ def read_beginning(
       The content as far as it is certain. It excludes characters with missing bytes, and text that
       may be the start of a tool call.
     """
-    text = _text(tokenizer, ids).rstrip(_UNREADABLE)
+    text = _text(tokenizer, ids, reads).rstrip(_UNREADABLE)
     if reads is None:
         return text
     found = split(text, begun, tokenizer.thoughts, calls=reads.mark)
@@ -224,10 +226,12 @@ def read_beginning(
     return text[: found.end] + reads.before_calls(text[found.end :])
 
 
-def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Decodes a reply without the token that ends it."""
-    ends = bool(len(ids)) and ids[-1] in tokenizer.eos_ids
-    return tokenizer.decode_all([int(i) for i in (ids[:-1] if ends else ids)])
+def _text(tokenizer: Tokenizer, ids: Sequence[int], reads: CallFormat | None) -> str:
+    """Decodes a reply without the token that ends it, unless this one ends a call."""
+    said = [int(i) for i in without_end(tokenizer, ids)]
+    end = tokenizer.decode_all([int(i) for i in ids[len(said) :]])
+    text = tokenizer.decode_all(said)
+    return text + end if reads and end and end == reads.closing else text
 
 
 def _call_id(number: int) -> str:

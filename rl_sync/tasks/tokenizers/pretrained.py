@@ -107,6 +107,7 @@ class PretrainedTokenizer:
       day: date that the chat template writes if it asks for today's.
       thoughts: see `Tokenizer`.
       vocab_size, pad_id, eos_ids: see `Tokenizer`.
+      stop_ids: ids that end a completion besides the ends of sequence.
     """
 
     backend: Any
@@ -118,11 +119,21 @@ class PretrainedTokenizer:
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     day: datetime.date | None = None
     thoughts: tuple[ThoughtMarks, ...] = KNOWN
+    stop_ids: tuple[int, ...] = ()
 
     @property
     def eos_id(self) -> int:
         """Id that ends a demonstration: the first of `eos_ids`."""
         return self.eos_ids[0]
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All ids that end a completion."""
+        return (*self.eos_ids, *self.stop_ids)
+
+    def with_stop_ids(self, stop_ids: tuple[int, ...]) -> PretrainedTokenizer:
+        """Returns the tokenizer of a policy whose completions also end with these ids."""
+        return dataclasses.replace(self, stop_ids=stop_ids)
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text, without special tokens around it."""
@@ -514,12 +525,13 @@ class PretrainedTokenizer:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes up to the first end of sequence; special tokens inside stay visible.
+        """Decodes up to the first id that ends a completion; special tokens inside stay visible.
 
         An id that the tokenizer lacks becomes U+FFFD, because a checkpoint's vocabulary may be
         padded beyond its tokenizer's.
         """
-        return self.decode_all(list(itertools.takewhile(lambda i: i not in self.eos_ids, ids)))
+        ends = self.end_ids
+        return self.decode_all(list(itertools.takewhile(lambda i: i not in ends, ids)))
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """Decodes every id like `decode`, even after an end of sequence."""

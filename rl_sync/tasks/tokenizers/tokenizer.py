@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -36,7 +37,14 @@ class Tokenizer(Hashable, Protocol):
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """All ids that end a completion, `eos_id` first."""
+        """All ends of sequence, `eos_id` first."""
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All ids that end a completion: `eos_ids`, and those of `rollout.stop_ids`."""
+
+    def with_stop_ids(self, stop_ids: tuple[int, ...]) -> Tokenizer:
+        """Returns the tokenizer of a policy whose completions also end with these ids."""
 
     @property
     def thoughts(self) -> tuple[ThoughtMarks, ...]:
@@ -125,7 +133,7 @@ class Tokenizer(Hashable, Protocol):
         """Says which tokens end a reply if that may surprise; otherwise empty."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes a completion up to its first end of sequence."""
+        """Decodes a completion up to the first id that ends it."""
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """Decodes every id, even after an end of sequence; special tokens stay visible."""
@@ -141,6 +149,11 @@ def completion_tokens(
 ) -> int:
     """Counts the tokens of a reply to learn, its end of sequence included; see `encode_reply`."""
     return len(tokenizer.encode_reply(text, continues=continues, marks=marks)) + 1
+
+
+def without_end(tokenizer: Tokenizer, drawn: Sequence[int]) -> Sequence[int]:
+    """Returns the ids of a completion without the one that ended it, if one did."""
+    return drawn[:-1] if len(drawn) and drawn[-1] in tokenizer.end_ids else drawn
 
 
 def begun_reply(tokenizer: Tokenizer, before: Sequence[int]) -> str:
@@ -176,6 +189,7 @@ class CharacterTokenizer:
       charset: characters that texts may contain, each once, in the order of their ids.
       shows_images: whether there is a last id, which stands for a part of an image.
       thoughts: see `Tokenizer`.
+      stop_ids: ids that end a completion besides the end of sequence.
 
     Raises:
       ValueError: a character occurs twice in the charset, or there is none.
@@ -184,6 +198,7 @@ class CharacterTokenizer:
     charset: str
     shows_images: bool = False
     thoughts: tuple[ThoughtMarks, ...] = KNOWN
+    stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.charset:
@@ -214,8 +229,17 @@ class CharacterTokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The single id that ends a completion."""
+        """The single end of sequence."""
         return (EOS_ID,)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All ids that end a completion."""
+        return (EOS_ID, *self.stop_ids)
+
+    def with_stop_ids(self, stop_ids: tuple[int, ...]) -> CharacterTokenizer:
+        """Returns the tokenizer of a policy whose completions also end with these ids."""
+        return dataclasses.replace(self, stop_ids=stop_ids)
 
     def encode(self, text: str) -> list[int]:
         """Encodes the characters, without an end of sequence.
@@ -312,13 +336,13 @@ class CharacterTokenizer:
         return ""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes up to the first end of sequence; padding inside becomes U+FFFD.
+        """Decodes up to the first id that ends a completion; padding inside becomes U+FFFD.
 
         Raises:
           ValueError: an id is outside the vocabulary.
         """
-        ids = list(ids)
-        return self.decode_all(ids[: ids.index(EOS_ID)] if EOS_ID in ids else ids)
+        ends = self.end_ids
+        return self.decode_all(list(itertools.takewhile(lambda i: i not in ends, ids)))
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """Decodes every id; an end of sequence has no text.

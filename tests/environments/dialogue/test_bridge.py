@@ -81,6 +81,16 @@ def test_an_end_other_than_the_templates_is_followed_by_the_templates_end():
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
+def test_a_stop_id_has_no_text_and_the_templates_end_follows_it(name):
+    tokenizer = family(name)
+    drawn = tokenizer.encode("It is 12!")
+    _, step = bridged(tokenizer.with_stop_ids((drawn[-1],)), drawn)
+    assert not step.begins_segment
+    assert step.conversation.messages[1].content == "It is 12"
+    assert step.ids.tolist() == tokenizer.encode(ENDS[name] + FOLLOWING[name])
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
 def test_where_encoding_gives_the_drawn_ids_the_whole_is_what_transformers_gives(name):
     tokenizer = family(name)
     text = "It is 12." if name != "brackets" else " It is 12."
@@ -117,6 +127,20 @@ def test_a_call_that_the_template_writes_with_other_spaces_stays_as_drawn(name, 
     assert len(step.conversation.messages[1].tool_calls) == 1
     closing = ENDS[name] if is_cut else ""
     assert step.ids.tolist() == tokenizer.encode(closing + ANSWERS[name])
+
+
+@pytest.mark.parametrize("spaces", [" ", "   "])
+def test_a_stop_id_that_closes_a_call_is_part_of_it(spaces):
+    tokenizer = family("chatml")
+    call = f'{{"name":{spaces}"look", "arguments": {{"place": "north"}}}}'
+    drawn = tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>")
+    answer = Turn((Message("tool", "a door", name="look", tool_call_id="call00000"),))
+    first = dataclasses.replace(ASKED, tools=(TOOL,))
+    ends = tokenizer.with_stop_ids((drawn[-1],))
+    _, step = bridged(ends, drawn, turn=answer, first=first)
+    assert not step.begins_segment
+    assert len(step.conversation.messages[1].tool_calls) == 1
+    assert step.ids.tolist() == tokenizer.encode(ENDS["chatml"] + ANSWERS["chatml"])
 
 
 def test_white_space_that_the_template_trims_everywhere_stays_as_drawn():

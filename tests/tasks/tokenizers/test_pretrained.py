@@ -99,6 +99,7 @@ def test_decoding_ends_at_any_end_and_shows_what_does_not_belong():
     tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
     assert tokenizer.decode([76, 77, 7, 76]) == "hi"
     assert tokenizer.decode([76, 77, 2]) == "hi"
+    assert tokenizer.with_stop_ids((77,)).decode([76, 77]) == "h"
     assert tokenizer.decode([76, 0, 77]) == "h<pad>i"
     assert tokenizer.decode([76, 96, 200, 77]) == "h\ufffd\ufffdi"
 

@@ -1,7 +1,7 @@
 import pytest
 
 from rl_sync.tasks.tokenizers.prompt_messages import asked_tokens
-from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, completion_tokens
+from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, completion_tokens, without_end
 
 TOKENIZER = CharacterTokenizer("ab+=")
 
@@ -15,6 +15,14 @@ def test_padding_is_0_the_end_is_1_and_characters_follow():
 def test_decoding_ends_at_the_end_of_sequence_and_shows_padding_inside():
     assert TOKENIZER.decode([2, 1, 3]) == "a"
     assert TOKENIZER.decode([2, 0, 3]) == "a\ufffdb"
+
+
+def test_a_stop_id_ends_a_completion_and_has_no_text():
+    stopping = TOKENIZER.with_stop_ids((5,))
+    assert (stopping.eos_ids, stopping.end_ids) == ((1,), (1, 5))
+    assert (stopping.decode([2, 3, 5]), stopping.decode_all([2, 3, 5])) == ("ab", "ab=")
+    assert without_end(stopping, [2, 5, 5]) == [2, 5]
+    assert without_end(stopping, [2, 3]) == [2, 3]
 
 
 def test_a_character_outside_the_charset_is_named():
