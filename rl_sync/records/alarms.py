@@ -230,7 +230,9 @@ def _restarts(evidence: Evidence) -> str:
 
 def _kind(metric: str, threshold: Threshold) -> AlarmKind:
     """Makes the alarm of a metric's threshold."""
-    words = metric.rpartition("/")[2].replace("_", " ")
+    parts = metric.split("/")
+    part = next((one for one in threshold.parts if one in parts), parts[-1])
+    words = part.replace("_", " ")
     name = threshold.name + f" ({words})" * bool(threshold.parts) if threshold.name else words
     return AlarmKind(
         name,

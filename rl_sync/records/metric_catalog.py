@@ -278,6 +278,19 @@ _REWARDS = (
         trl="rewards/NAME/mean",
     ),
     Metric(
+        "reward/NAME/off_scale",
+        "Share of answers with boxes or points whose coordinates are of another scale than the"
+        " reward's option `answer_scale` says: all at most 1, or far outside of the image.",
+        normal="near 0",
+        alarm=Threshold(
+            "the reward's options `answer_scale` and `order`, or a prompt that asks for these"
+            " coordinates",
+            least=0.5,
+            name="coordinates of another scale",
+            parts=("iou", "point_in_box", "vision"),
+        ),
+    ),
+    Metric(
         "reward/unjudged",
         "Trajectories of those generated for the step that could not be judged.",
         unit="trajectories",

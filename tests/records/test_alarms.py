@@ -47,6 +47,14 @@ TROUBLES = {
     "unprintable text": {UNPRINTABLE: 0.2},
     "truncation": {"truncated_fraction": 0.5},
     "unjudged completions": {"reward/unjudged": 1},
+    **{
+        f"coordinates of another scale ({words})": {f"reward/{name}/off_scale": 0.5}
+        for name, words in [
+            ("iou", "iou"),
+            ("point_in_box", "point in box"),
+            ("vision", "vision"),
+        ]
+    },
     "skipped updates": {"skipped_updates": 2},
     "failed episodes (time-out)": {"episode/ended/time-out": 0.1},
     "failed episodes (environment failure)": {"episode/ended/environment_failure": 0.4},
@@ -184,7 +192,7 @@ def test_a_critic_may_be_wrong_in_the_first_steps():
 def test_the_text_about_a_metric_and_its_alarm_have_the_same_numbers():
     kinds = {kind.name: kind for kind in ALARMS}
     found = dict(metric_catalog.thresholds())
-    assert len(found) == 12
+    assert len(found) == 15
     for metric, threshold in found.items():
         name = next(name for name in kinds if metric in kinds[name].condition)
         said = str(metric_catalog.find("rl", metric).alarm)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,11 +34,18 @@ EXTRACT = "boxed,tags,hashes,answer_block,whole"
 _MATCHINGS = ("hungarian", "greedy")
 _WHICH = ("all", "any")
 _ROUNDING = 1e-6
+_MOST = {"unit": 1.0, "thousand": 1000.0}
+_BEYOND = 1.5  # Boxes may reach over the edge of an image, but not by half of it.
+OFF_SCALE = "off_scale"
+"""Component of answers with coordinates: 1 if these are of another scale than `answer_scale`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
     """The right boxes of a row and their coordinates: the options that box and point rewards share.
+
+    Judgements have the component `off_scale`: 1 if the coordinates of the answer are all at most 1
+    although `answer_scale` is not `unit`, or one is beyond 1.5 times the scale or the image.
 
     Attributes:
       field: the row's field with the right boxes: [x1, y1, x2, y2], a list of these, or of
@@ -73,6 +82,13 @@ class Truth:
         """
         check_images(row)
         self._right(row)
+        size = _given_size(row) if self.scale == "pixels" else None
+        if size and _are_beyond(boxes_of(row[self.field], self.order), size):
+            raise ValueError(
+                f"row[{self.field!r}]={reprlib.repr(row[self.field])} is far outside of the image,"
+                f" which has {size.width} × {size.height} pixels: use scale='thousand'? (Its order"
+                f" is {self.order}.)"
+            )
 
     def _right(self, row: Row) -> list[Box]:
         """Returns the right boxes, in pixels if answers have another scale.
@@ -91,7 +107,12 @@ class Truth:
                 f"row[{self.field!r}]: {error}. It must be a box of four numbers, or a list of"
                 " them."
             ) from error
-        most = {"unit": 1.0, "thousand": 1000.0}.get(self.scale)
+        most = _MOST.get(self.scale)
+        if boxes and _are_of_unit(boxes, self.scale):
+            raise ValueError(
+                f"row[{self.field!r}] has no coordinate above 1, and scale={self.scale}: use"
+                " scale='unit'?"
+            )
         for box in boxes:
             corners = box[:4]
             if most and not all(-_ROUNDING <= x <= most + _ROUNDING for x in corners):
@@ -105,19 +126,38 @@ class Truth:
         """Returns the image's size; None if nothing has to be converted."""
         if self.answer_scale in ("", self.scale):
             return None
-        given = row.get(SIZE_FIELD)
-        if given is not None:
-            numbers = list(given) if isinstance(given, list | tuple) else []
-            if len(numbers) != 2 or not all(type(n) is int and n > 0 for n in numbers):
-                raise ValueError(f"row[{SIZE_FIELD!r}]={given!r} must be [width, height].")
-            return Size(*numbers)
-        images = images_of(row)
-        if not images:
+        if (size := _given_size(row)) is None:
             raise ValueError(
                 f"answer_scale={self.answer_scale} and scale={self.scale} can only be converted"
                 f" with the image: row['images'] or row[{SIZE_FIELD!r}] must be there."
             )
-        return images[0].size()
+        return size
+
+    def _why_off_scale(self, row: Row, given: Sequence[Box], right: Sequence[Box]) -> str:
+        """Says why an answer's coordinates are of another scale than `answer_scale`.
+
+        Args:
+          given: boxes of the answer, in its own coordinates.
+
+        Returns:
+          A reason that names the option; empty if they may be of that scale.
+        """
+        scale = self.answer_scale or self.scale
+        if not given or not right:
+            return ""
+        if _are_of_unit(given, scale):
+            return f"; no coordinate is above 1: answer_scale={scale} may be wrong"
+        most = _MOST.get(scale)
+        size: tuple[float, float] | None = (most, most) if most else None
+        if scale == "pixels":
+            with contextlib.suppress(ValueError):  # The image may be on another machine.
+                size = _given_size(row)
+        if size and _are_beyond(given, size):
+            return (
+                f"; they are far beyond {size[0]:g} × {size[1]:g}: answer_scale={scale} or"
+                f" order={self.order} may be wrong"
+            )
+        return ""
 
     def _found(self, completion: Completion) -> str:
         """Returns the part of a completion that is the answer.
@@ -168,6 +208,8 @@ class BoxOverlap(Truth):
             given = read_boxes(self._found(completion), self.order)
         except UnreadableBoxesError as error:
             return Judgement(0.0, f"no boxes: {error}")
+        why_off = self._why_off_scale(row, given, right)
+        turned = sum(not box.area for box in given)
         given = scaled(given, self.answer_scale, size)
         vote = clustered(given, right)
         if not right and not given:
@@ -182,7 +224,10 @@ class BoxOverlap(Truth):
         return Judgement(
             float(sum(values)) / max(len(right), len(given)),
             f"{len(given)} boxes for {len(right)}, overlaps"
-            f" {', '.join(f'{overlaps[pair]:.2f}' for pair in pairs[:8]) or 'none'}",
+            f" {', '.join(f'{overlaps[pair]:.2f}' for pair in pairs[:8]) or 'none'}"
+            + f"; {turned} without area: order={self.order} may be wrong" * bool(turned)
+            + why_off,
+            {OFF_SCALE: float(bool(why_off))},
             answer=vote,
         )
 
@@ -225,15 +270,47 @@ class PointInBox(Truth):
         except UnreadableBoxesError as error:
             return Judgement(0.0, f"no point: {error}")
         # A point is a box of no size, as far as scaling is concerned.
-        given = scaled([Box(x, y, x, y) for x, y in points], self.answer_scale, size)
+        given = [Box(x, y, x, y) for x, y in points]
+        why_off = self._why_off_scale(row, given, right)
+        given = scaled(given, self.answer_scale, size)
         inside = np.array([[float(box.holds(p.x1, p.y1)) for p in given] for box in right])
         hits = len(matched(inside.reshape(len(right), len(given)), "hungarian"))
         wanted = 1 if self.boxes == "any" else len(right)
         return Judgement(
             min(hits, wanted) / max(wanted, len(given)),
-            f"{len(given)} points, {hits} of {len(right)} boxes have one",
+            f"{len(given)} points, {hits} of {len(right)} boxes have one" + why_off,
+            {OFF_SCALE: float(bool(why_off))},
             answer="; ".join(sorted(_place(point, right) for point in given)),
         )
+
+
+def _given_size(row: Row) -> Size | None:
+    """Returns the size of a row's image; None if the row has neither size nor image.
+
+    Raises:
+      ValueError: the size is malformed, or the image cannot be read.
+    """
+    given = row.get(SIZE_FIELD)
+    if given is not None:
+        numbers = list(given) if isinstance(given, list | tuple) else []
+        if len(numbers) != 2 or not all(type(n) is int and n > 0 for n in numbers):
+            raise ValueError(f"row[{SIZE_FIELD!r}]={given!r} must be [width, height].")
+        return Size(*numbers)
+    images = images_of(row)
+    return images[0].size() if images else None
+
+
+def _are_of_unit(boxes: Sequence[Box], scale: str) -> bool:
+    """Says whether boxes of another scale have the coordinates of the scale `unit`."""
+    return scale != "unit" and all(abs(x) <= 1 for box in boxes for x in box[:4])
+
+
+def _are_beyond(boxes: Sequence[Box], size: tuple[float, float]) -> bool:
+    """Says whether a corner is far outside of an area that begins at 0."""
+    return any(
+        max(box.x1, box.x2) > _BEYOND * size[0] or max(box.y1, box.y2) > _BEYOND * size[1]
+        for box in boxes
+    )
 
 
 def _place(point: Box, right: Sequence[Box]) -> str:

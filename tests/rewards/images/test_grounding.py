@@ -67,6 +67,48 @@ def test_answers_in_other_coordinates_are_converted_by_the_image(fields):
 
 
 @pytest.mark.parametrize(
+    ("options", "text", "expected", "off_scale", "why"),
+    [
+        ({}, "[100, 50, 200, 100]", 1, 0, "overlaps 1.00"),
+        ({"answer_scale": "unit"}, "[0.5, 0.5, 1, 1]", 1, 0, "overlaps 1.00"),
+        ({"answer_scale": "thousand"}, "[500, 500, 1000, 1000]", 1, 0, "overlaps 1.00"),
+        # [50, 50, 150, 100] in pixels: 2500 shared of 7500.
+        ({"answer_scale": "thousand"}, "[250, 500, 750, 1000]", 1 / 3, 0, "overlaps 0.33"),
+        ({}, "[[150, 50, 200, 100],]", 1 / 2, 0, "overlaps 0.50"),
+        ({}, '[{"bbox_2d": [100, 50, 150, 100],}]', 1 / 2, 0, "overlaps 0.50"),
+        # [60, 50, 260, 100] reaches over the edge: 5000 shared of 10000.
+        ({}, "[60, 50, 260, 100]", 1 / 2, 0, "overlaps 0.50"),
+        ({}, "[200, 100, 100, 50]", 0, 0, "1 without area: order=xyxy may be wrong"),
+        ({}, "[100, 50, 100, 50]", 0, 0, "1 without area: order=xyxy may be wrong"),
+        ({}, "[0.5, 0.5, 1, 1]", 0, 1, "no coordinate is above 1: answer_scale=pixels may be"),
+        ({}, "[500, 500, 1000, 1000]", 0, 1, "far beyond 200 × 100: answer_scale=pixels or order"),
+        ({"answer_scale": "unit"}, "[100, 50, 200, 100]", 0, 1, "beyond 1 × 1: answer_scale=unit"),
+        ({"answer_scale": "thousand"}, "[0.5, 0.5, 1, 1]", 0, 1, "answer_scale=thousand may be"),
+    ],
+)
+def test_coordinates_of_another_scale_are_told(options, text, expected, off_scale, why):
+    row = {"boxes": [100, 50, 200, 100], "images": [IMAGE]}
+    of_box = judged(BoxOverlap(**options), row, text)
+    assert of_box.score == pytest.approx(expected)
+    assert of_box.components == {"off_scale": off_scale}
+    assert why in of_box.why
+
+
+def test_points_of_another_scale_are_told():
+    row = {"boxes": [0, 50, 200, 100], "images": [IMAGE]}
+    of_unit = judged(PointInBox(), row, "[0.5, 0.75]")
+    assert (of_unit.score, of_unit.components) == (0, {"off_scale": 1})
+    assert "answer_scale=pixels may be wrong" in of_unit.why
+    right = judged(PointInBox(answer_scale="unit"), row, "[0.5, 0.75]")
+    assert (right.score, right.components) == (1, {"off_scale": 0})
+
+
+def test_an_answer_is_judged_where_the_image_is_not():
+    row = {"boxes": [0, 0, 20, 10], "images": ["/elsewhere.png"]}
+    assert BoxOverlap()(row, Completion("[0, 0, 20, 10]")).score == 1
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [("[1, 1]", 1), ("[3, 3]", 0), ("[2, 2]", 1), ("nowhere", 0), ("[[1, 1], [9, 9]]", 1 / 2)],
 )
@@ -109,6 +151,13 @@ def test_a_truncated_answer_counts_only_if_its_end_is_marked():
         ({}, {"boxes": "here"}, r"row\['boxes'\]: 'here' is not JSON"),
         ({}, {"boxes": [5, 5, 2, 2]}, r"has no area: is the order"),
         ({"scale": "unit"}, {"boxes": [0, 0, 9, 9]}, r"scale=unit goes from 0 to 1: use scale='p"),
+        ({}, {"boxes": [0.1, 0.2, 0.9, 1]}, r"above 1, and scale=pixels: use scale='unit'\?"),
+        ({"scale": "thousand"}, {"boxes": [0, 0, 1, 1]}, r"above 1, and scale=thousand: use"),
+        (
+            {},
+            {"boxes": [500, 500, 1000, 1000], "images": [IMAGE]},
+            r"\[500, 500, 1000, 1000\] is far outside .* 200 × 100 pixels: use scale='thousand'",
+        ),
         ({"answer_scale": "unit"}, {"boxes": [0, 0, 9, 9]}, r"row\['images'\] or row\['image_size"),
         (
             {"answer_scale": "unit"},
