@@ -137,6 +137,8 @@ def _same_labelled(one: Labelled, other: Value, same: Callable, by_algebra: Call
             return by_algebra(one, other)
         return same(one.value, other)
     labels = {one.label, other.label}
+    if len(labels) == 2 and all(label[0] != "(" and label[-1] == ")" for label in labels):
+        return False  # `f(x) = 2x` is neither `f(y) = 2x` nor `g(x) = 2x`.
     if len(labels) == 1 or any(len(label) > 3 and label[0] != "(" for label in labels):
         return same(one.value, other.value)
     has_formula = isinstance(one.value, Formula) or isinstance(other.value, Formula)

@@ -110,7 +110,7 @@ _BASES = {"two": 2, "eight": 8, "ten": 10}
 _LABEL = re.compile(
     r"((?:\\?[A-Za-z]|\\[A-Za-z]+(?: ?[A-Z]{1,4}(?![A-Za-z]))?|[A-Z]{2,4}|[A-Za-z]{4,}"
     r"|\\text\{[^{}]*\}|\((?:[A-Za-z] ?, ?)+[A-Za-z]\))"
-    r"(?:_\{?\w+\}?)?'*(?: ?\([a-zA-Z, ]{1,9}\))?) ?$"
+    r"(?:_\{?\w+\}?)?'*(?: ?\([a-zA-Z0-9, ]{1,9}\))?) ?$"
 )
 _EQUALS = re.compile(r"(?<![<>!\\:])=(?!=)|(?<=[A-Za-z]) ?\\in(?![A-Za-z])")
 _MATRIX = re.compile(r"\\begin\{([pbB]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)

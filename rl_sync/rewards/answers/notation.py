@@ -27,8 +27,12 @@ _INLINE = re.compile(
 )
 """A formula in delimiters inside a text. As in Pandoc, `$5 and $6` are amounts of money."""
 _DEGREES = r"(?<=\d) ?(?:°|(?:\\text\{ ?)?(?i:degrees?|deg\.?)) ?(?:\\text\{ ?)?"
-_ANY = r"(?:all|any|every|each|some)(?: (?:real|complex|arbitrary|constants?|numbers?|values? of))*"
-_DOMAIN = r"(?: ?\\in ?\\mathbb ?\{? ?[RC] ?\}?)?"
+_FREE = r"(?:real|complex|arbitrary|constants?|numbers?|scalars?|parameters?|values? of)"
+_ANY = rf"(?:(?:all|any|every|each|some|arbitrary)(?: {_FREE})*|an?(?: {_FREE})+)"
+_DOMAIN = r" ?\\in ?\\mathbb ?\{? ?[RC] ?\}?"
+_WITH = r",? *(?:\\text\{[ ,]*(?:where|with) ?\}|(?<![A-Za-z])(?:where|with)(?![A-Za-z])) ?"
+_SOME = r"(?:an? |any )?(?:arbitrary |real |complex )*"
+_WHOLE = r"(?:all|any|every|each) (?:(?:positive|non-?negative|natural) )?(?:integers?|numbers?)"
 _Rules = list[tuple[re.Pattern[str], str]]
 _LEAD = (
     r"(?i:approximately|approx\.?|about|around|roughly|nearly|almost|exactly|precisely|simply|just|only"
@@ -77,10 +81,17 @@ _REWRITES: _Rules = [
          r"(\d|[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),
         (r"(\\sqrt)\s*(\d|[A-Za-z](?![A-Za-z]))", r"\1{\2}"),
         (r"\^\s*(\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\})", r"^{\1}"),
+        # Remarks that a variable is arbitrary, which are no part of the value.
+        (r"(?<=\S) *\(((?:\\text\{ ?)?(?:where|with|for)(?![A-Za-z])[^()]*|[A-Za-z] ?\\in[^()]*)\)"
+         r"\.?$", r", \1"),
         (rf"(?<=\S),? *(?:\\text\{{[ ,]*for {_ANY} ?\}}|\\forall|for {_ANY})(?![A-Za-z])"
-         rf" ?[A-Za-z]?{_DOMAIN}$", ""),
-        (r"(?<=\S),? *(?:\\text\{[ ,]*where ?\}|where) ?[A-Za-z] ?(?:\\text\{ ?)?is (?:an? |any )?"
-         r"(?:arbitrary |real |complex )*(?:constant|number)? ?\}?$", ""),
+         rf" ?[A-Za-z]?(?:{_DOMAIN})?\.?$", ""),
+        (rf"(?<=\S){_WITH}[A-Za-z] ?(?:\\text\{{ ?)?(?:is|being) ?{_SOME}"
+         r"(?:constant(?: of integration)?|number)? ?\}?\.?$", ""),
+        (rf"(?<=\S){_WITH}{_SOME}(?:constant|number) [A-Za-z]\.?$", ""),
+        (rf"(?<=\S)(?:, *|{_WITH})[A-Za-z](?:{_DOMAIN}|,? (?:is )?{_SOME}constant)\.?$", ""),
+        (rf"^(\\?[A-Za-z](?:\(([A-Za-z])\)|_\{{?([A-Za-z])\}}?) ?=.*?\S),? *(?:\\text\{{[ ,]*)?"
+         rf"for {_WHOLE} ?\}}? ?(?:\2|\3) ?\}}?\.?$", r"\1"),  # The argument, or the index.
         (r"\\text\{\s*\}", ""),
         (r"\s+", " "),
     ]
