@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -16,13 +17,21 @@ from rl_sync.records.backends.backend import Backend, MetricPoint, TrackedRun
 from rl_sync.records.backends.run_ids import read_identity, write_identity
 from rl_sync.records.metrics import PHASES
 
+_FINISHED, _REPEATED = "finished", "repeated"
+"""Fields of W&B's identity: a mark that the run has finished, and the number of records that were
+logged twice."""
+_UNSAVED_SECS = 30.0
+"""Seconds of a run's end that W&B may lack if its process was killed: offline it writes its file
+about every 15 seconds."""
+
 
 def start_wandb(run: TrackedRun) -> Backend:
     """Starts or resumes a run of Weights & Biases.
 
     W&B's environment variables have the account and the mode (`WANDB_MODE=offline`). The axis of
     each metric is the step of its phase, logged as `rl/step` and so on; W&B's own step counts the
-    records and never falls.
+    records and never falls, since W&B drops what is older. If the process was killed, a resumed run
+    logs the last records before it again.
     """
     wandb: Any = importlib.import_module("wandb")
     known = read_identity(run.workdir, "wandb")
@@ -44,17 +53,34 @@ def start_wandb(run: TrackedRun) -> Backend:
         # The master's output is in its log, and does not belong to the run.
         settings=wandb.Settings(console="off"),
     )
-    write_identity(run.workdir, "wandb", identity)
+    repeated = known.get(_REPEATED, "0")
+    # Without the mark that the run has finished.
+    write_identity(run.workdir, "wandb", {**identity, _REPEATED: repeated})
     for phase in PHASES:
         tracked.define_metric(f"{phase}/*", step_metric=_step(phase))
-    numbers = itertools.count(run.records + 1)
+    numbers = itertools.count(run.records + int(repeated) + 1)
 
     def log(point: MetricPoint) -> None:
-        tracked.log({**point.values, _step(point.phase): point.step}, step=next(numbers))
+        # Without `commit` W&B holds a record back until the next one.
+        values = {**point.values, _step(point.phase): point.step}
+        tracked.log(values, step=next(numbers), commit=True)
 
-    return Backend(
-        log, _resumption(log, bool(known)), lambda is_well: tracked.finish(exit_code=1 - is_well)
-    )
+    def resume(step: int, earlier: Sequence[MetricPoint]) -> None:
+        del step
+        nonlocal repeated
+        secs = (0.0 if _FINISHED in known else _UNSAVED_SECS) if known else math.inf
+        lacking = _last(earlier, secs)
+        # The next start counts them, too, since metrics.jsonl does not have them twice.
+        repeated = str(int(repeated) + len(lacking))
+        write_identity(run.workdir, "wandb", {**identity, _REPEATED: repeated})
+        for point in lacking:
+            log(point)
+
+    def finish(is_well: bool) -> None:
+        tracked.finish(exit_code=1 - is_well)
+        write_identity(run.workdir, "wandb", {**identity, _REPEATED: repeated, _FINISHED: "yes"})
+
+    return Backend(log, resume, finish)
 
 
 def start_trackio(run: TrackedRun) -> Backend:
@@ -65,29 +91,30 @@ def start_trackio(run: TrackedRun) -> Backend:
         "project": known.get("project") or _chosen(run.labels.project, "", run.default_project),
         "name": known.get("name") or _chosen(run.labels.run_name, "", run.default_name),
     }
-    # trackio finds a resumed run by its name.
-    resume = "allow" if known else "never"
-    tracked = trackio.init(**identity, resume=resume, config=dict(run.settings), embed=False)
+    tracked = trackio.init(
+        **identity,
+        resume="allow" if known else "never",  # trackio finds a resumed run by its name.
+        config=dict(run.settings),
+        embed=False,
+    )
     write_identity(run.workdir, "trackio", identity)
     finish: Callable[[], None] = tracked.finish
 
     def log(point: MetricPoint) -> None:
         tracked.log(dict(point.values), step=point.step)
 
-    return Backend(log, _resumption(log, bool(known)), lambda is_well: finish())
-
-
-def _resumption(
-    log: Callable[[MetricPoint], None], is_known: bool
-) -> Callable[[int, Sequence[MetricPoint]], None]:
-    """Returns `Backend.resume`: a system that does not have the run yet gets it from the start."""
-
     def resume(step: int, earlier: Sequence[MetricPoint]) -> None:
         del step
-        for point in () if is_known else earlier:
+        for point in () if known else earlier:
             log(point)
 
-    return resume
+    return Backend(log, resume, lambda is_well: finish())
+
+
+def _last(points: Sequence[MetricPoint], secs: float) -> list[MetricPoint]:
+    """Returns the points of the last seconds before the last of them."""
+    end = max((point.secs for point in points), default=0.0)
+    return [point for point in points if point.secs > end - secs]
 
 
 def _step(phase: str) -> str:
