@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ _FILE_SUFFIXES = (".jsonl", _JSON, *_SEPARATORS, _PARQUET)
 _MOST_CHARACTERS = 2**31 - 1
 _SPEAKERS = {"role", "from"}
 _LINE = re.compile(r"[^\n]*\S[^\n]*")
+_UNKNOWN_SPLIT = re.compile(r'Unknown split "(.*?)".*\[(.*)\]')
+"""The text of `datasets` for a split that a data set lacks, with the splits that it has."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 # First bytes of files that are often mistaken for text, with their kind and the remedy.
 _NO_TEXT = {
@@ -66,12 +68,14 @@ class RowSource:
         or be readable by `datasets.load_dataset`.
       subset: configuration of a data set that has several.
       split: name of the split; a file has none.
-      split_setting: setting of the split's name, for messages.
+      path_setting: name of the setting of the path, for messages.
+      split_setting: name of the setting of the split.
     """
 
     path: str
     subset: str | None = None
     split: str = "train"
+    path_setting: str = "task.dataset.path"
     split_setting: str = "task.dataset.split"
 
 
@@ -79,8 +83,8 @@ def read_rows(source: RowSource, limit: int = 0) -> list[DataRow]:
     """Reads the rows of a source, or only the first `limit` rows if `limit` is not 0.
 
     Raises:
-      ValueError: the source or split does not exist, has no rows, or has a malformed row (the
-        message names file and line).
+      ValueError: the source or split does not exist, or has no rows (the message names the
+        setting), or has a malformed row (the message names file and line).
       OSError: a file cannot be read.
     """
     path = Path(source.path)
@@ -88,12 +92,12 @@ def read_rows(source: RowSource, limit: int = 0) -> list[DataRow]:
     if path.is_file():
         rows = (row._replace(folder=path.parent) for row in _file_rows(path))
     elif not path.exists() and _is_meant_as_a_file(source.path):
-        raise ValueError(f"{source.path}: no such file or directory.")
+        raise ValueError(f"{source.path_setting}={source.path}: no such file or directory.")
     else:
         rows = _library_rows(source)
     taken = list(itertools.islice(rows, limit or None))
     if not taken:
-        raise ValueError(f"{source.path} has no rows.")
+        raise ValueError(f"{source.path_setting}={source.path} has no rows.")
     return taken
 
 
@@ -298,19 +302,26 @@ def _library_rows(source: RowSource) -> Iterator[DataRow]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         # The library's own error often gives no reason; its cause does.
         reasons = [str(e).partition("\n")[0] for e in (error, error.__cause__) if e is not None]
+        if unknown := _UNKNOWN_SPLIT.match(reasons[0]):
+            raise _no_split(source, unknown[1], re.findall(r"'([^']*)'", unknown[2])) from error
         raise ValueError(
-            f"The data set {source.path}{_part(source)} cannot be loaded: {': '.join(reasons)}"
+            f"{source.path_setting}={source.path}{_part(source)} cannot be loaded:"
+            f" {': '.join(reasons)}"
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
         if source.split not in loaded:
-            raise ValueError(
-                f"{source.path} has no split {source.split!r} ({source.split_setting}); it has"
-                f" {', '.join(map(repr, loaded))}{hint(source.split, map(str, loaded))}"
-            )
+            raise _no_split(source, source.split, [*map(str, loaded)])
         loaded = loaded[source.split]
     for number, fields in enumerate(_undecoded(loaded), start=1):
         where = f"{source.path}{_part(source)}, row {number}"
         yield DataRow(where, fields, is_padded=True)
+
+
+def _no_split(source: RowSource, split: str, known: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{source.path} has no split {split!r} ({source.split_setting}); it has"
+        f" {', '.join(map(repr, known))}{hint(split, known)}"
+    )
 
 
 def _undecoded(loaded: Any) -> Iterator[Mapping[str, Any]]:

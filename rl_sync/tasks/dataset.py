@@ -183,8 +183,9 @@ def load(
     """
     if not config.path:
         raise ValueError(f"{section}.path is not set. {_WAY_OUT}")
-    train = read_rows(RowSource(config.path, config.subset, config.split), config.limit)
-    source = _held_out_source(config, config.path)
+    settings = f"{section}.path", f"{section}.split"
+    train = read_rows(RowSource(config.path, config.subset, config.split, *settings), config.limit)
+    source = _held_out_source(config, config.path, section)
     held_out = None if source is None else read_rows(source)
     return problems_of(config, train, held_out, seed, section, placeholder)
 
@@ -258,14 +259,15 @@ def _asked_alone(example: Example) -> Mapping[str, Any] | None:
     return fields or None
 
 
-def _held_out_source(config: DatasetConfig, path: str) -> RowSource | None:
+def _held_out_source(config: DatasetConfig, path: str, section: str) -> RowSource | None:
     if config.held_out_path is None and config.held_out_split is None:
         return None
     source = RowSource(
         config.held_out_path or path,
         config.subset,
         config.held_out_split or config.split,
-        "task.dataset.held_out_split" if config.held_out_split else "task.dataset.split",
+        f"{section}.held_out_path" if config.held_out_path else f"{section}.path",
+        f"{section}.held_out_split" if config.held_out_split else f"{section}.split",
     )
     if config.held_out_split is not None and Path(source.path).is_file():
         raise ValueError(

@@ -13,7 +13,7 @@ from rl_sync.tasks import dataset
 from rl_sync.tasks.dataset import DatasetConfig
 from rl_sync.tasks.problems import Problems
 
-_WAY_OUT = 'Give --config.task.jsonl.path=FILE, with one {"prompt": …, "answer": …} a line.'
+_FORM = '=FILE, with one {"prompt": …, "answer": …} a line.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +54,11 @@ def load(config: JsonlConfig, seed: int) -> Problems:
       OSError: a file cannot be read.
     """
     if not config.path:
-        raise ValueError(f"task.jsonl.path is not set. {_WAY_OUT}")
-    for path in (config.path, config.held_out_path):
+        raise ValueError(f"task.jsonl.path is not set. Give --config.task.jsonl.path{_FORM}")
+    for name, path in (("path", config.path), ("held_out_path", config.held_out_path)):
         if path is not None and not (file := Path(path)).is_file():
             fault = "is a directory" if file.is_dir() else "no such file"
-            raise ValueError(f"{path}: {fault}. {_WAY_OUT}")
+            raise ValueError(f"{path}: {fault}. Give --config.task.jsonl.{name}{_FORM}")
     return dataset.load(
         DatasetConfig(
             path=config.path,

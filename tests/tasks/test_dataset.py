@@ -164,7 +164,9 @@ def test_a_directory_of_files_and_its_splits_go_through_the_library(tmp_path, mo
     task = dataset(directory, held_out_split="test")
     assert len(task.train) == 5
     assert [p.text for p in task.held_out] == ["held"]
-    with pytest.raises(ValueError, match=r"split 'validation' cannot be loaded: .*train"):
+    with pytest.raises(
+        ValueError, match=r"'validation' \(task\.dataset\.split\); it has .*'train'"
+    ):
         dataset(directory, split="validation")
     (directory / "train.jsonl").write_text("[" * 9)
     with pytest.raises(ValueError, match=r"split 'train' cannot be loaded: .*dataset: \w+"):
@@ -281,8 +283,11 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 def test_a_path_that_is_not_there_says_what_may_be_given(tmp_path):
     for path in (tmp_path / "nowhere", "rows.parquet"):
-        with pytest.raises(ValueError, match="no such file or directory"):
+        with pytest.raises(ValueError, match=rf"task\.dataset\.path={path}: no such file"):
             dataset(path)
+    path = write_lines(tmp_path / "rows.jsonl", _rows())
+    with pytest.raises(ValueError, match=r"task\.dataset\.held_out_path=no\.jsonl: no such file"):
+        dataset(path, held_out_path="no.jsonl")
     with pytest.raises(ValueError, match=r"task.dataset.path is not set. Give .*\.parquet"):
         dataset("")
 

@@ -165,6 +165,9 @@ def test_a_directory_and_an_empty_file_are_named(tmp_path):
 def test_a_missing_file_and_no_file_say_what_to_give(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.jsonl: no such file.*task.jsonl.path=FILE"):
         _load(str(tmp_path / "nowhere.jsonl"))
+    rows = write_lines(tmp_path / "right.jsonl", [{"prompt": "1+1=", "answer": "2"}])
+    with pytest.raises(ValueError, match=r"nowhere.jsonl: .*task.jsonl.held_out_path=FILE"):
+        _load(str(rows), held_out_path=str(tmp_path / "nowhere.jsonl"))
     with pytest.raises(ValueError, match=r"task.jsonl.path is not set"):
         _load(None)
     with pytest.raises(ValueError, match=r"rows.jsonl has no rows"):
