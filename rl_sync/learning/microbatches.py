@@ -37,7 +37,8 @@ def gradient(
         divided by constants of all rows, so the results of microbatches add up to the total.
         `of_rows` is a pytree of arrays with a leading axis of rows.
       rows: a pytree of arrays with a leading axis of rows.
-      microbatch_rows: number of rows at once, a divisor of all rows; 0 for all of them.
+      microbatch_rows: number of rows at once, a divisor of all rows; 0 for all of them. If there
+        are fewer rows, they are one microbatch.
       scale: factor on the loss in the backward pass, by which the gradient is divided afterwards in
         the dtype of `params`; None for none.
 
@@ -48,7 +49,7 @@ def gradient(
         gradients, figures = gradient(_scaled(loss, scale), params, rows, microbatch_rows)
         return jax.tree.map(lambda x: x / scale, gradients), figures
     grad = jax.grad(loss, has_aux=True)
-    if not microbatch_rows:
+    if not microbatch_rows or _row_count(rows) < microbatch_rows:
         return grad(params, rows)
     parts = _parts(rows, microbatch_rows)
 

@@ -47,7 +47,7 @@ class LossConfig:
       max_completion_tokens: maximum number of tokens of a completion, at which it is cut.
       end_ids: tokens that end a completion which was not cut.
       microbatch_rows: number of rows whose activations are in memory at once, a divisor of an
-        update's rows; 0 for all of them.
+        update's rows if these are more; 0 for all of them.
     """
 
     algorithm: Algorithm

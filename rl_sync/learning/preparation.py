@@ -66,7 +66,8 @@ class Preparation:
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
 
         def of_rows(one: Callable[[Rows], Array]) -> Float[Array, "B T"]:
-            return map_rows(one, rows, self.loss.microbatch_rows)
+            of_update = mask.shape[0] // self.updates
+            return map_rows(one, rows, min(self.loss.microbatch_rows, of_update))
 
         def logprobs_of(trained: Params, replays: bool) -> Float[Array, "B T"]:
             return of_rows(

@@ -500,8 +500,8 @@ def batching(
         trajectories=settings.trainer.groups_per_step * settings.trainer.group_size,
         row_tokens=row_tokens,
         updates=settings.optimizer.updates_per_batch,
-        # Packed and shared batches have as many rows as they need.
-        microbatch_rows=settings.trainer.microbatch_rows or (shards if shards > 1 else 0),
+        microbatch_rows=settings.trainer.microbatch_rows,
+        row_shards=shards,
         with_baselines=settings.algorithm.needs_baselines,
         of_episodes=settings.plays,
         with_segments=settings.has_segments,

@@ -130,6 +130,19 @@ def test_packed_batches_have_few_numbers_of_rows_all_of_whole_microbatches(
     assert batch.rows.tokens.shape == (rows, T)
 
 
+@pytest.mark.parametrize(
+    ("microbatch_rows", "row_shards", "rows"),
+    [(0, 1, 1), (8, 1, 1), (8, 2, 2), (1, 1, 1), (2, 2, 2), (8, 8, 8)],
+)
+def test_shared_rows_that_one_microbatch_holds_are_as_few_as_the_devices_can_share(
+    microbatch_rows, row_shards, rows
+):
+    """Otherwise short completions would be computed in rows of nothing."""
+    batching = Batching("shared", 32, T, 4, microbatch_rows, row_shards, shared_row_tokens=256)
+    batch = batching.batch([_group([12] * 32)])
+    assert batch.rows.tokens.shape[0] == 4 * rows
+
+
 @pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
 def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
     batching = Batching(kind, 8, T, 2, 4)

@@ -188,7 +188,12 @@ def _assert_close(found, expected, share=1e-4):
 
 SMALL = dataclasses.replace(tiny.CONFIG, vocab_size=12, num_layers=1)
 STEPS = {
-    "two updates with a reference": ("dr_grpo", SMALL, {}, {}),
+    "two updates, each less than a microbatch, with a reference": (
+        "dr_grpo",
+        SMALL,
+        {},
+        {"microbatch_rows": 8},
+    ),
     "microbatches, adapters": ("grpo", SMALL, {"lora": Lora(2, 4.0)}, {"microbatch_rows": 2}),
     "a mesh, sliding windows": (
         "gspo",

@@ -181,7 +181,8 @@ def test_packed_rows_come_in_multiples_of_the_parts_that_a_mesh_cuts_them_into()
     mode = {"sync__mode": "asynchronous", "trainer__batching": "packed"}
     assert wiring.batching(settings_with(**mode), 10).microbatch_rows == 0
     on_mesh = settings_with(**mode, trainer__mesh__data=2, trainer__mesh__fsdp=2)
-    assert wiring.batching(on_mesh, 10).microbatch_rows == 4
+    made = wiring.batching(on_mesh, 10)
+    assert (made.microbatch_rows, made.row_shards) == (0, 4)
     in_parts = settings_with(**mode, trainer__mesh__fsdp=2, trainer__microbatch_rows=16)
     assert wiring.batching(in_parts, 10).microbatch_rows == 16
 

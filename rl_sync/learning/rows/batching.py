@@ -80,7 +80,9 @@ class Batching:
       trajectories: number of trajectories of a step.
       row_tokens: T, maximum number of tokens of a trajectory.
       updates: number of updates of a step.
-      microbatch_rows: a divisor of the rows of an update; 0 for any number of rows.
+      microbatch_rows: a divisor of the rows of an update, or more than `shared` rows that hold an
+        update; 0 for any number of rows.
+      row_shards: number of devices that share the rows of an update.
       with_baselines: whether groups have baselines.
       of_episodes: whether groups have rewards of turns.
       with_segments: whether trajectories may have several segments; not with `shared`.
@@ -101,6 +103,7 @@ class Batching:
     row_tokens: int
     updates: int
     microbatch_rows: int
+    row_shards: int = 1
     with_baselines: bool = False
     of_episodes: bool = False
     with_segments: bool = False
@@ -153,8 +156,7 @@ class Batching:
         sizes = max(1, len(self._mask_sizes))
         if self.kind != "shared":
             return sizes * len(list(self._every_lengths()))
-        step = max(1, self.microbatch_rows)
-        rows = {_fine_bucket(used, step) for used in range(1, self._most_rows + 1)}
+        rows = {self._shared_rows(used) for used in range(1, self._most_rows + 1)}
         widths = sum(len(learned_lengths(width)) for width in self._shared_widths)
         return sizes * len(rows) * widths
 
@@ -293,7 +295,7 @@ class Batching:
         at = columns.pop(IMAGE_AT)
         parts = self.updates
         if self.part_rows:
-            parts = len(at) // self.part_rows
+            parts = max(self.updates, len(at) // self.part_rows)
         return in_parts(self.vision, tiles, at, parts, self.tile_shards)
 
     def _masks(
@@ -358,7 +360,7 @@ class Batching:
     @property
     def _packed_rows(self) -> tuple[int, int]:
         """Maximum number of rows of a packed update, and a divisor of all numbers of rows."""
-        step = max(1, self.microbatch_rows)
+        step = self.microbatch_rows or self.row_shards
         return math.ceil(self._most_rows / step) * step, step
 
     @property
@@ -367,6 +369,16 @@ class Batching:
         most = self.shared_row_tokens or default_row_tokens(self.row_tokens)
         widths = {_tiled(share * most, most) for share in _WIDTHS}
         return [width for width in sorted(widths) if width >= self.row_tokens]
+
+    def _shared_rows(self, used: int) -> int:
+        """Rounds the rows of an update up to whole microbatches.
+
+        If one microbatch is more than enough, the devices share as few rows as they can.
+        """
+        most = self.microbatch_rows
+        if used <= most:
+            return min(most, _fine_bucket(used, self.row_shards))
+        return _fine_bucket(used, most or self.row_shards)
 
     def _share(
         self, columns: dict[str, np.ndarray]
@@ -395,7 +407,7 @@ class Batching:
             for of_update in families
         ]
         used = max(int(row.max(initial=0)) + 1 for row, _ in bins)
-        rows = _fine_bucket(used, max(1, self.microbatch_rows))
+        rows = self._shared_rows(used)
         places = Places(self.updates * rows, width, stride=mask.shape[1])
         for update, (row, start) in enumerate(bins):
             for i, family in enumerate(families[update]):
