@@ -123,6 +123,7 @@ def group_of(lease: int) -> Group:
         behavior_logprobs=np.zeros(shape, np.float32),
         policy_versions=np.zeros(shape, np.int32),
         rewards=np.zeros(GROUP_SIZE, np.float32),
+        truncated=np.zeros(GROUP_SIZE, bool),
     )
 
 
@@ -148,11 +149,7 @@ class Case:
     def groups_per_sec(self, seed: int, rollouts: int, rollout_secs: float) -> float:
         """Measures from the first rollout's start to the last one's insertion."""
         rng, buffer = np.random.default_rng(seed), Buffer()
-        explorer: Any = types.SimpleNamespace(
-            rewarded=lambda group, rewards: group,
-            in_parts=False,
-            sampling=types.SimpleNamespace(stop_ids=TASK.tokenizer.eos_ids),
-        )
+        explorer: Any = types.SimpleNamespace(rewarded=lambda group, rewards: group, in_parts=False)
         replay: Any = buffer
         session: Any = Session(self._judging)
         delivery = GroupDelivery(session, TASK, explorer, replay, "groups", beside=True)
