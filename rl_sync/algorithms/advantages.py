@@ -3,12 +3,15 @@
 Rows are complete groups of `group_size` trajectories each, one after the other. Every function
 raises ValueError if the rewards are not complete groups. Equal rewards have advantages of exactly
 0, in every floating-point type and for every size of a group: see `masking.centered`.
+
+A trajectory without tokens could not be judged. Its reward must be the mean of its group's others
+(`shaping.without_unjudged`), and `lengths` say that it is not counted.
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from rl_sync.algorithms.masking import centered, whiten
 
@@ -29,23 +32,52 @@ def by_group(
     return values.reshape(-1, group_size)
 
 
+def _count(lengths: Float[Array, " B"], group_size: int) -> Int[Array, "groups 1"]:
+    return (by_group(lengths, group_size) > 0).sum(axis=1, keepdims=True)
+
+
 def dr_grpo(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
     """A_i = r_i − mean(r) (Dr. GRPO, arXiv:2503.20783, section 3.2)."""
     return centered(by_group(rewards, group_size), axis=1).reshape(-1)
 
 
-def grpo(rewards: Float[Array, " B"], group_size: int, epsilon: float = 1e-6) -> Float[Array, " B"]:
+def grpo(
+    rewards: Float[Array, " B"],
+    group_size: int,
+    lengths: Float[Array, " B"] | None = None,
+    epsilon: float = 1e-6,
+) -> Float[Array, " B"]:
     """A_i = (r_i − mean(r)) / (std(r) + ε), the sample standard deviation (DeepSeekMath,
     arXiv:2402.03300, section 4.1.2). A group without spread has advantages 0.
+
+    Args:
+      lengths: completion tokens of each trajectory; None if all have some.
     """
     deviations = centered(by_group(rewards, group_size), axis=1)
     variance = jnp.square(deviations).sum(axis=1, keepdims=True) / (group_size - 1)
+    if lengths is not None:
+        # Exactly 1 where all count, and so to the bit the variance without lengths.
+        count = _count(lengths, group_size).astype(variance.dtype)
+        variance *= (group_size - 1) / jnp.maximum(count - 1, 1)
     return (deviations / (jnp.sqrt(variance) + epsilon)).reshape(-1)
 
 
-def rloo(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
-    """A_i = r_i − mean of the other trajectories' rewards (RLOO, arXiv:2402.14740, eq. 8)."""
-    return dr_grpo(rewards, group_size) * (group_size / (group_size - 1))
+def rloo(
+    rewards: Float[Array, " B"], group_size: int, lengths: Float[Array, " B"] | None = None
+) -> Float[Array, " B"]:
+    """A_i = r_i − mean of the other trajectories' rewards (RLOO, arXiv:2402.14740, eq. 8).
+
+    Args:
+      lengths: completion tokens of each trajectory; None if all have some.
+    """
+    advantages = dr_grpo(rewards, group_size) * (group_size / (group_size - 1))
+    if lengths is None:
+        return advantages
+    # n / (n − 1) of the n that count, in place of the factor for all: times 1 where all do.
+    count = _count(lengths, group_size).astype(advantages.dtype)
+    others = jnp.maximum(count - 1, 1)
+    factor = ((group_size - 1) / others) / (group_size / jnp.maximum(count, 1))
+    return (by_group(advantages, group_size) * factor).reshape(-1)
 
 
 def opo(
@@ -78,16 +110,23 @@ def reinforce_pp_baseline(
     return whiten(dr_grpo(rewards, group_size), lengths, epsilon)
 
 
-def pair(rewards: Float[Array, " B"], group_size: int) -> Float[Array, " B"]:
+def pair(
+    rewards: Float[Array, " B"], group_size: int, lengths: Float[Array, " B"] | None = None
+) -> Float[Array, " B"]:
     """1 for the best trajectory of a group, −1 for the worst (the first of equals); 0 for the
     others and for groups without spread. This is the pair that DPO compares, made of the policy's
     own trajectories (online DPO, arXiv:2402.04792, section 3).
+
+    Args:
+      lengths: completion tokens of each trajectory; None if all have some.
     """
     grouped = by_group(rewards, group_size)
+    counts = jnp.ones(grouped.shape, bool) if lengths is None else by_group(lengths, group_size) > 0
     indices = jnp.arange(group_size)
-    chosen = indices == grouped.argmax(axis=1, keepdims=True)
-    rejected = indices == grouped.argmin(axis=1, keepdims=True)
-    # Without spread both indices are 0.
+    best_index = jnp.where(counts, grouped, -jnp.inf).argmax(axis=1, keepdims=True)
+    worst_index = jnp.where(counts, grouped, jnp.inf).argmin(axis=1, keepdims=True)
+    chosen, rejected = indices == best_index, indices == worst_index
+    # Without spread both indices are that of the first.
     return (chosen.astype(rewards.dtype) - rejected).reshape(-1)
 
 

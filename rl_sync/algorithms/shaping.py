@@ -22,6 +22,21 @@ def soft_overlong_penalty(
     return jnp.clip((max_tokens - margin_tokens - lengths) / margin_tokens, -1.0, 0.0)
 
 
+def without_unjudged(
+    rewards: Float[Array, " B"], lengths: Float[Array, " B"], group_size: int
+) -> Float[Array, " B"]:
+    """Gives trajectories without tokens, which could not be judged, their group's mean of the
+    others: so they move no mean, add no spread and are no extreme. A group of them alone gets 0.
+
+    Args:
+      lengths: tokens of each completion that can be learned from.
+    """
+    grouped = by_group(rewards, group_size, least=1)
+    judged = by_group(lengths, group_size, least=1) > 0
+    means = mean(grouped, judged, axis=1).astype(rewards.dtype)
+    return jnp.where(judged, grouped, means).reshape(-1)
+
+
 def has_spread(rewards: Float[Array, " B"], group_size: int) -> Bool[Array, " B"]:
     """Marks trajectories whose group has at least two different rewards (dynamic sampling in DAPO,
     arXiv:2503.14476, eq. 11).
@@ -40,16 +55,22 @@ def within_difficulty(
     return jnp.repeat((low <= means) & (means <= high), group_size)
 
 
-def extremes(rewards: Float[Array, " B"], group_size: int, count: int) -> Bool[Array, " B"]:
+def extremes(
+    rewards: Float[Array, " B"], lengths: Float[Array, " B"], group_size: int, count: int
+) -> Bool[Array, " B"]:
     """Keeps `count` trajectories of each group: half of them the best, half the worst.
 
     Among equals the first count as the worse ones. The over-sampled trajectories that are left out
     matter least (PODS, arXiv:2504.13818, section 3.2).
 
     Args:
+      lengths: tokens of each completion; trajectories without any could not be judged, and have no
+        rank.
       count: number of trajectories to keep per group; an even number.
     """
-    grouped = by_group(rewards, group_size, least=1)
+    judged = by_group(lengths, group_size, least=1) > 0
+    grouped = jnp.where(judged, by_group(rewards, group_size, least=1), jnp.inf)
     rank = jnp.argsort(jnp.argsort(grouped, axis=1, stable=True), axis=1)
     half = count // 2
-    return ((rank < half) | (rank >= group_size - half)).reshape(-1)
+    above = judged.sum(axis=1, keepdims=True) - half
+    return (judged & ((rank < half) | (rank >= above))).reshape(-1)

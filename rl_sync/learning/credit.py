@@ -61,6 +61,7 @@ def give(
     lengths = trajectory_totals(jnp.ones(mask.shape), mask, sequences, rewards.size)
     if algorithm.overlong_tokens:
         rewards += shaping.soft_overlong_penalty(lengths, max_tokens, algorithm.overlong_tokens)
+    rewards = shaping.without_unjudged(rewards, lengths, group_size)
     cut = batch.truncated
     if cut is None:
         cut = _is_truncated(rows, lengths, max_tokens, end_ids)
@@ -69,7 +70,8 @@ def give(
         compared = returns.of_turns(
             _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
         )
-    kept = _kept(algorithm, rewards, compared, cut, group_size)
+        compared = shaping.without_unjudged(compared, lengths, group_size)
+    kept = _kept(algorithm, rewards, compared, lengths, cut, group_size)
     weights = to_tokens(kept.astype(jnp.float32), sequences)
     penalty = jnp.zeros(mask.shape)
     if ref_logprobs is not None and algorithm.kl_place == "reward":
@@ -91,7 +93,9 @@ def give(
         of_trajectories = total / jnp.maximum(lengths, 1)
     else:
         less = compared - trajectory_totals(penalty, mask, sequences, rewards.size)
+        less = shaping.without_unjudged(less, lengths, group_size)
         of_trajectories = call(estimator.function, given, rewards=less)
+        of_trajectories = jnp.where(lengths > 0, of_trajectories, 0.0)
         estimate = AdvantageEstimate(to_tokens(of_trajectories, sequences))
     metrics = _token_metrics(mask, estimate, weights, values)
     statistics = _trajectory_metrics(batch.rewards, compared, lengths, cut, group_size)
@@ -133,6 +137,7 @@ def _kept(
     algorithm: Algorithm,
     rewards: Float[Array, " trajectories"],
     compared: Float[Array, " trajectories"],
+    lengths: Float[Array, " trajectories"],
     is_truncated: Bool[Array, " trajectories"],
     group_size: int,
 ) -> Bool[Array, " trajectories"]:
@@ -144,7 +149,7 @@ def _kept(
     if algorithm.filter_zero_variance:
         kept &= shaping.has_spread(compared, group_size)
     if algorithm.extremes:
-        kept &= shaping.extremes(rewards, group_size, algorithm.extremes)
+        kept &= shaping.extremes(rewards, lengths, group_size, algorithm.extremes)
     return kept
 
 
@@ -179,13 +184,22 @@ def _trajectory_metrics(
     is_truncated: Bool[Array, " trajectories"],
     group_size: int,
 ) -> Metrics:
-    """Statistics of the rewards as they were judged, and of those that advantages compare."""
+    """Statistics of the rewards as they were judged, and of those that advantages compare.
+
+    Trajectories without tokens could not be judged, and are not counted among the rewards; nor is a
+    group of them alone counted among the groups.
+    """
+    judged = lengths > 0
+    rewards = shaping.without_unjudged(rewards, lengths, rewards.size)
+    groups = judged.reshape(-1, group_size).any(axis=1)
+    spread = shaping.has_spread(compared, group_size)[::group_size]
+    squares = jnp.square(jnp.where(judged, centered(rewards), 0.0))
     return {
         "reward_mean": rewards.mean(),
-        "reward_std": jnp.sqrt(jnp.square(centered(rewards)).mean()),
+        "reward_std": jnp.sqrt(squares.mean() * (judged.size / jnp.maximum(judged.sum(), 1))),
         "reward_min": rewards.min(),
         "reward_max": rewards.max(),
-        "groups_without_spread": 1 - shaping.has_spread(compared, group_size).mean(),
+        "groups_without_spread": 1 - spread.sum() / jnp.maximum(groups.sum(), 1),
         "completion_tokens_mean": lengths.mean(),
         "completion_tokens_max": lengths.max(),
         "truncated_fraction": is_truncated.mean(),

@@ -323,8 +323,8 @@ _REWARDS = (
     ),
     Metric(
         "groups_without_spread",
-        "Share of groups whose rewards, with overlong_tokens and turn_discount, are all equal:"
-        " nothing can be learned from them.",
+        "Share of groups, of those with judged completions, whose rewards, with overlong_tokens and"
+        " turn_discount, are all equal: nothing can be learned from them.",
         normal="below 0.7",
         alarm="1: tasks too easy or too hard",
         trl="frac_reward_zero_std",

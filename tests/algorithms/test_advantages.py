@@ -1,7 +1,8 @@
+import jax
 import numpy as np
 import pytest
 
-from rl_sync.algorithms import advantages
+from rl_sync.algorithms import advantages, shaping
 from tests.algorithms.compiled import compiled
 from tests.algorithms.golden import GROUP_SIZE, LENGTHS, MASK, VALUES
 
@@ -9,15 +10,24 @@ best, dr_grpo, grpo, opo, pair, reinforce_pp_baseline, rloo = (
     compiled(getattr(advantages, name), "group_size")
     for name in ("best", "dr_grpo", "grpo", "opo", "pair", "reinforce_pp_baseline", "rloo")
 )
+without_unjudged = compiled(shaping.without_unjudged, "group_size")
 REWARDS = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
 OF_REWARDS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "best": best}
+OF_JUDGED = {"grpo": grpo, "rloo": rloo, "pair": pair}
+"""Advantages that are also told by lengths which trajectories could be judged."""
 OF_LENGTHS = {"opo": opo, "reinforce_pp_baseline": reinforce_pp_baseline}
 
 
 def _of(name, rewards, lengths, group_size):
     if name in OF_LENGTHS:
         return OF_LENGTHS[name](rewards, lengths, group_size)
-    return OF_REWARDS[name](rewards, group_size)
+    return {**OF_REWARDS, **OF_JUDGED}[name](rewards, group_size)
+
+
+def _with_lengths(name, rewards, lengths, group_size):
+    if name in OF_JUDGED:
+        return OF_JUDGED[name](rewards, group_size, lengths)
+    return _of(name, rewards, lengths, group_size)
 
 
 def test_by_hand():
@@ -75,3 +85,41 @@ def test_a_pair_is_the_best_and_the_worst_of_a_group_and_none_without_spread():
     expected = [-1, 1, 0, 0, 0, 0, 0, 0, 0]
     np.testing.assert_array_equal(pair(rewards[:3], 3), [-1, 1, 0])
     np.testing.assert_array_equal(pair(rewards, 3), expected)
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "grpo", "rloo", "opo"])
+def test_a_trajectory_that_could_not_be_judged_might_as_well_not_be_there(name):
+    size, judged, groups = 8, 5, 3
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        kept = [size * i + np.sort(random.permutation(size)[:judged]) for i in range(groups)]
+        kept = np.concatenate(kept)
+        rewards, lengths = random.normal(size=groups * size), np.zeros(groups * size)
+        lengths[kept] = random.integers(1, 9, kept.size)
+        filled = without_unjudged(rewards, lengths, size)
+        ours = _with_lengths(name, filled, lengths, size)[kept]
+        alone = _of(name, rewards[kept], lengths[kept], judged)
+        np.testing.assert_allclose(ours, alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(OF_JUDGED))
+def test_a_lone_trajectory_that_could_be_judged_is_compared_with_none(name):
+    rewards, lengths = np.full(4, 0.7), np.array([0.0, 2.0, 0.0, 0.0])
+    np.testing.assert_array_equal(_with_lengths(name, rewards, lengths, 4), 0)
+    np.testing.assert_array_equal(_with_lengths(name, rewards, 0 * lengths, 4), 0)
+
+
+def test_a_pair_is_made_of_trajectories_that_could_be_judged():
+    rewards, lengths = np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0, 1.0])
+    np.testing.assert_array_equal(_with_lengths("pair", rewards, lengths, 4), [0, 0, 1, -1])
+
+
+@pytest.mark.parametrize("name", sorted(OF_JUDGED))
+def test_where_all_could_be_judged_lengths_change_no_bit(name):
+    for size in (3, 7, 8):
+        rewards = np.random.default_rng(size).normal(size=50 * size).astype(np.float32)
+        lengths = np.resize(np.float32([1, 5, 3]), rewards.size)
+        given = rewards, lengths, size
+        np.testing.assert_array_equal(_with_lengths(name, *given), _of(name, *given))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(_with_lengths(name, *given), _of(name, *given))

@@ -1,17 +1,19 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rl_sync.algorithms import returns
-from rl_sync.algorithms.algorithm import ALGORITHMS
+from rl_sync.algorithms.algorithm import ADVANTAGES, ALGORITHMS
 from rl_sync.learning import credit
 from rl_sync.types import Rows, TrainBatch
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5], np.float32)
 MASK = np.array([[True, True, False], [True, True, True], [True, False, False], [True, True, True]])
 END = 1
+give = jax.jit(credit.give, static_argnames=("algorithm", "group_size", "max_tokens", "end_ids"))
 TOKENS = np.array([[2, 2, 2], [2, 2, 2], [2, 2, 2], [2, 2, END]], np.int32)
 """The second completion is cut at 3 tokens, the last one ends there."""
 BEHAVIOR = np.full((4, 3), -1.0, np.float32)
@@ -26,9 +28,7 @@ def _give(ref_logprobs=None, baselines=None, values=None, **change):
 
 def _of(algorithm, baselines=None, group_size=2, **known):
     batch = TrainBatch(ROWS, REWARDS, baselines)
-    return credit.give(
-        algorithm, batch, group_size=group_size, max_tokens=3, end_ids=(END,), **known
-    )
+    return give(algorithm, batch, group_size=group_size, max_tokens=3, end_ids=(END,), **known)
 
 
 @pytest.mark.gate
@@ -182,7 +182,7 @@ TURNS = Rows(
 def _given_turns(rewards=(1.75, 1.0), **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
     batch = TrainBatch(TURNS, jnp.array(rewards))
-    estimate, _, _ = credit.give(algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,))
+    estimate, _, _ = give(algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,))
     return np.asarray(estimate.advantages)
 
 
@@ -213,9 +213,7 @@ def test_groups_are_left_out_by_the_returns_that_are_compared(rewards, has_sprea
         ALGORITHMS["dr_grpo"], turn_discount=0.5, filter_zero_variance=True
     )
     batch = TrainBatch(TURNS, jnp.array(rewards))
-    given, weights, metrics = credit.give(
-        algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,)
-    )
+    given, weights, metrics = give(algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,))
     np.testing.assert_array_equal(weights, np.full(weights.shape, has_spread))
     assert metrics["groups_without_spread"] == 1 - has_spread
     assert np.asarray(given.advantages).any() == has_spread
@@ -233,6 +231,127 @@ def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
 def test_episodes_that_a_limit_cut_have_no_weight_where_that_is_asked_for():
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], mask_truncated=True)
     batch = TrainBatch(TURNS, jnp.array([1.0, 0.0]), truncated=jnp.array([False, True]))
-    _, weights, metrics = credit.give(algorithm, batch, group_size=2, max_tokens=4, end_ids=(END,))
+    _, weights, metrics = give(algorithm, batch, group_size=2, max_tokens=4, end_ids=(END,))
     np.testing.assert_array_equal(np.asarray(weights)[:, 0], [1, 0])
     assert metrics["truncated_fraction"] == 0.5
+
+
+UNJUDGED = Rows(
+    TOKENS,
+    np.array([[False] * 3, [True, False, False], [True, True, False], [True, True, True]]),
+    BEHAVIOR,
+    np.zeros((4, 3), np.int32),
+)
+"""A group whose first completion could not be judged; the others have 1, 2 and 3 tokens."""
+
+
+def _of_judged(
+    name="dr_grpo",
+    placeholder=0.0,
+    rows=UNJUDGED,
+    judged=(1.0, 0.0, 0.0),
+    ref_logprobs=None,
+    **change,
+):
+    rewards = np.array([placeholder, *judged], np.float32)
+    algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], advantage=name, whiten=False, **change)
+    batch = TrainBatch(rows, rewards, baselines=np.full(4, 0.25, np.float32))
+    _, weights, metrics = give(
+        algorithm,
+        batch,
+        group_size=4,
+        max_tokens=3,
+        end_ids=(END,),
+        ref_logprobs=ref_logprobs,
+        values=np.zeros((4, 3), np.float32),
+    )
+    return weights, metrics
+
+
+def test_a_completion_that_could_not_be_judged_moves_no_advantage(subtests):
+    """The mean of 1, 0, 0 is ⅓ and their variance ⅓; over their 6 tokens it is ⅙, and so is the
+    variance of rewards and of deviations.
+    """
+    of_tokens = [5 / 6**0.5, -1 / 6**0.5, -1 / 6**0.5]
+    expected = {
+        "grpo": [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5],
+        "dr_grpo": [2 / 3, -1 / 3, -1 / 3],
+        "rloo": [1, -0.5, -0.5],
+        "opo": [5 / 6, -1 / 6, -1 / 6],
+        "reinforce_pp": of_tokens,
+        "reinforce_pp_baseline": of_tokens,
+        "remax": [0.75, -0.25, -0.25],
+        "best": [1, 0, 0],
+        "pair": [1, -1, 0],
+        "demonstration": [1, 1, 1],
+        "preference": [-1, -1, -1],  # The first of a pair is preferred; data have no rewards.
+        "gae": [1, 0, 0],
+        "n_step": [1, 0, 0],
+    }
+    assert {*expected} == {*ADVANTAGES}
+    for name, of in expected.items():
+        with subtests.test(name):
+            for placeholder in (0.0, 9.0):
+                _, metrics = _of_judged(name, placeholder)
+                np.testing.assert_allclose(metrics[credit.ADVANTAGES_NAME], [0, *of], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        # Rewards 1, −½ and −1.
+        ({"overlong_tokens": 2}, [7 / 6, -1 / 3, -5 / 6]),
+        # A divergence of ½ a token: rewards 0.95, −0.1 and −0.15.
+        (
+            {"kl_coefficient": 0.1, "kl_estimator": "k1", "kl_place": "reward"},
+            [0.95 - 0.7 / 3, -0.1 - 0.7 / 3, -0.15 - 0.7 / 3],
+        ),
+        ({"turn_discount": 0.5}, [2 / 3, -1 / 3, -1 / 3]),
+    ],
+)
+def test_nor_where_rewards_are_changed_before_they_are_compared(change, expected):
+    rows = UNJUDGED
+    if "turn_discount" in change:
+        turns = np.zeros((4, 3), np.float32)
+        turns[1, 0] = 1.0
+        rows = UNJUDGED._replace(turn_rewards=turns)
+    _, metrics = _of_judged(rows=rows, ref_logprobs=REF, **change)
+    np.testing.assert_allclose(metrics[credit.ADVANTAGES_NAME], [0, *expected], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"extremes": 2}, [1, 1, 0]),
+        ({"group_mean_high": 0.34, "group_mean_low": 0.33}, [1, 1, 1]),
+        ({"group_mean_low": 0.34}, [0, 0, 0]),
+    ],
+)
+def test_a_completion_that_could_not_be_judged_leaves_no_other_out(change, kept):
+    weights, _ = _of_judged(placeholder=9.0, **change)
+    np.testing.assert_array_equal(weights[1:, 0], kept)
+
+
+def test_a_completion_that_could_not_be_judged_adds_no_spread():
+    turns = np.where(UNJUDGED.completion_mask.cumsum(axis=1) == [[0], [1], [2], [3]], 1.0, 0.0)
+    rows = UNJUDGED._replace(turn_rewards=turns.astype(np.float32))
+    change = {"turn_discount": 0.5, "filter_zero_variance": True}
+    weights, metrics = _of_judged(rows=rows, judged=(1.0, 1.0, 1.0), **change)
+    np.testing.assert_array_equal(weights, 0)
+    assert metrics["groups_without_spread"] == 1
+
+
+def test_metrics_of_rewards_are_of_those_that_were_judged():
+    """Groups of 2: the first judged in part, the second not at all, the third with a spread."""
+    rewards = np.array([9.0, 1.0, 9.0, 9.0, 0.0, 0.5], np.float32)
+    mask = np.array([[False], [True], [False], [False], [True], [True]])
+    nothing = np.zeros((6, 1), np.int32)
+    rows = Rows(nothing, mask, np.zeros((6, 1), np.float32), nothing)
+    _, _, metrics = give(
+        ALGORITHMS["rloo"], TrainBatch(rows, rewards), group_size=2, max_tokens=3, end_ids=(END,)
+    )
+    found = [float(metrics[f"reward_{of}"]) for of in ("mean", "std", "min", "max")]
+    np.testing.assert_allclose(found, [0.5, (1 / 6) ** 0.5, 0, 1], rtol=1e-6)
+    assert metrics["groups_without_spread"] == 0.5
+    expected = [0, 0, 0, 0, -0.5, 0.5]
+    np.testing.assert_array_equal(metrics[credit.ADVANTAGES_NAME], expected)

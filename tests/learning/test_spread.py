@@ -190,17 +190,17 @@ def test_a_tiny_spread_keeps_the_signs_of_its_advantages(dtype, group_size, draw
 def test_groups_without_spread_are_those_that_get_no_advantages(drawn, steps):
     rewards = nearly(np.float32, 8, drawn, steps)
     found, without_spread, _ = NAMED(rewards, rewards, 8)
-    some = MASK.reshape(-1, 8, T).any(axis=2)
+    judged = LENGTHS.reshape(-1, 8) > 0
     grouped = rewards.reshape(-1, 8)
-    expected = (grouped == grouped[:, :1]).all(axis=1)
-    np.testing.assert_allclose(without_spread, expected.mean(), atol=1e-6)
+    highest, lowest = (
+        f(grouped, axis=1, where=judged, initial=start)
+        for f, start in ((np.max, -np.inf), (np.min, np.inf))
+    )
+    np.testing.assert_allclose(without_spread, (highest == lowest).mean(), atol=1e-6)
     for name in {*found} - OF_BATCH:
         of_trajectories = np.asarray(found[name])[:, 0].reshape(-1, 8)
-        # The baseline of opo is that of the completions with tokens.
-        counted = some if name == "opo" else True
-        moved = ((of_trajectories != 0) & counted).any(axis=1)
-        alike = np.ptp(np.where(counted, grouped, grouped[:, :1]), axis=1) == 0
-        np.testing.assert_array_equal(~moved, alike, name)
+        assert not of_trajectories[~judged].any(), name
+        np.testing.assert_array_equal(~of_trajectories.any(axis=1), highest == lowest, name)
 
 
 def test_one_step_above_the_others_is_the_only_advantage_above_0():
