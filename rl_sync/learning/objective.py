@@ -160,6 +160,9 @@ def policy_loss(
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss of some rows of an update, and metrics that describe it.
 
+    Trajectories that the batch's weights exclude are in no term: neither in that of the policy, nor
+    in the divergence and the entropy. Corrections weigh the policy's term alone.
+
     Every result is a sum divided by constants of the whole update, so the results of its parts add
     up to the total. `summary` combines the metrics of updates into a step's metrics.
 
@@ -184,9 +187,9 @@ def policy_loss(
     loss = policy
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
         kl = KL_ESTIMATORS[algorithm.kl_estimator](logprobs, known.ref_logprobs)
-        loss = loss + totals.kl_coefficient * reduced(kl)
+        loss = loss + totals.kl_coefficient * reduced(kl * known.weights)
     if algorithm.entropy_coefficient:
-        loss = loss - algorithm.entropy_coefficient * reduced(entropy)
+        loss = loss - algorithm.entropy_coefficient * reduced(entropy * known.weights)
     clipped = call(piece.clipped, given) if piece.clipped else None
     metrics = _metrics(
         known,

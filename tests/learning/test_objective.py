@@ -236,6 +236,36 @@ def test_the_divergence_and_the_entropy_are_reduced_like_the_loss():
     assert metrics["kl_reference"] > 0
 
 
+def test_what_is_left_out_is_in_neither_the_divergence_nor_the_entropy():
+    """k1's gradient is β / rows at each token of what is left; rows that are left out count there.
+
+    The correction rejects each token, but of the policy's term alone.
+    """
+    algorithm = _changed(
+        aggregation="sequence_sum_mean",
+        kl_estimator="k1",
+        kl_coefficient=0.6,
+        entropy_coefficient=0.5,
+        correction="token_mask",
+        token_low=0.999,
+        token_high=1.0,
+    )
+    columns, mask, sequences, staleness, entropy = PADDED
+    known, _ = _known(algorithm, columns, mask, sequences, staleness)
+    kept = np.resize([1.0, 0.0, 0.0], (12, 1)).astype(np.float32)
+    known = known._replace(weights=jnp.asarray(kept))
+    totals = objective.totals(algorithm, known, 12, MAX_TOKENS, GROUP_SIZE)
+
+    def loss_of(logprobs, entropy):
+        return objective.policy_loss(algorithm, logprobs, entropy, known, totals)[0]
+
+    inputs = columns["logprobs"].astype(np.float32), entropy.astype(np.float32)
+    of_logprobs, of_entropy = jax.grad(loss_of, argnums=(0, 1))(*inputs)
+    expected = kept * np.ones(MASK.shape)
+    np.testing.assert_allclose(np.asarray(of_logprobs)[MASK], 0.6 / 12 * expected[MASK], atol=1e-7)
+    np.testing.assert_allclose(np.asarray(of_entropy)[MASK], -0.5 / 12 * expected[MASK], atol=1e-7)
+
+
 def test_the_metrics_are_those_of_the_reference_s_rollouts():
     _, metrics = _step(_changed(), PADDED)
     behavior, current = VALUES["behavior_logprobs"][MASK], VALUES["logprobs"][MASK]
