@@ -357,10 +357,14 @@ class Algorithm:
     )
     filter_zero_variance: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
     group_mean_low: float = setting(
-        -UNBOUNDED, "Mean reward below which groups are left out of the loss."
+        -UNBOUNDED,
+        "Mean reward below which groups are left out of the loss. A bound also leaves out groups of"
+        " equal rewards, where advantages compare a group.",
     )
     group_mean_high: float = setting(
-        UNBOUNDED, "Mean reward above which groups are left out of the loss."
+        UNBOUNDED,
+        "Mean reward above which groups are left out of the loss. A bound also leaves out groups of"
+        " equal rewards, where advantages compare a group.",
     )
     max_attempts: int = setting(
         1,
@@ -448,7 +452,18 @@ class Algorithm:
     def screening(self) -> Screening:
         """The rule by which groups are replaced before they reach the replay buffer."""
         means = self.group_mean_low, self.group_mean_high
-        return Screening(self.filter_zero_variance, *means, self.max_attempts)
+        return Screening(self.needs_spread, *means, self.max_attempts)
+
+    @property
+    def needs_spread(self) -> bool:
+        """Says whether groups of equal rewards are left out.
+
+        Bounds of a group's mean ask for groups that teach. Where advantages compare a group, one
+        of equal rewards does not, whatever its mean.
+        """
+        bounded = self.group_mean_low > -UNBOUNDED or self.group_mean_high < UNBOUNDED
+        compares = ADVANTAGES[self.advantage].compares_groups
+        return self.filter_zero_variance or (bounded and compares)
 
     @property
     def selects_groups(self) -> bool:

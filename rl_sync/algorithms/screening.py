@@ -20,13 +20,13 @@ class Screening:
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): useless groups are replaced.
 
     Attributes:
-      filter_zero_variance: whether a group must have at least two different rewards.
+      needs_spread: whether a group must have at least two different rewards.
       mean_low, mean_high: bounds of a group's mean reward.
       max_attempts: maximum number of prompts for one place in the batch. The group of the last
         prompt is always accepted.
     """
 
-    filter_zero_variance: bool
+    needs_spread: bool
     mean_low: float
     mean_high: float
     max_attempts: int
@@ -40,7 +40,7 @@ class Screening:
     def refuses(self) -> bool:
         """Says whether groups can be rejected at all."""
         bounded = self.mean_low > -UNBOUNDED or self.mean_high < UNBOUNDED
-        return self.filter_zero_variance or bounded
+        return self.needs_spread or bounded
 
     def fault(self, rewards: Sequence[float]) -> str | None:
         """Returns the reason why a group with these rewards is useless; None if it is useful."""
@@ -50,7 +50,7 @@ class Screening:
             return TOO_HARD
         if mean > np.float32(self.mean_high):
             return TOO_EASY
-        if self.filter_zero_variance and max(rewards) == min(rewards):
+        if self.needs_spread and max(rewards) == min(rewards):
             return NO_SPREAD
         return None
 

@@ -146,7 +146,7 @@ def _kept(
     kept = shaping.within_difficulty(rewards, group_size, low, high)
     if algorithm.mask_truncated:
         kept &= ~is_truncated
-    if algorithm.filter_zero_variance:
+    if algorithm.needs_spread:
         kept &= shaping.has_spread(compared, group_size)
     if algorithm.extremes:
         kept &= shaping.extremes(rewards, lengths, group_size, algorithm.extremes)

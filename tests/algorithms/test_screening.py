@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,15 @@ def test_dapo_replaces_groups_without_spread_and_grpo_replaces_none():
     assert dapo.refuses
     assert not grpo.replaces
     assert not grpo.refuses
+
+
+@pytest.mark.parametrize("bound", [{"group_mean_low": 0.1}, {"group_mean_high": 0.9}])
+def test_bounds_of_the_mean_ask_for_spread_where_a_group_is_compared(bound):
+    grpo, ppo = (dataclasses.replace(ALGORITHMS[name], **bound) for name in ("grpo", "ppo"))
+    assert grpo.screening.fault([0.4] * 4) == NO_SPREAD
+    assert grpo.screening.fault([0.4, 0.4, 0.4, 0.5]) is None
+    assert ppo.screening.fault([0.4] * 4) is None
+    assert ALGORITHMS["grpo"].screening.fault([0.4] * 4) is None
 
 
 REWARDS = [(1.0, 1.0), (0.0, 0.4), (0.5, 0.5), (0.0, 1.0), (0.4, 0.0), (1.0, 0.0)]

@@ -68,7 +68,8 @@ def test_overlong_completions_have_their_reward_lowered():
         ({"mask_truncated": True}, [1, 0, 1, 1]),
         ({"filter_zero_variance": True}, [1, 1, 0, 0]),
         ({"group_mean_low": 0.6}, [0, 0, 0, 0]),
-        ({"group_mean_high": 0.5}, [1, 1, 1, 1]),
+        ({"group_mean_high": 0.5}, [1, 1, 0, 0]),
+        ({"group_mean_high": 0.5, "advantage": "reinforce_pp"}, [1, 1, 1, 1]),
         ({"extremes": 2}, [1, 1, 1, 1]),
     ],
 )
