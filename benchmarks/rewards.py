@@ -139,7 +139,7 @@ class Case:
         self._judging = MasterScoring(
             TASK,
             self._judges,
-            "slow",
+            ["slow"],
             settings,
             workdir=Workdir(f"{directory}/{name}"),
             spans=SpanRecorder(None, MASTER),

@@ -9,7 +9,8 @@ from rl_sync.rewards.judgement import Completion, Judgement, Row
 from rl_sync.rewards.reward_catalog import SET
 
 ACCURACY = "accuracy"
-"""The component that says whether the problem is solved: the first term of the set's reward."""
+"""The component that says whether the problem is solved: the first term of the set's reward that
+applies."""
 
 
 class RewardBySet:
@@ -42,8 +43,8 @@ class RewardBySet:
                 judged |= dict.fromkeys(of, Judgement.unknown(f"by_set has no reward for {name}"))
                 continue
             found = rubric.judge([ScoringRequest(rows[i], completions[i]) for i in of])
-            main = rubric.labels[0]
-            judged |= {i: _named(name, main, one) for i, one in zip(of, found, strict=True)}
+            terms = rubric.labels
+            judged |= {i: _named(name, terms, one) for i, one in zip(of, found, strict=True)}
         return [judged[i] for i in range(len(rows))]
 
     def check(self, row: Row) -> None:
@@ -64,8 +65,8 @@ class RewardBySet:
             rubric.warm_up()
 
 
-def _named(name: str, main: str, one: Judgement) -> Judgement:
+def _named(name: str, terms: Sequence[str], one: Judgement) -> Judgement:
     components = {f"{name}/{part}": value for part, value in one.components.items()}
-    if main in one.components:
-        components[ACCURACY] = one.components[main]
+    if applying := [term for term in terms if term in one.components]:
+        components[ACCURACY] = one.components[applying[0]]
     return Judgement(one.score, one.why, components, one.answer)

@@ -127,15 +127,15 @@ def _judged(
     say: Callable[[str], None],
 ) -> tuple[EvaluationResults, list[dict[str, Any]]]:
     """Scores completions by the reward; returns the results, and the completions as records."""
-    main, sheet = (
-        Rubric(task.reward).labels[0],
+    terms, sheet = (
+        Rubric(task.reward).labels,
         EvaluationResults(examination, settings.evaluation.category),
     )
     with contextlib.closing(wiring.judge_of(settings, task, say)) as judge:
         judged = judge.judge([to_judge(task, item) for item in items])
     records = []
     for item, one in zip(items, judged, strict=True):
-        score = first_score(one, main)
+        score = first_score(one, terms)
         sheet.add(item, one, score)
         records.append(
             {

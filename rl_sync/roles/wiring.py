@@ -299,7 +299,7 @@ def judging(
     made = MasterScoring(
         task=task,
         judge=judge_of(settings, task, say),
-        main=Rubric(task.reward).labels[0],
+        terms=Rubric(task.reward).labels,
         settings=settings.reward,
         workdir=Workdir(settings.workdir),
         spans=SpanRecorder(Workdir(settings.workdir).spans_of(MASTER), MASTER),

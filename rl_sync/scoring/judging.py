@@ -104,7 +104,8 @@ class MasterScoring:
 
     Args:
       judge: the workers or servers.
-      main: the label of the reward's first term, which says whether a problem is solved.
+      terms: the labels of the reward's terms; the first one that applies says whether a problem
+        is solved.
       spans: the master's spans; closed together with this object.
       fail: called with a reason if too many completions cannot be judged.
       scored: called with the success of groups, before their scores are returned; None if not
@@ -117,7 +118,7 @@ class MasterScoring:
         self,
         task: Task,
         judge: Scorer,
-        main: str,
+        terms: Sequence[str],
         settings: RewardSettings,
         workdir: Workdir,
         spans: SpanRecorder,
@@ -126,7 +127,7 @@ class MasterScoring:
         success: Success | None = None,
         noted: Callable[[Verdicts], None] | None = None,
     ) -> None:
-        self._task, self._judge, self._main = task, judge, main
+        self._task, self._judge, self._terms = task, judge, terms
         self._noted = noted
         self._scored, self._success = scored, success or Success()
         self._spans = spans
@@ -271,11 +272,11 @@ class MasterScoring:
 
     def solves(self, judgement: Judgement) -> bool:
         """Says whether a judgement's completion solves its problem."""
-        return solves(judgement, self._main)
+        return solves(judgement, self._terms)
 
     def first_score(self, judgement: Judgement) -> float:
         """Returns the score of a judgement by the reward's first term."""
-        return first_score(judgement, self._main)
+        return first_score(judgement, self._terms)
 
     def _count(
         self,
@@ -384,18 +385,23 @@ def to_judge(task: Task, item: CompletionToScore) -> ScoringRequest:
     )
 
 
-def solves(judgement: Judgement, main: str) -> bool:
-    """Says whether the first term of a reward, called `main`, gives a completion 1 or more."""
-    return first_score(judgement, main) >= SOLVING_SCORE
+def solves(judgement: Judgement, terms: Sequence[str]) -> bool:
+    """Says whether the first term of a reward that applies gives a completion 1 or more."""
+    return first_score(judgement, terms) >= SOLVING_SCORE
 
 
-def first_score(judgement: Judgement, main: str) -> float:
-    """Returns the score by the first term of a reward, called `main`; 0 if nothing was judged.
+def first_score(judgement: Judgement, terms: Sequence[str]) -> float:
+    """Returns the score by the first term of a reward that applies; 0 if nothing was judged.
 
     Each set of a mixture has a first term of its own.
+
+    Args:
+      terms: the labels of the reward's terms.
     """
-    name = f"{BY_SET}/{ACCURACY}" if main == BY_SET else main
-    return judgement.components.get(name, 0.0) if judgement.is_known else 0.0
+    if not judgement.is_known:
+        return 0.0
+    names = (f"{BY_SET}/{ACCURACY}" if name == BY_SET else name for name in terms)
+    return next((judgement.components[name] for name in names if name in judgement.components), 0.0)
 
 
 def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -7,6 +7,7 @@ import pytest
 from rl_sync.rewards.judgement import MESSAGES, ONE_MESSAGE, Completion, Judgement
 from rl_sync.rewards.reward_catalog import reads_answer
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.scoring.judging import first_score, solves
 
 HERE = "tests.rewards.test_other_trainers"
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "p"}]
@@ -137,6 +138,17 @@ def test_a_term_that_does_not_apply_leaves_the_others(subtests):
         with subtests.test(task=task):
             found = judged(rubric, "p", task=task)
             assert (found.score, found.components) == (score, parts)
+
+
+def test_the_first_term_that_applies_says_whether_a_problem_is_solved(subtests):
+    both = f"{HERE}:of_math + {HERE}:of_code"
+    for reward, fields in ((both, {}), (f"by_set(mine='{both}')", {"task_set": "mine"})):
+        for task, text, score in (("math", "p", 1), ("math", "x", 0), ("code", "x", 2)):
+            with subtests.test(reward=reward, task=task, text=text):
+                found = judged(reward, text, task=task, **fields)
+                terms = Rubric(reward).labels
+                assert (first_score(found, terms), solves(found, terms)) == (score, score > 0)
+        assert first_score(judged(reward, "p", task="other", **fields), terms) == 0
 
 
 def test_the_numbers_beside_a_score_are_components_and_pred_is_the_answer():

@@ -174,7 +174,7 @@ def test_answers_about_images_are_measured_by_kind_of_question():
             answer = prompt.answer if kind in ("count", "side") else "nothing"
         request = ScoringRequest(prompt.fields, Completion(answer))
         judgement = rubric.judge([request])[0]
-        sheet.add(judged(prompt.prompt_id)[0], judgement, first_score(judgement, "vision"))
+        sheet.add(judged(prompt.prompt_id)[0], judgement, first_score(judgement, ["vision"]))
     values = sheet.measure()
     kinds = ("count", "color", "side", "bigger", "box")
     assert [values[f"accuracy/{kind}"] for kind in kinds] == [1, 0, 1, 0, 0]

@@ -61,7 +61,7 @@ class Desk:
         self.judging = MasterScoring(
             task=TASK,
             judge=self.judge,
-            main="main",
+            terms=["main"],
             settings=RewardSettings(**settings),
             workdir=Workdir(workdir),
             spans=SpanRecorder(Workdir(workdir).spans_of(MASTER), MASTER),

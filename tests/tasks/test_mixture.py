@@ -79,9 +79,9 @@ def test_a_reward_can_be_given_for_each_set(tmp_path):
     assert (right.score, wrong.score, words.score) == (1.0, 0.0, 1.0)
     assert right.components["by_set/arithmetic/exact"] == 1.0
     assert words.components["by_set/mine/language"] == 1.0
-    assert [solves(x, "by_set") for x in (right, wrong, words)] == [True, False, False]
-    assert first_score(right, "by_set") == 1
-    assert first_score(wrong, "by_set") == 0
+    assert [solves(x, ["by_set"]) for x in (right, wrong, words)] == [True, False, False]
+    assert first_score(right, ["by_set"]) == 1
+    assert first_score(wrong, ["by_set"]) == 0
     with pytest.raises(ValueError, match="by_set has no reward for the set 'mine': it has sums"):
         Rubric("by_set(sums='exact')").check([other.fields])
 
