@@ -6,8 +6,9 @@ math + 0.2 * format(pattern="<answer>.*</answer>") - 0.1 * rewards/mine.py:terse
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _SIGN = re.compile(r"\s*([+-])")
@@ -33,58 +34,86 @@ class Term(NamedTuple):
     options: Mapping[str, Any]
 
 
-def parse_sum(text: str) -> list[Term]:
+def parse_sum(text: str, setting: str = "") -> list[Term]:
     """Reads a weighted sum.
+
+    Args:
+      setting: name of the setting that has the text, for messages; may be empty.
 
     Raises:
       ValueError: the text is not a weighted sum; the message quotes the part that cannot be read.
     """
     terms: list[Term] = []
     at = 0
-    while not terms or text[at:].strip():
-        sign = _SIGN.match(text, at)
-        if terms and not sign:
-            raise _unreadable(text, at)
-        at = sign.end() if sign else at
-        term, at = _term(text, at)
-        terms.append(term._replace(weight=-term.weight) if sign and sign[1] == "-" else term)
+    with _naming(setting):
+        while not terms or text[at:].strip():
+            sign = _SIGN.match(text, at)
+            if terms and not sign:
+                raise _unreadable(text, at)
+            at = sign.end() if sign else at
+            term, at = _term(text, at)
+            terms.append(term._replace(weight=-term.weight) if sign and sign[1] == "-" else term)
     return terms
 
 
-def parse_call(text: str) -> Term:
+def parse_call(text: str, setting: str = "") -> Term:
     """Reads one name with options; its weight is 1.
+
+    Args:
+      setting: see `parse_sum`.
 
     Raises:
       ValueError: the text is not one name with options.
     """
-    term, end = _term(text, 0)
-    if text[end:].strip() or term.weight != 1:
-        raise ValueError(f"{text!r} must be one name with options, such as name(level=3).")
-    return term
+    with _naming(setting):
+        try:
+            term, end = _term(text, 0)
+        except ValueError as error:
+            raise _no_call(text) from error
+        if text[end:].strip() or term.weight != 1:
+            raise _no_call(text)
+        return term
 
 
-def parse_calls(text: str) -> list[Term]:
+def parse_calls(text: str, setting: str = "") -> list[Term]:
     """Reads names with options, separated by commas; their weights are 1.
+
+    Args:
+      setting: see `parse_sum`.
 
     Raises:
       ValueError: the text is not a list of names with options.
     """
     terms: list[Term] = []
     at = 0
-    while not terms or text[at:].strip():
-        if terms:
-            comma = _COMMA.match(text, at)
-            if not comma:
+    with _naming(setting):
+        while not terms or text[at:].strip():
+            if terms:
+                comma = _COMMA.match(text, at)
+                if not comma:
+                    raise _no_list(text)
+                at = comma.end()
+            try:
+                term, at = _term(text, at)
+            except ValueError as error:
+                raise _no_list(text) from error
+            if term.weight != 1:
                 raise _no_list(text)
-            at = comma.end()
-        try:
-            term, at = _term(text, at)
-        except ValueError as error:
-            raise _no_list(text) from error
-        if term.weight != 1:
-            raise _no_list(text)
-        terms.append(term)
+            terms.append(term)
     return terms
+
+
+@contextlib.contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    """Puts the name of a setting before the text that an error quotes."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{setting}={error}" if setting else str(error)) from error
+
+
+def _no_call(text: str) -> ValueError:
+    return ValueError(f"{text!r} must be one name with options, such as name(level=3).")
 
 
 def _no_list(text: str) -> ValueError:

@@ -31,6 +31,12 @@ def test_what_cannot_be_read_is_quoted(text):
         parse_sum(text)
 
 
+@pytest.mark.parametrize("parse", [parse_sum, parse_call, parse_calls])
+def test_an_error_names_the_setting(parse):
+    with pytest.raises(ValueError, match=r"^task\.reward='a\(' .*"):
+        parse("a(", "task.reward")
+
+
 def test_a_call_is_one_name():
     assert parse_call("tasks.py:sums(level=3)") == Term(1.0, "tasks.py:sums", {"level": 3})
     for text in ("a + b", "2 * a"):

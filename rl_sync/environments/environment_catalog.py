@@ -91,7 +91,12 @@ def gives_rewards(name: str) -> bool:
 
 
 def reference_of(name: str) -> str:
-    """Returns the reference that a name stands for, with its options."""
+    """Returns the reference that a name stands for, with its options.
+
+    Raises:
+      ValueError: the name or its options cannot be read.
+    """
+    parse_call(name, "environment.name")
     bare, bracket, options = name.partition("(")
     if is_own(name):
         return name
@@ -106,4 +111,7 @@ def environments_of_sets(name: str | None) -> dict[str, str]:
     """
     if name is None or name.partition("(")[0].strip() != BY_SET:
         return {}
-    return {of: str(environment) for of, environment in parse_call(name).options.items()}
+    return {
+        of: str(environment)
+        for of, environment in parse_call(name, "environment.name").options.items()
+    }

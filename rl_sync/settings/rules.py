@@ -338,7 +338,7 @@ def _chat(s: RunSettings) -> str:
 
 def _terms(s: RunSettings) -> list[str]:
     """Returns the names of the terms in the user's reward."""
-    return [term.name for term in parse_sum(s.task.reward)] if s.task.reward else []
+    return [term.name for term in parse_sum(s.task.reward, "task.reward")] if s.task.reward else []
 
 
 def _microbatches(s: RunSettings) -> None:

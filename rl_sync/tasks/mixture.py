@@ -65,7 +65,7 @@ def sets_of(text: str) -> list[TaskSet]:
         above 0.
     """
     sets = []
-    for term in parse_sum(text):
+    for term in parse_sum(text, "task.mixture.sets"):
         options = {name: value for name, value in term.options.items() if name != _OPTION}
         name = str(term.options.get(_OPTION, term.name.rpartition(":")[2].replace(".", "_")))
         if not name.isidentifier():

@@ -40,7 +40,7 @@ def load(name: str, config: DatasetConfig, seed: int, placeholder: str = PLACEHO
     Raises:
       ValueError: the function or class cannot be imported or called, or returns something else.
     """
-    call = parse_call(name)
+    call = parse_call(name, "task.name")
     found = _called(resolve(call.name), {**call.options}, seed, call.name)
     if hasattr(found, "load"):
         found = _called(found.load, {}, seed, f"{call.name}.load")

@@ -48,7 +48,7 @@ class SchoolConfig:
 
     def __post_init__(self) -> None:
         check(self, "task.school")
-        terms = parse_calls(self.generators)
+        terms = parse_calls(self.generators, "task.school.generators")
         for term in terms:
             require_one_of("task.school.generators", term.name, (ALL, *GENERATORS))
         names = [term.name for term in terms]
