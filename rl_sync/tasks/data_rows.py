@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import dataclasses
 import io
@@ -26,6 +27,8 @@ _SPEAKERS = {"role", "from"}
 _LINE = re.compile(r"[^\n]*\S[^\n]*")
 _UNKNOWN_SPLIT = re.compile(r'Unknown split "(.*?)".*\[(.*)\]')
 """The text of `datasets` for a split that a data set lacks, with the splits that it has."""
+_MESSAGES_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:""")
+"""Beginning of a text of messages."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 # First bytes of files that are often mistaken for text, with their kind and the remedy.
 _NO_TEXT = {
@@ -181,8 +184,18 @@ def _is_list_of_rows(value: Any) -> bool:
     )
 
 
+def _are_messages(value: Any) -> bool:
+    """Says whether a value is a list of messages, in the form of OpenAI or ShareGPT."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and _SPEAKERS & set(one) for one in value
+    )
+
+
 def _table_rows(path: Path, text: str, separator: str) -> Iterator[DataRow]:
-    """Yields the rows of a table of texts, whose first line has the names of the fields."""
+    """Yields the rows of a table of texts, whose first line has the names of the fields.
+
+    A text that is a list of messages, as JSON or as Python writes it, is read as such.
+    """
     csv.field_size_limit(_MOST_CHARACTERS)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     names: list[str] = []
@@ -199,11 +212,27 @@ def _table_rows(path: Path, text: str, separator: str) -> Iterator[DataRow]:
                     ' between ", and double quotes in them.'
                 )
             elif values:
-                yield DataRow(where, dict(zip(names, values, strict=True)))
+                fields = zip(names, values, strict=True)
+                yield DataRow(where, {name: _cell(where, name, text) for name, text in fields})
     except csv.Error as error:
         raise ValueError(
             f"{path}, line {line} is no row of fields separated by {separator!r}: {error}."
         ) from error
+
+
+def _cell(where: str, name: str, text: str) -> Any:
+    if not _MESSAGES_TEXT.match(text):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        try:
+            value = ast.literal_eval(text.strip())  # As pandas writes lists.
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            raise ValueError(
+                f"{where}: {name!r} begins as messages do, and is not JSON: {error}."
+            ) from error
+    return value if _are_messages(value) else text
 
 
 def _names(where: str, names: list[str], separator: str) -> list[str]:

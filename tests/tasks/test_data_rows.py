@@ -50,6 +50,7 @@ def test_a_table_may_have_empty_lines_and_fields_a_mark_and_long_texts(tmp_path)
         ("a.csv", "prompt\tanswer\np\t1\n", r"seems to separate.*\.tsv for"),
         ("a.tsv", "prompt,answer\np,1\n", r"which ',' seems to separate"),
         ("a.csv", "prompt,answer,prompt\np,1,2\n", "names the field 'prompt' twice"),
+        ("a.csv", "prompt,answer\n\"[{'role': 'user'\",1\n", "line 2: 'prompt' begins as messages"),
         ("a.csv", "prompt,answer\n", "has no rows"),
         ("a.csv", "", "has no rows"),
         ("a.json", '{"data": [{"a": 1}], "more": [{"b": 2}]}', "several lists .*'data', 'more'"),
@@ -91,6 +92,24 @@ TURNS = {"conversations": [{"from": "human", "value": "x"}]}
 )
 def test_json_may_be_lines_a_list_objects_or_an_object_with_one_list(tmp_path, name, text, rows):
     assert [dict(row.fields) for row in _read(tmp_path / name, text)] == rows
+
+
+def test_a_table_may_have_messages_as_json_or_as_python_writes_them(tmp_path):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": 'It\'s "1+1", or?'},
+    ]
+    turns = TURNS["conversations"]
+    no_messages = '[{"value": 1}]'
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["prompt", "answer"])
+        for value in (json.dumps(messages, indent=1), str(messages), json.dumps(turns)):
+            writer.writerow([value, "2"])
+        writer.writerow([no_messages, "2"])
+    rows = _read(path)
+    assert [row.fields["prompt"] for row in rows] == [messages, messages, turns, no_messages]
 
 
 def test_a_table_of_texts_gives_a_task_with_choices_as_json(tmp_path):
