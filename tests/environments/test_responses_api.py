@@ -13,7 +13,9 @@ import pytest
 
 from rl_sync.environments.endpoint.http_server import AgentEndpoint
 from rl_sync.environments.endpoint.inbox import Inbox
+from rl_sync.environments.endpoint.reasoning import Parted, Reasoning
 from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, ToolCall
+from rl_sync.thoughts import KNOWN, marks_of
 from tests.environments.agents import LOOK, said, user
 from tests.environments.test_endpoint import Policy, drawn, reply
 
@@ -41,7 +43,7 @@ def _policy(endpoint):
 def _thinker(endpoint):
     """A policy whose reasoning is a field of its own."""
     policy = Policy(endpoint)
-    policy.inbox = Inbox(policy.arrived, separate_reasoning=True)
+    policy.inbox = Inbox(policy.arrived, Reasoning(is_separate=True))
     policy.key = endpoint.open(policy.inbox)
     policy.url = endpoint.base_url(policy.key)
     policy.thread.start()
@@ -356,10 +358,64 @@ def test_the_reply_that_had_the_reasoning_goes_on_where_contents_are_equal(think
     assert [turn.after for turn in thinker.turns[3:]] == [0, 1, 2]
 
 
+MARKS = marks_of("<why> </why>")
+
+
+@pytest.mark.parametrize(
+    ("marks", "text", "parts"),
+    [
+        (KNOWN, "[THINK]a[/THINK]b", ("a", "b")),
+        (KNOWN, "◁think▷a◁/think▷\n\nb", ("a", "b")),
+        (KNOWN, "<why>a</why>b", ("", "<why>a</why>b")),
+        (MARKS, "<why>a</why>b", ("a", "b")),
+        (MARKS, "<think>a</think>b", ("a", "b")),
+        (MARKS, "a</why>b", ("a", "b")),
+        ((), "<think>a</think>b", ("", "<think>a</think>b")),
+    ],
+)
+def test_reasoning_has_the_marks_of_the_run(marks, text, parts):
+    form = Reasoning(is_separate=True, marks=marks)
+    assert form.parted(text) == parts
+    heard = [form.certainly_parted(text[:end]) for end in range(len(text) + 1)]
+    for one in heard:  # Nothing that was sent is taken back.
+        assert all(whole.startswith(part) for whole, part in zip(parts, one, strict=True))
+    is_marked = parts[0] or not marks
+    assert heard[-1] == (parts if is_marked else ("", ""))
+
+
+def test_reasoning_that_comes_back_is_written_in_the_marks_of_the_run(endpoint):
+    policy = Policy(endpoint)
+    policy.inbox = Inbox(policy.arrived, Reasoning(is_separate=True, marks=MARKS))
+    policy.key = endpoint.open(policy.inbox)
+    policy.url = endpoint.base_url(policy.key)
+    policy.thread.start()
+    policy.replies = [reply("<why>north?</why>north")]
+    message = policy.ask().choices[0].message
+    assert (message.reasoning_content, message.content) == ("north?", "north")
+    policy.ask(user("hi"), message, user("on"))
+    policy.ask(user("hi"), {**said("north"), "reasoning_content": "west?"}, user("on"))
+    respond(
+        policy,
+        input=[
+            user("hi"),
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "east?"}]},
+            said("north"),
+            user("on"),
+        ],
+    )
+    policy.halted.set()
+    policy.thread.join()
+    assert places(policy) == [(ANEW, 1), (0, 1), (ANEW, 3), (ANEW, 3)]
+    assert [turn.messages[1].content for turn in policy.turns[2:]] == [
+        f"<why>\n{thought}\n</why>\n\nnorth" for thought in ("west?", "east?")
+    ]
+    assert Reasoning(marks=MARKS).joined(Parted("a", "<think>b</think>c")) == "<think>b</think>c"
+
+
 @pytest.mark.parametrize("form", ["chat", "responses"])
 def test_reasoning_is_streamed_before_the_content(endpoint, form):
     policy = Policy(endpoint)
-    inbox = Inbox(policy.arrived, separate_reasoning=True)
+    inbox = Inbox(policy.arrived, Reasoning(is_separate=True))
     policy.url = endpoint.base_url(endpoint.open(inbox))
     heard = []
 

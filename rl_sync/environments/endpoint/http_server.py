@@ -298,7 +298,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             raise _no_such(what)
 
     def _chat(self, inbox: Inbox, data: bytes) -> None:
-        request = read_chat(data, inbox.separate_reasoning)
+        request = read_chat(data, inbox.reasoning)
         choices, parts = inbox.ask(request, self._is_gone)
         number = f"chatcmpl-{secrets.token_hex(12)}"
         if request.stream:
@@ -308,7 +308,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(http.HTTPStatus.OK, responses.completion(request, replies, number))
 
     def _respond(self, inbox: Inbox, data: bytes) -> None:
-        request = read_items(data, inbox.kept, inbox.separate_reasoning)
+        request = read_items(data, inbox.kept, inbox.reasoning)
         (awaited,), parts = inbox.ask(request.chat, self._is_gone)
         number = f"resp_{secrets.token_hex(12)}"
 

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from rl_sync.environments.endpoint.reasoning import Reasoning
 from rl_sync.environments.endpoint.refusals import RefusalError, closed, refuse
 from rl_sync.environments.endpoint.requests import ChatRequest, Posted
 from rl_sync.environments.endpoint.responses import Given, given
@@ -103,15 +104,15 @@ class Inbox:
 
     Args:
       arrived: event that is set when something arrives.
-      separate_reasoning: whether replies have reasoning as a separate field. Then a request may
-        continue a reply with or without its reasoning.
+      reasoning: form of the reasoning of replies. If it is separate, a request may continue a
+        reply with or without it.
 
     Attributes:
       posted: last outcome that the agent posted.
     """
 
-    def __init__(self, arrived: threading.Event, separate_reasoning: bool = False) -> None:
-        self._arrived, self.separate_reasoning = arrived, separate_reasoning
+    def __init__(self, arrived: threading.Event, reasoning: Reasoning | None = None) -> None:
+        self._arrived, self.reasoning = arrived, reasoning or Reasoning()
         self._lock = threading.Lock()
         self._waiting: collections.deque[Awaited] = collections.deque()
         self._taken: dict[int, _Taken] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.environments.endpoint import requests, responses
-from rl_sync.environments.endpoint.reasoning import Parted, joined
+from rl_sync.environments.endpoint.reasoning import Parted, Reasoning
 from rl_sync.environments.endpoint.refusals import refuse
 from rl_sync.environments.endpoint.requests import ChatRequest, shown
 from rl_sync.environments.interface import Message, Reply, ToolCall, ToolSchema
@@ -51,14 +51,14 @@ class ItemsRequest:
 def read_items(
     data: bytes,
     kept: Callable[[str], tuple[Message, ...] | None],
-    separate_reasoning: bool = False,
+    reasoning: Reasoning = Reasoning(),  # noqa: B008
 ) -> ItemsRequest:
     """Reads a request for a response.
 
     Args:
       data: the body.
       kept: returns the conversation up to an earlier response, by its id.
-      separate_reasoning: see `ChatRequest`.
+      reasoning: see `ChatRequest`.
 
     Raises:
       RefusalError: the body is no such request, or asks for what the policy cannot do; with
@@ -75,7 +75,10 @@ def read_items(
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise refuse(f"instructions must be a text, not {shown(instructions)}.", "instructions")
-    conversation = (*_before(body.get("previous_response_id"), kept), *_input(body.get("input")))
+    conversation = (
+        *_before(body.get("previous_response_id"), kept),
+        *_input(body.get("input"), reasoning),
+    )
     system = (Message("system", instructions),) if instructions else ()
     tools = requests.read_list(body, "tools")
     include = requests.read_list(body, "include")
@@ -86,7 +89,7 @@ def read_items(
         most_tokens=requests.read_length(body, ["max_output_tokens"]),
         stream=requests.read_flag(body, "stream"),
         logprobs=LOGPROBS in include,
-        separate_reasoning=separate_reasoning,
+        reasoning=reasoning,
         ignored=requests.ignored(body, _HEEDED),
     )
     echoed = {
@@ -229,7 +232,7 @@ def _tool(value: Any, place: str) -> ToolSchema:
     return requests.read_tool({"type": "function", "function": function}, place)
 
 
-def _input(value: Any) -> tuple[Message, ...]:
+def _input(value: Any, form: Reasoning) -> tuple[Message, ...]:
     """Reads the input. Items of one reply, which follow each other, become one message."""
     if isinstance(value, str):
         return (Message("user", value),)
@@ -243,7 +246,7 @@ def _input(value: Any) -> tuple[Message, ...]:
         is_said = kind == "message" and item.get("role") == "assistant"
         begins = (is_said or kind == "reasoning") and (reply.content is not None or reply.calls)
         if begins or not (is_said or kind in ("reasoning", "function_call")):
-            messages += reply.messages()
+            messages += reply.messages(form)
             reply = _OpenReply()
         if is_said:
             content = _texts(item.get("content"))
@@ -256,14 +259,14 @@ def _input(value: Any) -> tuple[Message, ...]:
             messages.append(_tool_output(item, place))
         elif kind == "message":
             said = {"role": item.get("role"), "content": _texts(item.get("content"))}
-            messages.append(requests.read_message(said, place))
+            messages.append(requests.read_message(said, place, form))
         else:
             raise refuse(
                 f"{place} must be a message, reasoning, function_call or function_call_output, not"
                 f" {shown(item)}: others are not served.",
                 place,
             )
-    return (*messages, *reply.messages())
+    return (*messages, *reply.messages(form))
 
 
 @dataclasses.dataclass
@@ -274,11 +277,11 @@ class _OpenReply:
     content: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
-    def messages(self) -> list[Message]:
+    def messages(self, form: Reasoning) -> list[Message]:
         """Returns the reply's message, or nothing if the reply has no item yet."""
         if not self.reasoning and self.content is None and not self.calls:
             return []
-        text = joined(Parted(self.reasoning.strip("\n"), self.content or ""))
+        text = form.joined(Parted(self.reasoning.strip("\n"), self.content or ""))
         return [Message("assistant", text, tool_calls=self.calls)]
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rl_sync.environments.endpoint.reasoning import Parted, joined
+from rl_sync.environments.endpoint.reasoning import Parted, Reasoning
 from rl_sync.environments.endpoint.refusals import refuse
 from rl_sync.environments.interface import Message, ToolCall, ToolSchema
 from rl_sync.images import Image
@@ -16,6 +16,7 @@ from rl_sync.images import Image
 _LENGTHS = ("max_completion_tokens", "max_tokens")
 _HEEDED = {"model", "messages", "tools", "stop", "n", "stream", "stream_options", "logprobs"}
 _HEEDED |= set(_LENGTHS)
+_DEFAULT = Reasoning()
 _REASONING = ("reasoning_content", "reasoning")
 _OUTDATED = {"functions": "tools", "function_call": "tools"}
 # Templates know only the older name of the role.
@@ -38,7 +39,7 @@ class ChatRequest:
       stream: whether the reply is sent as events.
       stream_usage: whether the last event counts the tokens.
       logprobs: whether the reply has its log-probabilities.
-      separate_reasoning: whether reasoning is a field of its own in replies.
+      reasoning: form of the reasoning of replies.
       ignored: names of fields that change nothing, since the run decides how replies are sampled.
     """
 
@@ -50,7 +51,7 @@ class ChatRequest:
     stream: bool = False
     stream_usage: bool = False
     logprobs: bool = False
-    separate_reasoning: bool = False
+    reasoning: Reasoning = _DEFAULT
     ignored: tuple[str, ...] = ()
 
 
@@ -62,12 +63,12 @@ class Posted:
     metrics: Mapping[str, float]
 
 
-def read_chat(data: bytes, separate_reasoning: bool = False) -> ChatRequest:
+def read_chat(data: bytes, reasoning: Reasoning = _DEFAULT) -> ChatRequest:
     """Reads a request for a chat completion.
 
     Args:
       data: the body.
-      separate_reasoning: see `ChatRequest`.
+      reasoning: see `ChatRequest`.
 
     Raises:
       RefusalError: the body is no such request, or asks for what the policy cannot do; with
@@ -85,7 +86,9 @@ def read_chat(data: bytes, separate_reasoning: bool = False) -> ChatRequest:
         raise refuse("messages must be a list with at least one message.", "messages")
     options = body.get("stream_options")
     return ChatRequest(
-        messages=tuple(read_message(one, f"messages[{i}]") for i, one in enumerate(messages)),
+        messages=tuple(
+            read_message(one, f"messages[{i}]", reasoning) for i, one in enumerate(messages)
+        ),
         tools=tuple(
             read_tool(one, f"tools[{i}]") for i, one in enumerate(read_list(body, "tools"))
         ),
@@ -95,7 +98,7 @@ def read_chat(data: bytes, separate_reasoning: bool = False) -> ChatRequest:
         stream=read_flag(body, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
         logprobs=read_flag(body, "logprobs"),
-        separate_reasoning=separate_reasoning,
+        reasoning=reasoning,
         ignored=ignored(body, _HEEDED),
     )
 
@@ -133,7 +136,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     return body
 
 
-def read_message(value: Any, place: str) -> Message:
+def read_message(value: Any, place: str, reasoning: Reasoning = _DEFAULT) -> Message:
     """Reads a message; `place` is where it stands in the request."""
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or not role:
@@ -143,8 +146,8 @@ def read_message(value: Any, place: str) -> Message:
     content = (
         read_content(content, place, may_lack=True) if is_reply else read_shown(content, place)
     )
-    if is_reply and not content.lstrip().startswith("<think>"):
-        content = joined(Parted(_reasoning(value), content))
+    if is_reply:
+        content = reasoning.joined(Parted(_reasoning(value), content))
     calls = read_list(value, "tool_calls", f"{place}.") if is_reply else []
     name, call_id = value.get("name"), value.get("tool_call_id")
     return Message(

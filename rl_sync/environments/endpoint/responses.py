@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.environments.dialogue.tool_call_text import overlap
-from rl_sync.environments.endpoint.reasoning import Parted, certainly_parted, joined, parted
+from rl_sync.environments.endpoint.reasoning import Parted
 from rl_sync.environments.endpoint.requests import ChatRequest
 from rl_sync.environments.interface import DrawnReply, Message, Reply, ToolCall
 
@@ -21,15 +21,17 @@ class Given(NamedTuple):
 
     Attributes:
       text: the reasoning, if it is a field of its own, and the content.
+      whole: both in one text, as it is read back from a request.
       tool_calls: the calls.
     """
 
     text: Parted
+    whole: str
     tool_calls: tuple[ToolCall, ...]
 
     def message(self) -> Message:
         """Returns the message that is read back if an agent sends all of it in a later request."""
-        return Message("assistant", joined(self.text), tool_calls=self.tool_calls)
+        return Message("assistant", self.whole, tool_calls=self.tool_calls)
 
     def bare(self) -> Message:
         """Returns the message that is read back if the agent drops the reasoning."""
@@ -40,8 +42,8 @@ def given(request: ChatRequest, reply: Reply) -> Given:
     """Returns a reply as the agent gets it."""
     message = reply.message()
     content = _before_stop(request, message.content)
-    text = parted(content, reply.begun) if request.separate_reasoning else Parted("", content)
-    return Given(text, message.tool_calls)
+    text = request.reasoning.parted(content, reply.begun)
+    return Given(text, request.reasoning.joined(text), message.tool_calls)
 
 
 def given_beginning(request: ChatRequest, content: str) -> Parted:
@@ -50,7 +52,7 @@ def given_beginning(request: ChatRequest, content: str) -> Parted:
     if certain == content:
         held = max((overlap(content, text) for text in request.stop), default=0)
         certain = content[: len(content) - held]
-    return certainly_parted(certain) if request.separate_reasoning else Parted("", certain)
+    return request.reasoning.certainly_parted(certain)
 
 
 def completion(request: ChatRequest, replies: Sequence[Reply], number: str) -> dict[str, Any]:

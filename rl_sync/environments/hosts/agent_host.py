@@ -13,6 +13,7 @@ from typing import Any
 
 from rl_sync.environments.endpoint.http_server import Access, AgentEndpoint
 from rl_sync.environments.endpoint.inbox import Inbox
+from rl_sync.environments.endpoint.reasoning import Reasoning
 from rl_sync.environments.endpoint.responses import MODEL
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.episode_limits import HostLimits
@@ -21,6 +22,7 @@ from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn
 from rl_sync.environments.opponents import Seating
 from rl_sync.images import Image
+from rl_sync.thoughts import KNOWN, ThoughtMarks
 
 _POLL_SECS = 0.02
 _GO = Reply("")
@@ -61,6 +63,7 @@ class AgentHost:
       reference: a class that says `asks_endpoint = True`, with options.
       limits: limits of time, memory and number.
       access: the ways into the endpoint.
+      thoughts: marks around the reasoning of replies.
 
     Raises:
       ValueError: the reference cannot be imported, or its options cannot be used.
@@ -68,13 +71,17 @@ class AgentHost:
     """
 
     def __init__(
-        self, reference: str, limits: HostLimits | None = None, access: Access | None = None
+        self,
+        reference: str,
+        limits: HostLimits | None = None,
+        access: Access | None = None,
+        thoughts: tuple[ThoughtMarks, ...] = KNOWN,
     ) -> None:
         self._limits = limits or HostLimits()
         construction = Construction.of(reference)
         agent = construction.maker(**construction.options)
         self._deadline_secs = agent.deadline_secs
-        self._separate_reasoning = agent.separate_reasoning
+        self._reasoning = Reasoning(agent.separate_reasoning, thoughts)
         in_all = dataclasses.replace(self._limits, limit_secs=self._deadline_secs)
         self._processes = ProcessHost(reference, in_all)
         try:
@@ -103,7 +110,7 @@ class AgentHost:
         if episode in self._episodes:
             raise ValueError(f"Episode {episode} is under way already: end it, then begin it anew.")
         text = _json(task)
-        inbox = Inbox(self._arrived, self._separate_reasoning)
+        inbox = Inbox(self._arrived, self._reasoning)
         key = self._endpoint.open(inbox)
         row = Path(self._rows.name, f"{key}.json")
         row.write_text(text)

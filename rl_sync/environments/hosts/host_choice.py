@@ -9,9 +9,15 @@ from rl_sync.environments.hosts.episode_limits import HostLimits
 from rl_sync.environments.hosts.host import Host
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.hosts.process_host import ProcessHost
+from rl_sync.thoughts import KNOWN, ThoughtMarks
 
 
-def host_of(reference: str, limits: HostLimits | None = None, access: Access | None = None) -> Host:
+def host_of(
+    reference: str,
+    limits: HostLimits | None = None,
+    access: Access | None = None,
+    thoughts: tuple[ThoughtMarks, ...] = KNOWN,
+) -> Host:
     """Makes the host of an environment, of the kind that its class asks for.
 
     A class that says `inline = True` runs in this process, any other one in worker processes. If it
@@ -23,6 +29,7 @@ def host_of(reference: str, limits: HostLimits | None = None, access: Access | N
       reference: such as `module:Class(level=3)` or `path/to/file.py:Class`.
       limits: limits of worker processes.
       access: the ways into the endpoint.
+      thoughts: marks around the thoughts of replies.
 
     Raises:
       ValueError: the environment cannot be imported, or has no such option.
@@ -31,5 +38,5 @@ def host_of(reference: str, limits: HostLimits | None = None, access: Access | N
     if construction.inline:
         return InlineHost(reference)
     if construction.asks_endpoint:
-        return AgentHost(reference, limits, access)
+        return AgentHost(reference, limits, access, thoughts)
     return ProcessHost(reference, limits)

@@ -73,3 +73,22 @@ def test_an_environment_asks_with_images_at_the_places_of_the_task_s_own_placeho
             assert asked.images.digests == shown.digests
     finally:
         director.close()
+
+
+def test_the_endpoint_of_agents_parts_replies_at_the_run_s_marks(monkeypatch):
+    settings = settings_with(
+        task__name="arithmetic",
+        tokenizer__thoughts="<why> </why>",
+        environment__name="agent(command='true', separate_reasoning=True)",
+        environment__max_tokens=120,
+    )
+    task = wiring.load_task(settings)
+    made = []
+    monkeypatch.setattr(episode_wiring, "EpisodeEngine", lambda _, one, **more: made.append(one()))
+    episode_wiring.playing(settings, task, engine=None)
+    [director] = made
+    try:
+        reasoning = director._host._reasoning
+        assert reasoning.parted("<why>so</why>yes") == ("so", "yes")
+    finally:
+        director.close()
