@@ -39,11 +39,11 @@ from rl_sync.roles.master.events import (
     GroupsBuffered,
     GroupsRefused,
     LeaseRequested,
-    MasterSettings,
     Position,
     Started,
     VersionPublished,
 )
+from rl_sync.roles.master.state import MasterSettings
 from rl_sync.schedule import resolve
 from rl_sync.simulation.event_queue import EventQueue
 

@@ -26,7 +26,7 @@ from rl_sync.rewards.rubric import Rubric
 from rl_sync.role_names import MASTER
 from rl_sync.roles.evaluator import EvaluationSet
 from rl_sync.roles.explorer.episode_wiring import environment_of
-from rl_sync.roles.master.events import MasterSettings
+from rl_sync.roles.master.state import MasterSettings
 from rl_sync.rollout.paging.page_table import PageTable
 from rl_sync.rollout.paging.pool_size import pages_of
 from rl_sync.rollout.sampling import LogitsProcessors, Sampling

@@ -27,12 +27,12 @@ from rl_sync.roles.master.events import (
     GroupsJudged,
     HoldBack,
     LeaseRequested,
-    MasterSettings,
     Position,
     Started,
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master.state import MasterSettings
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.simulation.event_queue import EventQueue

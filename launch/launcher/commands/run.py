@@ -46,12 +46,7 @@ from rl_sync.role_names import MASTER, is_explorer, role_of
 from rl_sync.roles import wiring
 from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
 from rl_sync.roles.explorer.episode_wiring import check_environment
-from rl_sync.roles.master.events import (
-    FORMED_ANEW,
-    ExplorerDied,
-    GroupsRefused,
-    StopRequested,
-)
+from rl_sync.roles.master.events import FORMED_ANEW, ExplorerDied, GroupsRefused, StopRequested
 from rl_sync.roles.replay_tables import check_replay
 from rl_sync.roles.restart_policy import (
     REPLAY,

@@ -21,8 +21,8 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from rl_sync.roles.master.events import BatchRequested, GrantBatch, LiveLease, MasterSettings
-from rl_sync.roles.master.state import MasterState, Outcome
+from rl_sync.roles.master.events import BatchRequested, GrantBatch, LiveLease
+from rl_sync.roles.master.state import MasterSettings, MasterState, Outcome
 
 
 def deadline_of(settings: MasterSettings, version: int) -> int:

@@ -1,14 +1,11 @@
-"""Messages to and from the master: its settings, events and commands, as plain records."""
+"""Messages to and from the master: its events and commands, as plain records."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rl_sync.algorithms.screening import NO_SCREENING, Screening
-from rl_sync.schedule import SyncSchedule
-from rl_sync.tasks.curriculum import ChosenPrompt, CurriculumSettings, PromptPool
+from rl_sync.tasks.curriculum import ChosenPrompt
 from rl_sync.types import Lease, PromptPast, Use
 
 TOO_STALE = "too stale"
@@ -18,60 +15,6 @@ LOST_IN_BUFFER = "lost with the replay server"
 LEFT_OUT = "left out of the batch"
 FORMED_ANEW = "the cluster was formed anew"
 RUN_ENDED = "the run ended"
-
-
-@dataclasses.dataclass(frozen=True)
-class MasterSettings:
-    """Settings of the run that the master's decisions depend on.
-
-    Attributes:
-      schedule: sync schedule.
-      steps: number of trainer steps of the whole run.
-      groups_per_step: number of groups that one trainer step consumes, B, including groups that it
-        does not train on.
-      explorers: number of explorers; under exact pulls they run in lockstep.
-      groups_per_lease: maximum number of groups that an explorer has in flight, unless it reports
-        its own room.
-      lease_secs: time that a lease lives without a heartbeat from its explorer.
-      carries_over: whether explorers leave groups unfinished and continue them in their next
-        rollouts; under latest pulls.
-      screening: rules for replacing groups before they reach the replay buffer.
-      max_leases: maximum number of leases of a prompt whose environments fail; under latest pulls.
-        Under exact pulls a batch has the groups of its step, so such a prompt is not leased again.
-      times_sampled: number of steps that may train on a group; more than one under latest pulls.
-      evaluate_every_steps: trainer steps between two evaluations by explorers; 0 for none.
-      curriculum, pool: choice of prompts, and the prompts to choose from.
-      seed: seed of the run.
-    """
-
-    schedule: SyncSchedule
-    steps: int
-    groups_per_step: int
-    explorers: int
-    groups_per_lease: int
-    lease_secs: float
-    carries_over: bool = False
-    screening: Screening = NO_SCREENING
-    max_leases: int = 1
-    times_sampled: int = 1
-    evaluate_every_steps: int = 0
-    curriculum: CurriculumSettings = dataclasses.field(default_factory=CurriculumSettings)
-    pool: PromptPool = dataclasses.field(default_factory=PromptPool)
-    seed: int = 0
-
-    @property
-    def follows_history(self) -> bool:
-        """True if the choice of prompts depends on the history of prompts."""
-        return self.curriculum.follows_history or self.pool.by_progress
-
-    def step_of(self, ordinal: int) -> int:
-        """Returns the explorer step of an ordinal under exact pulls."""
-        return ordinal // self.groups_per_step + 1
-
-    def share(self, explorer: int, step: int) -> range:
-        """Returns one explorer's ordinals of an explorer step under exact pulls."""
-        first = (step - 1) * self.groups_per_step
-        return range(first + explorer - 1, first + self.groups_per_step, self.explorers)
 
 
 class Assignment(NamedTuple):
@@ -133,18 +76,6 @@ class LiveLease(NamedTuple):
             failures=0 if replaced else self.failures + failed,
             choice=None if replaced else self.choice,
         )
-
-
-class DueEvaluation(NamedTuple):
-    """An evaluation that an explorer has to run.
-
-    Attributes:
-      version: minimum version of the evaluated weights.
-      explorer: explorer that runs it; None if there is none yet.
-    """
-
-    version: int
-    explorer: int | None = None
 
 
 class Position(NamedTuple):

@@ -28,12 +28,11 @@ from rl_sync.roles.master.events import (
     Event,
     ExplorersSeen,
     LeasesExpired,
-    MasterSettings,
     Record,
     Started,
     Ticked,
 )
-from rl_sync.roles.master.state import MasterState
+from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import transition
 from rl_sync.tasks.prompt_history import PromptHistory
 from rl_sync.types import PromptPast

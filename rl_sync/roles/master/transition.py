@@ -27,7 +27,6 @@ from rl_sync.roles.master.events import (
     BatchRequested,
     BatchTrained,
     Command,
-    DueEvaluation,
     Event,
     ExplorerDied,
     ExplorersSeen,
@@ -54,6 +53,7 @@ from rl_sync.roles.master.events import (
 from rl_sync.roles.master.group_admission import admit
 from rl_sync.roles.master.prompt_choice import chosen, may_choose
 from rl_sync.roles.master.state import (
+    DueEvaluation,
     LastGrant,
     MasterState,
     Outcome,

@@ -21,14 +21,13 @@ from rl_sync.roles.master.events import (
     HoldBack,
     LeaseGrant,
     LeaseRequested,
-    MasterSettings,
     Position,
     Record,
     Started,
     Ticked,
     VersionPublished,
 )
-from rl_sync.roles.master.state import MasterState
+from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.faults.joint_transfer import (
     AskFinished,

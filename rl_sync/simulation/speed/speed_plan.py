@@ -7,7 +7,7 @@ import math
 
 from rl_sync.algorithms.screening import NO_SCREENING, UNBOUNDED, Screening
 from rl_sync.roles import wiring
-from rl_sync.roles.master.events import MasterSettings
+from rl_sync.roles.master.state import MasterSettings
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings

@@ -7,11 +7,11 @@ from rl_sync.roles.master.events import (
     FailedEpisode,
     GroupsJudged,
     LeaseRequested,
-    MasterSettings,
     Position,
     Started,
     VersionPublished,
 )
+from rl_sync.roles.master.state import MasterSettings
 
 SPREAD, SAME = (0.0, 1.0), (1.0, 1.0)
 

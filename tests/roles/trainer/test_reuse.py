@@ -21,9 +21,9 @@ from rl_sync.roles.master.events import (
     BatchTrained,
     GrantLeases,
     GroupsBuffered,
-    MasterSettings,
     VersionPublished,
 )
+from rl_sync.roles.master.state import MasterSettings
 from rl_sync.roles.trainer import batch_reader
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from rl_sync.roles.master.events import MasterSettings
-from rl_sync.roles.master.state import MasterState
+from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.schedule import resolve
 from rl_sync.simulation.faults.drawn_run import draw
 from rl_sync.simulation.faults.invariants import (

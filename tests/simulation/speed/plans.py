@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rl_sync.roles.master.events import MasterSettings
+from rl_sync.roles.master.state import MasterSettings
 from rl_sync.schedule import MODES, resolve
 from rl_sync.simulation.speed.speed_plan import SpeedPlan
 from rl_sync.simulation.speed.workload import Decoding, Samples, TransferTimes, Workload
