@@ -83,6 +83,18 @@ class Lease(NamedTuple):
     prompt: Prompt
 
 
+class ChosenPrompt(NamedTuple):
+    """A prompt that was chosen.
+
+    Attributes:
+      prompt: id of the prompt.
+      why: under `difficulty_band`, the prompt's relation to the band when it was chosen.
+    """
+
+    prompt: int
+    why: str = ""
+
+
 class Use(NamedTuple):
     """A use of a prompt: one of its groups was scored.
 

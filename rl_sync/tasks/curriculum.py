@@ -20,7 +20,7 @@ from rl_sync.setting import check, setting
 from rl_sync.tasks.mixture import MixtureConfig, sets_of
 from rl_sync.tasks.order import prompt_at
 from rl_sync.tasks.prompt_history import PromptHistory
-from rl_sync.types import Prompt
+from rl_sync.types import ChosenPrompt, Prompt
 
 SHUFFLED, BAND, EASY_TO_HARD, LEAST_SEEN = (
     "shuffled",
@@ -231,18 +231,6 @@ def _prompt_sets(train: Sequence[Prompt], mixture: MixtureConfig | None) -> tupl
         if not len(one.members):
             raise ValueError(f"The set {one.name} of task.mixture.sets has no problems left.")
     return tuple(sets)
-
-
-class ChosenPrompt(NamedTuple):
-    """A prompt that was chosen.
-
-    Attributes:
-      prompt: id of the prompt.
-      why: under `difficulty_band`, the prompt's relation to the band when it was chosen.
-    """
-
-    prompt: int
-    why: str = ""
 
 
 def choose(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rl_sync.tasks.curriculum import ChosenPrompt
-from rl_sync.types import Lease, PromptPast, Use
+from rl_sync.types import ChosenPrompt, Lease, PromptPast, Use
 
 TOO_STALE = "too stale"
 LEASE_EXPIRED = "lease expired"

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from rl_sync.roles.master.events import Assignment, LiveLease
 from rl_sync.roles.master.state import MasterState, counted
-from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, ChosenPrompt, choose, shuffled_at
+from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, choose, shuffled_at
+from rl_sync.types import ChosenPrompt
 
 
 def may_choose(state: MasterState, step: int) -> bool:

@@ -19,9 +19,9 @@ from rl_sync.roles.master.events import (
     Record,
 )
 from rl_sync.schedule import SyncSchedule
-from rl_sync.tasks.curriculum import ChosenPrompt, CurriculumSettings, PromptPool
+from rl_sync.tasks.curriculum import CurriculumSettings, PromptPool
 from rl_sync.tasks.prompt_history import PromptHistory
-from rl_sync.types import Use
+from rl_sync.types import ChosenPrompt, Use
 
 
 @dataclasses.dataclass(frozen=True)

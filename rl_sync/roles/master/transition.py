@@ -61,8 +61,8 @@ from rl_sync.roles.master.state import (
     drop,
     settle,
 )
-from rl_sync.tasks.curriculum import ChosenPrompt
 from rl_sync.tasks.prompt_history import PromptHistory
+from rl_sync.types import ChosenPrompt
 
 
 def transition(state: MasterState, event: Event) -> Outcome:
