@@ -47,9 +47,7 @@ from control_plane_pace import paced
 from rl_sync.cluster.session import heartbeat_secs
 from rl_sync.configs import base
 from rl_sync.isolation.machine_limits import allow_open_files
-from rl_sync.records.spans import Span, SpanKind
-from rl_sync.role_names import is_explorer
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     Command,
     Event,
@@ -60,6 +58,8 @@ from rl_sync.roles.master.events import (
     LeaseRequested,
     Ticked,
 )
+from rl_sync.records.spans import Span, SpanKind
+from rl_sync.role_names import is_explorer
 from rl_sync.roles.master.journal import Journal, lasting, state_form
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import transition

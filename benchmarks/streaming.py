@@ -43,18 +43,7 @@ from rl_sync.cluster import master_calls, scoring_calls
 from rl_sync.cluster.pending import Await, Pending
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.configs import base
-from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout
-from rl_sync.models.transformer import init_params
-from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
-from rl_sync.replay.client import ReplayClient
-from rl_sync.roles import wiring
-from rl_sync.roles.evaluator import EvaluationSet
-from rl_sync.roles.explorer.actor import Explorer
-from rl_sync.roles.explorer.group_delivery import GroupDelivery
-from rl_sync.roles.explorer.loop import ExplorerLoop
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchRequested,
     BatchTrained,
     GrantLeases,
@@ -67,6 +56,17 @@ from rl_sync.roles.master.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.models.config import ModelConfig
+from rl_sync.models.sharding import Layout
+from rl_sync.models.transformer import init_params
+from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
+from rl_sync.replay.client import ReplayClient
+from rl_sync.roles import wiring
+from rl_sync.roles.evaluator import EvaluationSet
+from rl_sync.roles.explorer.actor import Explorer
+from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.roles.master import transition
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.queue import Waiting
 from rl_sync.rollout.request import CompletionRequest

@@ -28,9 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.deadlines import deadline_of
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchRequested,
     BatchTrained,
     Event,
@@ -43,6 +41,8 @@ from rl_sync.roles.master.events import (
     Started,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
+from rl_sync.roles.master.deadlines import deadline_of
 from rl_sync.roles.master.state import MasterSettings
 from rl_sync.schedule import resolve
 from rl_sync.simulation.event_queue import EventQueue

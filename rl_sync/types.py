@@ -100,7 +100,7 @@ class Use(NamedTuple):
 
     Attributes:
       step: trainer step that the group was for, or after which it ended.
-      ordinal, replacement: see `rl_sync.roles.master.events.Assignment`.
+      ordinal, replacement: see `rl_sync.messages.events.Assignment`.
       prompt: id of the prompt.
       success: success of the group, as `curriculum.success` measures it.
     """

@@ -14,8 +14,7 @@ from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements
 from rl_sync.display.live import RoleStatus, RunStatus
 from rl_sync.isolation.codec import record
-from rl_sync.records.alarms import Alarm
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
     Finish,
@@ -30,6 +29,7 @@ from rl_sync.roles.master.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.records.alarms import Alarm
 from rl_sync.types import Lease, Prompt, PromptPast, Use
 
 for _class in (

@@ -18,9 +18,9 @@ from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.stop_progress import StopProgress
 from rl_sync.cluster.team import Team
 from rl_sync.cluster.user_errors import log_failure
+from rl_sync.messages.events import StopRequested
 from rl_sync.role_names import TRAINER, split
 from rl_sync.roles import build, wiring
-from rl_sync.roles.master.events import StopRequested
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.transfers.local import LocalPublisher

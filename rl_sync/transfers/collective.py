@@ -29,9 +29,9 @@ from rl_sync.cluster.weight_calls import (
     GrantWeights,
     Withdraw,
 )
+from rl_sync.messages.events import VersionPublished
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import TRAINER, explorer_name, number_of
-from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd
 from rl_sync.transfers.trainer_processes import check_training

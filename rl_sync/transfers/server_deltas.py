@@ -28,8 +28,8 @@ from rl_sync.cluster.weight_calls import (
     JoinRelays,
     ReportRelay,
 )
+from rl_sync.messages.events import VersionPublished
 from rl_sync.role_names import TRAINER
-from rl_sync.roles.master.events import VersionPublished
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.delta_arrival import PullStats, arriving_end
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering

@@ -21,14 +21,14 @@ from rl_sync.cluster.pending import Await
 from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores
 from rl_sync.configs import arithmetic
 from rl_sync.ending import Ending, Fault
-from rl_sync.records.metrics import read_metrics
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     FailedEpisode,
     GroupsBuffered,
     Position,
     VersionPublished,
 )
+from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.master.group_admission import EPISODE_FAILED
 from rl_sync.roles.master.service import MasterServer
 from rl_sync.settings.config_reading import read_settings

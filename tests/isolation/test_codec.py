@@ -23,11 +23,11 @@ from rl_sync.isolation.codec import (
     encode_for_worker,
     record,
 )
+from rl_sync.messages.events import LeaseGrant
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.replay.replay_interface import ReplayError, ReplayUnavailableError
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import ScoringRequest
-from rl_sync.roles.master.events import LeaseGrant
 from rl_sync.roles.trainer.batch_shares import ProcessShare
 from rl_sync.scoring.reward_server_calls import SubmitCompletions
 from rl_sync.types import Lease, Packing, Prompt, Rows, SharedPrompts, TrainBatch

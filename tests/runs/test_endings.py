@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rl_sync.checkpoints.ledger import read_consumed, read_ledger
+from rl_sync.messages.events import EXPLORER_DIED
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles.master.events import EXPLORER_DIED
 from rl_sync.workdir import Workdir
 from tests.processes import lives
 from tests.runs.conftest import EMBEDDED, LONG, TEAMS, RunRecord, launch

@@ -14,9 +14,7 @@ import numpy as np
 
 from rl_sync.algorithms.screening import NO_SCREENING
 from rl_sync.cluster.master_calls import AskBatch, Happened
-from rl_sync.replay.replay_interface import ReplayTimeoutError
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchRequested,
     BatchTrained,
     ExplorerDied,
@@ -32,6 +30,8 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.state import MasterSettings
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve

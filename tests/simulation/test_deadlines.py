@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from rl_sync.roles.master.events import TOO_STALE
+from rl_sync.messages.events import TOO_STALE
 from tests.simulation.streaming_world import World
 
 

@@ -37,6 +37,7 @@ from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.page_beside import PageBeside
 from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
+from rl_sync.messages.events import FORMED_ANEW, ExplorerDied, GroupsRefused, StopRequested
 from rl_sync.records import alarms
 from rl_sync.records.backends.backend_catalog import check_installed
 from rl_sync.records.json_lines import JsonLinesWriter
@@ -46,7 +47,6 @@ from rl_sync.role_names import MASTER, is_explorer, role_of
 from rl_sync.roles import wiring
 from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
 from rl_sync.roles.explorer.episode_wiring import check_environment
-from rl_sync.roles.master.events import FORMED_ANEW, ExplorerDied, GroupsRefused, StopRequested
 from rl_sync.roles.replay_tables import check_replay
 from rl_sync.roles.restart_policy import (
     REPLAY,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
+from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.types import Lease
 
 Answer = LeaseGrant | GrantEvaluation | HoldBack | Finish

@@ -14,6 +14,7 @@ import numpy as np
 from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.scoring_calls import CompletionToScore
 from rl_sync.cluster.session import RunStoppedError, Session
+from rl_sync.messages.events import GroupsBuffered
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.priorities import priority_of
@@ -23,7 +24,6 @@ from rl_sync.replay.replay_interface import (
     ReplayUnavailableError,
 )
 from rl_sync.roles.explorer.actor import Explorer
-from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import judged, last_replies, written
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
+from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.roles.explorer.commands import (
     Answer,
     Ask,
@@ -42,7 +43,6 @@ from rl_sync.roles.explorer.commands import (
     TellFailure,
     WorkAnswered,
 )
-from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.types import Lease
 
 POLL_SECS = 1.0

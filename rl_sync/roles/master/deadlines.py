@@ -21,7 +21,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from rl_sync.roles.master.events import BatchRequested, GrantBatch, LiveLease
+from rl_sync.messages.events import BatchRequested, GrantBatch, LiveLease
 from rl_sync.roles.master.state import MasterSettings, MasterState, Outcome
 
 

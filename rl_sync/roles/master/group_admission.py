@@ -10,14 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from rl_sync.ending import Ending
-from rl_sync.roles.master.events import (
-    Admit,
-    Command,
-    FailedEpisode,
-    GroupsJudged,
-    LiveLease,
-    Record,
-)
+from rl_sync.messages.events import Admit, Command, FailedEpisode, GroupsJudged, LiveLease, Record
 from rl_sync.roles.master.state import MasterState, Outcome, drop
 
 EPISODE_FAILED = "episode failed"

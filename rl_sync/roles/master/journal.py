@@ -1,7 +1,7 @@
 """The master's journal: every lasting change of what the master knows, and recovery from it.
 
 The journal is a folder of JSON lines. Each file begins with everything that the master knew then,
-and goes on with the entries that came after: events of `rl_sync.roles.master.events`, and records
+and goes on with the entries that came after: events of `rl_sync.messages.events`, and records
 of the master's server. Whatever changes nothing but deadlines, such as heartbeats, is left out, and
 so are the settings, which the run has elsewhere.
 
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
 
 from rl_sync.isolation.record_json import given_fields, of_json, to_json
-from rl_sync.records.json_lines import RecordsError, remedy
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     Command,
     Event,
@@ -32,6 +31,7 @@ from rl_sync.roles.master.events import (
     Started,
     Ticked,
 )
+from rl_sync.records.json_lines import RecordsError, remedy
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import transition
 from rl_sync.tasks.prompt_history import PromptHistory

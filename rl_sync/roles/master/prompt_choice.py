@@ -12,7 +12,7 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from rl_sync.roles.master.events import Assignment, LiveLease
+from rl_sync.messages.events import Assignment, LiveLease
 from rl_sync.roles.master.state import MasterState, counted
 from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, choose, shuffled_at
 from rl_sync.types import ChosenPrompt

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rl_sync.cluster.master_calls import HandInEvaluation, Trained
 from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.scoring_calls import Judgements
-from rl_sync.roles.master.events import LiveLease
+from rl_sync.messages.events import LiveLease
 from rl_sync.roles.master.weight_registry import RegistryMemory
 from rl_sync.scoring.judging import Verdicts
 

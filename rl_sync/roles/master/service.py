@@ -28,16 +28,7 @@ from rl_sync.cluster.secret import secret_of
 from rl_sync.display.live import RunStatus
 from rl_sync.isolation.codec import Records
 from rl_sync.isolation.record_json import of_json
-from rl_sync.records import accuracy, alarms
-from rl_sync.records.json_lines import RecordsError
-from rl_sync.records.metrics import measured
-from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
-from rl_sync.records.usage import UsageRecorder
-from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer, number_of
-from rl_sync.roles import wiring
-from rl_sync.roles.master import transition, unsolved
-from rl_sync.roles.master.evaluations import EvaluationResult, Evaluations
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchRequested,
     Event,
     ExplorerDied,
@@ -61,6 +52,15 @@ from rl_sync.roles.master.events import (
     StopRequested,
     Ticked,
 )
+from rl_sync.records import accuracy, alarms
+from rl_sync.records.json_lines import RecordsError
+from rl_sync.records.metrics import measured
+from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
+from rl_sync.records.usage import UsageRecorder
+from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer, number_of
+from rl_sync.roles import wiring
+from rl_sync.roles.master import transition, unsolved
+from rl_sync.roles.master.evaluations import EvaluationResult, Evaluations
 from rl_sync.roles.master.group_admission import failed_episodes, filled
 from rl_sync.roles.master.journal import (
     COUNTED_STEP,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     Assignment,
     Command,
     GrantEvaluation,

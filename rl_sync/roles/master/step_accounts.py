@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_sync.algorithms.screening import FAULTS
 from rl_sync.cluster.master_calls import Resumed, Trained
+from rl_sync.messages.events import LEFT_OUT, LiveLease, Record
 from rl_sync.records import alarms
 from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metrics import read_metrics
@@ -17,7 +18,6 @@ from rl_sync.records.run_totals import RunTotals
 from rl_sync.records.span_reader import SpanLines
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master import prompt_choice
-from rl_sync.roles.master.events import LEFT_OUT, LiveLease, Record
 from rl_sync.roles.master.server_memory import AccountsMemory, Answered, CountedStep
 from rl_sync.roles.master.state import MasterState
 from rl_sync.scoring.judging import MasterScoring

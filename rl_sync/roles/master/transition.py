@@ -16,8 +16,7 @@ import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 
-from rl_sync.roles.master.deadlines import deadline_of, room_by_deadline, take_batch
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     EXPLORER_DIED,
     FORMED_ANEW,
     LEASE_EXPIRED,
@@ -50,6 +49,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master.deadlines import deadline_of, room_by_deadline, take_batch
 from rl_sync.roles.master.group_admission import admit
 from rl_sync.roles.master.prompt_choice import chosen, may_choose
 from rl_sync.roles.master.state import (

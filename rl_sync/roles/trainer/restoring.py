@@ -17,7 +17,7 @@ from rl_sync.cluster.master_calls import (
 )
 from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import Session
-from rl_sync.roles.master.events import Position
+from rl_sync.messages.events import Position
 from rl_sync.roles.trainer.actor import TrainState
 from rl_sync.roles.trainer.life import KnownRun, LeftBehind
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper

@@ -32,9 +32,9 @@ from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPha
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.opt_state import all_finite
+from rl_sync.messages.events import Position, SnapshotSaved
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.replay_interface import ReplayError
-from rl_sync.roles.master.events import Position, SnapshotSaved
 from rl_sync.roles.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.origins import first_logged, still_needed

@@ -20,11 +20,11 @@ from rl_sync.cluster.session import Session
 from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.learning.rows.row_layout import Source
+from rl_sync.messages.events import BatchTrained
 from rl_sync.models.placement import addressable
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.run_totals import sizes
 from rl_sync.records.spans import SpanKind
-from rl_sync.roles.master.events import BatchTrained
 from rl_sync.roles.trainer.actor import Metrics, TrainState
 from rl_sync.roles.trainer.compiled_steps import CompiledSteps
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rl_sync.messages.events import ExplorersSeen, GroupsBuffered, LeaseGrant
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.roles.explorer import commands, life
 from rl_sync.roles.explorer.life import Commands, ExplorerLife, ExplorerPlan
-from rl_sync.roles.master.events import ExplorersSeen, GroupsBuffered, LeaseGrant
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
 from rl_sync.simulation.faults.joint_transfer import TakingSide

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rl_sync.role_names import TRAINER
-from rl_sync.roles.explorer.commands import Ask
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     LEASE_EXPIRED,
     BatchTrained,
     Event,
@@ -27,6 +25,8 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.role_names import TRAINER
+from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.faults.joint_transfer import (

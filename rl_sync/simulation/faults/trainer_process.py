@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.messages.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
 from rl_sync.records.spans import SpanKind, sync_kind
-from rl_sync.roles.master.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
 from rl_sync.roles.trainer import commands
 from rl_sync.roles.trainer.life import KnownRun, LeftBehind, TrainerLife, TrainerPlan
 from rl_sync.roles.trainer.origins import first_logged, still_needed

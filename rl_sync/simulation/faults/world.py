@@ -9,8 +9,8 @@ import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rl_sync.messages.events import FORMED_ANEW, GroupsRefused
 from rl_sync.records.spans import Span, SpanKind
-from rl_sync.roles.master.events import FORMED_ANEW, GroupsRefused
 from rl_sync.roles.restart_policy import EndRun, RestartPrograms, RunFacts, decide
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.disk import SimulatedDisk

@@ -8,8 +8,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+from rl_sync.messages.events import Admit, GroupsBuffered, GroupsJudged
 from rl_sync.records.spans import SpanKind
-from rl_sync.roles.master.events import Admit, GroupsBuffered, GroupsJudged
 from rl_sync.simulation.event_queue import Action
 from rl_sync.simulation.speed.simulated_site import BufferedGroup, SimulatedSite
 from rl_sync.simulation.speed.speed_plan import USEFUL, USELESS

@@ -9,8 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from rl_sync.records.spans import SpanKind
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     Command,
     Finish,
     GrantEvaluation,
@@ -19,6 +18,7 @@ from rl_sync.roles.master.events import (
     LeaseRequested,
     LiveLease,
 )
+from rl_sync.records.spans import SpanKind
 from rl_sync.simulation.event_queue import Action
 from rl_sync.simulation.speed.simulated_delivery import SimulatedDelivery
 from rl_sync.simulation.speed.simulated_site import BufferedGroup, SimulatedSite

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rl_sync.messages.events import Command, Event, Position, Record, Started
 from rl_sync.records.spans import Span, SpanKind, sync_kind
 from rl_sync.role_names import explorer_name
-from rl_sync.roles.master.events import Command, Event, Position, Record, Started
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.event_queue import EventQueue

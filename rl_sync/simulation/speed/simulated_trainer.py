@@ -6,15 +6,15 @@ step is computed.
 
 from __future__ import annotations
 
-from rl_sync.records.spans import SpanKind
-from rl_sync.role_names import TRAINER
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     TOO_STALE,
     BatchRequested,
     BatchTrained,
     GrantBatch,
     GroupsRefused,
 )
+from rl_sync.records.spans import SpanKind
+from rl_sync.role_names import TRAINER
 from rl_sync.simulation.event_queue import Action
 from rl_sync.simulation.speed.simulated_site import BufferedGroup, SimulatedSite
 from rl_sync.simulation.speed.simulated_weights import SimulatedWeights

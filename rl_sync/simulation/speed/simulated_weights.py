@@ -6,9 +6,9 @@ import collections
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from rl_sync.messages.events import VersionPublished
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.role_names import TRAINER
-from rl_sync.roles.master.events import VersionPublished
 from rl_sync.simulation.event_queue import Action
 from rl_sync.simulation.speed.simulated_site import SimulatedSite
 

@@ -14,9 +14,9 @@ from rl_sync.cluster.pending import Await, Pending
 from rl_sync.cluster.scoring_calls import ScoredCompletion, Scores
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.ending import Ending, Fault
+from rl_sync.messages.events import GroupsBuffered
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
-from rl_sync.roles.master.events import GroupsBuffered
 from rl_sync.scoring.score_requests import last_replies, written
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt

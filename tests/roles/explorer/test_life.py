@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.roles.explorer import life
 from rl_sync.roles.explorer.commands import (
     Ask,
@@ -34,7 +35,6 @@ from rl_sync.roles.explorer.commands import (
     WorkAnswered,
 )
 from rl_sync.roles.explorer.life import ExplorerLife, ExplorerPlan, suits
-from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.types import Lease, Prompt
 
 WITH_EVENT = (Look, Ask, AwaitVersion, Pull, RollOut, GoOn, Evaluate, GiveUp, LeaveRun)

@@ -6,10 +6,10 @@ import pytest
 
 from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.explorer import loop as explorer
 from rl_sync.roles.explorer.loop import ExplorerLoop
-from rl_sync.roles.master.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.types import Lease, Prompt

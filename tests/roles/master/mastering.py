@@ -1,8 +1,7 @@
 """Helpers for tests of the master: its settings, and a function that applies events."""
 
 from rl_sync.algorithms.screening import NO_SCREENING, Screening
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchRequested,
     FailedEpisode,
     GroupsJudged,
@@ -11,6 +10,7 @@ from rl_sync.roles.master.events import (
     Started,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.state import MasterSettings
 
 SPREAD, SAME = (0.0, 1.0), (1.0, 1.0)

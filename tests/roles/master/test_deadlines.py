@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchRequested,
     BatchTrained,
     ExplorerDied,
@@ -18,6 +17,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.journal import lasting, state_form, state_of
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import (

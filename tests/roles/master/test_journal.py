@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.records.json_lines import RecordsError
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
     ExplorersSeen,
@@ -32,6 +30,8 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.records.json_lines import RecordsError
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.journal import (
     Journal,
     JournalError,

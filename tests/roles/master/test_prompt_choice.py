@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
     GrantLeases,
@@ -19,6 +18,7 @@ from rl_sync.roles.master.events import (
     Started,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.schedule import resolve
 from rl_sync.tasks.curriculum import CurriculumSettings, PromptPool
 from rl_sync.tasks.order import prompt_at

@@ -32,8 +32,7 @@ from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores
 from rl_sync.configs import arithmetic
 from rl_sync.ending import Ending, Fault
-from rl_sync.records.metrics import read_metrics
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
     GroupsBuffered,
@@ -43,6 +42,7 @@ from rl_sync.roles.master.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.master.service import MasterServer
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.weights.rendezvous import Grant, Request

@@ -38,12 +38,7 @@ from rl_sync.configs import arithmetic
 from rl_sync.display.live import RoleStatus, plain_line
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import decode, encode
-from rl_sync.records.json_lines import read_json_lines
-from rl_sync.records.metrics import read_metrics
-from rl_sync.records.run_outcome import read_outcome, read_versions
-from rl_sync.records.spans import Span, SpanKind
-from rl_sync.roles.master.evaluations import EvaluationResult
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
     Finish,
@@ -56,6 +51,11 @@ from rl_sync.roles.master.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.records.json_lines import read_json_lines
+from rl_sync.records.metrics import read_metrics
+from rl_sync.records.run_outcome import read_outcome, read_versions
+from rl_sync.records.spans import Span, SpanKind
+from rl_sync.roles.master.evaluations import EvaluationResult
 from rl_sync.roles.master.service import MasterServer
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     TOO_STALE,
     BatchTrained,
     ExplorerDied,
@@ -22,6 +21,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import (
     accounted,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
     GrantEvaluation,

@@ -6,7 +6,7 @@ import pytest
 
 from rl_sync.algorithms.screening import NO_SPREAD
 from rl_sync.ending import Ending, Fault
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     Admit,
     ExplorerDied,
     FailedEpisode,

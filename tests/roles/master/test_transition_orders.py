@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_sync.algorithms.screening import NO_SPREAD
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     RUN_ENDED,
     TOO_STALE,
     BatchTrained,
@@ -21,6 +20,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import (
     SAME,

@@ -5,14 +5,14 @@ import dataclasses
 
 import pytest
 
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     ExplorersSeen,
     GroupsBuffered,
     GroupsJudged,
     HoldBack,
     LeaseRequested,
 )
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.service import call_threads
 from rl_sync.schedule import resolve
 from rl_sync.simulation.speed.prediction import simulate

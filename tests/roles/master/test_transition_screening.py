@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.screening import NO_SPREAD, TOO_EASY, Screening
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     LEFT_OUT,
     Admit,
     BatchTrained,
@@ -16,6 +15,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.group_admission import filled
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import (

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     BatchTrained,
     ExplorersSeen,
     Finish,
@@ -18,6 +17,7 @@ from rl_sync.roles.master.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.roles.master import transition
 from rl_sync.schedule import resolve
 from tests.roles.master.mastering import accounted, batch_of, ids, lease, settings_of, started, take
 

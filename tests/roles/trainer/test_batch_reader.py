@@ -8,8 +8,8 @@ import pytest
 
 from rl_sync.cluster.master_calls import AskBatch, AskBuffered, Buffered, Happened
 from rl_sync.cluster.team import Team
+from rl_sync.messages.events import LOST_IN_BUFFER, GrantBatch, GroupsRefused
 from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
-from rl_sync.roles.master.events import LOST_IN_BUFFER, GrantBatch, GroupsRefused
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group

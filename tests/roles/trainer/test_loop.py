@@ -14,9 +14,9 @@ from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.team import Team
 from rl_sync.learning.rows.batching import Placed
+from rl_sync.messages.events import Position
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
-from rl_sync.roles.master.events import Position
 from rl_sync.roles.trainer.loop import TrainerLoop
 from rl_sync.schedule import resolve
 from rl_sync.transfers.checkpoint import CheckpointTrainerEnd

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from rl_sync.cluster.master_calls import Claim, Happened
-from rl_sync.replay.priorities import priority_of
-from rl_sync.replay.replay_interface import ReplayTimeoutError
-from rl_sync.replay.store import EmbeddedTable, Stored
-from rl_sync.replay.tables import queue
-from rl_sync.roles.master import transition
-from rl_sync.roles.master.events import (
+from rl_sync.messages.events import (
     TOO_STALE,
     BatchTrained,
     GrantLeases,
     GroupsBuffered,
     VersionPublished,
 )
+from rl_sync.replay.priorities import priority_of
+from rl_sync.replay.replay_interface import ReplayTimeoutError
+from rl_sync.replay.store import EmbeddedTable, Stored
+from rl_sync.replay.tables import queue
+from rl_sync.roles.master import transition
 from rl_sync.roles.master.state import MasterSettings
 from rl_sync.roles.trainer import batch_reader
 from rl_sync.roles.trainer.batch_reader import BatchReader

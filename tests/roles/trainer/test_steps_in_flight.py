@@ -11,11 +11,11 @@ import pytest
 from rl_sync.cluster.master_calls import Fail, Report, Trained
 from rl_sync.cluster.run_result import LogprobGap, RunResult
 from rl_sync.learning.rows.batching import Placed
+from rl_sync.messages.events import BatchTrained
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.records.summary import of_kind
-from rl_sync.roles.master.events import BatchTrained
 from rl_sync.roles.trainer.steps_in_flight import StepsInFlight
 from rl_sync.types import NO_LEASE, Group, TrainBatch
 from rl_sync.workdir import Workdir

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from rl_sync.messages.events import GroupsRefused
 from rl_sync.roles.explorer.commands import Ask
-from rl_sync.roles.master.events import GroupsRefused
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
 from rl_sync.simulation.faults.joint_transfer import MeetingReset
 from rl_sync.simulation.faults.master_process import SimulatedMaster
