@@ -76,7 +76,16 @@ ALLOWED = {
     "checkpoints": LOWEST - {"algorithms"}
     | {"messages", "weights", "records", "settings", "actors", "cluster"},
     "transfers": {"types", "schedule", "messages", "models", "weights", "records", "cluster"},
-    "scoring": {"types", "tasks", "rewards", "records", "display", "settings", "cluster"},
+    "scoring": {
+        "types",
+        "messages",
+        "tasks",
+        "rewards",
+        "records",
+        "display",
+        "settings",
+        "cluster",
+    },
     "roles": LOWEST | SIDE | RUN | {"messages", "actors"},
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
     "simulation": LOWEST | SIDE | RUN | {"messages", "actors", "roles"},

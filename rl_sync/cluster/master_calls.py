@@ -9,11 +9,11 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from rl_sync.cluster.heartbeats import Silence
-from rl_sync.cluster.rpc import Call
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements
 from rl_sync.display.live import RoleStatus, RunStatus
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,

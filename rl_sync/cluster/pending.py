@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from rl_sync.cluster.rpc import Call, CallHandlers, Handler
+from rl_sync.cluster.rpc import CallHandlers
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call, Handler
 
 _POLL_SECS = 1.0
 

@@ -1,8 +1,7 @@
 """Remote calls between processes: records over gRPC.
 
-A call is a record whose class names the type of its result (`Call`), so that a type checker checks
-both caller and server. Every call carries the secret of its run; a call without it is rejected
-before its content is read.
+Every call (`rl_sync.messages.call.Call`) carries the secret of its run; a call without it is
+rejected before its content is read.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import hmac
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from rl_sync.addresses import address_of
-from rl_sync.isolation.codec import decode, encode, record
+from rl_sync.isolation.codec import decode, encode
 from rl_sync.isolation.machine_limits import end_if_exhausted
+from rl_sync.messages.call import Call, Handler
 
 _METHOD = "/rl_sync.Role/Call"
 _SECRET = "rl-sync-secret"
@@ -37,25 +37,6 @@ _OPTIONS = [
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R")
-
-
-class Call(Generic[R]):
-    """A call whose result is an R; subclasses are frozen dataclasses of its arguments."""
-
-    def __init_subclass__(cls) -> None:
-        record(cls)
-
-    @classmethod
-    def answered_by(cls, answer: Callable[[Self], R]) -> Handler:
-        """Returns a handler that answers calls of this kind with a function."""
-        return Handler(cls, answer)
-
-
-class Handler(NamedTuple):
-    """A kind of call, and the function that answers it."""
-
-    call: type[Call[Any]]
-    answer: Callable[[Any], Any]
 
 
 class CallHandlers:

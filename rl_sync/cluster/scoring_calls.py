@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.cluster.rpc import Call
 from rl_sync.ending import Ending, Fault, Move
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 
 for _class in (Ending, Fault, Move):
     record(_class)

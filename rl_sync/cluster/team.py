@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rl_sync.addresses import parts_of
-from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RpcClient, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RpcClient, RpcServer
 from rl_sync.isolation.codec import decode, encode
+from rl_sync.messages.call import Call
 from rl_sync.weights.agreement import Agree, alone
 
 _POLL_SECS = 5.0

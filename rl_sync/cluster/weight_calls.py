@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.cluster.rpc import Call
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 from rl_sync.weights.deltas.relay_tree import Relay
 from rl_sync.weights.rendezvous import Grant, Request
 

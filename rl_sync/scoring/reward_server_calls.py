@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.cluster.rpc import Call
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 from rl_sync.rewards.code_identity import RewardIdentity
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.rubric import ScoringRequest

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rl_sync.cluster.rpc import Call, PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 from rl_sync.weights.deltas.artifact import (
     Artifact,
     ArtifactKey,

@@ -20,7 +20,7 @@ import jax
 
 from rl_sync.addresses import interface_towards
 from rl_sync.cluster.master_calls import Happened
-from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
 from rl_sync.cluster.weight_calls import (
     AskNewest,
     AskRelays,
@@ -28,6 +28,7 @@ from rl_sync.cluster.weight_calls import (
     JoinRelays,
     ReportRelay,
 )
+from rl_sync.messages.call import Call
 from rl_sync.messages.events import VersionPublished
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule

@@ -20,8 +20,9 @@ import jax
 from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.addresses import address_of
-from rl_sync.cluster.rpc import Call, CallHandlers, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 from rl_sync.types import Params
 from rl_sync.weights.cells import DeviceRegions, Piece
 from rl_sync.weights.digest import digest_words, to_text

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from rl_sync.cluster.pending import Await, Pending, PendingCalls, await_answer
-from rl_sync.cluster.rpc import Call, CallHandlers, RemoteError, RpcClient, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, RemoteError, RpcClient, RpcServer
+from rl_sync.messages.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pytest
 
 from rl_sync import addresses
 from rl_sync.cluster import ports
-from rl_sync.cluster.rpc import Call, CallHandlers, RpcClient, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
+from rl_sync.messages.call import Call
 
 HOST = "127.0.0.1"
 

@@ -13,8 +13,9 @@ import msgpack
 import pytest
 
 from rl_sync.cluster.ports import free_ports
-from rl_sync.cluster.rpc import Call, CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
 from rl_sync.isolation.codec import decode, encode
+from rl_sync.messages.call import Call
 
 HOST = "127.0.0.1"
 

@@ -24,7 +24,7 @@ from rl_sync.cluster.master_calls import (
     Happened,
     TrainerDied,
 )
-from rl_sync.cluster.rpc import Call, PeerGoneError, PeerLostError, RemoteError, RpcClient
+from rl_sync.cluster.rpc import PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.run_result import Summary
 from rl_sync.cluster.secret import SECRET
 from rl_sync.cluster.topology import members_of, programs_of
@@ -37,6 +37,7 @@ from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.page_beside import PageBeside
 from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
+from rl_sync.messages.call import Call
 from rl_sync.messages.events import FORMED_ANEW, ExplorerDied, GroupsRefused, StopRequested
 from rl_sync.records import alarms
 from rl_sync.records.backends.backend_catalog import check_installed

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from rl_sync.cluster.rpc import Call
 from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,12 +22,13 @@ from rl_sync.cluster.heartbeats import Heartbeats
 from rl_sync.cluster.master_calls import HandInEvaluation
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.pending import PendingCalls
-from rl_sync.cluster.rpc import Call, CallHandlers, Handler, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.secret import secret_of
 from rl_sync.display.live import RunStatus
 from rl_sync.isolation.codec import Records
 from rl_sync.isolation.record_json import of_json
+from rl_sync.messages.call import Call, Handler
 from rl_sync.messages.events import (
     BatchRequested,
     Event,

@@ -30,7 +30,6 @@ from rl_sync.cluster.master_calls import (
     WriteMetrics,
 )
 from rl_sync.cluster.pending import Await, Pending
-from rl_sync.cluster.rpc import Call
 from rl_sync.cluster.run_result import Best, LogprobGap, RunResult, Skipped, Summary
 from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores, ScoredCompletion
 from rl_sync.cluster.weight_calls import AskNewest
@@ -38,6 +37,7 @@ from rl_sync.configs import arithmetic
 from rl_sync.display.live import RoleStatus, plain_line
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import decode, encode
+from rl_sync.messages.call import Call
 from rl_sync.messages.events import (
     BatchTrained,
     ExplorerDied,
