@@ -42,7 +42,6 @@ from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import PeerLostError, RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.configs import arithmetic
-from rl_sync.display.live import RoleStatus
 from rl_sync.messages.events import (
     BatchTrained,
     GroupsBuffered,
@@ -50,6 +49,7 @@ from rl_sync.messages.events import (
     Position,
     VersionPublished,
 )
+from rl_sync.messages.run_status import RoleStatus
 from rl_sync.role_names import TRAINER, explorer_name
 from rl_sync.roles.master.service import run_master
 from rl_sync.settings.config_reading import read_settings

@@ -7,38 +7,15 @@ silent process was stopped, or hangs while it holds the interpreter's lock.
 from __future__ import annotations
 
 import threading
-import time
 from typing import NamedTuple
 
+from rl_sync.messages.run_status import Silence
 from rl_sync.role_names import role_of
 
 SILENT_SECS = 5.0
 """Seconds of silence after which a process is named in the errors of those that wait for it."""
 
 _LATE_SECS = 1.0
-
-
-class Silence(NamedTuple):
-    """A process that has stopped sending heartbeats.
-
-    Attributes:
-      name: name of the process; see `process_name`.
-      process: its process id.
-      secs: seconds since its last heartbeat.
-      doing: its activity at the last heartbeat.
-    """
-
-    name: str
-    process: int
-    secs: float
-    doing: str
-
-    def __str__(self) -> str:
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self.secs))
-        return (
-            f"{self.name} (process {self.process}) hangs, or was stopped: it has sent no heartbeat"
-            f" for {self.secs:.0f} s, since {since}, when it was {self.doing}"
-        )
 
 
 class _Sign(NamedTuple):

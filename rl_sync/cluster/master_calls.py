@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from rl_sync.cluster.heartbeats import Silence
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements
-from rl_sync.display.live import RoleStatus, RunStatus
 from rl_sync.isolation.codec import record
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import (
@@ -29,16 +27,14 @@ from rl_sync.messages.events import (
     StopRequested,
     VersionPublished,
 )
-from rl_sync.records.alarms import Alarm
+from rl_sync.messages.run_status import RoleStatus, RunStatus, Silence
 from rl_sync.types import Lease, Prompt, PromptPast, Use
 
 for _class in (
     *(BatchTrained, ExplorerDied, GroupsBuffered, GroupsRefused),
     *(Finish, GrantBatch, GrantEvaluation, HoldBack, LeaseGrant, Position, SnapshotSaved),
     *(StopRequested, VersionPublished),
-    *(PromptPast, Use),
-    *(RoleStatus, RunStatus, Silence, Lease, Prompt),
-    Alarm,
+    *(Lease, Prompt, PromptPast, Use),
 ):
     record(_class)
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from rl_sync.display.live import RoleStatus, RunStatus
+from rl_sync.messages.run_status import RoleStatus, RunStatus
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import TRAINER
 

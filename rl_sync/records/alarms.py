@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.messages.run_status import Alarm
 from rl_sync.records.metric_catalog import EVALUATION, RL, Threshold, thresholds
 
 UNPRINTABLE = "unprintable_fraction"
@@ -115,18 +116,6 @@ class Evidence:
     def is_falling(self) -> bool:
         """True if rewards of the last steps are clearly lower than those of the best ones."""
         return self.best - self.mean("reward_mean") > _FALLEN * (self.highest - self.lowest)
-
-
-class Alarm(NamedTuple):
-    """An alarm that was raised.
-
-    Attributes:
-      name: see `AlarmKind`.
-      text: one sentence about the problem, and one of advice.
-    """
-
-    name: str
-    text: str
 
 
 class AlarmKind(NamedTuple):

@@ -8,16 +8,9 @@ from matplotlib.colors import to_rgba
 from rich.console import Console
 from rich.style import Style
 
-from rl_sync.display.live import (
-    LiveDisplay,
-    RoleStatus,
-    RunStatus,
-    describe_activity,
-    plain_line,
-    render,
-)
+from rl_sync.display.live import LiveDisplay, describe_activity, plain_line, render
 from rl_sync.display.span_styles import SPAN_STYLES
-from rl_sync.records.alarms import Alarm
+from rl_sync.messages.run_status import Alarm, RoleStatus, RunStatus
 from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.transfer import TRANSFERS
 

@@ -8,8 +8,8 @@ from typing import Any
 from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.rpc import CallHandlers
 from rl_sync.cluster.weight_calls import AskNewest
-from rl_sync.display.live import RunStatus
 from rl_sync.messages.call import Call
+from rl_sync.messages.run_status import RunStatus
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.roles.master.weight_registry import WeightRegistry
 

@@ -17,18 +17,12 @@ from typing import Any, NamedTuple, TypeVar
 from rl_sync.checkpoints.memory_tier import remove_memory_folder
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import own_address
-from rl_sync.cluster.master_calls import (
-    AskBuffered,
-    AskStatus,
-    CloseLedger,
-    Happened,
-    TrainerDied,
-)
+from rl_sync.cluster.master_calls import AskBuffered, AskStatus, CloseLedger, Happened, TrainerDied
 from rl_sync.cluster.rpc import PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.run_result import Summary
 from rl_sync.cluster.secret import SECRET
 from rl_sync.cluster.topology import members_of, programs_of
-from rl_sync.display.live import LiveDisplay, RunStatus
+from rl_sync.display.live import LiveDisplay
 from rl_sync.isolation.machine_limits import allow_open_files, check_limits, limit_met
 from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.processes import run_directory as work
@@ -39,6 +33,7 @@ from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesse
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import FORMED_ANEW, ExplorerDied, GroupsRefused, StopRequested
+from rl_sync.messages.run_status import RunStatus
 from rl_sync.records import alarms
 from rl_sync.records.backends.backend_catalog import check_installed
 from rl_sync.records.json_lines import JsonLinesWriter

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from rl_sync.cluster.stop_progress import StopProgress, trainer_of
-from rl_sync.display.live import RunStatus, describe_activity
+from rl_sync.display.live import describe_activity
 from rl_sync.launcher.processes.run_directory import counted_step, saved
 from rl_sync.launcher.processes.supervisor import Supervisor
+from rl_sync.messages.run_status import RunStatus
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import TOGETHER, TRAINER
 from rl_sync.settings.run_settings import RunSettings

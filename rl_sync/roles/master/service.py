@@ -25,7 +25,6 @@ from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.secret import secret_of
-from rl_sync.display.live import RunStatus
 from rl_sync.isolation.codec import Records
 from rl_sync.isolation.record_json import of_json
 from rl_sync.messages.call import Call, Handler
@@ -53,6 +52,7 @@ from rl_sync.messages.events import (
     StopRequested,
     Ticked,
 )
+from rl_sync.messages.run_status import RunStatus
 from rl_sync.records import accuracy, alarms
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.metrics import measured

@@ -6,8 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from rl_sync.display.live import RoleStatus, RunStatus
-from rl_sync.records import alarms
+from rl_sync.messages.run_status import Alarm, RoleStatus, RunStatus
 from rl_sync.records.run_totals import Pace
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master.state import MasterState
@@ -82,7 +81,7 @@ class StatusBoard:
         self.phase, self._message = phase, message or self._message
 
     def status(
-        self, state: MasterState, raised: Sequence[alarms.Alarm], examples: Sequence[str]
+        self, state: MasterState, raised: Sequence[Alarm], examples: Sequence[str]
     ) -> RunStatus:
         """Returns what the display shows.
 

@@ -9,6 +9,7 @@ from typing import Any
 from rl_sync.algorithms.screening import FAULTS
 from rl_sync.cluster.master_calls import Resumed, Trained
 from rl_sync.messages.events import LEFT_OUT, LiveLease, Record
+from rl_sync.messages.run_status import Alarm
 from rl_sync.records import alarms
 from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metrics import read_metrics
@@ -158,7 +159,7 @@ class StepAccounts:
         if self.write(_EVALUATION, step, values):
             self._watch.add_evaluation(step, values)
 
-    def alarms(self) -> tuple[alarms.Alarm, ...]:
+    def alarms(self) -> tuple[Alarm, ...]:
         """Returns the alarms that hold now."""
         return tuple(alarms.raised(self._watch.evidence()))
 

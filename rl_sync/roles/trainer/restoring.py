@@ -8,13 +8,7 @@ from collections.abc import Callable
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshots import SnapshotError
-from rl_sync.cluster.master_calls import (
-    AskProgress,
-    EnterPhase,
-    Progress,
-    Report,
-    TrainerReady,
-)
+from rl_sync.cluster.master_calls import AskProgress, EnterPhase, Progress, Report, TrainerReady
 from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import Session
 from rl_sync.messages.events import Position

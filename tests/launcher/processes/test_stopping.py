@@ -8,8 +8,8 @@ import re
 import pytest
 
 from rl_sync.cluster.stop_progress import StopProgress
-from rl_sync.display.live import RoleStatus, RunStatus
 from rl_sync.launcher.processes import stopping
+from rl_sync.messages.run_status import RoleStatus, RunStatus
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir
 from tests.runs import tiny

@@ -34,7 +34,7 @@ from rl_sync.cluster.run_result import Best, LogprobGap, RunResult, Skipped, Sum
 from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores, ScoredCompletion
 from rl_sync.cluster.weight_calls import AskNewest
 from rl_sync.configs import arithmetic
-from rl_sync.display.live import RoleStatus, plain_line
+from rl_sync.display.live import plain_line
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.messages.call import Call
@@ -51,6 +51,7 @@ from rl_sync.messages.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.messages.run_status import RoleStatus
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.run_outcome import read_outcome, read_versions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_sync.display.live import RoleStatus
+from rl_sync.messages.run_status import RoleStatus
 from rl_sync.roles.master.status_board import StatusBoard
 from tests.settings.changed import settings_with
 
