@@ -30,14 +30,6 @@ from typing import NamedTuple
 
 import psutil
 
-from rl_sync.cluster.master_calls import (
-    AskLease,
-    CloseLedger,
-    Happened,
-    Heartbeat,
-    Trained,
-    TrainerReady,
-)
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import PeerLostError, RpcClient
 from rl_sync.cluster.secret import secret_of
@@ -48,6 +40,14 @@ from rl_sync.messages.events import (
     LeaseGrant,
     Position,
     VersionPublished,
+)
+from rl_sync.messages.master_calls import (
+    AskLease,
+    CloseLedger,
+    Happened,
+    Heartbeat,
+    Trained,
+    TrainerReady,
 )
 from rl_sync.messages.run_status import RoleStatus
 from rl_sync.role_names import TRAINER, explorer_name

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from control_plane_calls import DEADLINE_SECS, Explorers, master_of
 
-from rl_sync.cluster.master_calls import AskStatus, Claim
 from rl_sync.cluster.session import heartbeat_secs
+from rl_sync.messages.master_calls import AskStatus, Claim
 
 THREADS = 32
 

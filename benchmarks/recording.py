@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.credit import ADVANTAGES_NAME
+from rl_sync.messages.scoring_calls import Judgements
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.role_names import TRAINER
 from rl_sync.roles import wiring

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from rl_sync.cluster.pending import Await
-from rl_sync.cluster.scoring_calls import Scores
+from rl_sync.messages.scoring_calls import Scores
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings

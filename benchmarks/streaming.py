@@ -39,10 +39,10 @@ from typing import Any, NamedTuple, cast
 import jax
 from streaming_simulation import GROUP_SIZE, LONGEST, length_of, table
 
-from rl_sync.cluster import master_calls, scoring_calls
 from rl_sync.cluster.pending import Await, Pending
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.configs import base
+from rl_sync.messages import master_calls, scoring_calls
 from rl_sync.messages.events import (
     BatchRequested,
     BatchTrained,

@@ -42,9 +42,9 @@ import numpy as np
 from weights_role import HOST, SECRET, Case, Endpoints
 
 from rl_sync.cluster import malloc
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
+from rl_sync.messages.master_calls import Happened
 from rl_sync.roles.master.weight_registry import WeightRegistry
 
 ROLE = Path(__file__).with_name("weights_role.py")

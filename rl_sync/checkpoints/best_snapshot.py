@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rl_sync.cluster.run_result import Best
+from rl_sync.messages.run_result import Best
 from rl_sync.workdir import Workdir, snapshot_name
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_sync.cluster.run_result import Balance
 from rl_sync.messages.events import LiveLease, Record
+from rl_sync.messages.run_result import Balance
 from rl_sync.records.json_lines import JsonLinesReader, JsonLinesWriter, plain, read_json_lines
 from rl_sync.records.resumption import RESUMED_AT, mark, standing
 from rl_sync.roles.master.state import MasterState

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from rl_sync.cluster.heartbeats import SILENT_SECS
-from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.cluster.rpc import PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.team import Team
 from rl_sync.display.live import describe_activity
 from rl_sync.messages.call import Call
+from rl_sync.messages.master_calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.messages.run_status import RoleStatus, Silence
 from rl_sync.records.json_lines import plain
 from rl_sync.records.spans import SpanKind, SpanRecorder

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import secret_of
@@ -19,6 +18,7 @@ from rl_sync.cluster.stop_progress import StopProgress
 from rl_sync.cluster.team import Team
 from rl_sync.cluster.user_errors import log_failure
 from rl_sync.messages.events import StopRequested
+from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.role_names import TRAINER, split
 from rl_sync.roles import build, wiring
 from rl_sync.settings.records import ConfigError

@@ -7,12 +7,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
-from rl_sync.cluster.master_calls import AwaitEvaluations, HandInEvaluation
-from rl_sync.cluster.scoring_calls import CompletionToScore
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.ending import RESULTS
 from rl_sync.isolation.codec import Records
+from rl_sync.messages.master_calls import AwaitEvaluations, HandInEvaluation
+from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.records import accuracy
 from rl_sync.records.accuracy import JudgedAnswer, Problem
 from rl_sync.records.spans import SpanKind

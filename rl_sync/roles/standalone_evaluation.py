@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rl_sync.cluster.scoring_calls import CompletionToScore
+from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.models import lora
 from rl_sync.models.sharding import Layout
 from rl_sync.rewards.rubric import Rubric

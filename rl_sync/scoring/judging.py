@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements, ScoredCompletion
 from rl_sync.display.unprintable import has_unprintable
 from rl_sync.ending import REASONS, Ending
 from rl_sync.isolation.codec import Records
+from rl_sync.messages.scoring_calls import CompletionToScore, Judgements, ScoredCompletion
 from rl_sync.records.alarms import UNPRINTABLE
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.records.spans import SpanKind, SpanRecorder

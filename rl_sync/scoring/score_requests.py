@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rl_sync.cluster.pending import await_answer
-from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores, Scores
 from rl_sync.cluster.session import Session
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import Records
 from rl_sync.messages.call import Call
+from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores, Scores
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS, begun_reply

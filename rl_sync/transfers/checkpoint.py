@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params

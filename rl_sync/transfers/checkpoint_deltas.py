@@ -13,8 +13,8 @@ import os
 import secrets
 import socket
 
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
 from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller

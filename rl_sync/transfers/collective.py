@@ -17,19 +17,21 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, UInt32
 
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.topology import layout_of
-from rl_sync.cluster.weight_calls import (
+from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
+from rl_sync.messages.weight_calls import (
     AskNewest,
     AskWaiting,
     AskWeights,
     AwaitGrant,
+    Grant,
     GrantWeights,
+    Request,
     Withdraw,
 )
-from rl_sync.messages.events import VersionPublished
 from rl_sync.records.spans import SpanKind
 from rl_sync.role_names import TRAINER, explorer_name, number_of
 from rl_sync.schedule import SyncSchedule
@@ -45,7 +47,6 @@ from rl_sync.weights.ends_interface import (
     wanted_text,
 )
 from rl_sync.weights.link import BUCKET_BYTES, Link
-from rl_sync.weights.rendezvous import Grant, Request
 
 _POLL_SECS = 1.0
 _SLICE_SECS = 0.5

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 
-from rl_sync.cluster.master_calls import Report, RunResult
 from rl_sync.cluster.session import Session
-from rl_sync.cluster.weight_calls import AskTransfer, DecideTransfer
+from rl_sync.messages.master_calls import Report
+from rl_sync.messages.run_result import RunResult
+from rl_sync.messages.weight_calls import AskTransfer, DecideTransfer
 from rl_sync.transfer import TRANSFERS
 from rl_sync.transfers.ends import ends_of
 from rl_sync.weights.ends_interface import TransferUnavailableError

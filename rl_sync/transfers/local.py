@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, UInt32
 
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.role_names import number_of
 from rl_sync.schedule import SyncSchedule

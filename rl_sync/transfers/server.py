@@ -16,11 +16,11 @@ import jax
 from jaxtyping import Array
 
 from rl_sync.addresses import interface_towards
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.cluster.weight_calls import AskNewest, HoldWeights
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
+from rl_sync.messages.weight_calls import AskNewest, HoldWeights
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering

@@ -19,17 +19,11 @@ from typing import NamedTuple, TypeVar
 import jax
 
 from rl_sync.addresses import interface_towards
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
-from rl_sync.cluster.weight_calls import (
-    AskNewest,
-    AskRelays,
-    HoldWeights,
-    JoinRelays,
-    ReportRelay,
-)
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
+from rl_sync.messages.weight_calls import AskNewest, AskRelays, HoldWeights, JoinRelays, ReportRelay
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.delta_arrival import PullStats, arriving_end

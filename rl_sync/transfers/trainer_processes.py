@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rl_sync.cluster.master_calls import AskStatus
 from rl_sync.cluster.session import RunStoppedError, Session
-from rl_sync.cluster.weight_calls import AskHolders
+from rl_sync.messages.master_calls import AskStatus
+from rl_sync.messages.weight_calls import AskHolders
 
 _POLL_SECS = 0.1
 

@@ -11,33 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rl_sync.messages.weight_calls import Grant, Request
 from rl_sync.weights.ends_interface import wanted_text
-
-
-class Request(NamedTuple):
-    """An explorer's request: it is ready to receive weights.
-
-    Attributes:
-      explorer: number of the explorer, from 1.
-      ticket: number that distinguishes this request from the explorer's earlier ones.
-      exactly, at_least: requested version, as in `ends_interface.Puller.pull`.
-    """
-
-    explorer: int
-    ticket: int
-    exactly: int | None
-    at_least: int | None
-
-    def accepts(self, version: int) -> bool:
-        """Says whether the explorer can use a version."""
-        return version >= (self.at_least or 0) if self.exactly is None else version == self.exactly
-
-
-class Grant(NamedTuple):
-    """The trainer's promise to transfer a version now, with the digest of the version."""
-
-    version: int
-    digest: str
 
 
 class Meeting(NamedTuple):

@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.checkpoints.ledger import LOST, ConsumptionRecord, read_consumed, read_ledger
-from rl_sync.cluster.master_calls import (
-    AskLease,
-    AskPosition,
-    CloseLedger,
-    Happened,
-    Resumed,
-    Trained,
-    TrainerReady,
-)
 from rl_sync.cluster.pending import Await
-from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores
 from rl_sync.configs import arithmetic
 from rl_sync.ending import Ending, Fault
 from rl_sync.messages.events import (
@@ -28,6 +18,16 @@ from rl_sync.messages.events import (
     Position,
     VersionPublished,
 )
+from rl_sync.messages.master_calls import (
+    AskLease,
+    AskPosition,
+    CloseLedger,
+    Happened,
+    Resumed,
+    Trained,
+    TrainerReady,
+)
+from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.master.group_admission import EPISODE_FAILED
 from rl_sync.roles.master.service import MasterServer

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import pytest
 
 from rl_sync.cluster.heartbeats import SILENT_SECS
-from rl_sync.cluster.master_calls import AskSilences, Heartbeat, Leave
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, PeerGoneError, RpcServer
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.session import RunStoppedError, Session, heartbeat_secs
 from rl_sync.cluster.team import Team
+from rl_sync.messages.master_calls import AskSilences, Heartbeat, Leave
 from rl_sync.messages.run_status import Silence
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.spans import SpanKind

@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.cluster.secret import secret_of
+from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.roles.colocation import RoleThreads, allot
 from rl_sync.settings.records import ConfigError

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rl_sync.cluster.pending import Await
-from rl_sync.cluster.scoring_calls import CompletionToScore, ScoredCompletion, Scores
 from rl_sync.configs import gsm8k
 from rl_sync.ending import Ending
+from rl_sync.messages.scoring_calls import CompletionToScore, ScoredCompletion, Scores
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.roles import evaluator as evaluation

@@ -11,11 +11,11 @@ import time
 import pytest
 
 from rl_sync.checkpoints.ledger import read_consumed, read_ledger
-from rl_sync.cluster.master_calls import CloseLedger, Happened
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.messages.events import StopRequested
+from rl_sync.messages.master_calls import CloseLedger, Happened
 from rl_sync.replay.server_process import start_server
 from rl_sync.roles.replay_tables import replay_tables
 from rl_sync.settings.config_reading import read_settings

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.cluster.scoring_calls import CompletionToScore, ScoredCompletion
 from rl_sync.isolation.codec import decode, encode
+from rl_sync.messages.scoring_calls import CompletionToScore, ScoredCompletion
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanRecorder

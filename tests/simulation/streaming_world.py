@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from rl_sync.algorithms.screening import NO_SCREENING
-from rl_sync.cluster.master_calls import AskBatch, Happened
 from rl_sync.messages.events import (
     BatchRequested,
     BatchTrained,
@@ -30,6 +29,7 @@ from rl_sync.messages.events import (
     Ticked,
     VersionPublished,
 )
+from rl_sync.messages.master_calls import AskBatch, Happened
 from rl_sync.replay.replay_interface import ReplayTimeoutError
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.state import MasterSettings

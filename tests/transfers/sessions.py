@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.cluster.master_calls import AskStatus, Happened
 from rl_sync.cluster.rpc import CallHandlers
-from rl_sync.cluster.weight_calls import AskNewest
 from rl_sync.messages.call import Call
+from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.messages.run_status import RunStatus
+from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.roles.master.weight_registry import WeightRegistry
 

@@ -6,12 +6,18 @@ import jax.numpy as jnp
 import pytest
 
 from rl_sync.cluster.session import RunStoppedError
-from rl_sync.cluster.weight_calls import AskWaiting, AskWeights, AwaitGrant, GrantWeights, Withdraw
+from rl_sync.messages.weight_calls import (
+    AskWaiting,
+    AskWeights,
+    AwaitGrant,
+    Grant,
+    GrantWeights,
+    Withdraw,
+)
 from rl_sync.records.spans import sync_kind
 from rl_sync.transfers.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTimeoutError
-from rl_sync.weights.rendezvous import Grant
 from tests.transfers.sessions import LoneSession, WeightMaster
 
 

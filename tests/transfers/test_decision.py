@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import transfer
 
-from rl_sync.cluster.master_calls import AskStatus, Report
 from rl_sync.cluster.process_resources import Resources
 from rl_sync.cluster.session import RunStoppedError
-from rl_sync.cluster.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
+from rl_sync.messages.master_calls import AskStatus, Report
 from rl_sync.messages.run_status import RunStatus
+from rl_sync.messages.weight_calls import AskHolders, AskNewest, AskTransfer, DecideTransfer
 from rl_sync.records.spans import sync_kind
 from rl_sync.transfers.decision import decide_transfer, decided_transfer
 from rl_sync.transfers.ends import EndSite

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from rl_sync.weights.rendezvous import Grant, MeetingPoint, Request
+from rl_sync.messages.weight_calls import Grant, Request
+from rl_sync.weights.rendezvous import MeetingPoint
 
 
 def test_a_request_is_seen_granted_and_answered():

@@ -17,9 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from rl_sync.checkpoints.memory_tier import remove_memory_folder
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.host_names import own_address
-from rl_sync.cluster.master_calls import AskBuffered, AskStatus, CloseLedger, Happened, TrainerDied
 from rl_sync.cluster.rpc import PeerGoneError, PeerLostError, RemoteError, RpcClient
-from rl_sync.cluster.run_result import Summary
 from rl_sync.cluster.secret import SECRET
 from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.display.live import LiveDisplay
@@ -33,6 +31,8 @@ from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesse
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import FORMED_ANEW, ExplorerDied, GroupsRefused, StopRequested
+from rl_sync.messages.master_calls import AskBuffered, AskStatus, CloseLedger, Happened, TrainerDied
+from rl_sync.messages.run_result import Summary
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.records import alarms
 from rl_sync.records.backends.backend_catalog import check_installed

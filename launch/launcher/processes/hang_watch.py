@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rl_sync.cluster.master_calls import AskSilences
 from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.launcher.processes.supervisor import Death, Supervisor
+from rl_sync.messages.master_calls import AskSilences
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess

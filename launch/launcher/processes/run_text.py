@@ -10,9 +10,9 @@ from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster import compilation_cache
-from rl_sync.cluster.run_result import Balance, RunResult, Summary
 from rl_sync.launcher.command import program
 from rl_sync.launcher.processes import run_directory as work
+from rl_sync.messages.run_result import Balance, RunResult, Summary
 from rl_sync.plan.schedule_text import describe
 from rl_sync.plan.weights_text import describe_traffic
 from rl_sync.records import accuracy, alarms

@@ -76,7 +76,7 @@ class Ask:
     """Asks the master for work; ends with `WorkAnswered`.
 
     Attributes:
-      unfinished, room, version, poll_secs: see `rl_sync.cluster.master_calls.AskLease`.
+      unfinished, room, version, poll_secs: see `rl_sync.messages.master_calls.AskLease`.
     """
 
     unfinished: int = 0

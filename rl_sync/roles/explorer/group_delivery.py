@@ -11,10 +11,10 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 
-from rl_sync.cluster.master_calls import Happened
-from rl_sync.cluster.scoring_calls import CompletionToScore
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.messages.events import GroupsBuffered
+from rl_sync.messages.master_calls import Happened
+from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.priorities import priority_of

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.cluster.master_calls import AskLease, HandInEvaluation
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import Deadline, RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.codec import Records
+from rl_sync.messages.master_calls import AskLease, HandInEvaluation
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluator import EvaluationSet, await_evaluations

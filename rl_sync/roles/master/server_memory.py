@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rl_sync.cluster.master_calls import HandInEvaluation, Trained
-from rl_sync.cluster.run_result import RunResult
-from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.messages.events import LiveLease
+from rl_sync.messages.master_calls import HandInEvaluation, Trained
+from rl_sync.messages.run_result import RunResult
+from rl_sync.messages.scoring_calls import Judgements
 from rl_sync.roles.master.weight_registry import RegistryMemory
 from rl_sync.scoring.judging import Verdicts
 

@@ -17,16 +17,14 @@ import numpy as np
 
 from rl_sync.addresses import parts_of
 from rl_sync.checkpoints.ledger import Ledger, balance
-from rl_sync.cluster import master_calls, scoring_calls, weight_calls
 from rl_sync.cluster.heartbeats import Heartbeats
-from rl_sync.cluster.master_calls import HandInEvaluation
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
-from rl_sync.cluster.run_result import RunResult, Summary
 from rl_sync.cluster.secret import secret_of
 from rl_sync.isolation.codec import Records
 from rl_sync.isolation.record_json import of_json
+from rl_sync.messages import master_calls, scoring_calls, weight_calls
 from rl_sync.messages.call import Call, Handler
 from rl_sync.messages.events import (
     BatchRequested,
@@ -52,6 +50,8 @@ from rl_sync.messages.events import (
     StopRequested,
     Ticked,
 )
+from rl_sync.messages.master_calls import HandInEvaluation
+from rl_sync.messages.run_result import RunResult, Summary
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.records import accuracy, alarms
 from rl_sync.records.json_lines import RecordsError
@@ -169,7 +169,7 @@ class MasterServer:
         )
 
     def answer(self, call: Call[T]) -> T:
-        """Answers a call of any kind in `rl_sync.cluster.master_calls`.
+        """Answers a call of any kind in `rl_sync.messages.master_calls`.
 
         What the answer depends on is on disk by then.
         """

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.algorithms.screening import FAULTS
-from rl_sync.cluster.master_calls import Resumed, Trained
 from rl_sync.messages.events import LEFT_OUT, LiveLease, Record
+from rl_sync.messages.master_calls import Resumed, Trained
 from rl_sync.messages.run_status import Alarm
 from rl_sync.records import alarms
 from rl_sync.records.lost_time import LostTimeWatch, RestartLines

@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Mapping
 
-from rl_sync.cluster import weight_calls as calls
+from rl_sync.messages import weight_calls as calls
 from rl_sync.messages.call import Handler
-from rl_sync.weights.deltas.relay_tree import Relay, RelayTree
+from rl_sync.messages.weight_calls import Relay
+from rl_sync.weights.deltas.relay_tree import RelayTree
 from rl_sync.weights.rendezvous import Meeting, MeetingPoint
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from rl_sync.algorithms.screening import choose
-from rl_sync.cluster.master_calls import AskBatch, AskBuffered, Claim, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.messages.events import LOST_IN_BUFFER, TOO_STALE, GroupsRefused
+from rl_sync.messages.master_calls import AskBatch, AskBuffered, Claim, Happened
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from rl_sync.checkpoints.ledger import ConsumptionRecord
-from rl_sync.cluster.master_calls import EnterPhase, Report
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.rpc import RemoteError
-from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.rows.batching import MIXED, Batching
+from rl_sync.messages.master_calls import EnterPhase, Report
+from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.evaluator import Measure, await_evaluations

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshots import SnapshotError
-from rl_sync.cluster.master_calls import AskProgress, EnterPhase, Progress, Report, TrainerReady
-from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import Session
 from rl_sync.messages.events import Position
+from rl_sync.messages.master_calls import AskProgress, EnterPhase, Progress, Report, TrainerReady
+from rl_sync.messages.run_result import RunResult
 from rl_sync.roles.trainer.actor import TrainState
 from rl_sync.roles.trainer.life import KnownRun, LeftBehind
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper

@@ -12,12 +12,12 @@ import numpy as np
 import orjson
 from jaxtyping import Bool, Float, Int
 
-from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.image_files import Size
 from rl_sync.images import images_of
 from rl_sync.learning.credit import TOKEN_ADVANTAGES
 from rl_sync.learning.objective import TOKEN_ENTROPIES, TOKEN_RATIOS
 from rl_sync.learning.rows.row_layout import Source, taken_back
+from rl_sync.messages.scoring_calls import Judgements
 from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.rollouts.rollout_records import ENVIRONMENT, POLICY, Rollout
 from rl_sync.sequence_images import TEXT

@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from rl_sync.checkpoints.snapshots import latest_snapshot, load_snapshot, save_snapshot
-from rl_sync.cluster.master_calls import EnterPhase, Report, WriteMetrics
 from rl_sync.cluster.rpc import RemoteError
-from rl_sync.cluster.run_result import RunResult
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.learning.rows.batching import lay_out
+from rl_sync.messages.master_calls import EnterPhase, Report, WriteMetrics
+from rl_sync.messages.run_result import RunResult
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluator import Measure
 from rl_sync.roles.program_list import sft_key

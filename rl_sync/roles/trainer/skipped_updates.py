@@ -7,9 +7,9 @@ from collections import deque
 
 from jaxtyping import Array, Float
 
-from rl_sync.cluster.master_calls import Fail, Report
-from rl_sync.cluster.run_result import RunResult, Skipped
 from rl_sync.cluster.session import Session
+from rl_sync.messages.master_calls import Fail, Report
+from rl_sync.messages.run_result import RunResult, Skipped
 
 _log = logging.getLogger(__name__)
 _AHEAD = 2

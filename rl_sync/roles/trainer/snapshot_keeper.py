@@ -28,11 +28,11 @@ from rl_sync.checkpoints.snapshots import (
     snapshot_steps,
 )
 from rl_sync.clock import now_secs
-from rl_sync.cluster.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.learning.opt_state import all_finite
 from rl_sync.messages.events import Position, SnapshotSaved
+from rl_sync.messages.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.parameters import Parameters

@@ -14,13 +14,13 @@ import numpy as np
 from jaxtyping import Array
 
 from rl_sync.checkpoints.ledger import ConsumptionRecord
-from rl_sync.cluster.master_calls import Fail, Report, Trained
-from rl_sync.cluster.run_result import LogprobGap, RunResult
 from rl_sync.cluster.session import Session
 from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.learning.rows.row_layout import Source
 from rl_sync.messages.events import BatchTrained
+from rl_sync.messages.master_calls import Fail, Report, Trained
+from rl_sync.messages.run_result import LogprobGap, RunResult
 from rl_sync.models.placement import addressable
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.run_totals import sizes

@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rl_sync.messages.weight_calls import Grant, Request
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.drawn_run import MASTER
 from rl_sync.simulation.faults.invariants import digest_of
 from rl_sync.simulation.faults.processes import Links, SimulatedProcess
-from rl_sync.weights.rendezvous import Grant, Meeting, MeetingPoint, Request
+from rl_sync.weights.rendezvous import Meeting, MeetingPoint
 
 _SLICE_SECS, _POLL_SECS, _PAUSE_SECS = 0.5, 1.0, 0.2
 _RECEIVE_SECS = 3.0

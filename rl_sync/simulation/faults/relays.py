@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rl_sync.messages.weight_calls import Relay
 from rl_sync.simulation.faults.drawn_run import MASTER, TRAINER
 from rl_sync.simulation.faults.invariants import digest_of
 from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
 from rl_sync.simulation.faults.weights_store import Offer
 from rl_sync.weights.deltas.artifact import ArtifactKey
-from rl_sync.weights.deltas.relay_tree import Relay, RelayTree
+from rl_sync.weights.deltas.relay_tree import RelayTree
 
 _STALL_SECS = 3.0
 """Time after which a source counts as failed."""

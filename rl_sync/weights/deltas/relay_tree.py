@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import NamedTuple
+
+from rl_sync.messages.weight_calls import Relay
 
 _DEMOTED_SECS = 300.0
 _SLOW = 0.5
 """Share of the median rate below which a source is slow."""
 _WEIGHT = 0.3
 """Weight of the newest measurement in a source's rate."""
-
-
-class Relay(NamedTuple):
-    """An explorer's process that hands on blocks: its name and its `host:port`."""
-
-    name: str
-    address: str
 
 
 @dataclasses.dataclass

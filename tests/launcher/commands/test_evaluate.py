@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rl_sync.checkpoints.best_snapshot import write_best
-from rl_sync.cluster.run_result import Best
 from rl_sync.launcher.commands.evaluate import table
+from rl_sync.messages.run_result import Best
 from rl_sync.records import accuracy
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import step_named

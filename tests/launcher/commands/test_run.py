@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from rl_sync.cluster.master_calls import AskSilences, AskStatus, CloseLedger, Happened
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
-from rl_sync.cluster.run_result import Balance, RunResult, Summary
 from rl_sync.launcher.commands.run import LocalRun, RunFailedError
 from rl_sync.launcher.processes import stopping
 from rl_sync.launcher.processes.supervisor import RoleProcess
+from rl_sync.messages.master_calls import AskSilences, AskStatus, CloseLedger, Happened
+from rl_sync.messages.run_result import Balance, RunResult, Summary
 from rl_sync.messages.run_status import RunStatus, Silence
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from rl_sync.cluster.master_calls import AskSilences
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
 from rl_sync.launcher.processes.hang_watch import HangWatch
 from rl_sync.launcher.processes.supervisor import RoleProcess, Supervisor
+from rl_sync.messages.master_calls import AskSilences
 from rl_sync.messages.run_status import Silence
 from rl_sync.replay.server_process import start_server
 from rl_sync.replay.tables import queue

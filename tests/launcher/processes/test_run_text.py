@@ -3,8 +3,8 @@ import dataclasses
 import math
 
 from rl_sync.algorithms.algorithm import Algorithm
-from rl_sync.cluster.run_result import Balance, LogprobGap, RunResult, Skipped, Summary
 from rl_sync.launcher.processes.run_text import _accuracy, final_report
+from rl_sync.messages.run_result import Balance, LogprobGap, RunResult, Skipped, Summary
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.records.metrics_writer import MetricsWriter
 from rl_sync.roles.trainer.skipped_updates import UNJUDGED

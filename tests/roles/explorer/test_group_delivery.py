@@ -9,12 +9,12 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.cluster.master_calls import Happened
 from rl_sync.cluster.pending import Await, Pending
-from rl_sync.cluster.scoring_calls import ScoredCompletion, Scores
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.ending import Ending, Fault
 from rl_sync.messages.events import GroupsBuffered
+from rl_sync.messages.master_calls import Happened
+from rl_sync.messages.scoring_calls import ScoredCompletion, Scores
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.scoring.score_requests import last_replies, written

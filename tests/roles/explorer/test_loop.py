@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from rl_sync.cluster.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
+from rl_sync.messages.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.explorer import loop as explorer
 from rl_sync.roles.explorer.loop import ExplorerLoop

@@ -5,9 +5,9 @@ import threading
 import types
 
 from rl_sync.checkpoints.snapshots import snapshot_path
-from rl_sync.cluster.master_calls import HandInEvaluation, HandInMeasured
-from rl_sync.cluster.run_result import Best
-from rl_sync.cluster.scoring_calls import CompletionToScore
+from rl_sync.messages.master_calls import HandInEvaluation, HandInMeasured
+from rl_sync.messages.run_result import Best
+from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.roles.evaluator import EvaluationSet
 from rl_sync.roles.master.evaluations import Evaluations

@@ -9,8 +9,21 @@ import time
 import pytest
 
 from rl_sync.checkpoints.ledger import read_ledger
-from rl_sync.cluster import weight_calls
-from rl_sync.cluster.master_calls import (
+from rl_sync.cluster.pending import Await
+from rl_sync.configs import arithmetic
+from rl_sync.ending import Ending, Fault
+from rl_sync.messages import weight_calls
+from rl_sync.messages.events import (
+    BatchTrained,
+    ExplorerDied,
+    GroupsBuffered,
+    GroupsRefused,
+    Position,
+    SnapshotSaved,
+    StopRequested,
+    VersionPublished,
+)
+from rl_sync.messages.master_calls import (
     AskKeptSnapshots,
     AskLease,
     AskPosition,
@@ -27,25 +40,12 @@ from rl_sync.cluster.master_calls import (
     TrainerReady,
     WriteMetrics,
 )
-from rl_sync.cluster.pending import Await
-from rl_sync.cluster.run_result import RunResult
-from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores
-from rl_sync.configs import arithmetic
-from rl_sync.ending import Ending, Fault
-from rl_sync.messages.events import (
-    BatchTrained,
-    ExplorerDied,
-    GroupsBuffered,
-    GroupsRefused,
-    Position,
-    SnapshotSaved,
-    StopRequested,
-    VersionPublished,
-)
+from rl_sync.messages.run_result import RunResult
+from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores
+from rl_sync.messages.weight_calls import Grant, Request
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.master.service import MasterServer
 from rl_sync.settings.config_reading import read_settings
-from rl_sync.weights.rendezvous import Grant, Request
 from rl_sync.workdir import Workdir
 from tests.roles.master.test_journal import without_deadlines
 

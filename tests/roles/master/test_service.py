@@ -9,8 +9,28 @@ import time
 import pytest
 
 from rl_sync.checkpoints.ledger import read_ledger
-from rl_sync.cluster import master_calls, pending, scoring_calls, weight_calls
-from rl_sync.cluster.master_calls import (
+from rl_sync.cluster import pending
+from rl_sync.cluster.pending import Await, Pending
+from rl_sync.configs import arithmetic
+from rl_sync.display.live import plain_line
+from rl_sync.ending import Ending
+from rl_sync.isolation.codec import decode, encode
+from rl_sync.messages import master_calls, scoring_calls, weight_calls
+from rl_sync.messages.call import Call
+from rl_sync.messages.events import (
+    BatchTrained,
+    ExplorerDied,
+    Finish,
+    GrantBatch,
+    GroupsBuffered,
+    GroupsRefused,
+    HoldBack,
+    LeaseGrant,
+    Position,
+    StopRequested,
+    VersionPublished,
+)
+from rl_sync.messages.master_calls import (
     AskBatch,
     AskKeptSnapshots,
     AskLease,
@@ -29,29 +49,10 @@ from rl_sync.cluster.master_calls import (
     TrainerReady,
     WriteMetrics,
 )
-from rl_sync.cluster.pending import Await, Pending
-from rl_sync.cluster.run_result import Best, LogprobGap, RunResult, Skipped, Summary
-from rl_sync.cluster.scoring_calls import CompletionToScore, RequestScores, ScoredCompletion
-from rl_sync.cluster.weight_calls import AskNewest
-from rl_sync.configs import arithmetic
-from rl_sync.display.live import plain_line
-from rl_sync.ending import Ending
-from rl_sync.isolation.codec import decode, encode
-from rl_sync.messages.call import Call
-from rl_sync.messages.events import (
-    BatchTrained,
-    ExplorerDied,
-    Finish,
-    GrantBatch,
-    GroupsBuffered,
-    GroupsRefused,
-    HoldBack,
-    LeaseGrant,
-    Position,
-    StopRequested,
-    VersionPublished,
-)
+from rl_sync.messages.run_result import Best, LogprobGap, RunResult, Skipped, Summary
 from rl_sync.messages.run_status import RoleStatus
+from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores, ScoredCompletion
+from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.run_outcome import read_outcome, read_versions

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rl_sync.cluster.master_calls import AskBatch, AskBuffered, Buffered, Happened
 from rl_sync.cluster.team import Team
 from rl_sync.messages.events import LOST_IN_BUFFER, GrantBatch, GroupsRefused
+from rl_sync.messages.master_calls import AskBatch, AskBuffered, Buffered, Happened
 from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve

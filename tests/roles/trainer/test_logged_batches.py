@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from rl_sync.checkpoints.batch_log import BatchLog
-from rl_sync.cluster.master_calls import AskBuffered, Buffered, Claim, Happened
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.messages.events import LOST_IN_BUFFER, GroupsRefused
+from rl_sync.messages.master_calls import AskBuffered, Buffered, Claim, Happened
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.commands import StartingPoint
 from rl_sync.roles.trainer.logged_batches import LoggedBatches

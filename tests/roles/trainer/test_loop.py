@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from rl_sync.cluster.master_calls import Trained
 from rl_sync.cluster.process_resources import Resources
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.cluster.team import Team
 from rl_sync.learning.rows.batching import Placed
 from rl_sync.messages.events import Position
+from rl_sync.messages.master_calls import Trained
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.trainer.loop import TrainerLoop

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rl_sync.cluster.master_calls import Claim, Happened
 from rl_sync.messages.events import (
     TOO_STALE,
     BatchTrained,
@@ -18,6 +17,7 @@ from rl_sync.messages.events import (
     GroupsBuffered,
     VersionPublished,
 )
+from rl_sync.messages.master_calls import Claim, Happened
 from rl_sync.replay.priorities import priority_of
 from rl_sync.replay.replay_interface import ReplayTimeoutError
 from rl_sync.replay.store import EmbeddedTable, Stored

@@ -8,11 +8,11 @@ import types
 import numpy as np
 import pytest
 
-from rl_sync.cluster.scoring_calls import Judgements
 from rl_sync.ending import Ending, Move
 from rl_sync.images import Image
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.learning.rows.batching import Batching
+from rl_sync.messages.scoring_calls import Judgements
 from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import read_rollouts

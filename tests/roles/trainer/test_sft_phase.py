@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot
-from rl_sync.cluster.master_calls import EnterPhase, Report, WriteMetrics
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
 from rl_sync.learning.train_state import TrainState
+from rl_sync.messages.master_calls import EnterPhase, Report, WriteMetrics
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from tests.cluster.memory_session import MemorySession
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.cluster.master_calls import Fail, Report, Trained
-from rl_sync.cluster.run_result import LogprobGap, RunResult
 from rl_sync.learning.rows.batching import Placed
 from rl_sync.messages.events import BatchTrained
+from rl_sync.messages.master_calls import Fail, Report, Trained
+from rl_sync.messages.run_result import LogprobGap, RunResult
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanKind, SpanRecorder

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.weights.deltas.relay_tree import Relay, RelayTree
+from rl_sync.messages.weight_calls import Relay
+from rl_sync.weights.deltas.relay_tree import RelayTree
 
 AGES = 1e6
 

@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from rl_sync.isolation.codec import record
 from rl_sync.messages.call import Call
-from rl_sync.weights.deltas.relay_tree import Relay
-from rl_sync.weights.rendezvous import Grant, Request
 
-for _class in (Grant, Relay, Request):
-    record(_class)
+
+@record
+class Request(NamedTuple):
+    """An explorer's request: it is ready to receive weights.
+
+    Attributes:
+      explorer: number of the explorer, from 1.
+      ticket: number that distinguishes this request from the explorer's earlier ones.
+      exactly, at_least: requested version, as in `ends_interface.Puller.pull`.
+    """
+
+    explorer: int
+    ticket: int
+    exactly: int | None
+    at_least: int | None
+
+    def accepts(self, version: int) -> bool:
+        """Says whether the explorer can use a version."""
+        return version >= (self.at_least or 0) if self.exactly is None else version == self.exactly
+
+
+@record
+class Grant(NamedTuple):
+    """The trainer's promise to transfer a version now, with the digest of the version."""
+
+    version: int
+    digest: str
+
+
+@record
+class Relay(NamedTuple):
+    """An explorer's process that hands on blocks: its name and its `host:port`."""
+
+    name: str
+    address: str
 
 
 @dataclasses.dataclass(frozen=True)

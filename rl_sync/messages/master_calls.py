@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from rl_sync.cluster.run_result import RunResult, Summary
-from rl_sync.cluster.scoring_calls import CompletionToScore, Judgements
 from rl_sync.isolation.codec import record
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import (
@@ -27,7 +25,9 @@ from rl_sync.messages.events import (
     StopRequested,
     VersionPublished,
 )
+from rl_sync.messages.run_result import RunResult, Summary
 from rl_sync.messages.run_status import RoleStatus, RunStatus, Silence
+from rl_sync.messages.scoring_calls import CompletionToScore, Judgements
 from rl_sync.types import Lease, Prompt, PromptPast, Use
 
 for _class in (
