@@ -74,7 +74,7 @@ ALLOWED = {
     "settings": LOWEST - {"types"} | SIDE - {"display"} | {"rollout", "environments"},
     "cluster": {"messages", "models", "weights", "records", "display", "settings"},
     "checkpoints": LOWEST - {"algorithms"}
-    | {"messages", "weights", "records", "settings", "actors", "cluster"},
+    | {"messages", "weights", "records", "settings", "cluster"},
     "transfers": {"types", "schedule", "messages", "models", "weights", "records", "cluster"},
     "scoring": {
         "types",

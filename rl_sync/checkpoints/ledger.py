@@ -14,7 +14,6 @@ from rl_sync.messages.events import LiveLease, Record
 from rl_sync.messages.run_result import Balance
 from rl_sync.records.json_lines import JsonLinesReader, JsonLinesWriter, plain, read_json_lines
 from rl_sync.records.resumption import RESUMED_AT, mark, standing
-from rl_sync.roles.master.state import MasterState
 from rl_sync.types import Group
 from rl_sync.workdir import Workdir
 
@@ -79,9 +78,9 @@ class Ledger:
             os.truncate(path, end)
         self._lines.write_all({"time": time.time(), **one} for one in expected[known:])
 
-    def write_balance(self, state: MasterState) -> None:
+    def write_balance(self, balance: Balance) -> None:
         """Writes the balance of the run so far."""
-        self._lines.write({"time": time.time(), "event": "balance", **balance(state)._asdict()})
+        self._lines.write({"time": time.time(), "event": "balance", **balance._asdict()})
 
     def close(self) -> None:
         """Closes the file."""
@@ -110,19 +109,6 @@ def _described(lease: LiveLease) -> dict[str, Any]:
         **why,
         **success,
     }
-
-
-def balance(state: MasterState) -> Balance:
-    """Returns the balance of a run's leases so far."""
-    return Balance(
-        leased=state.leased,
-        trained=state.trained,
-        buffered=state.buffered,
-        generating=len(state.live) - state.buffered,
-        dropped=dict(state.dropped),
-        out_of_attempts=state.out_of_attempts,
-        failed=dict(state.failed),
-    )
 
 
 class ConsumptionRecord:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl_sync.addresses import parts_of
-from rl_sync.checkpoints.ledger import Ledger, balance
+from rl_sync.checkpoints.ledger import Ledger
 from rl_sync.cluster.heartbeats import Heartbeats
 from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.pending import PendingCalls
@@ -73,6 +73,7 @@ from rl_sync.roles.master.journal import (
     state_of,
 )
 from rl_sync.roles.master.server_memory import CountedStep, ServerMemory
+from rl_sync.roles.master.state import balance
 from rl_sync.roles.master.status_board import StatusBoard
 from rl_sync.roles.master.step_accounts import StepAccounts
 from rl_sync.roles.master.weight_registry import WeightRegistry
@@ -598,7 +599,7 @@ class MasterServer:
             if not self.closed.is_set():
                 self._state, commands = transition.end(self._state)
                 self._keep(commands)
-                self._write(lambda: self._ledger.write_balance(self._state))
+                self._write(lambda: self._ledger.write_balance(balance(self._state)))
                 self._ledger.close()
                 outcome = self._outcome()
                 with contextlib.suppress(OSError):  # The record is optional.

@@ -18,6 +18,7 @@ from rl_sync.messages.events import (
     LiveLease,
     Record,
 )
+from rl_sync.messages.run_result import Balance
 from rl_sync.schedule import SyncSchedule
 from rl_sync.tasks.curriculum import CurriculumSettings, PromptPool
 from rl_sync.tasks.prompt_history import PromptHistory
@@ -182,6 +183,19 @@ class MasterState:
 
 
 Outcome = tuple[MasterState, tuple[Command, ...]]
+
+
+def balance(state: MasterState) -> Balance:
+    """Returns the balance of a run's leases so far."""
+    return Balance(
+        leased=state.leased,
+        trained=state.trained,
+        buffered=state.buffered,
+        generating=len(state.live) - state.buffered,
+        dropped=dict(state.dropped),
+        out_of_attempts=state.out_of_attempts,
+        failed=dict(state.failed),
+    )
 
 
 def drop(
