@@ -29,7 +29,8 @@ from rl_sync.roles import wiring
 from rl_sync.roles.checkpoint_frame import frame_of
 from rl_sync.roles.compile_ahead import Ahead, ahead_of
 from rl_sync.roles.engines import evaluation_engine, rollout_engine
-from rl_sync.roles.evaluator import Evaluator, Measure
+from rl_sync.roles.evaluation.evaluator import Evaluator, Measure
+from rl_sync.roles.evaluation.pair_evaluation import PairEvaluator
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
@@ -44,7 +45,6 @@ from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.roles.trainer.loop import TrainerLoop
-from rl_sync.roles.trainer.pair_evaluation import PairEvaluator
 from rl_sync.roles.trainer.reward_trainer import RewardTrainer
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
 from rl_sync.roles.trainer.rollout_writer import RolloutWriter

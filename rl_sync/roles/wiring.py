@@ -24,7 +24,7 @@ from rl_sync.rewards.reward_catalog import is_quick
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.role_names import MASTER
-from rl_sync.roles.evaluator import EvaluationSet
+from rl_sync.roles.evaluation.evaluator import EvaluationSet
 from rl_sync.roles.explorer.episode_wiring import environment_of
 from rl_sync.roles.master.state import MasterSettings
 from rl_sync.rollout.paging.page_table import PageTable

@@ -20,7 +20,7 @@ from rl_sync.isolation.codec import Records
 from rl_sync.messages.master_calls import AskLease, HandInEvaluation
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
-from rl_sync.roles.evaluator import EvaluationSet, await_evaluations
+from rl_sync.roles.evaluation.evaluator import EvaluationSet, await_evaluations
 from rl_sync.roles.explorer import commands
 from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState
 from rl_sync.roles.explorer.group_delivery import GroupDelivery

@@ -11,9 +11,9 @@ from rl_sync.checkpoints.best_snapshot import write_best
 from rl_sync.launcher.commands.evaluate import table
 from rl_sync.messages.run_result import Best
 from rl_sync.records import accuracy
+from rl_sync.roles.evaluation.standalone_evaluation import Evaluation
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import step_named
-from rl_sync.roles.standalone_evaluation import Evaluation
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir
 from tests.launcher.command import said_here

@@ -57,7 +57,7 @@ from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.run_outcome import read_outcome, read_versions
 from rl_sync.records.spans import Span, SpanKind
-from rl_sync.roles.master.evaluations import EvaluationResult
+from rl_sync.roles.evaluation.master_evaluations import EvaluationResult
 from rl_sync.roles.master.service import MasterServer
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir

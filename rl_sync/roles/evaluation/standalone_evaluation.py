@@ -19,7 +19,7 @@ from rl_sync.role_names import explorer_name
 from rl_sync.roles import wiring
 from rl_sync.roles.build import parameters_of
 from rl_sync.roles.engines import rollout_engine
-from rl_sync.roles.evaluator import EvaluationResults, EvaluationSet, completed
+from rl_sync.roles.evaluation.evaluator import EvaluationResults, EvaluationSet, completed
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.saved_policy import load_policy, step_named
 from rl_sync.scoring.judging import SOLVING_SCORE, first_score, to_judge

@@ -12,7 +12,7 @@ from rl_sync.checkpoints.best_snapshot import read_best, write_best
 from rl_sync.messages.master_calls import HandInEvaluation, HandInMeasured
 from rl_sync.messages.run_result import Best
 from rl_sync.messages.scoring_calls import CompletionToScore
-from rl_sync.roles.evaluator import EvaluationResults, EvaluationSet
+from rl_sync.roles.evaluation.evaluator import EvaluationResults, EvaluationSet
 from rl_sync.scoring.judging import MasterScoring
 from rl_sync.workdir import Workdir
 

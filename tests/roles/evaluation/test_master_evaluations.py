@@ -9,8 +9,8 @@ from rl_sync.messages.master_calls import HandInEvaluation, HandInMeasured
 from rl_sync.messages.run_result import Best
 from rl_sync.messages.scoring_calls import CompletionToScore
 from rl_sync.rewards.judgement import Judgement
-from rl_sync.roles.evaluator import EvaluationSet
-from rl_sync.roles.master.evaluations import Evaluations
+from rl_sync.roles.evaluation.evaluator import EvaluationSet
+from rl_sync.roles.evaluation.master_evaluations import Evaluations
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Prompt
 from rl_sync.workdir import Workdir
