@@ -28,7 +28,7 @@ import uv
 
 from rl_sync.configs import smollm2
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 

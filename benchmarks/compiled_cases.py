@@ -24,7 +24,7 @@ from rl_sync.plan import lowered_programs, memory_estimate, model_memory
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.roofline import decode_work, link_bytes, step_work
 from rl_sync.plan.targets import target
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.pictures.tile_processor import SquareTiles

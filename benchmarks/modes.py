@@ -59,7 +59,7 @@ from rl_sync.records.summary import clipped, of_kind, rl_phase, summarize, union
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.role_names import is_explorer
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.schedule import MODES

@@ -59,8 +59,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "objective-sign-of-entropy",
         "rl_sync/learning/objective.py",
-        "loss = loss - algorithm.entropy_coefficient * reduced(entropy)",
-        "loss = loss + algorithm.entropy_coefficient * reduced(entropy)",
+        "loss = loss - algorithm.entropy_coefficient * reduced(entropy * known.weights)",
+        "loss = loss + algorithm.entropy_coefficient * reduced(entropy * known.weights)",
         "The entropy is punished in place of rewarded.",
     ),
     Fault(

@@ -35,7 +35,7 @@ from rl_sync.learning.sft import SftConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.sharding import Layout
-from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.types import Group, TrainBatch

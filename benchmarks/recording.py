@@ -32,8 +32,8 @@ from rl_sync.learning.credit import ADVANTAGES_NAME
 from rl_sync.messages.scoring_calls import Judgements
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.role_names import TRAINER
-from rl_sync.roles import wiring
-from rl_sync.roles.build import trainer_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.trainer.rollout_recorder import Budget, RolloutRecorder
 from rl_sync.roles.trainer.rollout_writer import FIELDS, Chosen, Figures, RolloutWriter
 from rl_sync.settings.config_reading import read_settings

@@ -39,9 +39,9 @@ from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.role_names import TRAINER
-from rl_sync.roles import wiring
-from rl_sync.roles.build import trainer_of
-from rl_sync.roles.engines import rollout_engine
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import trainer_of
+from rl_sync.roles.assembly.engines import rollout_engine
 from rl_sync.roles.explorer.actor import Explorer, ExplorerState
 from rl_sync.roles.trainer.actor import Metrics, Step, Trainer, TrainState
 from rl_sync.rollout.request import CompletionRequest

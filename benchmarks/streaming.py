@@ -61,7 +61,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
 from rl_sync.replay.client import ReplayClient
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.evaluation.evaluator import EvaluationSet
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery

@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
     def measure(self, options: PartOptions) -> Iterator[Finding]:
         """Measures, and yields each finding as soon as it is there."""
-        from rl_sync.roles import gpu_flags  # The process that asks does not have the project.
+        from rl_sync.roles.assembly import gpu_flags
 
         gpu_flags.choose("bfloat16", self.quantized, os.environ)
         module = importlib.import_module(f"{__package__}.{self.module}")

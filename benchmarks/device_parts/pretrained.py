@@ -8,7 +8,7 @@ from device_parts.finding import Finding, PartOptions
 from device_parts.greedy_tokens import GreedyJob, compared
 from device_parts.jobs import run
 from rl_sync.configs import smollm2
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 
 _PROMPTS, _TOKENS = 16, 24

@@ -22,8 +22,8 @@ from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.lowered_programs import layout_on
 from rl_sync.plan.memory_estimate import step_estimate
 from rl_sync.plan.roofline import step_work
-from rl_sync.roles import wiring
-from rl_sync.roles.build import trainer_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.types import TrainBatch
 

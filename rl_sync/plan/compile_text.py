@@ -20,8 +20,8 @@ from rl_sync.plan.memory_text import format_bytes
 from rl_sync.plan.roofline import decode_work, step_work
 from rl_sync.plan.targets import Target, target
 from rl_sync.role_names import TRAINER, explorer_name, split
-from rl_sync.roles.build import parameters_of
-from rl_sync.roles.colocation import allot
+from rl_sync.roles.assembly.build import parameters_of
+from rl_sync.roles.assembly.colocation import allot
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task

@@ -33,9 +33,9 @@ from rl_sync.models.vision.tower import TOWER, VISION, scores_bytes
 from rl_sync.models.vocabulary.vocabulary_blocks import plan_of
 from rl_sync.plan import model_memory
 from rl_sync.plan.lowered_programs import rollout_programs
-from rl_sync.roles import wiring
-from rl_sync.roles.build import parameters_of
-from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import parameters_of
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.sampling_masks import word_count
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task

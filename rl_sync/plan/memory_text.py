@@ -17,8 +17,8 @@ from rl_sync.plan.memory_estimate import (
     rows_at_once,
     step_estimate,
 )
-from rl_sync.roles import wiring
-from rl_sync.roles.build import parameters_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import parameters_of
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights import link

@@ -13,7 +13,7 @@ from rl_sync.plan.memory_estimate import MemoryEstimate, explorer_estimate, step
 from rl_sync.plan.memory_text import format_bytes
 from rl_sync.plan.roofline import decode_work, step_work
 from rl_sync.plan.targets import Target, target
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.mesh_settings import ExplorerMesh, TrainerMesh
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task

@@ -6,10 +6,10 @@ import collections
 from collections.abc import Callable
 
 from rl_sync.models.platform import Platform, compiling_for
-from rl_sync.roles import wiring
-from rl_sync.roles.build import parameters_of, trainer_of
-from rl_sync.roles.engines import rollout_engine
-from rl_sync.roles.program_list import TRAINING, explorer_programs, trainer_programs
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import parameters_of, trainer_of
+from rl_sync.roles.assembly.engines import rollout_engine
+from rl_sync.roles.assembly.program_list import TRAINING, explorer_programs, trainer_programs
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 

@@ -23,7 +23,7 @@ from rl_sync.plan import model_memory
 from rl_sync.plan.chips import Rates
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
 from rl_sync.plan.model_flops import block_flops, block_traffic, logit_flops
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.types import Params

@@ -19,7 +19,7 @@ from rl_sync.models.huggingface.files import read_object
 from rl_sync.models.huggingface.reading import load_config, load_params, locate
 from rl_sync.models.placement import abstract_params, cast_abstract, put
 from rl_sync.models.sharding import Layout, MeshShape, using
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.saved_policy import (
     model_of_run,
     policy_of_run,

@@ -12,8 +12,8 @@ from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles import wiring
-from rl_sync.roles.checkpoint_frame import tokenizer_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.checkpoint_frame import tokenizer_of
 from rl_sync.roles.saved_policy import (
     RunPolicy,
     load_adapters_of_run,

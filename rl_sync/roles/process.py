@@ -44,7 +44,7 @@ def main() -> int:
     with loading():
         from rl_sync.cluster import compilation_cache
         from rl_sync.cluster.user_errors import is_for_user, log_failure
-        from rl_sync.roles import gpu_flags
+        from rl_sync.roles.assembly import gpu_flags
         from rl_sync.settings.config_reading import read_settings
         from rl_sync.workdir import Workdir
 
@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace, settings: RunSettings) -> None:
     with loading():
         from rl_sync.cluster.process_resources import Addresses, join
         from rl_sync.cluster.topology import Member
-        from rl_sync.roles import build, colocation
+        from rl_sync.roles.assembly import build, colocation
         from rl_sync.weights import storage
 
         if arguments.role in (TRAINER, TOGETHER):

@@ -11,9 +11,9 @@ from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot, load_p
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.roles import wiring
-from rl_sync.roles.build import parameters_of
-from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import parameters_of
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config, require
 from rl_sync.settings.run_settings import RunSettings

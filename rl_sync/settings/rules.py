@@ -1,8 +1,8 @@
 """Checks settings by rules beyond the bounds, choices and types that each setting declares.
 
 A config is checked against all rules before any process starts. Rules that need a task's data or a
-model are in the modules that load these: `rl_sync.roles.wiring` and `rl_sync.tasks` (where a
-mixture also makes a task's section for each of its sets). Rules of the schedule are in
+model are in the modules that load these: `rl_sync.roles.assembly.wiring` and `rl_sync.tasks` (where
+a mixture also makes a task's section for each of its sets). Rules of the schedule are in
 `rl_sync.schedule`.
 """
 

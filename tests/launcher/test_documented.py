@@ -10,7 +10,7 @@ from rl_sync.launcher import command_line
 from rl_sync.launcher.processes import run_directory
 from rl_sync.plan.memory_estimate import explorer_estimate, step_estimate
 from rl_sync.plan.targets import target
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 
 TEXT = (Path(__file__).parents[2] / "BUILD.md").read_text()
 LINES = re.findall(r"python -m launcher (plan (?:.*\\\n)*.*--compile=\S+)", TEXT)

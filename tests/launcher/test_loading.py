@@ -29,7 +29,7 @@ CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.mo
         ("rl_sync.roles.process", ["jax"]),
         ("rl_sync.roles.master.service", ["matplotlib", "orbax", "rl_sync.roles.trainer.actor"]),
         (
-            "rl_sync.roles.build",
+            "rl_sync.roles.assembly.build",
             ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.master.service"],
         ),
     ],

@@ -20,7 +20,7 @@ from rl_sync.plan.compile_progress import CompileProgress, CompilingInterruptedE
 from rl_sync.plan.compiled_text import CompiledProgramText, MemoryUse
 from rl_sync.plan.lowered_programs import LowerableProgram
 from rl_sync.plan.targets import Target
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import settings_with
 
 

@@ -23,7 +23,7 @@ from rl_sync.plan.memory_estimate import (
     step_estimate,
 )
 from rl_sync.plan.memory_text import describe_explorer, describe_trainer, format_bytes
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.rollout import slots as core
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError

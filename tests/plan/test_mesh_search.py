@@ -6,7 +6,7 @@ import pytest
 
 from rl_sync.plan.mesh_search import describe_found, explorers, trainers
 from rl_sync.plan.targets import target
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from tests.runs import tiny

@@ -24,8 +24,8 @@ from rl_sync.records import metric_catalog
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import Span, SpanKind
-from rl_sync.roles import wiring
-from rl_sync.roles.build import parameters_of, trainer_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import parameters_of, trainer_of
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir

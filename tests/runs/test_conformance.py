@@ -11,7 +11,7 @@ import pytest
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SYNC_KINDS, SpanKind, sync_kind
 from rl_sync.records.summary import overlap_secs, union_secs
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from tests.runs.conftest import (
     EMBEDDED,
     ROOT,

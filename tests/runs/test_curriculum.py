@@ -8,7 +8,7 @@ import pytest
 from rl_sync.checkpoints.snapshots import read_metadata
 from rl_sync.messages.events import Position
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.tasks.curriculum import IN_BAND, OUTSIDE, UNSEEN
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
 from tests.runs.living import ended

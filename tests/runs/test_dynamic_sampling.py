@@ -10,7 +10,7 @@ import pytest
 
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.tasks.order import prompt_at
 from tests.runs.conftest import RunRecord
 

@@ -14,7 +14,7 @@ import uv
 
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollouts.rollout_records import read_rollouts
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.master.group_admission import EPISODE_FAILED
 from tests.runs import playing
 from tests.runs.conftest import (

@@ -10,8 +10,8 @@ import pytest
 
 from rl_sync.checkpoints.snapshots import load_snapshot
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles import wiring
-from rl_sync.roles.build import trainer_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import trainer_of
 from tests.models.meshes import layout
 from tests.runs.conftest import ROOT
 

@@ -17,7 +17,7 @@ from rl_sync.cluster.secret import secret_of
 from rl_sync.messages.events import StopRequested
 from rl_sync.messages.master_calls import CloseLedger, Happened
 from rl_sync.replay.server_process import start_server
-from rl_sync.roles.replay_tables import replay_tables
+from rl_sync.roles.assembly.replay_tables import replay_tables
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir

@@ -9,7 +9,7 @@ import pytest
 from rl_sync.records.metrics import read_metrics
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.policy_export import export
 
 FLAGS = (

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from rl_sync.records.metrics import read_metrics
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 
 SEEING = (
     "--config.task.name=digits",

@@ -31,7 +31,7 @@ from rl_sync.launcher.processes import run_processes, supervisor
 from rl_sync.replay import embedded_server
 from rl_sync.replay.tables import TableSpec
 from rl_sync.role_names import MASTER, TOGETHER, TRAINER, number_of
-from rl_sync.roles import build, colocation
+from rl_sync.roles.assembly import build, colocation
 from rl_sync.roles.exit_status import FAILED
 from rl_sync.roles.master.service import MasterServer, call_threads
 from rl_sync.settings.config_reading import read_settings

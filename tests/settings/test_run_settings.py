@@ -11,8 +11,8 @@ from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.configs import base
 from rl_sync.models.config import Lora
-from rl_sync.roles import wiring
-from rl_sync.roles.replay_tables import replay_tables
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.replay_tables import replay_tables
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.curriculum import PromptPool

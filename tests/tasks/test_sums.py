@@ -3,7 +3,7 @@
 from rl_sync.configs import smollm2
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from tests.models.huggingface.golden import ROOT
 

@@ -14,7 +14,7 @@ from tests.tasks.loading import TOKENIZER, dataset, load, write_lines
 _LOAD = """
 import sys
 from rl_sync.configs import {name} as module
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 config = module.get_config()
 config.task.jsonl.path = {path!r}

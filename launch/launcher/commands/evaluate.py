@@ -17,7 +17,7 @@ from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.launcher.command import Arguments
 from rl_sync.records.accuracy import describe_share, metric_names
 from rl_sync.records.json_lines import plain
-from rl_sync.roles import gpu_flags
+from rl_sync.roles.assembly import gpu_flags
 from rl_sync.roles.evaluation.standalone_evaluation import Evaluation, PolicySource, evaluate
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError

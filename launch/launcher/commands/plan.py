@@ -33,7 +33,7 @@ def execute(arguments: Arguments) -> int:
     from rl_sync.plan.program_counts import describe_programs
     from rl_sync.plan.schedule_text import describe
     from rl_sync.plan.targets import target
-    from rl_sync.roles import wiring
+    from rl_sync.roles.assembly import wiring
     from rl_sync.roles.trainer.experience_pipeline import pipeline_of
     from rl_sync.settings.records import ConfigError
 
@@ -99,7 +99,7 @@ def _measured(workdir: str) -> RunSettings:
 
 def _judging(settings: RunSettings, task: Task) -> str:
     """Describes problems that this machine cannot judge; the run may use another machine."""
-    from rl_sync.roles import wiring
+    from rl_sync.roles.assembly import wiring
     from rl_sync.settings.records import ConfigError
 
     try:

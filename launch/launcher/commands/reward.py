@@ -16,7 +16,7 @@ from rl_sync.cluster.host_names import check_own
 from rl_sync.cluster.secret import secret_in
 from rl_sync.launcher.command import Arguments
 from rl_sync.rewards.rubric import Rubric
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.scoring.reward_server import RewardServer
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError

@@ -40,10 +40,10 @@ from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.role_names import MASTER, is_explorer, role_of
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.replay_tables import check_replay
 from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
 from rl_sync.roles.explorer.episode_wiring import check_environment
-from rl_sync.roles.replay_tables import check_replay
 from rl_sync.roles.restart_policy import (
     REPLAY,
     EndRun,

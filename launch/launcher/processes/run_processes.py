@@ -29,8 +29,8 @@ from rl_sync.launcher.processes.supervisor import Process, RoleProcess, Supervis
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
 from rl_sync.role_names import MASTER
+from rl_sync.roles.assembly.replay_tables import replay_tables
 from rl_sync.roles.exit_status import FAILED
-from rl_sync.roles.replay_tables import replay_tables
 from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings

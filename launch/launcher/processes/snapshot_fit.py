@@ -7,7 +7,7 @@ import jax
 from rl_sync.checkpoints.snapshots import Shapes
 from rl_sync.models import lora
 from rl_sync.models.placement import abstract_params
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights.storage import flatten_named

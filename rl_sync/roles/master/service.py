@@ -59,7 +59,7 @@ from rl_sync.records.metrics import measured
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
 from rl_sync.records.usage import UsageRecorder
 from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer, number_of
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.evaluation.master_evaluations import EvaluationResult, Evaluations
 from rl_sync.roles.master import transition, unsolved
 from rl_sync.roles.master.group_admission import failed_episodes, filled

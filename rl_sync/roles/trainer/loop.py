@@ -21,8 +21,8 @@ from rl_sync.messages.master_calls import EnterPhase, Report
 from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.replay.replay_interface import ReplayError
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.evaluation.evaluator import Measure, await_evaluations
-from rl_sync.roles.parameters import Parameters
 from rl_sync.roles.trainer import commands
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.batch_reader import GroupSource

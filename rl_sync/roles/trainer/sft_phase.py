@@ -14,8 +14,8 @@ from rl_sync.learning.rows.batching import lay_out
 from rl_sync.messages.master_calls import EnterPhase, Report, WriteMetrics
 from rl_sync.messages.run_result import RunResult
 from rl_sync.records.spans import SpanKind
+from rl_sync.roles.assembly.program_list import sft_key
 from rl_sync.roles.evaluation.evaluator import Measure
-from rl_sync.roles.program_list import sft_key
 from rl_sync.roles.trainer.actor import Metrics, Trainer, TrainState
 from rl_sync.roles.trainer.skipped_updates import SkippedUpdates
 from rl_sync.tasks.demonstrations import draw

@@ -35,7 +35,7 @@ from rl_sync.messages.events import Position, SnapshotSaved
 from rl_sync.messages.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.replay_interface import ReplayError
-from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.origins import first_logged, still_needed
 from rl_sync.schedule import SyncSchedule

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from rl_sync.algorithms.screening import NO_SCREENING, UNBOUNDED, Screening
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.master.state import MasterSettings
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.records import ConfigError

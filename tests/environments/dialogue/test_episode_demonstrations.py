@@ -15,7 +15,7 @@ from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
 from rl_sync.environments.dialogue.tool_call_text import call_format, read_reply
 from rl_sync.environments.interface import Message, ToolCall, Turn
 from rl_sync.learning.rows.batching import lay_out
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.tasks.dialogues import dialogue_of
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer

@@ -15,7 +15,7 @@ from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot, snapshot
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.models.transformer import init_params
 from rl_sync.records.json_lines import read_json_lines
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.workdir import Workdir

@@ -4,7 +4,7 @@ import pytest
 
 from rl_sync.plan.memory_estimate import prefill_estimate, step_estimate
 from rl_sync.plan.targets import target
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from tests.plan.test_memory_text import PARAMETERS, settings_with
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rl_sync.plan.compile_text import describe_compiled
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from tests.runs import tiny

@@ -8,7 +8,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.plan.chips import Rates
 from rl_sync.plan.roofline import Work, decode_links, decode_work, step_links, step_work
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.mesh_settings import ShardingSettings
 from tests.models.test_images_in_rows import VISION
 from tests.plan.test_memory_text import ATTENTION, EMBED, MLP, settings_with

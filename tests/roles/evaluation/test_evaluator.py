@@ -13,7 +13,7 @@ from rl_sync.ending import Ending
 from rl_sync.messages.scoring_calls import CompletionToScore, ScoredCompletion, Scores
 from rl_sync.rewards.judgement import Completion, Judgement
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.roles.evaluation import evaluator as evaluation
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling

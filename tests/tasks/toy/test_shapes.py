@@ -8,7 +8,7 @@ import pytest
 from rl_sync.configs import shapes as config_file
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.toy.scenes import COLORS, LEAST_CELL_PIXELS, SHAPES, Scene, SceneShape

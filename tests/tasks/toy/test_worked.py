@@ -7,7 +7,7 @@ import pytest
 from rl_sync.configs import long_tail
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.tasks.tokenizers.tokenizer import completion_tokens
 from rl_sync.tasks.toy.worked import WorkedConfig, answer, load, text, tired_working, working

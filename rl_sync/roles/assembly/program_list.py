@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 
 from rl_sync.learning.rows.batching import demonstration_batching
-from rl_sync.roles import wiring
-from rl_sync.roles.engines import evaluation_engine, rollout_changes, sampled_changes
-from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.engines import evaluation_engine, rollout_changes, sampled_changes
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_programs import Requests

@@ -9,7 +9,7 @@ LOADS = """
 import json, sys
 from jax._src import xla_bridge
 from rl_sync.configs import arithmetic
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.settings.config_reading import read_settings
 
 config = arithmetic.get_config()

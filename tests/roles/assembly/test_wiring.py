@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rl_sync.configs import gsm8k, jsonl, vqa
-from rl_sync.roles import engines, wiring
-from rl_sync.roles.build import trainer_of
+from rl_sync.roles.assembly import engines, wiring
+from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.explorer.episode_wiring import check_environment
 from rl_sync.sandbox import sandbox_choice
 from rl_sync.settings.config_reading import read_settings
@@ -23,7 +23,7 @@ from tests.runs import tiny
 from tests.settings.changed import config_with, settings_with
 from tests.tasks.pictures.seeing import seeing_gemma3
 
-CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "models"
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "data" / "models"
 
 
 def _trainer(**fields):

@@ -25,19 +25,25 @@ from rl_sync.records.spans import SpanKind, sync_kind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.role_names import TRAINER, explorer_name
-from rl_sync.roles import wiring
-from rl_sync.roles.checkpoint_frame import frame_of
-from rl_sync.roles.compile_ahead import Ahead, ahead_of
-from rl_sync.roles.engines import evaluation_engine, rollout_engine
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.checkpoint_frame import frame_of
+from rl_sync.roles.assembly.compile_ahead import Ahead, ahead_of
+from rl_sync.roles.assembly.engines import evaluation_engine, rollout_engine
+from rl_sync.roles.assembly.parameters import Parameters
+from rl_sync.roles.assembly.program_list import (
+    SFT,
+    TRAINING,
+    Listed,
+    explorer_programs,
+    trainer_programs,
+)
+from rl_sync.roles.assembly.replay_tables import TABLE, check_replay
 from rl_sync.roles.evaluation.evaluator import Evaluator, Measure
 from rl_sync.roles.evaluation.pair_evaluation import PairEvaluator
 from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
-from rl_sync.roles.parameters import Parameters
-from rl_sync.roles.program_list import SFT, TRAINING, Listed, explorer_programs, trainer_programs
-from rl_sync.roles.replay_tables import TABLE, check_replay
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
 from rl_sync.roles.trainer.commands import StartingPoint

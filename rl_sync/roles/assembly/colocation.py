@@ -20,7 +20,7 @@ from rl_sync.cluster.user_errors import log_failure
 from rl_sync.messages.events import StopRequested
 from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.role_names import TRAINER, split
-from rl_sync.roles import build, wiring
+from rl_sync.roles.assembly import build, wiring
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.transfers.local import LocalPublisher

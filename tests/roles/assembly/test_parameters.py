@@ -16,7 +16,7 @@ from rl_sync.models import lora
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import as_computed, shardings
-from rl_sync.roles.parameters import Parameters
+from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.settings.records import ConfigError
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
@@ -30,7 +30,7 @@ from rl_sync.weights.digest import digest
 from tests.models import tiny
 from tests.models.meshes import layout
 
-CHECKPOINT = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen2"
+CHECKPOINT = Path(__file__).resolve().parents[2] / "data" / "models" / "qwen2"
 ADAPTED = dataclasses.replace(load_config(CHECKPOINT), lora=Lora(2, 4.0, ("q", "down")))
 
 

@@ -8,7 +8,7 @@ from typing import cast
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
-from rl_sync.roles import wiring
+from rl_sync.roles.assembly import wiring
 from rl_sync.rollout.engine import CachePolicy, Engine
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors

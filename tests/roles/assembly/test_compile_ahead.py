@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_sync.roles import compile_ahead
-from rl_sync.roles.compile_ahead import Ahead, ahead_of
-from rl_sync.roles.program_list import Listed
+from rl_sync.roles.assembly import compile_ahead
+from rl_sync.roles.assembly.compile_ahead import Ahead, ahead_of
+from rl_sync.roles.assembly.program_list import Listed
 
 
 class Programs:

@@ -15,7 +15,7 @@ from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.cluster.secret import secret_of
 from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.messages.run_status import RunStatus
-from rl_sync.roles.colocation import RoleThreads, allot
+from rl_sync.roles.assembly.colocation import RoleThreads, allot
 from rl_sync.settings.records import ConfigError
 from tests.settings.test_run_settings import settings_with
 

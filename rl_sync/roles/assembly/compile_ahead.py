@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 
-from rl_sync.roles.program_list import Listed
+from rl_sync.roles.assembly.program_list import Listed
 from rl_sync.settings.run_settings import RunSettings
 
 _MOST_THREADS = 8

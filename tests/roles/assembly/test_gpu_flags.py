@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from rl_sync.roles import gpu_flags
+from rl_sync.roles.assembly import gpu_flags
 
 OPTION = "--xla_gpu_enable_triton_gemm=false"
 
