@@ -31,6 +31,7 @@ _NAMES = (
     "reward_min",
     "reward_max",
     "groups_without_spread",
+    "groups_shaped_only",
     "entropy",
     "logprob_gap",
     *(name for name, _ in thresholds()),
@@ -40,6 +41,7 @@ _SOLVED = 0.9  # Share of the range from the least to the greatest reward of the
 _FALLEN = 0.1  # Share of this range, below the best steps.
 _COLLAPSED = 0.1  # Share of the entropy of the first steps.
 _ALIKE = 0.9
+_SHAPED_ONLY = 0.5
 
 Metrics = Mapping[str, Any]
 
@@ -51,11 +53,13 @@ class AlarmLimits(NamedTuple):
       steps: the number of trainer steps in a row after which a trouble is an alarm.
       group_size: number of completions of a prompt.
       logprob_gap: maximum gap in nats without an alarm; 0 for no alarm.
+      group_mean_low: mean reward below which groups are left out of the loss.
     """
 
     steps: int = 5
     group_size: int = 2
     logprob_gap: float = 0.0
+    group_mean_low: float = -math.inf
 
 
 class Evaluated(NamedTuple):
@@ -161,6 +165,18 @@ def _no_spread(evidence: Evidence) -> str:
     )
 
 
+def _shaping_alone(evidence: Evidence) -> str:
+    shares = evidence.recent("groups_shaped_only")
+    leaves_out = evidence.limits.group_mean_low > evidence.lowest
+    if leaves_out or not shares or min(shares) < _SHAPED_ONLY:
+        return ""
+    return (
+        f"in the last {len(shares)} trainer steps no completion solved the problem in"
+        f" {_mean(shares):.0%} of the groups, whose advantages come from the reward's other terms"
+        " alone, such as those for format or length"
+    )
+
+
 def _entropy_collapse(evidence: Evidence) -> str:
     entropy = evidence.mean("entropy")
     first = _mean([one["entropy"] for one in evidence.first if one.get("entropy") is not None])
@@ -244,6 +260,15 @@ ALARMS: tuple[AlarmKind, ...] = (
         "Take prompts of other difficulty, a larger trainer.group_size, or"
         " algorithm.filter_zero_variance=true.",
         _no_spread,
+    ),
+    AlarmKind(
+        "shaping alone",
+        "In each of so many steps the reward's first term gave no completion more than 0 in half of"
+        " the groups, and their rewards differed by its other terms; algorithm.group_mean_low left"
+        " none out.",
+        "Lower the weights of these terms in task.reward, make the task easier, or leave such"
+        " groups out: algorithm.group_mean_low above what these terms give together.",
+        _shaping_alone,
     ),
     AlarmKind(
         "entropy collapse",

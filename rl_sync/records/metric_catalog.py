@@ -329,6 +329,21 @@ _REWARDS = (
         alarm="1: tasks too easy or too hard",
         trl="frac_reward_zero_std",
     ),
+    Metric(
+        "groups_unsolved",
+        "Share of the groups generated for the step, of those with judged completions, in which the"
+        " first term of the reward that applies gives none more than 0. Only for rewards of several"
+        " terms, and for `by_set`.",
+        normal="falls",
+        alarm="near 1: tasks too hard",
+    ),
+    Metric(
+        "groups_shaped_only",
+        "Share of groups that are unsolved, alike by that term, and have different rewards: their"
+        " advantages come from the other terms alone, such as one for lengths.",
+        normal="falls",
+        alarm="above 0.5 for many steps: lower weights of these terms, or easier tasks",
+    ),
     Metric("advantage_mean", "Mean advantage over tokens.", verl="critic/advantages/mean"),
     Metric("advantage_std", "Standard deviation of the advantages over tokens."),
 )

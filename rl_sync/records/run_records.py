@@ -205,11 +205,12 @@ class RunRecords:
 
     @property
     def _limits(self) -> alarms.AlarmLimits:
-        default = alarms.AlarmLimits()
+        default, low = alarms.AlarmLimits(), self.setting("algorithm", "group_mean_low")
         return alarms.AlarmLimits(
             steps=self.setting("observe", "alarm_steps") or default.steps,
             group_size=self.setting("trainer", "group_size") or default.group_size,
             logprob_gap=self.setting("algorithm", "logprob_gap_alarm") or 0.0,
+            group_mean_low=default.group_mean_low if low is None else low,
         )
 
     # Times.

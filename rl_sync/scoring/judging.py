@@ -224,7 +224,8 @@ class MasterScoring:
         """Returns the rewards of all groups that were generated for a step, and forgets groups.
 
         The metrics are statistics of the rewards (NaN if none could be judged), the mean of each
-        component, and the share of completions with unprintable text. For episodes they also have
+        component, and the share of completions with unprintable text. For rewards of several terms
+        they also have the shares of groups that `_unsolved` describes. For episodes they also have
         the mean of turns, segments and the episodes' own metrics, and the share of each reason of
         their end. The greedy completion, which is a group's baseline, is excluded.
 
@@ -242,6 +243,10 @@ class MasterScoring:
         means |= _means(
             {f"reward/{name}": value for name, value in one.components.items()} for one in judged
         )
+        if len(self._terms) > 1 or self._terms[0] == BY_SET:
+            means |= _means(
+                _unsolved([one.judgement for one in group], self._terms) for group in groups
+            )
         means |= _means(_described(one.ending) for one in both if one.ending is not None)
         means |= _means({UNPRINTABLE: float(one.is_garbled)} for one in both)
         return means | {"reward/unjudged": float(sum(not one.is_known for one in judged))}
@@ -402,6 +407,22 @@ def first_score(judgement: Judgement, terms: Sequence[str]) -> float:
         return 0.0
     names = (f"{BY_SET}/{ACCURACY}" if name == BY_SET else name for name in terms)
     return next((judgement.components[name] for name in names if name in judgement.components), 0.0)
+
+
+def _unsolved(group: Sequence[Judgement], terms: Sequence[str]) -> dict[str, float]:
+    """Says whether the first term that applies gives no judged completion of a group more than 0.
+
+    Of such a group it also says whether the other terms alone make its rewards differ. Nothing is
+    said of a group without a judged completion.
+    """
+    known = [one for one in group if one.is_known]
+    firsts = [first_score(one, terms) for one in known]
+    if not firsts:
+        return {}
+    unsolved = max(firsts) <= 0
+    differs = len({one.score for one in known}) > 1
+    shaped = unsolved and differs and len({*firsts}) == 1
+    return {"groups_unsolved": float(unsolved), "groups_shaped_only": float(shaped)}
 
 
 def _means(of_items: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -343,6 +343,7 @@ class RunSettings:
             steps=self.observe.alarm_steps,
             group_size=self.trainer.group_size,
             logprob_gap=self.algorithm.logprob_gap_alarm,
+            group_mean_low=self.algorithm.group_mean_low,
         )
 
     @property

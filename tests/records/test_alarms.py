@@ -20,6 +20,7 @@ HEALTHY = {
     "reward_min": 0.0,
     "reward_max": 1.0,
     "groups_without_spread": 0.5,
+    "groups_shaped_only": 0.2,
     "entropy": 1.0,
     "logprob_gap": 0.01,
     "truncated_fraction": 0.1,
@@ -55,6 +56,7 @@ TROUBLES = {
             ("vision", "vision"),
         ]
     },
+    "shaping alone": {"groups_shaped_only": 0.5},
     "skipped updates": {"skipped_updates": 2},
     "failed episodes (time-out)": {"episode/ended/time-out": 0.1},
     "failed episodes (environment failure)": {"episode/ended/environment_failure": 0.4},
@@ -134,6 +136,11 @@ def test_groups_of_one_need_no_spread():
     assert _names(*[alone] * 3, limits=one) == []
     sure = {"groups_without_spread": None, "entropy": 0.01}
     assert _names(*[alone] * 3, *[sure] * 3, limits=one) == ["entropy collapse"]
+
+
+def test_groups_that_are_left_out_are_no_alarm():
+    limits = LIMITS._replace(group_mean_low=0.11)
+    assert _names(*[TROUBLES["shaping alone"]] * 3, limits=limits) == []
 
 
 def test_without_a_limit_no_gap_is_an_alarm():

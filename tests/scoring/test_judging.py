@@ -56,12 +56,12 @@ class Scripted:
 
 
 class Desk:
-    def __init__(self, workdir, **settings):
+    def __init__(self, workdir, terms=("main",), **settings):
         self.judge, self.failures = Scripted(), []
         self.judging = MasterScoring(
             task=TASK,
             judge=self.judge,
-            terms=["main"],
+            terms=terms,
             settings=RewardSettings(**settings),
             workdir=Workdir(workdir),
             spans=SpanRecorder(Workdir(workdir).spans_of(MASTER), MASTER),
@@ -154,6 +154,38 @@ def test_rewards_of_a_step_leave_out_greedy_baselines_and_are_empty_where_nothin
     nothing = desk.judging.metrics([2], [], 2)
     assert all(math.isnan(nothing[f"reward_{of}"]) for of in ("mean", "std", "min", "max"))
     assert nothing["reward/unjudged"] == 2.0
+
+
+def test_groups_that_nobody_solved_are_counted_where_other_terms_shape_the_reward(tmp_path):
+    """A completion says its score by `main` and by `extra`."""
+    desk = Desk(tmp_path, terms=("main", "extra"))
+
+    def one(text):
+        if text == "?":
+            return Judgement.unknown("too hard")
+        main, extra = map(float, text.split())
+        components = {"extra": extra} if np.isnan(main) else {"main": main, "extra": extra}
+        return Judgement(sum(components.values()), "as told", components)
+
+    desk.judge.one = one
+    groups = [
+        ("0 0.1", "0 0.2", "?"),  # Nobody solved it, and rewards differ.
+        ("0 0.1", "0 0.1", "?"),
+        ("-1 0.1", "0 0.1", "0 0.2"),  # The first term makes advantages, too.
+        ("1 0.1", "0 0.1", "0 0.2"),
+        ("0.1 0", "0.1 0.2", "?"),
+        ("?", "?", "?"),
+        ("nan 0.1", "nan 0.2", "?"),  # The first term does not apply; the second is above 0.
+        ("nan 0", "nan 0", "nan 0"),
+    ]
+    for lease, texts in enumerate(groups):
+        desk(*texts, lease=lease)
+    of = [desk.judging.metrics([lease], [], 3) for lease in range(len(groups))]
+    unsolved = [1, 1, 1, 0, 0, None, 0, 1]
+    assert [one.get("groups_unsolved") for one in of] == unsolved
+    assert [one.get("groups_shaped_only") for one in of] == [1, 0, 0, 0, 0, None, 0, 0]
+    every = desk.judging.metrics([*range(len(groups))], [], 3)
+    assert (every["groups_unsolved"], every["groups_shaped_only"]) == (4 / 7, 1 / 7)
 
 
 def test_judgements_of_groups_can_be_had_until_they_are_forgotten(tmp_path):
