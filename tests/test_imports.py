@@ -90,7 +90,7 @@ ALLOWED = {
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
     "simulation": LOWEST | SIDE | RUN | {"messages", "actors", "roles"},
     "plan": LOWEST | SIDE | RUN | {"roles", "simulation"},
-    "api": LOWEST | SIDE | {"rollout", "settings", "roles", "page"},
+    "api": LOWEST | SIDE | {"rollout", "settings", "roles"},
 }
 ISOLATED = set(ALLOWED) - {"__main__", "schedule", "algorithms", "models", "learning"} - LEAVES
 """Parts that may import how processes are isolated, and understand each other."""

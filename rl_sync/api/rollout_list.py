@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import SupportsIndex, overload
 
-from rl_sync.page.notebook_rollouts import as_html
+from rl_sync.display.notebook_rollouts import as_html
 from rl_sync.records.rollouts.rollout_records import Rollout
 
 

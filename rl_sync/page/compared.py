@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 import rl_sync
+from rl_sync.display.templating import environment, style
 from rl_sync.page.charts import Area, Series, chart
 from rl_sync.page.run_comparison import CURVES, SeedGroup
-from rl_sync.page.templating import environment, style
 from rl_sync.page.views import Figure
 from rl_sync.records.metric_catalog import find
 
@@ -23,7 +23,7 @@ def render(groups: Sequence[SeedGroup], rows: Sequence[Sequence[str]], notes: Se
     """
     settings = dict.fromkeys(name for of in groups for name in of.settings)
     return (
-        environment()
+        environment("rl_sync.page")
         .get_template("compared.html")
         .render(
             groups=groups,
@@ -32,7 +32,7 @@ def render(groups: Sequence[SeedGroup], rows: Sequence[Sequence[str]], notes: Se
             notes=notes,
             figures=[_figure(groups, phase, name) for phase, name in CURVES],
             has_bands=any(len(of.runs) > 1 for of in groups),
-            style=style("page.css", "report.css"),
+            style=style("rl_sync.page", "page.css", "report.css"),
             now=time.time(),
             made_by=rl_sync.__version__,
         )

@@ -23,9 +23,10 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rl_sync.page import text, views
+from rl_sync.display import text
+from rl_sync.display.templating import environment
+from rl_sync.page import views
 from rl_sync.page.guard import Guard, is_loopback
-from rl_sync.page.templating import environment
 from rl_sync.page.timeline_view import FOLLOWED_SECS, picture
 from rl_sync.records.rollouts.rollout_records import ORDERS, RolloutFilter
 from rl_sync.records.run_records import RunRecords, open_runs
@@ -74,7 +75,7 @@ class _Site:
 
     def __init__(self, runs: Sequence[RunRecords]):
         self._runs = runs
-        self._templates = environment()
+        self._templates = environment("rl_sync.page")
 
     def overview(self, request: Request) -> Response:
         return self._page(request, "overview", lambda: views.overview(self._runs))

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import rl_sync
+from rl_sync.display import text
+from rl_sync.display.templating import environment, style
 from rl_sync.display.timeline_figure import (
     default_steps,
     draw,
@@ -16,8 +18,7 @@ from rl_sync.display.timeline_figure import (
     run_title,
     steps_window,
 )
-from rl_sync.page import text, views
-from rl_sync.page.templating import environment, style
+from rl_sync.page import views
 from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.rollouts.recorded_images import ShownImage
@@ -85,11 +86,11 @@ def render(run: RunRecords, changes: Sequence[tuple[str, str]] | None, plan: str
         "flow": run.flow,
         "examples": list(_examples(run)),
         "versions": read_versions(run.workdir),
-        "style": style("page.css", "report.css"),
+        "style": style("rl_sync.page", "page.css", "report.css"),
         "now": time.time(),
         "made_by": rl_sync.__version__,
     }
-    return environment().get_template("report.html").render(context)
+    return environment("rl_sync.page").get_template("report.html").render(context)
 
 
 def _ending(run: RunRecords) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from rl_sync.page import text
+from rl_sync.display import text
 from rl_sync.page.activity import newest_version, roles_now, roles_of, versions_of
 from rl_sync.page.charts import Series, chart, smoothed
 from rl_sync.records.alarms import are_of_completions

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from rl_sync.display import text
 from rl_sync.display.span_styles import SPAN_STYLES
 from rl_sync.images import Image
-from rl_sync.page import text
 from rl_sync.page.page_server import changes, make_app, stamp
 from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.run_outcome import RunOutcome, record_end

@@ -7,8 +7,8 @@ import orjson
 import pytest
 from rich.console import Console
 
+from rl_sync.display import text
 from rl_sync.launcher.commands import rollout_view, rollouts
-from rl_sync.page import text
 from rl_sync.records.metrics_writer import MetricsWriter
 from rl_sync.records.rollouts.rollout_parts import RolloutParts
 from rl_sync.records.rollouts.rollout_records import Rollout

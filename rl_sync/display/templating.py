@@ -1,4 +1,4 @@
-"""Loads the templates of pages, with their filters."""
+"""Loads templates of HTML, with their filters, and style sheets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup
 
-from rl_sync.page import text
+from rl_sync.display import text
 
 _CUT = 1500
 
 
-def environment() -> jinja2.Environment:
-    """Returns the environment of all templates, which escapes values."""
-    loader = jinja2.PackageLoader("rl_sync.page", "templates")
+def environment(*packages: str) -> jinja2.Environment:
+    """Returns the environment of templates, which escapes values.
+
+    Args:
+      packages: packages with templates, in addition to those here.
+    """
+    names = ("rl_sync.display", *packages)
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(name, "templates") for name in names])
     made = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {
         "visible": text.visible,
@@ -28,9 +33,9 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def style(*names: str) -> Markup:
-    """Returns our style sheets, for inclusion in a self-contained page."""
-    folder = resources.files("rl_sync.page") / "static"
+def style(package: str, *names: str) -> Markup:
+    """Returns style sheets of a package, for inclusion in a self-contained page."""
+    folder = resources.files(package) / "static"
     return Markup("\n".join((folder / name).read_text() for name in names))
 
 

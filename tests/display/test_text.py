@@ -1,6 +1,6 @@
 import pytest
 
-from rl_sync.page.text import number, tokens, visible
+from rl_sync.display.text import number, tokens, visible
 from rl_sync.records.rollouts.rollout_records import Rollout
 from tests.page.small_run import rollout
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from rl_sync.page.templating import environment, style
+from rl_sync.display.templating import environment, style
 from rl_sync.records.rollouts.recorded_images import ShownImage, shown_images
 from rl_sync.records.rollouts.rollout_records import Rollout, groups_of
 
@@ -42,5 +42,8 @@ def as_html(
         groups.append((of_group[0], images, of_group))
     template = environment().get_template("notebook.html")
     return template.render(
-        groups=groups, shown=len(some), count=len(rollouts), style=style("notebook.css")
+        groups=groups,
+        shown=len(some),
+        count=len(rollouts),
+        style=style("rl_sync.display", "notebook.css"),
     )

@@ -1,4 +1,4 @@
-"""Prepares a run's texts for the page: shows invisible characters, and colours tokens."""
+"""Prepares a run's texts for HTML: shows invisible characters, and colours tokens."""
 
 from __future__ import annotations
 
