@@ -184,7 +184,8 @@ def test_parts_that_serve_without_a_model_do_not_import_jax(part):
 def test_no_folder_is_large_and_no_name_is_used_twice():
     """A file or a class is worth a search: its name finds one thing.
 
-    The folders of roles are built alike, so each may have an `actor`, a `control` and a `loop`.
+    The folders of roles are built alike, so each may have an `actor`, a `life`,
+    its `commands` and a `loop`.
     """
     files = [
         path
@@ -194,7 +195,7 @@ def test_no_folder_is_large_and_no_name_is_used_twice():
     ]
     folders = collections.Counter(path.parent for path in files)
     assert not {str(folder): count for folder, count in folders.items() if count > 20}
-    alike = {"actor", "control", "loop"}
+    alike = {"actor", "commands", "life", "loop"}
     stems = collections.Counter(path.stem for path in files if path.stem not in alike)
     assert not {name: count for name, count in stems.items() if count > 1}
     classes = collections.Counter(
