@@ -17,7 +17,7 @@ from rl_sync.role_names import (
 
 REPLAY = "replay"
 HOUR_SECS = 3600.0
-_BEFORE_RL, _END = ("start", "sft"), "end"
+_BEFORE_RL, _END = (None, "start", "sft"), "end"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,8 @@ def decide(
       dead: names of the processes that have died, the likeliest cause first; a role that lost a
         process is dead as a whole.
       ended: names of those that ended themselves for a reason that a restart does not change.
-      killed: names of those that were killed from outside. Before RL others would die again.
+      killed: names of those that were killed from outside. Before RL others would die again, except
+        those of a cluster that has lost another process in this way.
 
     Returns:
       The restarts, in order, or the end of the run.
@@ -123,6 +124,8 @@ def decide(
     found = [role_of(name) for name in dead]
     roles = sorted({*found}, key=role_order)
     struck = {role_of(name) for name in killed}
+    if not facts.is_elastic and any(map(_is_program, struck)):
+        struck.update(filter(_is_program, roles))
     for role in roles:
         if (why := _why_not(facts, role, role in struck)) is not None:
             return EndRun(why)
@@ -139,7 +142,7 @@ def _is_program(role: str) -> bool:
 
 def _why_not(facts: RunFacts, role: str, was_killed: bool) -> str | None:
     """Returns the reason why a role is not restarted; None if it is."""
-    if facts.phase is None:
+    if facts.phase is None and not _is_program(role):
         return f"The run had not begun: {role} would die again."
     if _is_program(role) and facts.phase in _BEFORE_RL and not was_killed:
         return f"RL had not begun: {role} would die again."

@@ -45,11 +45,51 @@ def test_servers_are_restarted_in_every_phase(phase):
 
 @pytest.mark.parametrize("role", ["trainer", "explorer1"])
 def test_before_rl_programs_are_restarted_if_they_were_killed(role):
-    for phase in ("start", "sft"):
+    for phase in (None, "start", "sft"):
         assert isinstance(decide(facts(phase=phase), [role]), EndRun)
         assert not isinstance(decide(facts(phase=phase), [role], killed=[role]), EndRun)
     assert not isinstance(decide(facts(phase="rl"), [role]), EndRun)
     assert isinstance(decide(facts(phase="end"), [role]), EndRun) == (role == "explorer1")
+
+
+@pytest.mark.parametrize(
+    ("is_elastic", "dead", "killed", "decision"),
+    [
+        (True, ["trainer"], ["trainer"], (RestartTrainer(),)),
+        (True, ["explorer2"], ["explorer2"], (RestartExplorer(2, "explorer2"),)),
+        (
+            True,
+            ["explorer1", "trainer/1"],
+            ["explorer1", "trainer/1"],
+            (RestartTrainer(), RestartExplorer(1, "explorer1")),
+        ),
+        (True, ["trainer/1", "trainer"], ["trainer/1"], (RestartTrainer(),)),
+        (True, ["trainer", "explorer1"], ["trainer"], "explorer1 would die again"),
+        (True, ["trainer"], [], "trainer would die again"),
+        (True, ["trainer", "master"], ["trainer", "master"], "master would die again"),
+        (False, ["trainer"], ["trainer"], (RestartPrograms("trainer"),)),
+        (False, ["explorer1", "trainer"], ["explorer1"], (RestartPrograms("explorer1"),)),
+        (False, ["explorer1", "trainer"], [], "explorer1 would die again"),
+        (False, ["explorer1", "replay"], ["explorer1"], "replay would die again"),
+    ],
+)
+def test_before_the_master_is_heard_programs_are_restarted_if_they_were_killed(
+    is_elastic, dead, killed, decision
+):
+    """In one cluster the others end with errors because one was killed."""
+    found = decide(facts(is_elastic=is_elastic, phase=None), dead, killed=killed)
+    if isinstance(decision, str):
+        assert isinstance(found, EndRun)
+        assert decision in found.why
+    else:
+        assert found == decision
+
+
+def test_restarts_before_the_master_is_heard_count():
+    given = facts(phase=None, earlier={"trainer": [9_998.0, 9_999.0]})
+    decision = decide(given, ["trainer"], killed=["trainer"])
+    assert isinstance(decision, EndRun)
+    assert "trainer was started again 2 times within an hour" in decision.why
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def execute(arguments: Arguments) -> int:
 
 
 def victims(one: run.LocalRun) -> dict[str, int]:
-    """Returns the processes that may be disturbed: none before a restart can follow."""
+    """Returns the processes that may be disturbed: none before a restart of each can follow."""
     return one.processes() if one.has_begun else {}
 
 

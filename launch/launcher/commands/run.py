@@ -109,7 +109,7 @@ class LocalRun:
 
     @property
     def has_begun(self) -> bool:
-        """True once the master was heard; the death of a process before that ends the run."""
+        """True once the master was heard; the death of a server before that ends the run."""
         return self._last is not None
 
     def run(self) -> int:
@@ -197,7 +197,7 @@ class LocalRun:
             facts,
             [death.name for death in deaths],
             ended=[death.name for death in deaths if self._is_final(death)],
-            killed=[death.name for death in deaths if death.status < 0],
+            killed=[death.name for death in deaths if death.was_killed],
         )
         if isinstance(decision, EndRun):
             self._fail(deaths)

@@ -20,12 +20,14 @@ from rl_sync.cluster import malloc
 from rl_sync.isolation.machine_limits import address_hint
 from rl_sync.isolation.process_limits import signal_group
 from rl_sync.launcher.processes.stack_dump import dump_stacks
-from rl_sync.roles.exit_status import ENDED, FAILED
+from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
 
 _LAST_LINES = 15
 _CRASH = "Fatal Python error: "
 _OUT_OF_MEMORY = (FAILED, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 """Exit statuses of processes that got no more memory, and of others."""
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, MACHINE_LOST)
+"""Exit statuses of processes that did not end by an error of their own."""
 
 
 class Process(Protocol):
@@ -157,6 +159,11 @@ class Death:
     hung: str | None = None
     lost: str = ""
 
+    @property
+    def was_killed(self) -> bool:
+        """True if it was killed from outside, or was lost with its machine."""
+        return self.status in _FROM_OUTSIDE
+
     def __str__(self) -> str:
         if self.hung is not None:
             return self.hung
@@ -210,7 +217,7 @@ def likeliest_first(deaths: Sequence[Death]) -> list[Death]:
 
     A child killed from outside is a likely cause; an error may follow from the loss of a peer.
     """
-    return sorted(deaths, key=lambda death: death.status != -signal.SIGKILL)
+    return sorted(deaths, key=lambda death: not death.was_killed)
 
 
 class Supervisor:

@@ -12,7 +12,7 @@ import pytest
 
 from rl_sync.isolation import machine_limits
 from rl_sync.launcher.processes.supervisor import Death, RoleProcess, Supervisor
-from rl_sync.roles.exit_status import ENDED
+from rl_sync.roles.exit_status import ENDED, FAILED, MACHINE_LOST
 
 KILLED = -signal.SIGKILL
 
@@ -57,6 +57,13 @@ def test_a_server_dies_even_if_it_ends_well_and_a_role_only_if_it_does_not(serve
 def test_who_was_killed_comes_before_those_whom_that_let_fail():
     supervisor = supervised(trainer=1, master=0, explorer1=KILLED)
     assert [death.name for death in supervisor.deaths()] == ["explorer1", "trainer", "master"]
+
+
+def test_a_child_was_killed_unless_it_ended_by_an_error_of_its_own():
+    own = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, FAILED, ENDED}
+    outside = {KILLED, -signal.SIGTERM, -signal.SIGHUP, MACHINE_LOST}
+    killed = {one for one in own | outside if Death("trainer", one, Path("log")).was_killed}
+    assert killed == outside
 
 
 def test_a_child_that_was_ended_on_purpose_is_watched_no_more():
