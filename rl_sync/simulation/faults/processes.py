@@ -77,8 +77,8 @@ class Surroundings(Protocol):
     processes: Mapping[str, SimulatedProcess]
 
     @property
-    def phase(self) -> str:
-        """Phase of the run, as the launcher knows it."""
+    def phase(self) -> str | None:
+        """Phase of the run, as the launcher knows it; None until the master has answered it."""
 
     def crashes(self, process: str, commands: int) -> bool:
         """Says whether a process crashes at a command."""

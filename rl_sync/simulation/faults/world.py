@@ -33,6 +33,7 @@ PROGRESS_SECS = 250.0
 """Time after the last fault within which the run has to end."""
 
 _MOST_EVENTS = 300_000
+_MOST_LOAD_SECS = 4.0
 _RESUME_SECS = 2.0
 _LAUNCHER = "launcher"
 
@@ -221,6 +222,7 @@ class World:
         self.processes: Mapping[str, SimulatedProcess] = {one.name: one for one in every}
         self._crashes = collections.defaultdict[str, set[int]](set)
         self._left = {TRAINER, *(one.name for one in explorers)}
+        self._heard_secs = random.Random(f"load {run.seed}").uniform(0.0, _MOST_LOAD_SECS)
         self._deaths = 0
         for fault in run.faults:
             if fault.kind == "crash":
@@ -251,10 +253,15 @@ class World:
         return self.trainer.weights
 
     @property
-    def phase(self) -> str:
-        """Phase of the run, as the launcher knows it."""
-        state = self.master.known.state if self.master.life else None
-        if state is None or not state.begun:
+    def phase(self) -> str | None:
+        """Phase of the run, as the launcher knows it; None until the master has answered it.
+
+        The others hear the master from the start, so that they die at many commands before that.
+        """
+        if self.queue.now_secs < self._heard_secs:
+            return None
+        state = self.master.known.state
+        if not state.begun:
             return "sft"
         return "end" if state.trained_steps == self.run.steps else "rl"
 

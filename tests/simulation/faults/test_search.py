@@ -14,7 +14,7 @@ from rl_sync.simulation.faults import __main__ as command
 from rl_sync.simulation.faults.drawn_run import KINDS, draw
 from rl_sync.simulation.faults.invariants import expected_weights
 from rl_sync.simulation.faults.search import Alteration, examine, search, shrink
-from rl_sync.simulation.faults.world import simulate
+from rl_sync.simulation.faults.world import World, simulate
 from tests.simulation.faults.mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,6 +62,13 @@ def test_without_faults_an_exact_run_gives_the_digest_of_its_schedule():
         outcome = simulate(run)
         assert (outcome.failed, outcome.crashes) == (None, 0)
         assert outcome.weights == expected_weights(run)
+
+
+def test_deaths_before_the_master_has_answered_are_decided_without_a_phase():
+    world = World(CALM.applied(draw(0)))
+    assert world.phase is None
+    world.simulate()
+    assert world.phase == "end"
 
 
 def test_seeds_draw_all_schedules_styles_and_faults():
