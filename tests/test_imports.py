@@ -86,7 +86,7 @@ ALLOWED = {
         "settings",
         "cluster",
     },
-    "roles": LOWEST | SIDE | RUN | {"messages", "actors"},
+    "roles": LOWEST | SIDE | RUN | {"messages", "actors", "configs"},
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
     "simulation": LOWEST | SIDE | RUN | {"messages", "actors", "roles"},
     "plan": LOWEST | SIDE | RUN | {"roles", "simulation"},

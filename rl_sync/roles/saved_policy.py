@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rl_sync.checkpoints.best_snapshot import read_best
 from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot, load_part, snapshot_path
+from rl_sync.configs import base
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
@@ -44,16 +45,21 @@ class RunPolicy(NamedTuple):
 def settings_of_run(workdir: Path) -> RunSettings:
     """Reads the settings of the run in a work directory.
 
+    Settings that the run's version did not have are those of `rl_sync.configs.base`.
+
     Raises:
-      ConfigError: the directory does not contain a run.
+      ConfigError: the directory does not contain a run, or its config does not fit this version.
     """
-    config = Workdir(workdir).config
+    path, config = Workdir(workdir).config, base.get_config()
     try:
-        return read_settings(read_config(config))
+        config.update(read_config(path))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{workdir} is not the work directory of a run: it holds no {config.name}."
+            f"{workdir} is not the work directory of a run: it holds no {path.name}."
         ) from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} does not fit this version of the code: {error}") from error
+    return read_settings(config.to_dict())
 
 
 def step_named(workdir: Path, name: str | None) -> int | None:
