@@ -296,18 +296,18 @@ def runs(tmp_path_factory) -> Runs:
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts runs, and makes sure that no process of them is left."""
+    """Starts runs, waits for a phase if one is named, and makes sure that no process is left."""
     processes = []
 
     def start(
-        *flags: str, until: str = "rl", forks: bool = True
+        *flags: str, until: str | None = "rl", forks: bool = True
     ) -> tuple[subprocess.Popen[str], Path]:
         workdir = tmp_path / "run"
         process = launch(
             LONG, EMBEDDED, *flags, workdir=workdir, forks=forks, start_new_session=True
         )
         processes.append(process)
-        wait_for(lambda: reached(workdir, until), process)
+        wait_for(lambda: until is None or reached(workdir, until), process)
         return process, workdir
 
     yield start

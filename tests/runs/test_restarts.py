@@ -9,6 +9,7 @@ import pytest
 
 from rl_sync.checkpoints.audit import audit
 from rl_sync.checkpoints.ledger import read_consumed
+from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
@@ -25,11 +26,12 @@ from tests.runs.living import ended, processes_of, wait_for
 STEPS = 30
 
 
-def disturbed(started, victim, given, steps=(7, 19)):
-    """Kills a role after these steps; returns the run's records."""
-    process, workdir = started(*given)
+def disturbed(started, victim, given, steps=(7, 19), **start):
+    """Kills a role after these steps, for 0 as soon as it is there; returns the run's records."""
+    process, workdir = started(*given, **start)
     for step in steps:
-        wait_for(lambda step=step: len(read_consumed(workdir)) >= step, process)
+        wait_for(lambda step=step: not step or len(read_consumed(workdir)) >= step, process)
+        wait_for(lambda: victim in processes_of(workdir), process)
         before = processes_of(workdir)
         os.kill(before[victim], signal.SIGKILL)
         wait_for(
@@ -107,6 +109,48 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
     assert_each_step_once(run)
     assert run.digest == runs.get(EMBEDDED, *given).digest
     assert run.spans(SpanKind.TRAIN_AGAIN, role="trainer") or not victim.startswith("trainer")
+
+
+@pytest.mark.parametrize(
+    ("victim", "given"),
+    [
+        pytest.param(
+            "trainer",
+            flags("one_step_off_policy", transfer="server"),
+            marks=pytest.mark.gate,
+            id="the trainer, by server",
+        ),
+        *(
+            pytest.param(victim, given, marks=pytest.mark.nightly, id=f"{victim}, {name}")
+            for victim, given, name in [
+                ("explorer1", flags("synchronous", transfer="checkpoint"), "by checkpoint"),
+                ("explorer2", flags("synchronous", count=2), "two explorers by collective"),
+                ("trainer", flags("one_step_off_policy"), "by collective"),
+            ]
+        ),
+    ],
+)
+def test_a_role_that_is_killed_while_the_master_loads_is_started_again(
+    started, runs, victim, given
+):
+    given = (*given, f"--config.trainer.steps={STEPS}")
+    run = disturbed(started, victim, given, steps=(0,), until=None, forks=False)
+    (restart,) = read_json_lines(run.workdir.restarts)
+    assert restart["time"] < run.workdir.versions.stat().st_mtime, "the master was up already"
+    assert_each_step_once(run)
+    assert run.digest == runs.get(EMBEDDED, *given).digest
+
+
+@pytest.mark.nightly
+def test_a_role_that_crashes_while_the_master_loads_ends_the_run(started):
+    process, workdir = started(until=None, forks=False)
+    wait_for(lambda: "trainer" in processes_of(workdir), process)
+    os.kill(processes_of(workdir)["trainer"], signal.SIGSEGV)
+    output = ended(process)
+    assert process.returncode == 1
+    assert output.count("trainer was killed by SIGSEGV") == 1
+    assert "It is started again" not in output
+    assert processes_of(workdir) == {}
 
 
 @pytest.mark.parametrize(
