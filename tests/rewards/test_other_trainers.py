@@ -2,11 +2,14 @@
 
 import re
 
+import numpy as np
 import pytest
 
+from rl_sync.algorithms.advantages import grpo
 from rl_sync.rewards.judgement import MESSAGES, ONE_MESSAGE, Completion, Judgement
 from rl_sync.rewards.reward_catalog import reads_answer
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
+from rl_sync.roles.master.group_admission import filled
 from rl_sync.scoring.judging import first_score, solves
 
 HERE = "tests.rewards.test_other_trainers"
@@ -138,6 +141,29 @@ def test_a_term_that_does_not_apply_leaves_the_others(subtests):
         with subtests.test(task=task):
             found = judged(rubric, "p", task=task)
             assert (found.score, found.components) == (score, parts)
+
+
+def test_terms_that_each_judge_some_of_the_rows_make_no_advantage_nan():
+    """Groups of 4, of tasks that one term judges, the other, or none."""
+    rubric = Rubric(f"{HERE}:of_math + {HERE}:of_code")
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        tasks = np.repeat(random.choice(["math", "code", "other"], 6), 4)
+        texts = random.choice(["p", "x"], tasks.size)
+        items = [
+            ScoringRequest({"prompt": "p", "task": task}, Completion(text))
+            for task, text in zip(tasks.tolist(), texts.tolist(), strict=True)
+        ]
+        scores = np.array([one.score for one in rubric.judge(items)], np.float32)
+        np.testing.assert_array_equal(np.isnan(scores), tasks == "other")
+        found = [filled(group, with_baselines=False) for group in scores.reshape(-1, 4)]
+        rewards, learned = map(np.concatenate, zip(*found, strict=True))
+        np.testing.assert_array_equal(learned, tasks != "other")
+        expected = np.where(tasks == "math", texts == "p", np.where(tasks == "code", 2.0, 0.0))
+        np.testing.assert_array_equal(rewards, expected)
+        advantages = np.asarray(grpo(rewards, 4, learned.astype(np.float32)))
+        assert np.isfinite(advantages).all()
+        assert not advantages[tasks != "math"].any()
 
 
 def test_the_first_term_that_applies_says_whether_a_problem_is_solved(subtests):
