@@ -245,7 +245,8 @@ def run_of(case: Case) -> tuple[RunSettings, Task]:
     for name, value in case.settings:
         config.update_from_flattened_dict({name: value})
     settings = read_settings(config.to_dict())
-    tokenizer = SimpleNamespace(vocab_size=1, eos_ids=(0,), decode=None)  # Or the model's is more.
+    # The model's vocabulary counts where it is larger.
+    tokenizer = SimpleNamespace(vocab_size=1, eos_ids=(0,), end_ids=(0,), decode=None)
     processor = None
     if case.tiles:
         vision = load_config(SHAPES / case.model, vision=True).vision

@@ -18,7 +18,7 @@ CUDNN = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
 TRITON = {"__gpu$xla.gpu.triton"}
 TASK = types.SimpleNamespace(
     processor=None,
-    tokenizer=types.SimpleNamespace(vocab_size=1000, eos_ids=(0,), decode=None),
+    tokenizer=types.SimpleNamespace(vocab_size=1000, eos_ids=(0,), end_ids=(0,), decode=None),
     row_tokens=T,
     max_completion_tokens=T // 2,
     max_drawn_tokens=T // 2,

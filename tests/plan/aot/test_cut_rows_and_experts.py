@@ -31,7 +31,7 @@ def compiled(chips, devices, row_tokens, mesh, **model):
     config.model.update(dict(dtype="bfloat16", remat="full", **model))
     task = types.SimpleNamespace(
         processor=None,
-        tokenizer=types.SimpleNamespace(vocab_size=64, eos_ids=(0,), decode=None),
+        tokenizer=types.SimpleNamespace(vocab_size=64, eos_ids=(0,), end_ids=(0,), decode=None),
         row_tokens=row_tokens,
         max_completion_tokens=row_tokens // 2,
         max_drawn_tokens=row_tokens // 2,

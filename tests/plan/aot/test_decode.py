@@ -49,7 +49,7 @@ def _compiled(devices, data, tensor, share, **sizes):
     config.rollout.slots = ROWS
     config.rollout.cache_bytes = round(2 * share * keys) or None
     settings = read_settings(config.to_dict())
-    tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), decode=None)
+    tokenizer = SimpleNamespace(vocab_size=VOCAB, eos_ids=(0,), end_ids=(0,), decode=None)
     half = TOKENS // 2
     task = SimpleNamespace(
         processor=None,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.aot
 LAYERS = 6
 TASK = types.SimpleNamespace(
     processor=None,
-    tokenizer=types.SimpleNamespace(vocab_size=4096, eos_ids=(0,), decode=None),
+    tokenizer=types.SimpleNamespace(vocab_size=4096, eos_ids=(0,), end_ids=(0,), decode=None),
     row_tokens=256,
     max_completion_tokens=128,
     max_drawn_tokens=128,
