@@ -241,7 +241,7 @@ def prompt_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Promp
         kept.append({**filled, "content": line.content} if "content" in message else filled)
     asks = (one for one in kept if one["role"] not in ("system", "assistant"))
     if not any((one.get("content") or "").strip() for one in asks):
-        raise ValueError("has no message of a user, which would be asked")
+        raise ValueError("has no message of a user with text or an image, which would be asked")
     if kept[-1].get("tool_calls"):
         raise ValueError("ends with tool calls: their answers are missing")
     return PromptMessages(kept, _tools(tools))

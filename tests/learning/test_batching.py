@@ -143,6 +143,24 @@ def test_shared_rows_that_one_microbatch_holds_are_as_few_as_the_devices_can_sha
     assert batch.rows.tokens.shape[0] == 4 * rows
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_shared_rows_of_any_size_keep_each_token_and_can_be_cut(seed):
+    """Rows of an update divide by the devices, and by the microbatch if they are more."""
+    draw = np.random.default_rng(seed)
+    updates, shards = int(draw.choice([1, 2, 4])), int(draw.choice([1, 2, 4]))
+    count, longest = updates * int(draw.integers(1, 17)), int(draw.choice([8, 32, 300]))
+    microbatch = shards * int(draw.choice([0, 1, 3, 16]))
+    group = _group(draw.integers(2, T + 1, count).tolist())
+    batching = Batching(
+        "shared", count, T, updates, microbatch, shards, shared_row_tokens=longest + T
+    )
+    batch = batching.batch([group])
+    assert batch.rows.completion_mask.sum() == group.completion_mask.sum()
+    rows = batch.rows.tokens.shape[0] / updates
+    assert rows % shards == 0
+    assert not microbatch or rows < microbatch or rows % microbatch == 0
+
+
 @pytest.mark.parametrize("kind", ["padded", "bucketed", "packed", "shared"])
 def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
     batching = Batching(kind, 8, T, 2, 4)
