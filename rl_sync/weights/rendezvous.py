@@ -92,6 +92,16 @@ class MeetingPoint:
             self._requests.clear()
             self._grants.clear()
 
+    def leave(self, explorer: int) -> None:
+        """Forgets an explorer's request and grant, since it has died.
+
+        Its request may have come after `reset`, on its way when the explorer was ended.
+        """
+        with self._changed:
+            self._requests.pop(explorer, None)
+            ticket, _ = self._asked.get(explorer, (0, None))
+            self._grants.pop(ticket, None)
+
     def withdraw(self, ticket: int) -> Grant | None:
         """Withdraws a request; returns its grant if that came first and must be followed."""
         with self._changed:

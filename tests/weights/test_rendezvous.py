@@ -75,3 +75,16 @@ def test_every_call_may_come_again_and_gets_the_same_answer():
     later = meeting.ask(1, 6, None, number=8)
     assert later > ticket
     assert meeting.granted(ticket, 0) is None, "grants pile up"
+
+
+def test_who_died_is_granted_nothing():
+    point = MeetingPoint()
+    first, second = point.ask(1, None, 0, 1), point.ask(2, None, 0, 1)
+    (asked, other) = point.waiting(0.0)
+    assert point.grant(asked, 3, "digest")
+    point.leave(1)
+    assert point.granted(first, 0.0) is None
+    point.leave(2)
+    assert not point.grant(other, 3, "digest")
+    assert point.waiting(0.0) == []
+    assert point.granted(second, 0.0) is None

@@ -25,6 +25,7 @@ from rl_sync.messages.events import (
     BatchTrained,
     Command,
     Event,
+    ExplorerDied,
     ExplorersSeen,
     LeasesExpired,
     Record,
@@ -97,10 +98,14 @@ def lasting(before: MasterState, after: MasterState, event: Event, commands: Seq
 ):  # fmt: skip
     """Returns the event to write for a transition; None if it changed nothing but deadlines.
 
+    An explorer's death is always written: it changes more than the state.
+
     Args:
       before, after: states before and after the event.
       commands: commands of the transition.
     """
+    if isinstance(event, ExplorerDied):
+        return event
     if after is before or isinstance(event, ExplorersSeen):
         return None
     if isinstance(event, Ticked):

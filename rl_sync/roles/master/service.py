@@ -301,7 +301,7 @@ class MasterServer:
         )
         self._weights.trainer_died()
         for explorer in range(1, self._settings.explorers + 1):
-            self._weights.explorer_died(explorer_name(explorer))
+            self._weights.explorer_died(explorer)
         for record in self._recall_event(RunContinued(self._settings.regenerates_buffered)):
             self._write(functools.partial(self._ledger.write, record))
 
@@ -309,7 +309,7 @@ class MasterServer:
         """Applies an event of the journal; returns its lines of the ledger."""
         self._state, commands = transition.transition(self._state, event)
         if isinstance(event, ExplorerDied):
-            self._weights.explorer_died(explorer_name(event.explorer))
+            self._weights.explorer_died(event.explorer)
         records = [command for command in commands if isinstance(command, Record)]
         self._accounts.forget_scores(records)
         return records
@@ -487,7 +487,7 @@ class MasterServer:
     def _happened(self, call: master_calls.Happened) -> None:
         if isinstance(call.event, ExplorerDied):
             self._attendance.lost(explorer_name(call.event.explorer))
-            self._weights.explorer_died(explorer_name(call.event.explorer))
+            self._weights.explorer_died(call.event.explorer)
             with self._changed:
                 self._deaths[call.event.explorer] += 1
         self._apply(call.event)

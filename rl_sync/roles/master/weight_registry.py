@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from rl_sync.messages import weight_calls as calls
 from rl_sync.messages.call import Handler
 from rl_sync.messages.weight_calls import Relay
+from rl_sync.role_names import explorer_name
 from rl_sync.weights.deltas.relay_tree import RelayTree
 from rl_sync.weights.rendezvous import Meeting, MeetingPoint
 
@@ -97,10 +98,11 @@ class WeightRegistry:
         self._holders.clear()
         self._meeting.reset()
 
-    def explorer_died(self, explorer: str) -> None:
-        """Takes a dead explorer out of the tree of relays."""
+    def explorer_died(self, explorer: int) -> None:
+        """Takes a dead explorer out of the tree of relays, and its request back."""
         with self._lock:
-            self._relays.leave(explorer)
+            self._relays.leave(explorer_name(explorer))
+        self._meeting.leave(explorer)
 
     def _join(self, call: calls.JoinRelays) -> None:
         with self._lock:

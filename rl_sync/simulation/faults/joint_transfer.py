@@ -49,6 +49,12 @@ class MeetingReset(NamedTuple):
     """One side of the transfers has died; see `MeetingPoint.reset`."""
 
 
+class MeetingLeft(NamedTuple):
+    """An explorer has died; see `MeetingPoint.leave`."""
+
+    explorer: int
+
+
 class GrantAwaited(NamedTuple):
     """An explorer waits for the grant of a ticket; see `MeetingPoint.granted`."""
 
@@ -63,7 +69,7 @@ class AskFinished(NamedTuple):
     """An explorer asks whether the trainer has made its last step."""
 
 
-MeetingEvent = WeightsRequested | RequestWithdrawn | RequestGranted | MeetingReset
+MeetingEvent = WeightsRequested | RequestWithdrawn | RequestGranted | MeetingReset | MeetingLeft
 """A call that changes the meeting point."""
 
 
@@ -80,6 +86,8 @@ def met(meeting: Meeting, event: MeetingEvent) -> tuple[Meeting, Any]:
             answer = point.grant(request, *grant)
         case MeetingReset():
             point.reset()
+        case MeetingLeft(explorer):
+            point.leave(explorer)
     return point.content(), answer
 
 

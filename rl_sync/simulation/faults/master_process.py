@@ -33,6 +33,7 @@ from rl_sync.simulation.faults.joint_transfer import (
     AskFinished,
     GrantAwaited,
     MeetingEvent,
+    MeetingLeft,
     MeetingReset,
     RequestGranted,
     RequestsAwaited,
@@ -350,6 +351,7 @@ class SimulatedMaster(SimulatedProcess):
                 self.forget(f"explorer{explorer}", life)
                 self._tree.leave(f"explorer{explorer}")
                 self._apply(RelayLeft(f"explorer{explorer}"))
+                self._apply(MeetingLeft(explorer))
                 return self._apply(ExplorerDied(explorer), thread, number)
             case VersionPublished() | GroupsBuffered() | GroupsRefused():
                 return self._apply(message, thread, number)

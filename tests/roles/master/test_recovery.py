@@ -37,6 +37,7 @@ from rl_sync.messages.master_calls import (
     Report,
     Resumed,
     Trained,
+    TrainerDied,
     TrainerReady,
     WriteMetrics,
 )
@@ -291,6 +292,16 @@ def test_a_grant_of_weights_holds_over_a_crash_on_both_sides(master):
     assert same(master, weight_calls.AwaitGrant(ticket, 0.0)) == grant
     assert same(master, weight_calls.Withdraw(ticket)) == grant
     assert master(weight_calls.AskWeights(1, 1, None, number=10)) > ticket
+
+
+def test_the_next_master_grants_no_weights_to_an_explorer_that_died(master):
+    """Its request was on its way when the trainer's death made all requests void."""
+    master(TrainerDied("died"))
+    master(weight_calls.AskWeights(1, None, 0, number=9))
+    master(Happened(ExplorerDied(1)))
+    assert master(weight_calls.AskWaiting(0.0)) == []
+    master.kill()
+    assert master(weight_calls.AskWaiting(0.0)) == []
 
 
 def test_a_ledger_that_is_ahead_of_the_journal_or_behind_it_is_made_whole(master):

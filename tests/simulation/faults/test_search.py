@@ -13,7 +13,7 @@ import pytest
 from rl_sync.simulation.faults import __main__ as command
 from rl_sync.simulation.faults.drawn_run import KINDS, draw
 from rl_sync.simulation.faults.invariants import expected_weights
-from rl_sync.simulation.faults.search import Alteration, examine, search, shrink
+from rl_sync.simulation.faults.search import AS_DRAWN, Alteration, examine, search, shrink
 from rl_sync.simulation.faults.world import World, simulate
 from tests.simulation.faults.mutants import MUTANTS
 
@@ -48,10 +48,20 @@ def test_no_rule_is_broken_whatever_fails(count):
     assert failed == [], f"python -m rl_sync.simulation.faults --seeds={seeds.start}:{seeds.stop}"
 
 
-def test_a_second_snapshot_takes_no_batch_that_is_still_needed():
-    """Found by a search over seeds that the tests had not tried before."""
-    alteration = Alteration(kinds=("outage",), faults=(0, 1), steps=3)
-    assert simulate(alteration.applied(draw(50_922))).failed is None
+@pytest.mark.parametrize(
+    ("seed", "alteration"),
+    [
+        pytest.param(
+            50_922,
+            Alteration(kinds=("outage",), faults=(0, 1), steps=3),
+            id="a second snapshot takes a batch that is still needed",
+        ),
+        pytest.param(3_594_302_891, AS_DRAWN, id="a dead explorer is granted its request"),
+    ],
+)
+def test_runs_that_once_failed(seed, alteration):
+    """Found by searches over seeds that the tests had not tried before."""
+    assert simulate(alteration.applied(draw(seed))).failed is None
 
 
 def test_without_faults_an_exact_run_gives_the_digest_of_its_schedule():
