@@ -92,6 +92,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
             return state, (*records, *answer)
         case BatchTrained():
             return _train(state, event)
+        case GroupsRefused(lease_ids, reason) if reason == FORMED_ANEW:
+            return _form_anew(state, lease_ids)
         case GroupsRefused(lease_ids, reason):
             return drop(state, lease_ids, reason)
         case VersionPublished(version):
@@ -160,10 +162,18 @@ def _continue(state: MasterState, drops_buffered: bool) -> Outcome:
     live = state.live.values()
     state, records = drop(state, tuple(i.lease_id for i in live if not i.buffered), EXPLORER_DIED)
     if drops_buffered:
-        buffered = tuple(lease.lease_id for lease in state.live.values())
-        state, more = drop(state, buffered, FORMED_ANEW)
+        state, more = _form_anew(state, tuple(state.live))
         records += more
     return state, records
+
+
+def _form_anew(state: MasterState, lease_ids: Sequence[int]) -> Outcome:
+    """Drops groups that are generated again, from weights that no process has any more.
+
+    The trainer makes and publishes the versions after the counted step again. Until then no work of
+    these is granted; see `_lease_exact`.
+    """
+    return drop(dataclasses.replace(state, newest=None), lease_ids, FORMED_ANEW)
 
 
 def position(state: MasterState) -> Position:

@@ -7,13 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_sync.messages.events import (
+    FORMED_ANEW,
     BatchTrained,
     ExplorersSeen,
     Finish,
     GrantEvaluation,
     GrantLeases,
     GroupsBuffered,
+    GroupsRefused,
     HoldBack,
+    RunContinued,
     Ticked,
     VersionPublished,
 )
@@ -225,3 +228,20 @@ def test_an_evaluation_is_of_its_version_whatever_an_explorer_has():
     run = type(run)(**{**vars(run), "evaluate_every_steps": 1})
     state, _ = take(started(run), VersionPublished(1))
     assert lease(state, version=0)[1] == GrantEvaluation(1, 1)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_cluster_that_is_formed_anew_gets_no_work_of_versions_that_are_made_again(is_resumed):
+    """A lost group of step 2 needs an explorer that does not wait for version 2."""
+    state = started(settings_of(resolve("synchronous"), 9))
+    state, first = lease(state)
+    state, _ = take(state, GroupsBuffered(ids(first)), BatchTrained(1, ids(first)))
+    state, second = lease(take(state, VersionPublished(1))[0])
+    state, _ = take(state, GroupsBuffered(ids(second)), VersionPublished(2))  # Not reported yet.
+    lost = GroupsRefused(ids(second), FORMED_ANEW)
+    state, _ = take(state, RunContinued(drops_buffered=True) if is_resumed else lost)
+    assert lease(state)[1] == HoldBack("the first weights")
+    state, _ = take(state, VersionPublished(1))
+    state, again = lease(state)
+    assert (again.step, again.version, len(again.leases)) == (2, 1, 4)
+    assert lease(state)[1] == HoldBack("synchronization")

@@ -56,6 +56,11 @@ def test_no_rule_is_broken_whatever_fails(count):
             Alteration(kinds=("outage",), faults=(0, 1), steps=3),
             id="a second snapshot takes a batch that is still needed",
         ),
+        pytest.param(
+            5_010_880,
+            Alteration(kinds=("crash", "delay", "duplicate"), faults=(0,), steps=3),
+            id="leases of a version that a cluster formed anew has lost",
+        ),
         pytest.param(3_594_302_891, AS_DRAWN, id="a dead explorer is granted its request"),
     ],
 )
