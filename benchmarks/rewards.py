@@ -31,6 +31,7 @@ import numpy as np
 
 from rl_sync.cluster.pending import Await
 from rl_sync.messages.scoring_calls import Scores
+from rl_sync.ports.clock_port import SystemClock
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings
@@ -60,6 +61,7 @@ class Session:
     """The part of a session that a delivery needs; calls go to the scoring in this process."""
 
     leads = True
+    clock = SystemClock()
     agree = staticmethod(alone)
 
     def __init__(self, judging: MasterScoring) -> None:

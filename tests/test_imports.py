@@ -54,6 +54,7 @@ ALLOWED = {
     "__main__": {"launcher"},
     **{leaf: set() for leaf in LEAVES},
     "isolation": set(),
+    "ports": set(),
     "types": set(),
     "schedule": set(),
     "messages": {"types"},
@@ -72,11 +73,12 @@ ALLOWED = {
     "page": {"records", "display"},
     "actors": LOWEST | {"messages", "rollout", "environments", "tasks"},
     "settings": LOWEST - {"types"} | SIDE - {"display"} | {"rollout", "environments"},
-    "cluster": {"messages", "models", "weights", "records", "display", "settings"},
+    "cluster": {"ports", "messages", "models", "weights", "records", "display", "settings"},
     "checkpoints": LOWEST - {"algorithms"}
     | {"messages", "weights", "records", "settings", "cluster"},
     "transfers": {"types", "schedule", "messages", "models", "weights", "records", "cluster"},
     "scoring": {
+        "ports",
         "types",
         "messages",
         "tasks",
@@ -86,9 +88,9 @@ ALLOWED = {
         "settings",
         "cluster",
     },
-    "roles": LOWEST | SIDE | RUN | {"messages", "actors", "configs"},
+    "roles": LOWEST | SIDE | RUN | {"ports", "messages", "actors", "configs"},
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
-    "simulation": LOWEST | SIDE | RUN | {"messages", "actors", "roles"},
+    "simulation": LOWEST | SIDE | RUN | {"ports", "messages", "actors", "roles"},
     "plan": LOWEST | SIDE | RUN | {"roles", "simulation"},
     "api": LOWEST | SIDE | {"rollout", "settings", "roles"},
 }

@@ -7,6 +7,7 @@ sends its own heartbeats.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ from rl_sync.display.live import describe_activity
 from rl_sync.messages.call import Call
 from rl_sync.messages.master_calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.messages.run_status import RoleStatus, Silence
+from rl_sync.ports.clock_port import Clock, SystemClock
 from rl_sync.records.json_lines import plain
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.records.usage import UsageRecorder
@@ -37,6 +39,7 @@ _SHOWN = ("step", "version", "reason", "for_whom")
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_agree_of_thread: contextvars.ContextVar[Agree] = contextvars.ContextVar("agree of this thread")
 
 
 def heartbeat_secs(explorers: int) -> float:
@@ -65,7 +68,12 @@ class Session:
       role: `trainer`, `explorer1`, `explorer2`, ….
       master_address: the master's `host:port`.
       team: processes of the program.
+
+    Attributes:
+      clock: time and threads of the role.
     """
+
+    clock: Clock = SystemClock()
 
     def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
         self.settings = settings
@@ -79,7 +87,6 @@ class Session:
         self._master = RpcClient(master_address, "master", self.secret)
         self._stop: str | None = None
         self._progress: Callable[[], tuple[int, int | None]] | None = None
-        self._own = threading.local()
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -91,8 +98,7 @@ class Session:
 
     def agree(self, what: str, thunk: Callable[[], T]) -> T:
         """Returns the first process's result of a function; see `Agree`."""
-        own: Agree = getattr(self._own, "agree", self.team.agree)
-        return own(what, thunk)
+        return _agree_of_thread.get(self.team.agree)(what, thunk)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -108,11 +114,11 @@ class Session:
         Args:
           agree: the thread's own; see `Team.thread`.
         """
-        self._own.agree = agree
+        before = _agree_of_thread.set(agree)
         try:
             yield
         finally:
-            del self._own.agree
+            _agree_of_thread.reset(before)
 
     def hand_out(self, what: str, thunk: Callable[[], T], share: Callable[[T, int], T]) -> T:
         """Returns the first process's result, or this process's share of it; see `Team`."""
@@ -290,18 +296,18 @@ class Deadline:
     def __init__(self, session: Session, what: str, whom: str, timeout_secs: float):
         self._session, self._what, self._whom = session, what, whom
         self._timeout_secs = timeout_secs
-        self._since = time.monotonic()
+        self._since = self._session.clock.now()
 
     def renew(self) -> None:
         """Restarts the clock, because the awaited work has made progress."""
-        self._since = time.monotonic()
+        self._since = self._session.clock.now()
 
     def __call__(self) -> None:
         self._session.agree(f"patience for {self._what}", self._lasts)
 
     def _lasts(self) -> None:
         self._session.check()
-        waited = time.monotonic() - self._since
+        waited = self._session.clock.now() - self._since
         if waited > self._timeout_secs:
             raise TimeoutError(
                 f"{self._session.role} has waited for {self._what} from {self._whom} for"

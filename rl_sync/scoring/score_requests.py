@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -125,13 +124,13 @@ def await_call(session: Session, call: Call[T]) -> T:
 def _deadline_secs(session: Session) -> float:
     """Returns the time at which a wait without any progress ends."""
     settings = session.settings
-    return time.monotonic() + max(settings.launch.wait_secs, 2 * settings.reward.limit_secs)
+    return session.clock.now() + max(settings.launch.wait_secs, 2 * settings.reward.limit_secs)
 
 
 def _wait(session: Session, until: float) -> None:
     def lasts() -> None:
         session.check()
-        if time.monotonic() > until:
+        if session.clock.now() > until:
             raise TimeoutError(
                 f"{session.role} waits for completions to be judged, and for"
                 f" launch.wait_secs={session.settings.launch.wait_secs:g} none was. See"

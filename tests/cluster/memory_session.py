@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +59,6 @@ class MemorySession(Session):
         self.team = Team()
         self.answer, self.calls = answer, []
         self._stop = self._progress = None
-        self._own = threading.local()
 
     def call_alone(self, call):
         self.calls.append(call)

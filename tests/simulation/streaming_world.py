@@ -30,6 +30,7 @@ from rl_sync.messages.events import (
     VersionPublished,
 )
 from rl_sync.messages.master_calls import AskBatch, Happened
+from rl_sync.ports.clock_port import SystemClock
 from rl_sync.replay.replay_interface import ReplayTimeoutError
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.state import MasterSettings
@@ -318,6 +319,7 @@ class Session:
     call: object
     check: object
     leads = True
+    clock = SystemClock()
     spans = SimpleNamespace(span=lambda *_, **__: contextlib.nullcontext({}))
 
     def agree(self, what, thunk):

@@ -6,11 +6,13 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_sync.checkpoints.batch_log import BatchLog
+from rl_sync.checkpoints.ledger import ConsumptionRecord
 from rl_sync.checkpoints.memory_tier import memory_folder
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError
@@ -46,11 +48,14 @@ from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
+from rl_sync.roles.trainer.batch_shares import BatchPlacer
 from rl_sync.roles.trainer.commands import StartingPoint
+from rl_sync.roles.trainer.compiled_steps import CompiledSteps
 from rl_sync.roles.trainer.data_reader import DataReader, drawing
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.roles.trainer.loop import TrainerLoop
+from rl_sync.roles.trainer.published_digests import PublishedDigests
 from rl_sync.roles.trainer.reward_trainer import RewardTrainer
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
 from rl_sync.roles.trainer.rollout_writer import RolloutWriter
@@ -145,14 +150,18 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 session=session,
                 trainer=trainer,
                 parameters=parameters,
-                directory=workdir.snapshots,
+                disk=SnapshotFolder(workdir.snapshots, resources.processes),
                 log=log,
                 save_buffer=replay.checkpoint if replay.may_restart else None,
-                processes=resources.processes,
                 on_saved=sft.forget,
-                memory=_memory(session, workdir),
+                memory=_memory(session, workdir, resources.processes),
             ),
-            processes=resources.processes,
+            steps=CompiledSteps(session, trainer, trainer.abstract(), ahead.threads or 1),
+            place=BatchPlacer(session, trainer, resources.processes).place,
+            consumed=lambda counted: ConsumptionRecord(workdir if session.leads else None, counted),
+            digests=lambda since, exact: PublishedDigests(
+                workdir.published if session.leads else None, since=since, exact=exact
+            ),
             demonstrations=demonstrations_of(settings, task),
             compile_threads=ahead.threads,
             recorder=_recorder(session, task),
@@ -163,16 +172,15 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         leave_cluster()
 
 
-def _memory(session: Session, workdir: Workdir) -> Path | None:
+def _memory(session: Session, workdir: Workdir, processes: Sequence[int]) -> SnapshotFolder | None:
     """Returns the folder of snapshots in memory, the same in all of the trainer's processes."""
     checkpoint = session.settings.checkpoint
     if not checkpoint.memory_every_steps:
         return None
-    return Path(
-        session.agree(
-            "the folder in memory", lambda: str(memory_folder(workdir, checkpoint.memory_directory))
-        )
+    path = session.agree(
+        "the folder in memory", lambda: str(memory_folder(workdir, checkpoint.memory_directory))
     )
+    return SnapshotFolder(Path(path), processes)
 
 
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:

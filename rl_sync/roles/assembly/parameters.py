@@ -118,6 +118,10 @@ class Parameters:
             )
         return lora.join(kept, base)
 
+    def digest(self, params: Params) -> str:
+        """Returns the digest of all parameters."""
+        return digest(params)
+
     def published(self, params: Params) -> Params:
         """Returns the part of the parameters that is published."""
         if self.model.lora:

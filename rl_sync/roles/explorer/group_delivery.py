@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import queue
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.messages.events import GroupsBuffered
 from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.scoring_calls import CompletionToScore
+from rl_sync.ports.clock_port import Future, Mailbox, Thread
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.replay.priorities import priority_of
@@ -62,25 +61,24 @@ class GroupDelivery:
         beside: bool,
     ) -> None:
         self._session, self._task, self._explorer = session, task, explorer
+        clock = session.clock
         self._replay, self._table = replay, table
         ahead = session.settings.groups_ahead if explorer.in_parts else _ROLLOUTS_AHEAD
-        self._room = threading.Semaphore(ahead)
-        self._scored: queue.Queue[Future[list[Group]]] = queue.Queue()
+        self._room = clock.semaphore(ahead)
+        self._scored: Mailbox[Future[list[Group]]] = clock.mailbox()
         threads = min(ahead, _MOST_THREADS)
-        self._judging = ThreadPoolExecutor(threads, thread_name_prefix="judging")
+        self._judging = clock.pool(threads, "judging")
         self._fault: BaseException | None = None
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over = clock.event()
+        self._thread: Thread | None = None
         if beside and session.leads:
-            self._thread = threading.Thread(target=self._work, name="delivery", daemon=True)
-            self._thread.start()
+            self._thread = clock.thread(self._work, "delivery")
         self._beside = beside
         # No more groups than these can wait in the buffer.
         self._last = collections.deque[Group](maxlen=session.settings.groups_ahead)
-        self._keeper: threading.Thread | None = None
+        self._keeper: Thread | None = None
         if replay.may_restart and session.leads:
-            self._keeper = threading.Thread(target=self._insert_lost, name="lost", daemon=True)
-            self._keeper.start()
+            self._keeper = clock.thread(self._insert_lost, "lost")
 
     def deliver(self, groups: list[Group]) -> None:
         """Delivers groups, or queues them for the threads once these have room.
@@ -190,7 +188,7 @@ class GroupDelivery:
             deadline = self._session.deadline("room in the replay buffer", "the trainer")
             while not self._is_put(groups, deadline):
                 deadline()
-                time.sleep(_PAUSE_SECS)
+                self._session.clock.sleep(_PAUSE_SECS)
             self._last.extend(groups)
             self._session.call(Happened(GroupsBuffered(tuple(leases))))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,7 +129,7 @@ class ExplorerLoop:
             case commands.EndWait():
                 self._span.close()
             case commands.Pause(secs):
-                time.sleep(secs)
+                self.session.clock.sleep(secs)
             case commands.CheckDelivery():
                 self.session.agree("delivery", self.delivery.check)
             case commands.Look():
@@ -140,7 +139,7 @@ class ExplorerLoop:
                     self._request = request_number()
                 call = AskLease(self.number, **dataclasses.asdict(command), request=self._request)
                 answer, now = self.session.agree(
-                    "grant", lambda: (self.session.call(call), time.monotonic())
+                    "grant", lambda: (self.session.call(call), self.session.clock.now())
                 )
                 return commands.WorkAnswered(answer, now)
             case commands.AwaitVersion(version, poll_secs):
@@ -173,7 +172,7 @@ class ExplorerLoop:
         self._attributes = self._span.enter_context(span)
 
     def _look(self, command: commands.Look) -> list[Any]:
-        now, after = time.monotonic(), command.newest_after_secs
+        now, after = self.session.clock.now(), command.newest_after_secs
         asks = after is not None and now >= after
         return [now, self.at_hand(), self.puller.newest() if asks else None]
 
@@ -214,7 +213,7 @@ class ExplorerLoop:
         spans.record(self.sync_kind, began, spans.now(), **attributes)
 
     def _begin(self, step: int) -> None:
-        self._before, self._started = self.explorer.engine.stats, time.monotonic()
+        self._before, self._started = self.explorer.engine.stats, self.session.clock.now()
         state = self._state
         self._open(SpanKind.ROLLOUT, step=step, version=state.version, leases=[])
         self._attributes["resumed"] = len(state.unfinished)
@@ -249,7 +248,7 @@ class ExplorerLoop:
         attributes["tokens"] = tokens = stats.decode_tokens
         attributes["engine"] = stats.summary()
         self._span.close()
-        rate = tokens / (time.monotonic() - self._started)
+        rate = tokens / (self.session.clock.now() - self._started)
         step, version = attributes["step"], self._state.version
         self.session.facts.update(step=step, version=version, tokens_per_sec=rate)
 

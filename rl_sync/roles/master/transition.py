@@ -167,7 +167,7 @@ def _continue(state: MasterState, drops_buffered: bool) -> Outcome:
     return state, records
 
 
-def _form_anew(state: MasterState, lease_ids: Sequence[int]) -> Outcome:
+def _form_anew(state: MasterState, lease_ids: tuple[int, ...]) -> Outcome:
     """Drops groups that are generated again, from weights that no process has any more.
 
     The trainer makes and publishes the versions after the counted step again. Until then no work of

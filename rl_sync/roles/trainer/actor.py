@@ -52,6 +52,8 @@ Step = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 Of = ParamSpec("Of")
 Result = TypeVar("Result")
 
+_all_finite = jax.jit(all_finite)
+
 
 def _in_layout(
     step: Callable[Concatenate[Trainer, Of], Result],
@@ -126,6 +128,10 @@ class Trainer:
         """Returns parameters as states hold them: frozen ones in the dtype of the computation."""
         trained, frozen = self._forward.split(params)
         return self._forward.join(trained, as_computed(self.model, frozen))
+
+    def is_finite(self, state: TrainState) -> bool:
+        """Says whether all parameters are finite."""
+        return bool(_all_finite(state.params))
 
     def begin(self, state: TrainState) -> TrainState:
         """Makes the policy of `state` the start and the reference of RL, with a fresh optimizer."""

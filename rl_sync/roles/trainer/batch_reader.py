@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -106,7 +105,7 @@ class BatchReader:
     def next(self, step: int) -> Consumed:
         """See `GroupSource`."""
         deadline = self._session.deadline(f"the batch of trainer step {step}", "the explorers")
-        self._next_audit_secs = time.monotonic() + self._audit_secs
+        self._next_audit_secs = self._session.clock.now() + self._audit_secs
         wait = self._session.spans.span(SpanKind.WAIT, reason="experiences", step=step)
         with wait as attributes:
             attributes["dropped"] = dropped = self._session.agree(
@@ -276,11 +275,11 @@ class BatchReader:
     def _audit_if_due(self, came: bool) -> list[int]:
         """Audits the buffer if no group has come for a while; returns the lost groups' leases."""
         lost: list[int] = []
-        if not came and time.monotonic() < self._next_audit_secs:
+        if not came and self._session.clock.now() < self._next_audit_secs:
             return lost
         if not came:
             lost = self._audit()
-        self._next_audit_secs = time.monotonic() + self._audit_secs
+        self._next_audit_secs = self._session.clock.now() + self._audit_secs
         return lost
 
     def _audit(self) -> list[int]:
@@ -343,7 +342,7 @@ class BatchReader:
         except ReplayUnavailableError:
             if not self._replay.may_restart:
                 raise
-            time.sleep(_PAUSE_SECS)
+            self._session.clock.sleep(_PAUSE_SECS)
             return []
         groups = [Group.from_columns(sample.columns) for sample in samples]
         self._on_taken(step, groups)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from rl_sync.checkpoints.batch_log import BatchLog, LoggedBatch
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.ports.clock_port import Future
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.commands import StartingPoint
 from rl_sync.types import Consumed, Group
@@ -44,7 +44,7 @@ class LoggedBatches:
         self._reader: BatchReader | None = None
         # Leases that logged steps have consumed, and that the master may not know yet.
         self._over: set[int] = set()
-        self._writer = ThreadPoolExecutor(1, "batches")
+        self._writer = session.clock.pool(1, "batches")
         self._written: Future[None] | None = None
 
     def next(self, step: int) -> Consumed:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from rl_sync.checkpoints.ledger import ConsumptionRecord
 from rl_sync.cluster.parallel_imports import settle
@@ -26,7 +26,6 @@ from rl_sync.roles.evaluation.evaluator import Measure, await_evaluations
 from rl_sync.roles.trainer import commands
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.roles.trainer.batch_reader import GroupSource
-from rl_sync.roles.trainer.batch_shares import BatchPlacer
 from rl_sync.roles.trainer.commands import (
     OthersFailedError,
     StartingPoint,
@@ -41,13 +40,11 @@ from rl_sync.roles.trainer.restoring import StateRestorer
 from rl_sync.roles.trainer.rollout_recorder import RolloutRecorder
 from rl_sync.roles.trainer.sft_phase import SftPhase
 from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
-from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf, StepsInFlight
+from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf, PlaceBatch, StepsInFlight
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import TrainerEnd
 from rl_sync.types import Consumed, TrainBatch
-from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsTransferError
-from rl_sync.workdir import Workdir
 
 # Failures of other roles, or of the connections to them: the trainer's own state is intact.
 _OF_OTHERS = (TimeoutError, WeightsTransferError, ReplayError, RemoteError)
@@ -72,7 +69,10 @@ class TrainerLoop:
       source: makes the source of batches, given the starting point, the schedule, and a function to
         call while it waits.
       snapshots: the trainer's snapshots, and its log of batches.
-      processes: the trainer's processes, by their indices in their cluster.
+      steps: compiles the steps.
+      place: see `StepsInFlight`.
+      consumed: opens the record of consumed groups, given the last step that is recorded already.
+      digests: opens the record of published digests; see `PublishedDigests` for its arguments.
       demonstrations: see `StepsInFlight`.
       compile_threads: number of threads that compile the step for all shapes of batches; 0 for one
         thread, which compiles only for the largest batch.
@@ -89,13 +89,15 @@ class TrainerLoop:
     end: Callable[[SyncSchedule], TrainerEnd]
     source: MakeSource
     snapshots: SnapshotKeeper
-    processes: Sequence[int]
+    steps: CompiledSteps
+    place: PlaceBatch
+    consumed: Callable[[int], ConsumptionRecord]
+    digests: Callable[[int | None, bool], PublishedDigests]
     demonstrations: DemonstrationsOf | None = None
     compile_threads: int = 0
     recorder: Callable[[int], RolloutRecorder] | None = None
     _life: TrainerLife = dataclasses.field(init=False)
     _restorer: StateRestorer = dataclasses.field(init=False)
-    _steps: CompiledSteps = dataclasses.field(init=False)
     _state: TrainState = dataclasses.field(init=False)
     _batch: Consumed = dataclasses.field(init=False)
     _digests: PublishedDigests = dataclasses.field(init=False)
@@ -140,12 +142,10 @@ class TrainerLoop:
 
     def _prepare(self) -> None:
         """Compiles the step, beside what follows."""
-        abstract = self.trainer.abstract()
-        self._steps = CompiledSteps(self.session, self.trainer, abstract, self.compile_threads or 1)
         for batch in self._expected():
             if self.demonstrations is not None:
                 batch = batch._replace(demonstrations=self.demonstrations(0))
-            self._steps.prepare(batch)
+            self.steps.prepare(batch)
 
     def _expected(self) -> Iterable[TrainBatch]:
         """Returns the shapes of batches for which the step is compiled ahead."""
@@ -247,23 +247,19 @@ class TrainerLoop:
         self.session.facts.clear()  # These facts are about SFT.
         settle()
         schedule = self._life.schedule
-        leads, workdir = self.session.leads, Workdir(self.session.settings.workdir)
-        consumed = ConsumptionRecord(workdir if leads else None, point.counted)
+        consumed = self.consumed(point.counted)
         self._open.callback(consumed.close)
-        self._digests = PublishedDigests(
-            workdir.published if leads else None,
-            since=None if point.goes_on else point.step,
-            exact=schedule.pull == "exact",
-        )
+        since = None if point.goes_on else point.step
+        self._digests = self.digests(since, schedule.pull == "exact")
         self._open.callback(self._digests.close)
-        recorder = self.recorder(point.counted) if self.recorder and leads else None
+        recorder = self.recorder(point.counted) if self.recorder and self.session.leads else None
         if recorder is not None:
             self._open.callback(recorder.close)
         self._stepping = StepsInFlight(
             self.session,
             self.batching,
-            self._steps,
-            place=BatchPlacer(self.session, self.trainer, self.processes).place,
+            self.steps,
+            place=self.place,
             consumed=consumed,
             demonstrations=self.demonstrations,
             recorder=recorder,
@@ -276,7 +272,7 @@ class TrainerLoop:
         """Reports the digest; after the last step evaluations are waited for."""
         if self._life.step == self.session.settings.trainer.steps:
             await_evaluations(self.session)
-        self.session.call(Report(RunResult(digest=digest(self._state.params))))
+        self.session.call(Report(RunResult(digest=self.parameters.digest(self._state.params))))
         self.snapshots.forget_memory()
 
     @property

@@ -5,34 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
-import jax
-
-from rl_sync.checkpoints.adapted_loading import load_adapted
 from rl_sync.checkpoints.batch_log import BatchLog
-from rl_sync.checkpoints.snapshots import (
-    SAVED_SECS,
-    SnapshotError,
-    latest_snapshot,
-    load_snapshot,
-    newest_whole,
-    on_host,
-    read_metadata,
-    save_snapshot,
-    set_aside,
-    snapshot_steps,
-)
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
+from rl_sync.checkpoints.snapshots import SAVED_SECS, SnapshotError
 from rl_sync.clock import now_secs
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
-from rl_sync.learning.opt_state import all_finite
 from rl_sync.messages.events import Position, SnapshotSaved
 from rl_sync.messages.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
+from rl_sync.ports.clock_port import Future, Pool
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.assembly.parameters import Parameters
@@ -43,7 +27,6 @@ from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree
 from rl_sync.weights.storage import MismatchError
 
-_all_finite = jax.jit(all_finite)
 _log = logging.getLogger(__name__)
 
 
@@ -55,44 +38,41 @@ class SnapshotKeeper:
       session: the trainer's session.
       trainer: the actor.
       parameters: the part of the parameters that snapshots hold.
-      directory: folder of the snapshots.
+      disk: the snapshots on disk.
       log: log of batches since the oldest snapshot; None if there is none.
       save_buffer: writes a checkpoint of the replay buffer; None if there is none.
       on_saved: called once a snapshot is written.
-      processes: the trainer's processes, by their indices in their cluster.
-      memory: folder of the snapshots in memory; None if there are none.
+      memory: the snapshots in memory; None if there are none.
     """
 
     session: Session
     trainer: Trainer
     parameters: Parameters
-    directory: Path
+    disk: SnapshotFolder
     log: BatchLog | None
     save_buffer: Callable[[], object] | None
-    processes: Sequence[int]
     on_saved: Callable[[], None] = lambda: None
-    memory: Path | None = None
-    _writer: ThreadPoolExecutor = dataclasses.field(
-        default_factory=lambda: ThreadPoolExecutor(1, "snapshots")
-    )
+    memory: SnapshotFolder | None = None
+    _writer: Pool = dataclasses.field(init=False)
     _writing: Future[None] | None = None
     _remembering: Future[None] | None = None
     _agree: Agree = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self._agree = self.session.team.thread("snapshots")
+        self._writer = self.session.clock.pool(1, "snapshots")
 
     def latest(self) -> int | None:
         """Returns the step of the newest snapshot, None if there is none."""
-        return self.session.agree("latest snapshot", lambda: latest_snapshot(self.directory))
+        return self.session.agree("latest snapshot", self.disk.newest)
 
     def steps(self, *, in_memory: bool = False) -> list[int]:
         """Returns the steps of the snapshots on disk, or with `in_memory` of all, in order."""
         memory = self.memory if in_memory else None
 
         def found() -> list[int]:
-            remembered = [] if memory is None else snapshot_steps(memory)
-            return sorted({*snapshot_steps(self.directory), *remembered})
+            remembered = [] if memory is None else memory.steps()
+            return sorted({*self.disk.steps(), *remembered})
 
         return self.session.agree("snapshots", found)
 
@@ -110,7 +90,7 @@ class SnapshotKeeper:
         step = int(state.step)
         if self.latest() == step:
             return
-        if not bool(_all_finite(state.params)):
+        if not self.trainer.is_finite(state):
             raise RunEndedError(
                 f"The parameters after trainer step {step} are not finite, so they are not saved."
             )
@@ -120,12 +100,11 @@ class SnapshotKeeper:
             SAVED_SECS: now_secs(),
         }
         kept = state._replace(params=self.parameters.kept(state.params))
-        needed = still_needed(
-            schedule, step, snapshot_steps(self.directory), self.session.settings.trainer.steps
-        )
+        steps = self.session.settings.trainer.steps
+        needed = still_needed(schedule, step, self.disk.steps(), steps)
         if not waits:
             with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
-                kept = self._copied(kept)
+                kept = self.disk.copied(kept)
         write = functools.partial(self._write, step, kept, metadata, needed)
         self._writing = self._writer.submit(self._agreeing, write)
         if waits:
@@ -146,22 +125,16 @@ class SnapshotKeeper:
             ),
         )
         step = int(state.step)
-        if is_busy or not bool(_all_finite(state.params)):
+        if is_busy or not self.trainer.is_finite(state):
             return
         metadata = {"base_digest": self.parameters.base_digest(state.params)}
         kept = state._replace(params=self.parameters.kept(state.params))
-        needed = still_needed(
-            schedule, step, snapshot_steps(self.memory), self.session.settings.trainer.steps
-        )
+        steps = self.session.settings.trainer.steps
+        needed = still_needed(schedule, step, self.memory.steps(), steps)
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step, tier="memory"):
-            kept = self._copied(kept)
+            kept = self.memory.copied(kept)
         remember = functools.partial(self._remember, step, kept, metadata, needed)
         self._remembering = self._writer.submit(self._agreeing, remember)
-
-    def _copied(self, state: TrainState) -> TrainState:
-        """Returns a copy of a state, which outlives its donation to the next step."""
-        copy: TrainState = set_aside(state) if len(self.processes) > 1 else on_host(state)
-        return copy
 
     def _agreeing(self, write: Callable[[], None]) -> None:
         """Writes in the thread, in agreement with the threads of the other processes."""
@@ -173,16 +146,7 @@ class SnapshotKeeper:
     ) -> None:
         assert self.memory is not None
         try:
-            save_snapshot(
-                self.memory,
-                step,
-                state,
-                metadata,
-                keep=1,
-                kept=needed,
-                processes=self.processes,
-                agree=self.session.agree,
-            )
+            self.memory.save(step, state, metadata, self.session.agree, keep=1, kept=needed)
         except SnapshotError as error:
             self.memory = None
             _log.warning("There are no more snapshots in memory. %s", error)
@@ -190,12 +154,10 @@ class SnapshotKeeper:
     def forget_memory(self) -> None:
         """Deletes the snapshots in memory."""
         if self._remembering is not None:
-            wait([self._remembering])
+            self._remembering.exception()
         memory = self.memory
         if memory is not None:
-            self.session.agree(
-                "forget the memory", lambda: shutil.rmtree(memory, ignore_errors=True)
-            )
+            self.session.agree("forget the memory", memory.clear)
 
     def _settle(self) -> None:
         """Waits until the last snapshot is written."""
@@ -204,7 +166,7 @@ class SnapshotKeeper:
             return
         if not writing.done():
             with self.session.spans.span(SpanKind.WAIT, reason="a snapshot", for_whom="the disk"):
-                wait([writing])
+                writing.exception()
         writing.result()
 
     def _write(
@@ -218,21 +180,19 @@ class SnapshotKeeper:
         checkpoint = self.session.settings.checkpoint
         keep, hours = checkpoint.keep, checkpoint.keep_every_hours
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
-            save_snapshot(
-                self.directory,
+            self.disk.save(
                 step,
                 state,
                 metadata,
+                self.session.agree,
                 keep=keep,
                 kept=[*self._best(), *needed],
                 keep_every_secs=None if hours is None else hours * 3600,
-                processes=self.processes,
-                agree=self.session.agree,
             )
         self.session.call(Happened(SnapshotSaved(step)))
         self.session.agree("the buffer's checkpoint", self._save_buffer)
         if self.log is not None and self.session.leads:
-            self.log.forget(first_logged(snapshot_steps(self.directory), keep, needed) - 1)
+            self.log.forget(first_logged(self.disk.steps(), keep, needed) - 1)
         self.on_saved()
 
     def load(self, step: int) -> TrainState:
@@ -241,22 +201,17 @@ class SnapshotKeeper:
         Raises:
           SnapshotError: it is damaged.
         """
-        if self.memory is not None and step in self.session.agree(
-            "in memory", lambda: snapshot_steps(self.memory or self.directory)
-        ):
+        if self.memory is not None and step in self.session.agree("in memory", self.memory.steps):
             try:
                 return self._load(self.memory, step)
             except SnapshotError as error:
                 if step not in self.steps():
                     raise
                 _log.warning("%s The one on disk is used.", error)
-        return self._load(self.directory, step)
+        return self._load(self.disk, step)
 
-    def _load(self, directory: Path, step: int) -> TrainState:
-        _, state, metadata = load_snapshot(
-            directory, step, self._abstract(), self.processes, self.session.agree
-        )
-        return self._completed(state, metadata)
+    def _load(self, folder: SnapshotFolder, step: int) -> TrainState:
+        return self._completed(*folder.load(step, self._abstract(), self.session.agree))
 
     def load_newest(self) -> tuple[TrainState, Position]:
         """Returns the state of the newest undamaged snapshot, and the master's position then.
@@ -269,9 +224,7 @@ class SnapshotKeeper:
         """
         abstract = self._abstract()
         try:
-            _, state, metadata = load_snapshot(
-                self.directory, None, abstract, self.processes, self.session.agree, aside=True
-            )
+            state, metadata = self.disk.load(None, abstract, self.session.agree)
         except MismatchError:
             if not self.session.settings.launch.resume_changed:
                 raise
@@ -290,15 +243,12 @@ class SnapshotKeeper:
 
     def _adapted(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Loads the fields that fit the settings from the newest snapshot; others start anew."""
-        step = self.session.agree("newest whole", lambda: newest_whole(self.directory))
-        assert step is not None
-        metadata = read_metadata(self.directory, step)
 
-        def begin(params: Params) -> TrainState:
+        def begin(params: Params, metadata: dict[str, Any]) -> TrainState:
             whole = self.parameters.completed(params, metadata["base_digest"])
             return self.trainer.begin(self.trainer.start(whole))
 
-        state, anew = load_adapted(self.directory, step, abstract, begin)
+        state, metadata, anew = self.disk.load_adapted(abstract, begin, self.session.agree)
         what = ", ".join(anew).replace("_", " ")
         self.session.call(EnterPhase("start", f"started anew, because it has changed: {what}"))
         return state, metadata

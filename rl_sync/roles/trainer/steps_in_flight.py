@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from rl_sync.messages.events import BatchTrained
 from rl_sync.messages.master_calls import Fail, Report, Trained
 from rl_sync.messages.run_result import LogprobGap, RunResult
 from rl_sync.models.placement import addressable
+from rl_sync.ports.clock_port import Future
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.run_totals import sizes
 from rl_sync.records.spans import SpanKind
@@ -77,8 +76,8 @@ class StepsInFlight:
         self._steps, self._place = steps, place
         self._consumed, self._demonstrations = consumed, demonstrations
         # One thread each, so that a step's span begins when the previous one has ended.
-        self._watcher = ThreadPoolExecutor(1, "watcher")
-        self._reporter = ThreadPoolExecutor(1, "reporter")
+        self._watcher = session.clock.pool(1, "watcher")
+        self._reporter = session.clock.pool(1, "reporter")
         self._reported: Future[None] | None = None
         self._apart: LogprobGap | None = None
         self._skipped = SkippedUpdates(session, "rl")
@@ -126,7 +125,7 @@ class StepsInFlight:
         }
         compiled = self._steps.of(batch)
         # Watched from before the dispatch, which on a CPU may include the computation.
-        dispatched: Future[Metrics] = Future()
+        dispatched: Future[Metrics] = self._session.clock.future()
         kind = SpanKind.TRAIN_AGAIN if again else SpanKind.TRAIN
         ready = self._watcher.submit(self._watch, kind, attributes, dispatched)
         try:
@@ -162,12 +161,12 @@ class StepsInFlight:
     def _watch(
         self, kind: SpanKind, attributes: dict[str, Any], dispatched: Future[Metrics]
     ) -> _Measured:
-        started = time.monotonic()
+        started = self._session.clock.now()
         with self._session.spans.span(kind, **attributes):
             metrics = dispatched.result()
             arrays = {name: metrics[name] for name in _ARRAYS if name in metrics}
             values = {name: float(metrics[name]) for name in metrics.keys() - arrays.keys()}
-        values["step_secs"] = time.monotonic() - started
+        values["step_secs"] = self._session.clock.now() - started
         values["tokens_per_sec"] = attributes["tokens"] / values["step_secs"]
         updates = self._session.settings.optimizer.updates_per_batch
         values["staleness_max_updates"] = values["staleness_max"] * updates

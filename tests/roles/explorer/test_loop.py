@@ -7,8 +7,8 @@ import pytest
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.messages.events import Finish, GrantEvaluation, HoldBack, LeaseGrant
 from rl_sync.messages.master_calls import AskLease, AwaitEvaluations, HandInEvaluation
+from rl_sync.ports.clock_port import SystemClock
 from rl_sync.records.spans import SpanKind
-from rl_sync.roles.explorer import loop as explorer
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
@@ -42,15 +42,15 @@ def weights():
     return Weights()
 
 
-class Clock:
+class Clock(SystemClock):
     """The time of the loop, which goes on when a test says so, or with each look at it."""
 
     def __init__(self):
-        self.now, self.ticks = 100.0, False
+        self.secs, self.ticks = 100.0, False
 
-    def monotonic(self):
-        self.now += self.ticks
-        return self.now
+    def now(self):
+        self.secs += self.ticks
+        return self.secs
 
 
 class Delivery:
@@ -103,9 +103,7 @@ class Explorer:
 
 
 @pytest.fixture
-def loop(weights, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(explorer, "time", clock)
+def loop(weights):
     loop = ExplorerLoop(
         MemorySession(role="explorer1"),
         number=1,
@@ -118,7 +116,7 @@ def loop(weights, monkeypatch):
         delivery=Delivery(),
         examination=HeldOut(),
     )
-    loop.clock = clock
+    loop.clock = loop.session.clock = Clock()
     return loop
 
 

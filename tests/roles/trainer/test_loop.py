@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from rl_sync.checkpoints.ledger import ConsumptionRecord
 from rl_sync.cluster.process_resources import Resources
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
@@ -18,6 +19,7 @@ from rl_sync.messages.master_calls import Trained
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.trainer.loop import TrainerLoop
+from rl_sync.roles.trainer.published_digests import PublishedDigests
 from rl_sync.schedule import resolve
 from rl_sync.transfers.checkpoint import CheckpointTrainerEnd
 from rl_sync.transfers.ends import EndSite
@@ -91,7 +93,7 @@ class Loop(TrainerLoop):
     """Compiles nothing."""
 
     def _prepare(self):
-        self._steps = self.trainer
+        pass
 
     def _finish(self):
         pass
@@ -176,9 +178,10 @@ def loop_of(tmp_path, offers=Offers, **options):
         checkpoint__every_steps=0,
     )
     end = offers(session, **options)
+    trainer = Compiled()
     return Loop(
         session=session,
-        trainer=Compiled(),
+        trainer=trainer,
         batching=Batching(),
         parameters=Parameters(),
         sft=None,
@@ -186,7 +189,10 @@ def loop_of(tmp_path, offers=Offers, **options):
         end=lambda schedule: end,
         source=lambda point, schedule, idle: Reader(),
         snapshots=Snapshots(),
-        processes=[0],
+        steps=trainer,
+        place=lambda lay_out: trainer.place(lay_out()),
+        consumed=lambda counted: ConsumptionRecord(tmp_path, counted),
+        digests=lambda since, exact: PublishedDigests(None, since=since, exact=exact),
     )
 
 

@@ -12,6 +12,7 @@ from rl_sync.learning.rows.batching import Placed
 from rl_sync.messages.events import BatchTrained
 from rl_sync.messages.master_calls import Fail, Report, Trained
 from rl_sync.messages.run_result import LogprobGap, RunResult
+from rl_sync.ports.clock_port import SystemClock
 from rl_sync.records.json_lines import RecordsError
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import SpanKind, SpanRecorder
@@ -40,6 +41,8 @@ class Computation:
 
 class Run:
     """The run of `StepsInFlight`: steps end when they are told to, and reports are recorded."""
+
+    clock = SystemClock()
 
     def __init__(self, workdir):
         self.computations, self.events = [], []
