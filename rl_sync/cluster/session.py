@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from rl_sync.cluster.heartbeats import SILENT_SECS
+from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.rpc import PeerGoneError, PeerLostError, RemoteError, RpcClient
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.team import Team
@@ -196,6 +197,10 @@ class Session:
             yield
         finally:
             self._progress = before
+
+    def settle(self) -> None:
+        """Says that all programs are compiled; see `parallel_imports.settle`."""
+        settle()
 
     def status(self) -> RoleStatus:
         """Returns the status of this role for the live display."""

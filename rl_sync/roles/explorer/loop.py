@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import Deadline, RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
@@ -81,7 +80,7 @@ class ExplorerLoop:
             self.session.showing(lambda: (self.explorer.engine.stats.programs, None)),
         ):
             self.explorer.compile(self.blank())
-        settle()
+        self.session.settle()
         self._life = ExplorerLife(
             ExplorerPlan(
                 groups=self.explorer.groups,

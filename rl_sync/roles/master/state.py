@@ -208,6 +208,8 @@ def drop(
 ) -> Outcome:
     """Ends leases that were not trained; their ordinals are leased again.
 
+    A batch that loses a group is not taken any more: the trainer asks for it anew.
+
     Args:
       replaced, failed: see `LiveLease.next_assignment`.
     """
@@ -219,6 +221,9 @@ def drop(
         return state, ()
     again = {*state.again, *(lease.next_assignment(replaced, failed) for lease in dropped)}
     state = dataclasses.replace(state, again=tuple(sorted(again)))
+    if broken := {lease.taken for lease in dropped} - {0}:
+        left = {i: one._replace(taken=0) for i, one in state.live.items() if one.taken in broken}
+        state = dataclasses.replace(state, live={**state.live, **left})
     return state, (Record("dropped", dropped, reason),)
 
 

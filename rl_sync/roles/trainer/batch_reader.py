@@ -75,6 +75,7 @@ class BatchReader:
       on_taken: called with the step that waits, and groups that were just taken from the buffer.
       audit_secs: time without any group after which the reader looks for groups that the replay
         server has lost.
+      poll_secs: maximum wait of a request for groups.
     """
 
     def __init__(
@@ -87,9 +88,11 @@ class BatchReader:
         pipeline: Pipeline | None = None,
         on_taken: Callable[[int, list[Group]], None] = lambda step, groups: None,
         audit_secs: float = _AUDIT_SECS,
+        poll_secs: float = _POLL_SECS,
     ):
         self._pipeline, self._on_taken = pipeline, on_taken
         self._audit_secs, self._next_audit_secs = audit_secs, 0.0
+        self._poll_secs = poll_secs
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
@@ -201,7 +204,7 @@ class BatchReader:
         """
         deadline()
         drawn = self._draw(step, self._groups_needed - len(self._aside))
-        self._aside += drawn
+        self._aside += self._unconsumed(drawn)
         refused = self._refuse_unfit(step) + self._audit_if_due(bool(drawn))
         if len(self._aside) < self._groups_needed and not drawn:
             return None, refused
@@ -211,8 +214,13 @@ class BatchReader:
         if answer.lease_ids:
             return [at_hand[lease_id] for lease_id in answer.lease_ids], refused
         if len(self._aside) >= self._groups_needed and (due := self._draw(step, 1)):
-            self._aside += due + self._draw(step, self._groups_needed, timeout_secs=0.0)
+            due += self._draw(step, self._groups_needed, timeout_secs=0.0)
+            self._aside += self._unconsumed(due)
         return None, refused
+
+    def _unconsumed(self, groups: Sequence[Group]) -> list[Group]:
+        """Returns the groups without further copies of those that the last batch has used up."""
+        return [group for group in groups if group.lease_id not in self._over]
 
     def _consume(self, step: int, batch: list[Group]) -> Consumed:
         """Selects from a whole batch, and removes it from the groups at hand."""
@@ -334,7 +342,7 @@ class BatchReader:
         """Takes up to so many groups from the buffer; none if none arrives in time."""
         if count <= 0:
             return []
-        wait = _POLL_SECS if timeout_secs is None else timeout_secs
+        wait = self._poll_secs if timeout_secs is None else timeout_secs
         try:
             samples = self._replay.sample(self._table, count, timeout_secs=wait)
         except ReplayTimeoutError:

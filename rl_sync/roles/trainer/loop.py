@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterable
 
 from rl_sync.checkpoints.ledger import ConsumptionRecord
-from rl_sync.cluster.parallel_imports import settle
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
@@ -245,7 +244,7 @@ class TrainerLoop:
     def _open_streams(self, point: StartingPoint) -> None:
         self.session.call(EnterPhase("rl"))
         self.session.facts.clear()  # These facts are about SFT.
-        settle()
+        self.session.settle()
         schedule = self._life.schedule
         consumed = self.consumed(point.counted)
         self._open.callback(consumed.close)

@@ -166,7 +166,8 @@ class StepsInFlight:
             metrics = dispatched.result()
             arrays = {name: metrics[name] for name in _ARRAYS if name in metrics}
             values = {name: float(metrics[name]) for name in metrics.keys() - arrays.keys()}
-        values["step_secs"] = self._session.clock.now() - started
+        # A thread that began late may find the step over.
+        values["step_secs"] = max(1e-6, self._session.clock.now() - started)
         values["tokens_per_sec"] = attributes["tokens"] / values["step_secs"]
         updates = self._session.settings.optimizer.updates_per_batch
         values["staleness_max_updates"] = values["staleness_max"] * updates

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rl_sync.cluster.pending import Await
 from rl_sync.messages.events import (
     LEASE_EXPIRED,
+    BatchRequested,
     BatchTrained,
     Event,
     ExplorerDied,
@@ -19,16 +21,32 @@ from rl_sync.messages.events import (
     HoldBack,
     LeaseGrant,
     LeaseRequested,
-    Position,
     Record,
+    SnapshotSaved,
     Started,
     Ticked,
-    VersionPublished,
 )
+from rl_sync.messages.master_calls import (
+    AskBatch,
+    AskBuffered,
+    AskPosition,
+    AskProgress,
+    Buffered,
+    Claim,
+    EnterPhase,
+    Happened,
+    Progress,
+    Report,
+    Resumed,
+    Trained,
+    TrainerReady,
+)
+from rl_sync.records.run_totals import NUM_TOKENS
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
+from rl_sync.roles.master.transition import position as position_of
 from rl_sync.simulation.faults.joint_transfer import (
     AskFinished,
     GrantAwaited,
@@ -62,7 +80,6 @@ from rl_sync.weights.rendezvous import Meeting
 LEASE_SECS = 8.0
 TICK_SECS = 2.0
 FLUSH_SECS = 0.05
-LOST = "lost with a buffer"
 _PROMPT = Prompt(0, "", "")
 
 
@@ -70,43 +87,6 @@ class AskVersion(NamedTuple):
     """Asks for the newest version, and waits for one."""
 
     version: int
-
-
-class ClaimGroups(NamedTuple):
-    """The trainer has taken groups from the buffer; see `Claim`."""
-
-    lease_ids: tuple[int, ...]
-
-
-class StepDone(NamedTuple):
-    """The trainer reports a step, and the tokens that it has trained on."""
-
-    event: BatchTrained
-    tokens: int
-
-
-class AskCounted(NamedTuple):
-    """A trainer that was started asks for the last counted step; None before the run has begun."""
-
-
-class BeginRun(NamedTuple):
-    """The trainer begins the run."""
-
-
-class ListBuffered(NamedTuple):
-    """Asks for the leases whose groups are in the buffer, or with the trainer."""
-
-
-class HeldGroups(NamedTuple):
-    """The trainer waits for a batch, and says which groups are in the buffer or with itself."""
-
-    held: frozenset[int]
-
-
-class SnapshotTaken(NamedTuple):
-    """The trainer has a new snapshot: the journal begins anew."""
-
-    step: int
 
 
 class TrainerLost(NamedTuple):
@@ -326,22 +306,28 @@ class SimulatedMaster(SimulatedProcess):
     def _result(self, thread: Thread, request: ArrivedCall) -> Any:
         message, number = request.message, request.number
         match message:
-            case ClaimGroups(lease_ids):
-                return self._apply(GroupsBuffered(lease_ids), thread, number)
-            case StepDone(event, tokens):
-                return self._apply(event, thread, number, tokens)
-            case AskCounted():
-                state = self.known.state
-                return state.trained_steps if state.begun else None
-            case BeginRun():
-                return self._apply(Started(Position(0, 0, (), 0)), thread, number)
-            case ListBuffered():
+            case Claim(lease_ids):
+                return self._apply(GroupsBuffered(tuple(lease_ids)), thread, number)
+            case Trained(event, metrics):
+                return self._apply(event, thread, number, int(metrics[NUM_TOKENS]))
+            case AskProgress():
+                return self._progress()
+            case TrainerReady(position):
+                return self._apply(Started(position), thread, number)
+            case AskBuffered():
                 live = self.known.state.live.values()
-                return tuple(one.lease_id for one in live if one.buffered)
-            case HeldGroups(held):
-                return self._lose(held)
-            case SnapshotTaken():
+                buffered = [one.lease_id for one in live if one.buffered]
+                return Buffered(self.known.state.trained_steps, buffered)
+            case AskBatch(step, at_hand):
+                return self._apply(BatchRequested(step, tuple(at_hand)), thread, number)
+            case AskPosition():
+                return position_of(self.known.state)
+            case Happened(SnapshotSaved()):
                 return self._save()
+            case Happened(event):
+                return self._apply(event, thread, number)
+            case EnterPhase() | Report() | Resumed() | Await():
+                return None
             case ExplorersSeen(seen_secs):
                 return self._see(seen_secs)
             case TrainerLost(life):
@@ -353,7 +339,7 @@ class SimulatedMaster(SimulatedProcess):
                 self._apply(RelayLeft(f"explorer{explorer}"))
                 self._apply(MeetingLeft(explorer))
                 return self._apply(ExplorerDied(explorer), thread, number)
-            case VersionPublished() | GroupsBuffered() | GroupsRefused():
+            case GroupsBuffered() | GroupsRefused():
                 return self._apply(message, thread, number)
             case RelayJoined(reader, address):
                 self._tree.join(reader, address)
@@ -441,12 +427,12 @@ class SimulatedMaster(SimulatedProcess):
             self._apply(GroupsRefused(tuple(one.lease_id for one in late), LEASE_EXPIRED))
         self.after(TICK_SECS, self._tick)
 
-    def _lose(self, held: frozenset[int]) -> None:
-        """Leases groups again that are neither in the buffer nor with the trainer any more."""
-        live = self.known.state.live.values()
-        lost = tuple(one.lease_id for one in live if one.buffered and one.lease_id not in held)
-        if lost:
-            self._apply(GroupsRefused(lost, LOST))
+    def _progress(self) -> Progress | None:
+        """Returns the run so far, for a trainer that was started; None before it has begun."""
+        state, run = self.known.state, self.world.run
+        if not state.begun:
+            return None
+        return Progress(0, state.trained_steps, [], drops_buffered=run.is_joint and run.is_exact)
 
 
 def _answer_to(event: Event, state: MasterState, command: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from rl_sync.records.spans import SpanKind
 from rl_sync.simulation.event_queue import EventQueue
@@ -12,6 +12,7 @@ from rl_sync.simulation.faults.disk import DiskFullError, SimulatedDisk
 from rl_sync.simulation.faults.drawn_run import DrawnRun
 from rl_sync.simulation.faults.invariants import Invariants
 from rl_sync.simulation.faults.network import SimulatedNetwork
+from rl_sync.simulation.virtual_clock import LifeEndedError
 
 RETRY_SECS = 1.0
 """Time after which a call without an answer is sent again."""
@@ -22,7 +23,7 @@ CALL_SECS = 100.0
 Answerer = Callable[[Any], None]
 
 
-class ProcessDiedError(Exception):
+class ProcessDiedError(LifeEndedError):
     """The process has died in the middle of what it did."""
 
 
@@ -167,13 +168,15 @@ class SimulatedProcess:
         Raises:
           ProcessDiedError: it has crashed.
         """
+        if not self.is_alive:
+            raise ProcessDiedError
         self.commands += 1
         self.world.note(self.name, what)
         if self.world.crashes(self.name, self.commands):
             self.world.kill(self, "crashes")
             raise ProcessDiedError
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> NoReturn:
         """Ends the process, because it cannot go on; it is started again.
 
         Raises:

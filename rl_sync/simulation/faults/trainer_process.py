@@ -1,25 +1,29 @@
-"""The trainer in the simulation: executes the commands of the trainer's life.
+"""The trainer in the simulation: the real loop, with other ends of its ports and another actor.
 
-As in a real trainer, a step is computed, its batch written to the log, the step before it reported
-and a snapshot written, all at the same time.
+The loop, the reader of batches, its log, steps in flight, and the keeper of snapshots are those of
+every run. The device, the disk, the network and the transfer of weights are simulated.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.messages.events import TOO_STALE, BatchTrained, GroupsRefused, VersionPublished
-from rl_sync.records.spans import SpanKind, sync_kind
-from rl_sync.roles.trainer import commands
-from rl_sync.roles.trainer.life import KnownRun, LeftBehind, TrainerLife, TrainerPlan
-from rl_sync.roles.trainer.origins import first_logged, still_needed
+import numpy as np
+
+from rl_sync.checkpoints.ledger import ConsumptionRecord
+from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
+from rl_sync.records.spans import sync_kind
+from rl_sync.replay.replay_interface import ReplayTimeoutError, ReplayUnavailableError
+from rl_sync.roles.trainer.batch_reader import BatchReader
+from rl_sync.roles.trainer.commands import AbandonRun, StartingPoint, TrainerCommand
+from rl_sync.roles.trainer.logged_batches import LoggedBatches
+from rl_sync.roles.trainer.loop import TrainerLoop
+from rl_sync.roles.trainer.published_digests import PublishedDigests
+from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.schedule import SyncSchedule
-from rl_sync.simulation.faults.disk import DiskFullError
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY
 from rl_sync.simulation.faults.invariants import (
     BrokenRuleError,
@@ -29,30 +33,24 @@ from rl_sync.simulation.faults.invariants import (
     trained,
 )
 from rl_sync.simulation.faults.joint_transfer import GivingSide
-from rl_sync.simulation.faults.master_process import (
-    LOST,
-    AskCounted,
-    BeginRun,
-    ClaimGroups,
-    HeldGroups,
-    ListBuffered,
-    SnapshotTaken,
-    StepDone,
-)
-from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
+from rl_sync.simulation.faults.processes import RETRY_SECS, Answerer, ArrivedCall
 from rl_sync.simulation.faults.relays import FetchBlock
 from rl_sync.simulation.faults.replay_process import ListGroups, SampleGroups, SaveBuffer
+from rl_sync.simulation.faults.trainer_disk import (
+    MEMORY,
+    ComputedWeights,
+    SimulatedFolder,
+    SimulatedLog,
+    SimulatedState,
+)
+from rl_sync.simulation.faults.virtual_process import WAIT_SECS, VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, WeightsStore
+from rl_sync.types import Group
 from rl_sync.weights.deltas.artifact import HeldVersion
 
-WAIT_SECS = 300.0
-MEMORY = "memory-"
-"""First letters of the names of snapshots in memory, which an outage deletes."""
-
 _POLL_SECS = 0.5
-_DRAINED_AT_ONCE = 8
-_COMPARE_SECS = 3.0
-"""Time without groups after which the trainer compares what is in the buffer with the ledger."""
+_SAVED_SECS = 20.0
+_TABLE = "groups"
 
 
 class FetchWeights(NamedTuple):
@@ -63,38 +61,28 @@ class FetchWeights(NamedTuple):
     held: HeldVersion | None
 
 
-class LoggedStep(NamedTuple):
-    """A step in the log.
-
-    Attributes:
-      batch: groups that it consumes.
-      aside: groups that were taken for later steps.
-      uses: number of steps that have trained on each group that is used again.
-    """
-
-    batch: TrainedBatch
-    aside: tuple[SimulatedGroup, ...]
-    uses: dict[int, int]
-
-
-class SimulatedTrainer(SimulatedProcess):
+class SimulatedTrainer(VirtualProcess):
     """Trains, publishes, and saves."""
 
+    audit_secs = 3.0
+    """See `BatchReader`."""
+
+    reader: type[BatchReader] = BatchReader
+    log: type[LoggedBatches] = LoggedBatches
+    folder: type[SimulatedFolder] = SimulatedFolder
+
     def begin(self) -> None:
-        """Looks at what an earlier life has left."""
+        """Starts the loop."""
         run = self.world.run
-        self._chance = random.Random(f"{run.seed} trainer {self.life}")
-        self._versions = {0: first_weights(run)}
-        self._store = self.store(f"life {self.life}", run.schedule.versions_kept)
-        self._meeting = GivingSide(self, self.world.links)
-        self._aside: list[SimulatedGroup] = []
-        self._uses = collections.Counter[int]()
-        self._batches: dict[int, TrainedBatch] = {}
-        self._over: set[int] = set()
-        self._computed = self._logged = self._reported = 0
-        self._is_saving = self._reads = False
-        self._waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
-        self.call(MASTER, AskCounted(), self._look)
+        self.chance = random.Random(f"{run.seed} trainer {self.life}")
+        self.store_of_life = self.store(f"life {self.life}", run.schedule.versions_kept)
+        self.weights = getattr(self, "weights", first_weights(run))
+        super().begin()
+
+    def run(self) -> None:
+        """Runs the loop to its end."""
+        self._loop().run()
+        self.world.end(self)
 
     def handle(self, request: ArrivedCall, answer: Answerer) -> None:
         """Answers explorers that fetch weights."""
@@ -103,491 +91,341 @@ class SimulatedTrainer(SimulatedProcess):
             case FetchWeights(version, exactly, held):
                 answer(self.offer(version, exactly, held))
             case FetchBlock(key):
-                answer(self._store.payload(key))
+                answer(self.store_of_life.payload(key))
 
     def offer(self, version: int, exactly: bool, held: HeldVersion | None) -> Offer | None:
         """Returns what a receiver has to fetch; None if there is no such version."""
-        return self._store.offer(version, exactly, held)
+        return self.store_of_life.offer(version, exactly, held)
 
-    @property
-    def schedule(self) -> SyncSchedule:
-        """The schedule that groups have to fit."""
-        return self.world.run.schedule
+    def schedule(self, schedule: SyncSchedule) -> SyncSchedule:
+        """Returns the schedule that groups have to fit."""
+        return schedule
 
     def store(self, chain: str, keep: int) -> WeightsStore:
         """Makes the store of published weights."""
         return WeightsStore(chain, keep)
 
-    @property
-    def weights(self) -> int:
-        """Weights after the last step."""
-        return self._versions[max(self._versions)]
-
-    # Commands, one after the other, and what goes on beside them.
-
-    def _proceed(self, restored: int | None = None) -> None:
-        """Executes the next command.
-
-        Args:
-          restored: the end of a command that makes a state; see `commands`.
-        """
-        command = self._commands.send(restored)
-        self.command(command)
-        self._execute(command)
-
-    def _once(self, is_so: Callable[[], bool], then: Callable[[], None]) -> None:
-        """Does something once a condition holds."""
-        self._waiting.append((is_so, then))
-        self._look_again()
-
-    def _look_again(self) -> None:
-        """Does what has waited for what is true now."""
-        for entry in [*self._waiting]:
-            is_so, then = entry
-            if entry in self._waiting and is_so():
-                self._waiting.remove(entry)
-                then()
-
-    def _takes(self, least: float, most: float) -> float:
-        return self._chance.uniform(least, most)
-
-    def _execute(self, command: commands.TrainerCommand) -> None:
-        disk = self.world.disk
-        match command:
-            case commands.Initialize():
-                self._restored(0)
-            case commands.RestoreNewest():
-                self._restored(max(self._snapshots()))
-            case commands.Restore(step):
-                self._restored(step)
-            case commands.AbandonRun(counted):
-                raise BrokenRuleError(f"no snapshot and log lead to step {counted}")
-            case commands.AnnounceBeginning():
-                for prefix in ("log-", "taken-", MEMORY):
-                    for name in disk.names(prefix):
-                        disk.delete(name)
-                self.call(MASTER, BeginRun(), lambda _: self._proceed())
-            case commands.AnnounceGoingOn():
-                self._proceed()
-            case commands.OpenStreams(point):
-                self._point = point
-                self._computed = point.step
-                self._logged, self._reported = point.logged, max(point.counted, point.step)
-                self._proceed()
-            case commands.TakeBatch(step):
-                self._take_batch(step)
-            case commands.LogBatch(step):
-                entry = LoggedStep(self._batches[step], tuple(self._aside), {**self._uses})
-                disk.write(self.name, _log_name(step), [entry])
-                # One thread writes all of them.
-                write = functools.partial(self._flush_log, step)
-                begin = functools.partial(self.after, self._takes(0.01, 0.1), write)
-                self._once(lambda: self._logged == step - 1, begin)
-                self._proceed()
-            case commands.TrainStep(step, is_counted):
-                self._train(step, is_counted)
-            case commands.AwaitLog():
-                newest = max(self._batches, default=0)
-                self._once(lambda: self._logged >= newest, self._proceed)
-            case commands.AwaitReports():
-                newest = max(self._batches, default=0)
-                self._once(lambda: self._reported >= newest <= self._computed, self._proceed)
-            case commands.PublishVersion(version):
-                self._once(
-                    lambda: self._computed >= version, functools.partial(self._publish, version)
-                )
-            case commands.SaveSnapshot(step, waits):
-                save = functools.partial(self._save, step, waits)
-                self._once(lambda: not self._is_saving, save)
-            case commands.SaveInMemory(step):
-                remember = functools.partial(self._remember, step)
-                self._once(lambda: self._computed >= step, remember)
-            case commands.EvaluateStep():
-                self.after(self._takes(0.1, 0.5), self._proceed)
-            case commands.GiveGroupsBack(reason):
-                left = tuple(dict.fromkeys(group.lease_id for group in self._aside))
-                self.call(MASTER, GroupsRefused(left, reason), lambda _: self._proceed())
-            case commands.ServeWeights():
-                self._serve(self._proceed)
-            case commands.BeginEnd():
-                self._proceed()
-            case commands.EndTraining():
-                self.world.end(self)
-
-    # Starting.
-
-    def _look(self, counted: int | None) -> None:
-        known, remembered = None, set[int]()
-        if counted is not None:
-            known, remembered = KnownRun(0, counted), {*self._remembered()}
-            if self.world.run.is_joint and self.world.run.is_exact:
-                self._forget_after(counted)
-        snapshots = tuple(sorted({*self._snapshots(), *remembered}))
-        reaches = {step: self._reach(step) for step in (0, *snapshots)}
-        run = self.world.run
-        plan = TrainerPlan(
-            run.schedule,
-            run.steps,
-            save_every_steps=run.save_every_steps,
-            memory_every_steps=run.memory_every_steps,
-            evaluate_every_steps=run.evaluate_every_steps,
-        )
-        self._life = TrainerLife(plan, LeftBehind(known, snapshots, reaches))
-        self._commands = self._life.commands()
-        self._proceed()
-
-    def _forget_after(self, counted: int) -> None:
-        """Deletes batches of steps that are not counted, whose groups are generated again."""
-        for name in self.world.disk.names("log-"):
-            if int(name.split("-")[1]) > counted:
-                self.world.disk.delete(name)
-
-    def _snapshots(self) -> list[int]:
-        return [int(name.split("-")[1]) for name in self.world.disk.names("snapshot-")]
-
-    def _remembered(self) -> list[int]:
-        return [int(name.split("-")[1]) for name in self.world.disk.names(MEMORY)]
-
-    def _reach(self, step: int) -> int:
-        while self.world.disk.read(_log_name(step + 1)):
-            step += 1
-        return step
-
-    def _restored(self, step: int) -> None:
-        restored: int | None = step
-        if step:
-            disk = self.world.disk
-            saved = disk.read(f"{MEMORY}{step:04d}") or disk.read(_snapshot_name(step))
-            if saved:
-                self._versions = {step: saved[0]}
-            else:
-                restored = None
-        self.after(self._takes(0.5, 2.0), functools.partial(self._proceed, restored))
-
-    # Batches.
-
-    def _take_batch(self, step: int) -> None:
-        point = self._point
-        if step <= point.logged:
-            batch = self._batches[step] = self.world.disk.read(_log_name(step))[0].batch
-            if step > point.counted:
-                self._over |= {group.lease_id for group in batch.groups}
-                self._over -= {*batch.kept}
-            self._proceed()
-            return
-        self._since = self.world.queue.now_secs
-        until = self._since + WAIT_SECS
-        self.world.invariants.waits(self.name, f"batch {step}", WAIT_SECS)
-        self._compared_secs = self._since
-        turn = functools.partial(self._turn, step, until)
-        if self._reads or not point.goes_on:
-            self._reads = True
-            turn()
-        else:
-            self._reads = True
-            self._go_on(step, turn)
-
-    def _go_on(self, step: int, turn: Callable[[], None]) -> None:
-        """Takes what an earlier life had taken, and all that is in the buffer.
-
-        Only then it is known which groups are lost.
-        """
-        disk = self.world.disk
-        last = disk.read(_log_name(step - 1))
-        aside = [*last[0].aside] if last else []
-        uses = last[0].uses if last else {}
-        aside += [group for groups in disk.read(_taken_name(step)) for group in groups]
-        listed = functools.partial(self._drain, step, uses, turn)
-        keep = functools.partial(self._claim, aside)
-
-        def ask(*_: object) -> None:
-            # Groups that are buffered after this answer are not taken for lost.
-            self.call(MASTER, ListBuffered(), lambda buffered: keep(lambda: listed(buffered)))
-
-        ask()
-
-    def _drain(
-        self, step: int, uses: dict[int, int], turn: Callable[[], None], buffered: Sequence[int]
-    ) -> None:
-        again = functools.partial(self._drain, step, uses, turn, buffered)
-
-        def take(groups: list[SimulatedGroup]) -> None:
-            if groups:
-                self._keep(step, groups, again)
-                return
-            there = {group.lease_id for group in self._aside} | self._over
-            self._uses.update({one: count for one, count in uses.items() if one in there})
-            lost = tuple(one for one in buffered if one not in there)
-            if lost:
-                self.call(MASTER, GroupsRefused(lost, LOST), lambda _: turn())
-            else:
-                turn()
-
-        self.call(REPLAY, SampleGroups(_DRAINED_AT_ONCE), take, poll_secs=_POLL_SECS)
-
-    def _keep(self, step: int, groups: list[SimulatedGroup], then: Callable[[], None]) -> None:
-        """Keeps groups that the buffer has no more."""
-        self.world.disk.append(self.name, _taken_name(step), groups)
-        self.command("claim the groups")
-        self._claim(groups, then)
-
-    def _claim(self, groups: list[SimulatedGroup], then: Callable[[], None]) -> None:
-        def add(over: list[int]) -> None:
-            ended = self._over.union(over)
-            self._aside += [group for group in groups if group.lease_id not in ended]
-            then()
-
-        self.call(MASTER, ClaimGroups(tuple(group.lease_id for group in groups)), add)
-
-    def _turn(self, step: int, until: float) -> None:
-        """Refuses groups that are too stale, and samples those that are missing."""
-        run, schedule = self.world.run, self.schedule
-        if self.world.queue.now_secs > until:
-            self.give_up("has waited too long for a batch")
-        again = functools.partial(self._turn, step, until)
-        late = [one for one in self._aside if not schedule.accepts(step, one.oldest_version)]
-        if late and not run.is_exact:
-            self._aside = [one for one in self._aside if one not in late]
-            refused = tuple(dict.fromkeys(one.lease_id for one in late))
-            self.call(MASTER, GroupsRefused(refused, TOO_STALE), lambda _: again())
-            return
-        fitting = self._fitting(step)
-        if len(fitting) == run.groups_per_step:
-            self._consume(step, fitting)
-            return
-        missing = run.groups_per_step - len(fitting)
-        taken = functools.partial(self._take, step, again)
-        sample = SampleGroups(missing)
-        self._serve(lambda: self.call(REPLAY, sample, taken, poll_secs=_POLL_SECS))
-
-    def _fitting(self, step: int) -> list[SimulatedGroup]:
-        """Returns the groups at hand that a step may consume, in the batch's order."""
-        run, needed = self.world.run, self.world.run.groups_per_step
-        distinct = [*{group.lease_id: group for group in self._aside}.values()]
-        if not run.is_exact:
-            return distinct[:needed]
-        ordinals = range((step - 1) * needed, step * needed)
-        return sorted(
-            (group for group in distinct if group.ordinal in ordinals), key=lambda one: one.ordinal
-        )
-
-    def _take(self, step: int, again: Callable[[], None], groups: list[SimulatedGroup]) -> None:
-        now = self.world.queue.now_secs
-        if groups:
-            self._keep(step, groups, again)
-        elif now - self._compared_secs > _COMPARE_SECS:
-            self._compared_secs = now
-            self.call(REPLAY, ListGroups(), functools.partial(self.compare, again))
-        else:
-            again()
-
-    def compare(self, again: Any, held: frozenset[int]) -> None:
-        """Tells the master which groups there are, so that the others are leased again.
-
-        The master may not have counted the last step yet, whose groups are not lost.
-        """
-        own = {group.lease_id for group in self._aside}
-        if self._reported < self._life.step:
-            own |= {group.lease_id for group in self._batches[self._life.step].groups}
-        self.call(MASTER, HeldGroups(held | own), lambda _: again())
-
-    def _consume(self, step: int, groups: list[SimulatedGroup]) -> None:
-        run = self.world.run
-        self.world.span(self.name, SpanKind.WAIT, self._since, reason="experiences", step=step)
-        self._uses.update(group.lease_id for group in groups)
-        kept = tuple(
-            group.lease_id
-            for group in groups
-            if self._uses[group.lease_id] < run.times_sampled
-            and self.schedule.accepts(step + 1, group.oldest_version)
-        )
-        self._over = {group.lease_id for group in groups} - {*kept}
-        for group in groups:
-            self._aside.remove(group)  # Other draws of the same groups are kept.
-        self._aside = [one for one in self._aside if one.lease_id not in self._over]
-        self._batches[step] = TrainedBatch(tuple(groups), kept)
-        self._proceed()
-
-    def _flush_log(self, step: int) -> None:
-        self.command("flush the log")
-        disk = self.world.disk
-        disk.flush(_log_name(step))
-        for name in disk.names("taken-"):
-            if int(name.split("-")[1]) <= step:
-                disk.delete(name)
-        self._logged = step
-        self._look_again()
-
-    # Steps.
-
-    def _train(self, step: int, is_counted: bool) -> None:
-        """Computes a step once the one before it is computed, and reports it.
-
-        The next command follows once the step before is reported.
-        """
-        compute = functools.partial(self._compute, step)
-        self._once(lambda: self._computed == step - 1, compute)
-        if not is_counted:
-            self._once(
-                lambda: self._computed >= step <= self._logged and self._reported == step - 1,
-                functools.partial(self._report_step, step),
-            )
-        self._once(lambda: self._reported >= step - 1, self._proceed)
-
-    def _compute(self, step: int) -> None:
-        batch, began = self._batches[step], self.world.queue.now_secs
-        is_again = step <= self._point.logged
-
-        def end() -> None:
-            self.world.invariants.stepped(step, batch, is_again)
-            self.world.span(
-                self.name,
-                SpanKind.TRAIN,
-                began,
-                step=step,
-                leases=[group.lease_id for group in batch.groups],
-                versions=sorted({group.oldest_version for group in batch.groups}),
-                tokens=sum(group.tokens for group in batch.groups),
-                dropped=[],
-            )
-            self._versions[step] = trained(self._versions[step - 1], batch.groups)
-            self._computed = step
-            self._look_again()
-
-        self.after(self._takes(0.2, 1.5), end)
-
-    def _report_step(self, step: int) -> None:
-        batch = self._batches[step]
-        event = BatchTrained(step, tuple(one.lease_id for one in batch.groups), (), batch.kept)
-        tokens = sum(group.tokens for group in batch.groups)
-        self.command(f"report step {step}")
-
-        def reported(_: object) -> None:
-            self._reported = step
-            self._look_again()
-
-        self.call(MASTER, StepDone(event, tokens), reported, channel="reports")
-
-    def _publish(self, version: int) -> None:
-        weights = self._versions[version]
-        self.world.invariants.published(version, weights)
-        self._store.add(version, weights)
-        if self.world.run.transfer == "checkpoint":
-            name = f"weights-{version:04d}"
-            self.world.disk.write(self.name, f"partial-{name}", [weights])
-            self.world.disk.flush(f"partial-{name}")
-            self.command("rename the weights")
-            self.world.disk.rename(f"partial-{name}", name)
-            for old in self.world.disk.names("weights-")[: -self.world.run.schedule.versions_kept]:
-                self.world.disk.delete(old)
-        began, run = self.world.queue.now_secs, self.world.run
-        kind = sync_kind(run.transfer)
-
-        def announced(_: object) -> None:
-            if run.is_joint and run.is_exact:
-                explorers, until = {*range(1, run.explorers + 1)}, began + WAIT_SECS
-                self._meeting.give_to_all(explorers, until, ended)
-            else:
-                ended()
-
-        def ended() -> None:
-            self.world.span(self.name, kind, began, version=version, step=version)
-            self._proceed()
-
-        self._meeting.hold(version, weights)
-        self.call(MASTER, VersionPublished(version), announced)
-
-    def _serve(self, then: Callable[[], None]) -> None:
-        """Serves explorers that wait for weights, where the transfer needs it."""
-        run = self.world.run
-        if run.is_joint and not run.is_exact:
-            self._meeting.serve(then)
-        else:
-            then()
-
-    # Snapshots.
-
-    def save_buffer(self, then: Any) -> None:
+    def save_buffer(self) -> None:
         """Lets the replay buffer save its content."""
-        self.call(REPLAY, SaveBuffer(), lambda _: then(), channel="snapshots")
-
-    def _save(self, step: int, waits: bool) -> None:
-        """Saves a snapshot; its commands are executed beside others, unless they wait for it."""
-        if step in self._snapshots():
-            self._proceed()
-            return
-        name, disk, run = _snapshot_name(step), self.world.disk, self.world.run
-        weights, began = self._versions[step], self.world.queue.now_secs
-        needed = still_needed(run.schedule, step, self._snapshots(), run.steps)
-        self._is_saving = True
-
-        def write() -> None:
-            self.command("write the snapshot")
-            disk.write(self.name, f"partial-{name}", [weights])
-            self.world.span(self.name, SpanKind.SNAPSHOT, began, step=step)
-            self.flush(f"partial-{name}")
-            self.command("rename the snapshot")
-            disk.rename(f"partial-{name}", name)
-            for old in self._snapshots()[: -run.keep]:
-                if old not in needed:
-                    disk.delete(_snapshot_name(old))
-            self.call(MASTER, SnapshotTaken(step), saved, channel="snapshots")
-
-        def saved(_: object) -> None:
-            self.world.invariants.snapshot_begins(self.world.buffered())
-            self.save_buffer(buffer_saved)
-
-        def buffer_saved() -> None:
-            self.world.invariants.snapshot_ends()
-            first = first_logged(self._snapshots(), run.keep, needed)
-            for one in disk.names("log-"):
-                if int(one.split("-")[1]) < first:
-                    disk.delete(one)
-            self._is_saving = False
-            self._look_again()
-
-        self.after(self._takes(0.1, 0.5), write)
-        if waits:
-            self._once(lambda: not self._is_saving, self._proceed)
-        else:
-            self.after(self._takes(0.01, 0.1), self._proceed)
-
-    def _remember(self, step: int) -> None:
-        """Saves a snapshot in memory, unless another is being written."""
-        if not self._is_saving:
-            needed = still_needed(
-                self.world.run.schedule, step, self._remembered(), self.world.run.steps
-            )
-            weights = self._versions[step]
-            self._is_saving = True
-            write = functools.partial(self._write_memory, step, weights, needed)
-            self.after(self._takes(0.01, 0.1), write)
-        self.after(self._takes(0.0, 0.05), self._proceed)
-
-    def _write_memory(self, step: int, weights: int, needed: Sequence[int]) -> None:
-        self.command("write to memory")
-        disk = self.world.disk
-        with contextlib.suppress(DiskFullError):  # The run goes on without it.
-            disk.write(self.name, f"{MEMORY}{step:04d}", [weights])
-            disk.flush(f"{MEMORY}{step:04d}")  # Only an outage deletes it.
-            for old in self._remembered():
-                if old != step and old not in needed:
-                    disk.delete(f"{MEMORY}{old:04d}")
-        self._is_saving = False
-        self._look_again()
+        self.command("save the buffer")
+        try:
+            self.ask(REPLAY, SaveBuffer(), secs=_SAVED_SECS)
+        except TimeoutError as error:
+            raise ReplayUnavailableError("the buffer is not saved") from error
 
     def flush(self, name: str) -> None:
         """Makes a file durable before it gets its name."""
         self.world.disk.flush(name)
 
+    def _loop(self) -> TrainerLoop:
+        session, run = VirtualSession(self), self.world.run
+        log = SimulatedLog(self, self.chance)
+        actor: Any = _Actor(self)
+        snapshots: Any = self.folder(self, "snapshot-", self.chance, self.flush)
+        memory: Any = self.folder(self, MEMORY, self.chance, self.world.disk.flush)
 
-def _log_name(step: int) -> str:
-    return f"log-{step:04d}"
+        def source(
+            point: StartingPoint, schedule: SyncSchedule, idle: Callable[[], None]
+        ) -> LoggedBatches:
+            actor.logged = point.logged
+
+            def reader(on_taken: Callable[[int, list[Group]], None]) -> BatchReader:
+                replay: Any = _Replay(self)
+                return self.reader(
+                    session,
+                    replay,
+                    _TABLE,
+                    self.schedule(schedule),
+                    idle,
+                    on_taken=on_taken,
+                    audit_secs=self.audit_secs,
+                    poll_secs=_POLL_SECS,
+                )
+
+            return self.log(session, log_port, reader, point)
+
+        log_port: Any = log
+        return _NotedLoop(
+            session=session,
+            trainer=actor,
+            batching=actor,
+            parameters=actor,
+            sft=actor,
+            evaluator=actor,
+            end=lambda schedule: _End(self),
+            source=source,
+            snapshots=SnapshotKeeper(
+                session=session,
+                trainer=actor,
+                parameters=actor,
+                disk=snapshots,
+                log=log_port,
+                save_buffer=self._buffer_saved,
+                memory=memory if run.memory_every_steps else None,
+            ),
+            steps=actor,
+            place=lambda lay_out: lay_out(),
+            consumed=lambda counted: ConsumptionRecord(None, counted),
+            digests=lambda since, exact: PublishedDigests(None, since=since, exact=exact),
+        )
+
+    def _buffer_saved(self) -> None:
+        invariants = self.world.invariants
+        invariants.snapshot_begins(self.world.buffered())
+        self.save_buffer()
+        invariants.snapshot_ends()
 
 
-def _taken_name(step: int) -> str:
-    return f"taken-{step:04d}"
+class _NotedLoop(TrainerLoop):
+    """Lists its commands, at each of which the process may crash."""
+
+    def _execute(self, command: TrainerCommand) -> int | None:
+        self.session.spans.enter("command")
+        process = self.trainer.process  # type: ignore[attr-defined]
+        process.command(command)
+        if isinstance(command, AbandonRun):
+            raise BrokenRuleError(f"no snapshot and log lead to step {command.counted}")
+        return super()._execute(command)
 
 
-def _snapshot_name(step: int) -> str:
-    return f"snapshot-{step:04d}"
+class _Later:
+    """A number that the device has not computed yet."""
+
+    def __init__(self, value: float, ready: Callable[[], None]) -> None:
+        self._value, self._ready = value, ready
+
+    def __float__(self) -> float:
+        self._ready()
+        return float(self._value)
+
+
+class _Placed(NamedTuple):
+    """A batch on the device."""
+
+    groups: tuple[Group, ...]
+
+
+class _Actor:
+    """The trainer's actor, and all else that computes: steps take time, and weights are numbers.
+
+    Attributes:
+      process: the trainer's process.
+      logged: last step of the log.
+    """
+
+    kind, row_tokens = "padded", 1
+
+    def __init__(self, process: SimulatedTrainer) -> None:
+        self.process, self.logged = process, 0
+        self._free_secs = 0.0
+
+    # Parameters.
+
+    def initial(self) -> ComputedWeights:
+        return ComputedWeights(first_weights(self.process.world.run), 0.0)
+
+    def published(self, params: ComputedWeights) -> ComputedWeights:
+        return params
+
+    kept = held = published
+
+    def completed(self, params: ComputedWeights, base_digest: None) -> ComputedWeights:
+        del base_digest
+        return params
+
+    def base_digest(self, params: ComputedWeights) -> None:
+        del params
+
+    def digest(self, params: ComputedWeights) -> str:
+        self.wait(params.until_secs)
+        return f"{params.value:x}"
+
+    # The actor.
+
+    def abstract(self) -> SimulatedState:
+        return SimulatedState(0, self.initial())
+
+    def start(self, params: ComputedWeights) -> SimulatedState:
+        self.process.clock.sleep(self.process.chance.uniform(0.5, 2.0))
+        return SimulatedState(0, params)
+
+    def begin(self, state: SimulatedState) -> SimulatedState:
+        self.process.weights = state.params.value
+        return state
+
+    def is_finite(self, state: SimulatedState) -> bool:
+        del state
+        return True
+
+    def run(self, begin: Callable[[], SimulatedState], goes_on: bool) -> SimulatedState:
+        """Does no SFT."""
+        del goes_on
+        return begin()
+
+    def hand_in(self, params: ComputedWeights, moment: str, step: int) -> None:
+        """Evaluates."""
+        del moment, step
+        self.wait(params.until_secs)
+        self.process.clock.sleep(self.process.chance.uniform(0.1, 0.5))
+
+    # Steps.
+
+    def largest(self) -> _Placed:
+        return _Placed(())
+
+    def placed(self, groups: Sequence[Group]) -> tuple[_Placed, None]:
+        return _Placed(tuple(groups)), None
+
+    def prepare(self, batch: _Placed) -> None:
+        """Compiles nothing."""
+
+    def of(self, batch: _Placed) -> Callable[..., tuple[SimulatedState, Mapping[str, _Later]]]:
+        del batch
+        return self._stepped
+
+    def _stepped(
+        self, state: SimulatedState, batch: _Placed
+    ) -> tuple[SimulatedState, Mapping[str, _Later]]:
+        """Dispatches a step, which begins once the one before it is computed."""
+        process = self.process
+        began = max(process.clock.now(), self._free_secs)
+        until = self._free_secs = began + process.chance.uniform(0.2, 1.5)
+        groups, step, is_told = tuple(map(simulated, batch.groups)), state.step + 1, False
+        value = trained(state.params.value, groups)
+
+        def ready() -> None:
+            nonlocal is_told
+            self.wait(until)
+            if not is_told:
+                is_told = True
+                is_again = step <= self.logged
+                process.world.invariants.stepped(step, TrainedBatch(groups, ()), is_again)
+                process.weights = value
+
+        staleness = step - 1 - min(one.oldest_version for one in groups)
+        values = {"staleness_mean": staleness, "staleness_max": staleness, "reward_mean": 0.0}
+        none = ("skipped_updates", "skipped_at_end", "unjudged_updates")
+        metrics = {name: _Later(value, ready) for name, value in values.items()}
+        metrics |= {name: _Later(0.0, ready) for name in none}
+        return SimulatedState(step, ComputedWeights(value, until)), metrics
+
+    def wait(self, until_secs: float) -> None:
+        """Waits until something is computed."""
+        clock = self.process.clock
+        if (left := until_secs - clock.now()) > 0:
+            clock.sleep(left)
+
+
+class _End:
+    """The trainer's end of a transfer; see `TrainerEnd`."""
+
+    def __init__(self, process: SimulatedTrainer) -> None:
+        self._process, self._run = process, process.world.run
+        self._meeting = GivingSide(process, process.world.links)
+
+    def awaits(self, version: int) -> bool:
+        """A collective transfer awaits each step."""
+        del version
+        return self._run.is_joint
+
+    def publish(self, version: int, params: ComputedWeights) -> None:
+        """Offers a version."""
+        process, run, clock = self._process, self._run, self._process.clock
+        clock.sleep(max(0.0, params.until_secs - clock.now()))
+        weights, began = params.value, clock.now()
+        process.world.invariants.published(version, weights)
+        process.store_of_life.add(version, weights)
+        if run.transfer == "checkpoint":
+            self._write(version, weights)
+        self._meeting.hold(version, weights)
+        process.ask(MASTER, Happened(VersionPublished(version)))
+        if run.is_joint and run.is_exact:
+            explorers, until = {*range(1, run.explorers + 1)}, began + WAIT_SECS
+            process.blocking(lambda then: self._meeting.give_to_all(explorers, until, then))
+        kind = sync_kind(run.transfer)
+        process.world.span(process.name, kind, began, version=version, step=version)
+
+    def serve(self) -> None:
+        """Serves explorers that wait for weights, where the transfer needs it."""
+        if self._run.is_joint and not self._run.is_exact:
+            self._process.blocking(self._meeting.serve)
+
+    def close(self) -> None:
+        """Goes on serving."""
+
+    def _write(self, version: int, weights: int) -> None:
+        process, disk, name = self._process, self._process.world.disk, f"weights-{version:04d}"
+        disk.write(process.name, f"partial-{name}", [weights])
+        disk.flush(f"partial-{name}")
+        process.command("rename the weights")
+        disk.rename(f"partial-{name}", name)
+        for old in disk.names("weights-")[: -self._run.schedule.versions_kept]:
+            disk.delete(old)
+
+
+class _Sample(NamedTuple):
+    """A sampled item of the buffer."""
+
+    columns: dict[str, np.ndarray]
+
+
+class _Info(NamedTuple):
+    """What is known of a table."""
+
+    current_size: int
+
+
+class _Replay:
+    """The trainer's client of the replay server; see `ReplayClient`.
+
+    An answer that does not come in time is lost, with the groups in it.
+    """
+
+    may_restart = True
+
+    def __init__(self, process: SimulatedTrainer) -> None:
+        self._process = process
+
+    def sample(self, table: str, count: int, *, timeout_secs: float) -> list[_Sample]:
+        del table
+        found = self._asked(SampleGroups(count), timeout_secs)
+        if not found:
+            raise ReplayTimeoutError("no group came")
+        return [_Sample(columns_of(group)) for group in found]
+
+    def info(self) -> dict[str, _Info]:
+        return {_TABLE: _Info(len(self._asked(ListGroups(), 0.0)))}
+
+    def _asked(self, message: Any, poll_secs: float) -> Any:
+        secs = poll_secs + 2 * RETRY_SECS
+        try:
+            return self._process.ask(REPLAY, message, poll_secs, secs)
+        except TimeoutError as error:
+            raise ReplayUnavailableError("the replay server does not answer") from error
+
+
+def columns_of(group: SimulatedGroup) -> dict[str, np.ndarray]:
+    """Returns a simulated group as columns of an item: one row, whose tokens are its content."""
+    shape = (1, group.tokens)
+    return {
+        "lease_id": np.array(group.lease_id),
+        "ordinal": np.array(group.ordinal),
+        "prompt_id": np.array(0),
+        "explorer": np.array(group.explorer),
+        "tokens": np.full(shape, group.content),
+        "completion_mask": np.ones(shape, bool),
+        "behavior_logprobs": np.zeros(shape),
+        "policy_versions": np.full(shape, group.oldest_version),
+        "rewards": np.zeros(1),
+    }
+
+
+def simulated(group: Group) -> SimulatedGroup:
+    """Inverts `columns_of`."""
+    return SimulatedGroup(
+        group.lease_id,
+        group.ordinal,
+        group.explorer,
+        group.oldest_version,
+        int(group.tokens[0, 0]),
+    )

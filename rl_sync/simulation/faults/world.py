@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.messages.events import FORMED_ANEW, GroupsRefused
+from rl_sync.messages.master_calls import AskBuffered, Buffered
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles.restart_policy import EndRun, RestartPrograms, RunFacts, decide
 from rl_sync.simulation.event_queue import EventQueue
@@ -20,14 +21,14 @@ from rl_sync.simulation.faults.invariants import BrokenRuleError, Invariants, de
 from rl_sync.simulation.faults.joint_transfer import SimulatedLinks
 from rl_sync.simulation.faults.master_process import (
     ExplorerLost,
-    ListBuffered,
     SimulatedMaster,
     TrainerLost,
 )
 from rl_sync.simulation.faults.network import SimulatedNetwork
 from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, Links, SimulatedProcess
 from rl_sync.simulation.faults.replay_process import SimulatedReplay
-from rl_sync.simulation.faults.trainer_process import MEMORY, SimulatedTrainer
+from rl_sync.simulation.faults.trainer_disk import MEMORY
+from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
 
 PROGRESS_SECS = 250.0
 """Time after the last fault within which the run has to end."""
@@ -164,13 +165,13 @@ class _Launcher(SimulatedProcess):
             self.call(MASTER, message, lambda _: self._tell(rest, programs), "cluster")
         elif self.world.run.is_exact:
             drop = functools.partial(self._drop, programs)
-            self.call(MASTER, ListBuffered(), drop, "cluster")
+            self.call(MASTER, AskBuffered(), drop, "cluster")
         else:
             self._start(programs)
 
-    def _drop(self, programs: list[SimulatedProcess], buffered: tuple[int, ...]) -> None:
+    def _drop(self, programs: list[SimulatedProcess], buffered: Buffered) -> None:
         """Drops groups in the buffer: each explorer needs work of each version."""
-        refused = GroupsRefused(buffered, FORMED_ANEW)
+        refused = GroupsRefused(tuple(buffered.lease_ids), FORMED_ANEW)
         self.call(MASTER, refused, lambda _: self._start(programs), "cluster")
 
     def _start(self, programs: list[SimulatedProcess]) -> None:
@@ -362,7 +363,7 @@ def simulate(run: DrawnRun, parts: Parts = CORRECT, notes: bool = False) -> Simu
     failed: str | None = None
     try:
         world.simulate()
-    except (BrokenRuleError, ValueError, LookupError, AssertionError) as error:
+    except Exception as error:  # A rule, or a mistake of the roles.
         failed = f"{type(error).__name__}: {error}"
     queue = world.queue
     weights = world.weights if world.trainer.life else 0

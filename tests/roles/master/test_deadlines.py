@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rl_sync.messages.events import (
+    LOST_IN_BUFFER,
     BatchRequested,
     BatchTrained,
     ExplorerDied,
@@ -12,6 +13,7 @@ from rl_sync.messages.events import (
     GrantLeases,
     GroupsBuffered,
     GroupsJudged,
+    GroupsRefused,
     HoldBack,
     Record,
     Ticked,
@@ -207,6 +209,16 @@ def test_a_master_that_is_restarted_knows_the_batches_that_were_taken():
     # A trainer that waits asks again and again: that is not written.
     waits = BatchRequested(2, tuple(first[:6]))
     assert lasting(after, take(after, waits)[0], waits, ()) is None
+
+
+def test_a_batch_that_loses_a_group_is_not_taken_any_more():
+    """As when the trainer's machine dies with it: explorers must generate another group."""
+    state = streaming(2)
+    state, first = begin(state, 9)
+    state, batch = batch_of(buffered(state, first), first)
+    state, _ = take(state, GroupsRefused(batch[:1], LOST_IN_BUFFER))
+    assert {state.live[one].taken for one in batch[1:]} == {0}
+    assert (state.taken_steps, len(state.again)) == (0, 1)
 
 
 def test_groups_at_hand_whose_leases_are_over_are_named_and_not_trained_on():

@@ -220,6 +220,18 @@ def test_where_groups_have_deadlines_the_master_says_which_are_the_batch():
     assert len(asked) == 3, "nothing is asked without groups for a batch"
 
 
+def test_a_copy_of_a_group_that_was_just_trained_on_is_neither_kept_nor_refused():
+    """Its step may not be reported yet: refused, the group would be over before it is counted."""
+    first, second = group(0, (0.0, 1.0)), group(1, (0.0, 1.0), version=1)
+    answer, asked = answering(GrantBatch((100,)), GrantBatch(()), GrantBatch((101,)))
+    buffer = [first, first, second]
+    one = reader("asynchronous", buffer, needed=1, generated=1, answer=answer, **STREAMING)
+    one._schedule = resolve("asynchronous", max_staleness=0)
+    assert [group.lease_id for group in one.next(1).groups] == [100]
+    assert [group.lease_id for group in one.next(2).groups] == [101]
+    assert asked == [(1, [100]), (2, []), (2, [101])]
+
+
 def test_a_reader_asks_again_while_it_waits_for_a_group_whose_lease_may_end():
     answer, asked = answering(GrantBatch(()), GrantBatch(()), GrantBatch((103, 100)))
     waiting = reader("asynchronous", ARRIVED[:2], needed=2, generated=2, answer=answer, **STREAMING)

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from rl_sync.messages.events import GroupsRefused
 from rl_sync.roles.explorer.commands import Ask
+from rl_sync.roles.trainer.batch_reader import BatchReader
+from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
-from rl_sync.simulation.faults.joint_transfer import MeetingReset
+from rl_sync.simulation.faults.joint_transfer import MeetingLeft, MeetingReset
 from rl_sync.simulation.faults.master_process import SimulatedMaster
 from rl_sync.simulation.faults.relays import BlockReader
+from rl_sync.simulation.faults.trainer_disk import SimulatedFolder
 from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
 from rl_sync.simulation.faults.weights_store import WeightsStore
 from rl_sync.simulation.faults.world import Parts
@@ -78,16 +81,15 @@ class LeasesTooFarAhead(SimulatedMaster):
 class AcceptsTooStale(SimulatedTrainer):
     """Trains on groups that are one step older than the bound allows."""
 
-    @property
-    def schedule(self):
-        return one_more(super().schedule)
+    def schedule(self, schedule):
+        return one_more(schedule)
 
 
 class SnapshotWithoutBuffer(SimulatedTrainer):
     """The buffer is not a part of the snapshot."""
 
-    def save_buffer(self, then):
-        self.after(0.01, then)
+    def save_buffer(self):
+        self.clock.sleep(0.01)
 
 
 class RenamesSnapshotUnflushed(SimulatedTrainer):
@@ -100,8 +102,7 @@ class RenamesSnapshotUnflushed(SimulatedTrainer):
 class LostWakeUp(SimulatedTrainer):
     """Waits for groups that are gone, and never looks whether they are."""
 
-    def compare(self, again, held):
-        again()
+    audit_secs = math.inf
 
 
 class WaitsForEver(SimulatedExplorer):
@@ -156,7 +157,7 @@ class KeepsRequestsOfTheDead(SimulatedMaster):
     """When a cluster is formed anew, its trainer is told of explorers that waited before."""
 
     def _apply(self, event, *arguments, **named):
-        if isinstance(event, MeetingReset):
+        if isinstance(event, MeetingReset | MeetingLeft):
             return None
         return super()._apply(event, *arguments, **named)
 
@@ -186,6 +187,73 @@ class ReadsFromRelaysUnchecked(DoesNotVerify):
     def begin(self):
         super().begin()
         self._blocks = TrustsRelays(self)
+
+
+class RefusesCopies(BatchReader):
+    """A second copy of a group that was just trained on is refused, and the group with it."""
+
+    def _unconsumed(self, groups):
+        return [*groups]
+
+
+class ReadsCopies(SimulatedTrainer):
+    """Reads batches so."""
+
+    reader = RefusesCopies
+
+
+class TakesNoStock(BatchReader):
+    """A trainer that is started again does not look which groups were lost with the one before."""
+
+    def _go_on(self, step, aside, uses):
+        del step
+        self._keep(aside)
+        self._trained.update(uses)
+
+
+class GoesOnWithoutStock(SimulatedTrainer):
+    """Reads batches so, and looks for none that are lost later."""
+
+    reader, audit_secs = TakesNoStock, math.inf
+
+
+class ReportsAtOnce(LoggedBatches):
+    """A step is reported and published before its batch is on disk."""
+
+    def settle(self):
+        pass
+
+
+class ReportsUnlogged(SimulatedTrainer):
+    """Logs batches so."""
+
+    log = ReportsAtOnce
+
+
+class KeepsTheNewest(SimulatedFolder):
+    """Older snapshots are deleted, even where explorers still need the versions after them."""
+
+    def save(self, *arguments, kept, **named):
+        super().save(*arguments, kept=(), **named)
+
+
+class DeletesNeededSnapshots(SimulatedTrainer):
+    """Keeps snapshots so."""
+
+    folder = KeepsTheNewest
+
+
+class KeepsBrokenBatches(SimulatedMaster):
+    """A batch that lost a group counts as taken, so that nobody generates another."""
+
+    def _folded(self, known, entry):
+        before = known.state.live
+        known, answer, commands = super()._folded(known, entry)
+        if isinstance(entry.event, GroupsRefused):
+            live = known.state.live
+            live = {i: one._replace(taken=before[i].taken) for i, one in live.items()}
+            known = known._replace(state=dataclasses.replace(known.state, live=live))
+        return known, answer, commands
 
 
 class Mutant(NamedTuple):
@@ -235,5 +303,14 @@ MUTANTS = {
     "a payload of another publisher": Mutant(
         Parts(explorer=ReadsFromRelaysUnchecked), "decodes with"
     ),
+    "a copy of a trained group refused": Mutant(Parts(trainer=ReadsCopies), "leases are over"),
+    "a trainer that takes no stock": Mutant(Parts(trainer=GoesOnWithoutStock), STANDSTILL),
+    "a step reported before it is logged": Mutant(
+        Parts(trainer=ReportsUnlogged), "lead to step", frozenset({"crash"})
+    ),
+    "a snapshot deleted that is needed": Mutant(
+        Parts(trainer=DeletesNeededSnapshots), "lead to step"
+    ),
+    "a batch taken that lost a group": Mutant(Parts(master=KeepsBrokenBatches), STANDSTILL),
     "a wait for weights that are gone": Mutant(Parts(explorer=WaitsForGoneWeights), STANDSTILL),
 }

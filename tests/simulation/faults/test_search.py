@@ -13,7 +13,7 @@ import pytest
 from rl_sync.simulation.faults import __main__ as command
 from rl_sync.simulation.faults.drawn_run import KINDS, draw
 from rl_sync.simulation.faults.invariants import expected_weights
-from rl_sync.simulation.faults.search import AS_DRAWN, Alteration, examine, search, shrink
+from rl_sync.simulation.faults.search import Alteration, examine, search, shrink
 from rl_sync.simulation.faults.world import World, simulate
 from tests.simulation.faults.mutants import MUTANTS
 
@@ -35,38 +35,23 @@ def first_of_commit():
 @pytest.mark.parametrize(
     "count",
     [
-        120,
+        60,
         pytest.param(2_000, marks=pytest.mark.gate),
         pytest.param(10_000, marks=pytest.mark.nightly),
     ],
 )
 def test_no_rule_is_broken_whatever_fails(count):
     """Each commit tries other seeds, except for README's few."""
-    first = 0 if count == 120 else first_of_commit()
+    first = 0 if count == 60 else first_of_commit()
     seeds = range(first, first + count)
     failed = [found for found in search(seeds) if found.failed]
     assert failed == [], f"python -m rl_sync.simulation.faults --seeds={seeds.start}:{seeds.stop}"
 
 
-@pytest.mark.parametrize(
-    ("seed", "alteration"),
-    [
-        pytest.param(
-            50_922,
-            Alteration(kinds=("outage",), faults=(0, 1), steps=3),
-            id="a second snapshot takes a batch that is still needed",
-        ),
-        pytest.param(
-            5_010_880,
-            Alteration(kinds=("crash", "delay", "duplicate"), faults=(0,), steps=3),
-            id="leases of a version that a cluster formed anew has lost",
-        ),
-        pytest.param(3_594_302_891, AS_DRAWN, id="a dead explorer is granted its request"),
-    ],
-)
-def test_runs_that_once_failed(seed, alteration):
-    """Found by searches over seeds that the tests had not tried before."""
-    assert simulate(alteration.applied(draw(seed))).failed is None
+@pytest.mark.parametrize("seed", [333, 389, 749])
+def test_seeds_that_once_failed(seed):
+    """A copy of a group that was just trained on, and a batch that lost a group."""
+    assert examine(seed).failed is None
 
 
 def test_without_faults_an_exact_run_gives_the_digest_of_its_schedule():
@@ -179,7 +164,7 @@ def test_the_command_shows_the_run_of_one_seed_and_draws_it(capsys, tmp_path):
 
 
 def test_the_command_explains_a_failing_seed_and_how_to_see_it_again(capsys, monkeypatch):
-    """The bound of the trainer is broken: the shrunk run needs no fault at all."""
+    """The bound of the trainer is broken."""
     from rl_sync.simulation.faults import world
     from tests.simulation.faults.mutants import AcceptsTooStale, LeasesTooFarAhead
 
@@ -195,7 +180,7 @@ def test_the_command_explains_a_failing_seed_and_how_to_see_it_again(capsys, mon
     again = re.search(r"python -m rl_sync.simulation.faults --seeds=(\d+)(.*)", out)
     assert again
     options = re.findall(r"'(--[^']*)'", again[2])
-    assert "--kinds=" in options
+    assert any(one.startswith("--kinds=") for one in options)
     assert command.main([f"--seeds={again[1]}", *options]) == 1
 
 
