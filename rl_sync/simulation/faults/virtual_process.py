@@ -169,6 +169,7 @@ class VirtualSpans(SpanRecorder):
     ) -> None:
         """See `SpanRecorder`."""
         super().record(kind, start_secs, end_secs, **attributes)
+        attributes.pop("cpu_secs", None)  # It depends on the machine.
         self._process.world.span(self.role, kind, start_secs, **attributes)
 
 
