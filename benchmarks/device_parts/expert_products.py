@@ -12,7 +12,7 @@ import numpy as np
 
 from device_parts.finding import CheckFailedError, Finding, PartOptions, median
 from device_parts.peak_rates import peak_rates, seconds
-from rl_sync.models.mixture.grouped_product import grouped, has_kernel
+from rl_sync.models.mixture.products import grouped, has_kernel
 
 _TOLERATED = 0.01
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.models.mixture import grouped_product
+from rl_sync.models.mixture import products
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ def test_the_kernel_gets_the_dtypes_and_widths_that_it_takes(
     monkeypatch, device, dtype, width, hidden, goes
 ):
     called = []
-    monkeypatch.setattr(grouped_product, "platform", lambda: device)
-    monkeypatch.setattr(grouped_product, "has_kernel", lambda: True)
+    monkeypatch.setattr(products, "platform", lambda: device)
+    monkeypatch.setattr(products, "has_kernel", lambda: True)
     monkeypatch.setattr(
-        grouped_product,
-        "_by_kernel",
+        products,
+        "_grouped_by_kernel",
         lambda rows, kernels, sizes: called.append(1) or jnp.zeros((5, hidden), dtype),
     )
     rows, kernels = jnp.ones((5, width), dtype), jnp.ones((2, width, hidden), dtype)
-    given = grouped_product.grouped(rows, kernels, jnp.array([2, 3], jnp.int32))
+    given = products.grouped(rows, kernels, jnp.array([2, 3], jnp.int32))
     assert bool(called) == goes
     if not goes:
         assert (given == width).all()

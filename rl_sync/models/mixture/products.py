@@ -1,11 +1,13 @@
 """Computes a mixture of experts on one device's tokens, or on those of several devices together.
 
-Letters in shapes: Z tokens, C experts of a token, D embed, F mlp, E experts, R choices of tokens
-(Z·C), S slots for choices that arrive.
+Letters in shapes: Z tokens, C experts of a token, D embed, F mlp, E experts, R rows, such as the
+choices of tokens (Z·C), X devices, S slots for rows that arrive.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 from typing import NamedTuple
 
@@ -16,10 +18,11 @@ from jaxtyping import Array, Float, Int, UInt
 from rl_sync.expert_routes import unrecorded_in
 from rl_sync.models.config import Experts, ModelConfig
 from rl_sync.models.layers import ACTIVATIONS
-from rl_sync.models.mixture.exchange import exchanged
-from rl_sync.models.mixture.grouped_product import grouped
+from rl_sync.models.platform import platform
 
 _EXCHANGE_BYTES = 256 << 20
+_KERNEL_BYTES = 2
+_KERNEL_LINE = 16
 
 
 class ExpertKernels(NamedTuple):
@@ -180,3 +183,95 @@ def _summed(
     by_choice = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
     by_choice = by_choice.reshape(*routes.weights.shape, -1)
     return jnp.einsum("ZCD,ZC->ZD", by_choice, routes.weights.astype(out.dtype))
+
+
+def exchanged(
+    rows: Float[Array, "R D"], sizes: Int[Array, "X X"], axes: tuple[str, ...], slots: int
+) -> Float[Array, "S D"]:
+    """Sends rows to other devices; returns those that arrive, ordered by device, then zeros.
+
+    It runs inside `jax.shard_map`. XLA has an operation for this on TPUs and GPUs. On CPUs every
+    device gets all rows, and keeps its own.
+
+    Args:
+      rows: rows of this device, ordered by the device that they go to.
+      sizes: number of rows that each device (first axis) sends to each other.
+      axes: mesh axes of the devices.
+      slots: number of rows that the result has, at least as many as arrive.
+    """
+    here = jax.lax.axis_index(axes)
+    if platform() == "cpu":
+        return _exchanged_by_gather(rows, sizes, axes, slots)
+    before = jnp.cumsum(sizes, axis=1) - sizes  # Where a device's rows for each other begin.
+    after = jnp.cumsum(sizes, axis=0) - sizes  # Where they begin at the other.
+    return jax.lax.ragged_all_to_all(
+        rows,
+        jnp.zeros((slots, rows.shape[1]), rows.dtype),
+        before[here],
+        sizes[here],
+        after[here],
+        sizes[:, here],
+        axis_name=axes,
+    )
+
+
+def _exchanged_by_gather(
+    rows: Float[Array, "R D"], sizes: Int[Array, "X X"], axes: tuple[str, ...], slots: int
+) -> Float[Array, "S D"]:
+    """Does the same by a gather of all rows."""
+    everything = jax.lax.all_gather(rows, axes)
+    here = jax.lax.axis_index(axes)
+    arriving = sizes[:, here]
+    ends = jnp.cumsum(arriving)
+    slot = jnp.arange(slots)
+    source = jnp.minimum(jnp.searchsorted(ends, slot, side="right"), len(arriving) - 1)
+    before = jnp.cumsum(sizes, axis=1) - sizes
+    row = before[source, here] + slot - (ends - arriving)[source]
+    filled = slot < ends[-1]
+    found = everything[source, jnp.where(filled, row, 0)]
+    return jnp.where(filled[:, None], found, 0)
+
+
+def grouped(
+    rows: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Int[Array, " E"]
+) -> Float[Array, "R F"]:
+    """Multiplies each row by the kernel of its expert; rows are sorted by expert.
+
+    XLA has an operation for this. On TPUs it is a kernel; for GPUs the compiler makes a product of
+    every row with every expert out of it. There Tokamax's kernel is used, where it is installed and
+    supports the shapes: it needs a Hopper or Blackwell GPU, dtypes of 16 bits, and widths on each
+    device that are multiples of 8, as the GPU copies lines of 16 bytes.
+
+    Args:
+      sizes: number of rows of each expert. What later rows give is not defined.
+    """
+    if platform() == "gpu" and _fits_kernel(rows, kernels) and has_kernel():
+        return _grouped_by_kernel(rows, kernels, sizes)
+    return jax.lax.ragged_dot(rows, kernels, sizes)
+
+
+def _fits_kernel(rows: Float[Array, "R D"], kernels: Float[Array, "E D F"]) -> bool:
+    """Says whether the kernel takes arrays of this dtype and these widths, forward and backward."""
+    size = rows.dtype.itemsize
+    whole = all(width * size % _KERNEL_LINE == 0 for width in kernels.shape[1:])
+    return size == _KERNEL_BYTES and whole
+
+
+@functools.cache
+def has_kernel() -> bool:
+    """Says whether the library of the kernel is installed."""
+    return importlib.util.find_spec("tokamax") is not None
+
+
+def _grouped_by_kernel(
+    rows: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Int[Array, " E"]
+) -> Float[Array, "R F"]:
+    import tokamax
+
+    return tokamax.ragged_dot(
+        rows,
+        kernels,
+        sizes,
+        implementation=("mosaic_gpu", "xla"),
+        bypass_device_check=True,
+    )
