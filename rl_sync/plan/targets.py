@@ -16,11 +16,11 @@ import jax
 from jax.experimental import topologies
 
 from rl_sync.plan.chips import CHIPS, Chip, Rates
-from rl_sync.plan.gpu_descriptions import DESCRIPTIONS
 from rl_sync.settings.records import ConfigError
 from rl_sync.spelling import hint
 
 HOST_GPUS = 8
+_CUDNN = (9, 10)
 _POD_SIDE = 16  # Chips along each axis of a pod of v5e or v6e.
 _CUBE_SIDE = 4  # Chips along each axis of a cube of v4, v5p or tpu7x, which switches join.
 _EXAMPLES = "v5e:4x4, 2xv5e:4x4 (two slices), v5p:2x2x1 or h100:8"
@@ -162,6 +162,55 @@ def _gpus(wanted: Target) -> list[jax.Device]:
     found = topologies.get_topology_desc(
         platform="cuda",
         topology=f"1x{hosts}x{each}",
-        target_config=DESCRIPTIONS[wanted.name],
+        target_config=_GPU_DESCRIPTIONS[wanted.name],
     )
     return list(found.devices)
+
+
+def _gpu_description(
+    name: str, capability: tuple[int, int], cores: int, memory: int, bandwidth: float, l2: int
+) -> str:
+    """Returns a `GpuTargetConfigProto` in protobuf's text format.
+
+    Args:
+      name: name that the driver reports.
+      cores: number of streaming multiprocessors.
+      memory: bytes of main memory.
+      bandwidth: bytes a second.
+      l2: bytes of the L2 cache.
+    """
+    shared = 227 if capability >= (9, 0) else 163  # Maximum KiB for a block.
+    major, minor = capability
+    return f"""
+    gpu_device_info {{
+      cuda_compute_capability {{ major: {major} minor: {minor} }}
+      core_count: {cores}
+      fpus_per_core: {128 if major >= 9 else 64}
+      clock_rate_ghz: {1.98 if major >= 9 else 1.41}
+      device_memory_size: {memory}
+      memory_bandwidth: {round(bandwidth)}
+      l2_cache_size: {l2}
+      threads_per_warp: 32
+      threads_per_block_limit: 1024
+      threads_per_core_limit: 2048
+      block_dim_limit_x: 2147483647
+      block_dim_limit_y: 65535
+      block_dim_limit_z: 65535
+      registers_per_block_limit: 65536
+      registers_per_core_limit: 65536
+      shared_memory_per_block: {48 << 10}
+      shared_memory_per_block_optin: {shared << 10}
+      shared_memory_per_core: {(shared + 1) << 10}
+    }}
+    platform_name: "CUDA"
+    device_description_str: "{name}"
+    dnn_version_info {{ major: {_CUDNN[0]} minor: {_CUDNN[1]} }}
+    """
+
+
+_GPU_DESCRIPTIONS = {
+    "a100": _gpu_description("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 << 30, 2.04e12, 40 << 20),
+    "h100": _gpu_description("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 << 30, 3.35e12, 50 << 20),
+    "h200": _gpu_description("NVIDIA H200", (9, 0), 132, 141 << 30, 4.80e12, 50 << 20),
+}
+"""GPUs as the compiler has to know them, from the data sheets of their maker."""
