@@ -50,7 +50,7 @@ from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.models.vision.vision_config import Vision
-from rl_sync.plan.model_flops import block_flops, logit_flops
+from rl_sync.plan.roofline import block_flops, logit_flops
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest

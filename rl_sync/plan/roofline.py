@@ -1,7 +1,8 @@
 """Computes rooflines: the minimum time of a program at a chip's peak rates.
 
 Operations and memory traffic are counted from the model's shape, since the compiler counts the body
-of a loop once. Collectives are read from the compiled program, with the loops around them.
+of a loop once: 2·m·k·n for the product of an m × k and a k × n matrix, and nothing for other
+operations. Collectives are read from the compiled program, with the loops around them.
 Computation, memory traffic and asynchronous collectives may overlap; other collectives may not.
 (Roofline: An Insightful Visual Performance Model, CACM 52(4), 2009.)
 """
@@ -22,7 +23,6 @@ from rl_sync.models.transformer import param_axes, param_shapes
 from rl_sync.plan import model_memory
 from rl_sync.plan.chips import Rates
 from rl_sync.plan.compiled_text import Collective, CompiledProgramText
-from rl_sync.plan.model_flops import block_flops, block_traffic, logit_flops
 from rl_sync.roles.assembly import wiring
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
@@ -270,3 +270,42 @@ def _exchanged(model: ModelConfig, layout: Layout, tokens: float, width: int) ->
     if model.experts is None:
         return 0.0
     return tokens * model.experts.per_token * model.embed_dim * width * (experts - 1) / experts
+
+
+def block_flops(config: ModelConfig, context: float) -> float:
+    """Returns the operations of one token in all blocks, in the forward pass.
+
+    Args:
+      context: mean number of tokens that a token attends to, unless a smaller window limits it.
+    """
+    D, heads = config.embed_dim, config.num_heads * config.head_dim
+    kernels = D * (heads + 2 * config.num_kv_heads * config.head_dim) + heads * D
+    if config.experts:
+        kernels += (
+            D * config.experts.count + config.experts.per_token * 3 * D * config.experts.mlp_dim
+        )
+    else:
+        kernels += 3 * D * config.mlp_dim
+    slides = config.sliding_layers or (False,) * config.num_layers
+    seen = sum(min(context, config.sliding_window) if one else context for one in slides)
+    return 2.0 * kernels * config.num_layers + 4.0 * heads * seen
+
+
+def logit_flops(config: ModelConfig) -> float:
+    """Returns the operations of one token's logits, in the forward pass."""
+    return 0.0 if config.scalar_head else 2.0 * config.embed_dim * config.vocab_size
+
+
+def block_traffic(config: ModelConfig, itemsize: int) -> float:
+    """Returns the bytes that a token's matrix products read and write in a forward pass.
+
+    It counts the products of all blocks, but not the reading of kernels.
+    """
+    D, heads = config.embed_dim, config.num_heads * config.head_dim
+    kv = 2 * config.num_kv_heads * config.head_dim
+    attention = D + 2 * (heads + kv) + 2 * heads + D
+    F = config.mlp_dim
+    if config.experts:
+        F = config.experts.per_token * config.experts.mlp_dim
+    mlp = D + 2 * 2 * F + F + D
+    return float(itemsize * config.num_layers * (attention + mlp))

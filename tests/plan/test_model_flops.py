@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.transformer import hidden_states, param_shapes
-from rl_sync.plan.model_flops import block_flops, logit_flops
+from rl_sync.plan.roofline import block_flops, logit_flops
 
 MODEL = ModelConfig(
     vocab_size=96,
