@@ -9,7 +9,6 @@ import pytest
 
 from rl_sync.images import Image
 from rl_sync.launcher.commands import compare, report
-from rl_sync.launcher.processes import deviations
 from rl_sync.page import run_comparison
 from rl_sync.records.rollouts.recorded_images import ImageFiles
 from rl_sync.records.run_outcome import RunOutcome, record_end, record_start
@@ -120,7 +119,7 @@ def test_a_run_that_failed_says_why_and_alarms_are_shown(workdir):
 
 def test_settings_that_are_not_defaults_are_those_that_the_user_changed():
     changed = settings_with(sync__mode="synchronous", trainer__steps=7)
-    assert deviations.deviations(json.loads(json.dumps(changed.resolved()))) == {
+    assert report.deviations(json.loads(json.dumps(changed.resolved()))) == {
         "algorithm.name": "grpo",
         "sync.mode": "synchronous",
         "trainer.steps": 7,

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_sync.configs import base
 from rl_sync.launcher.command import Arguments
-from rl_sync.launcher.processes import deviations
 from rl_sync.plan.schedule_text import describe
 from rl_sync.records.run_records import RunRecords
+from rl_sync.setting import flat
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.workdir import Workdir
 
 _FILE = "report.html"
+
+_PLACE = ("name", "workdir")
+"""Settings that do not influence a run."""
+
+_LEADING = ("sync.mode", "algorithm.name")
+"""Settings that determine the defaults of others."""
 
 
 def execute(arguments: Arguments) -> int:
@@ -96,7 +104,7 @@ def _config(workdir: str) -> dict[str, Any]:
 def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     """Returns the settings that differ from the defaults, or None for another version's config."""
     try:
-        return [(name, str(value)) for name, value in deviations.deviations(config).items()]
+        return [(name, str(value)) for name, value in deviations(config).items()]
     except ValueError:
         return None
 
@@ -107,3 +115,21 @@ def _plan(config: Mapping[str, Any]) -> str:
         return describe(read_settings(config))
     except ValueError:
         return ""
+
+
+def deviations(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a resolved config that differ from the defaults, by name.
+
+    Raises:
+      ConfigError: the defaults with this mode and this algorithm are not valid.
+    """
+    given, default = dict(flat(config)), base.get_config()
+    led = {name: given[name] for name in _LEADING if given.get(name) is not None}
+    with default.unlocked():
+        default.update_from_flattened_dict({**led, "workdir": ""})
+    usual = dict(flat(json.loads(json.dumps(read_settings(default.to_dict()).resolved()))))
+    found = {name: led[name] for name in led}
+    for name in given.keys() & usual.keys() - led.keys() - {*_PLACE}:
+        if json.dumps(given[name]) != json.dumps(usual[name]):
+            found[name] = given[name]
+    return dict(sorted(found.items()))
