@@ -23,10 +23,10 @@ from rl_sync.cluster.topology import members_of, programs_of
 from rl_sync.display.live import LiveDisplay
 from rl_sync.isolation.machine_limits import allow_open_files, check_limits, limit_met
 from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.commands.page import PageBeside
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.launcher.processes import run_text, stopping
 from rl_sync.launcher.processes.hang_watch import HangWatch
-from rl_sync.launcher.processes.page_beside import PageBeside
 from rl_sync.launcher.processes.run_processes import RunFailedError, RunProcesses
 from rl_sync.launcher.processes.supervisor import Death, Supervisor, likeliest_first
 from rl_sync.messages.call import Call
