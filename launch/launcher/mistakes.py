@@ -55,7 +55,7 @@ _ALIASES = {
     "logdir": "workdir",
     "random_seed": "seed",
 }
-_ALIAS = 1.05  # More than the same name elsewhere, or a similar name in the given section.
+_ALIAS = 1.05  # Beats the same name in another section, and a similar name in the given one.
 _SURE = 0.9  # A name this similar is suggested even from another section.
 _SAME_SECTION = 0.7
 _OF_SECTION = 0.35  # The weight of the section, beside that of the field.

@@ -128,7 +128,7 @@ def _text_and_images(parts: Sequence[Any]) -> tuple[str, list[Image]]:
         except ValueError as error:
             raise ValueError(f"content[{number}]: {error}") from error
         texts.append(None)
-    # In a message with images, the character of places in a text would be one of them.
+    # U+FFFC in a user's text would be read as an image.
     kept = [text.replace(PLACE, "\ufffd") if images and text else text for text in texts]
     return "".join(PLACE if text is None else text for text in kept), images
 

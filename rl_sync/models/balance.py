@@ -65,7 +65,7 @@ def ordered(x: Array, shards: int) -> Array:
     return jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1).reshape(x.shape)
 
 
-# A device has an even chunk and an odd one, in both orders. So two permutations exchange them.
+# Each device holds an even and an odd chunk, so two permutations suffice.
 
 
 def _exchange(cut: tuple[str, ...], x: Array) -> Array:

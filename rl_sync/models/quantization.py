@@ -21,7 +21,7 @@ SCALE = "_scale"
 def quantized(config: ModelConfig, params: Params) -> Params:
     """Quantizes a model's parameters; may be traced.
 
-    The scale of an output is the greatest magnitude among its weights over that of the dtype.
+    The scale of an output is max |w| of its weights, divided by the maximum of the dtype.
 
     Args:
       config: config with `quantization`; the result has the tree of its `param_shapes`.

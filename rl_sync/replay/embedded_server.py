@@ -38,8 +38,8 @@ class ReplayService:
 
     Args:
       specs: its tables.
-      checkpoints: directory of the checkpoint, with whose items the tables begin if there is one;
-        None for no checkpoints.
+      checkpoints: directory of the checkpoint, which is restored if there is one; None for no
+        checkpoints.
 
     Raises:
       ValueError: two tables have the same name, or the checkpoint is damaged.

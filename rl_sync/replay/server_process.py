@@ -187,7 +187,7 @@ def start_server(
       port: the port; 0 for any free port.
       host: the address of this machine to listen on.
       log_path: the file for its output.
-      checkpoints: directory of its checkpoints, with the newest of which it begins; None for none.
+      checkpoints: directory of its checkpoints, of which it restores the newest; None for none.
       start_timeout_secs: maximum wait until it serves. None returns immediately; the caller must
         then call `ServerProcess.wait_ready`.
 

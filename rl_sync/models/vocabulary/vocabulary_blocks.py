@@ -36,8 +36,7 @@ class Blocks(NamedTuple):
     """The shards of blocks on a device.
 
     Attributes:
-      kernel: shard of the matrix, transposed, so that exchanges of parts of D are exchanges of
-        whole rows.
+      kernel: shard of the transposed matrix, so exchanges move whole rows.
       ids: vocabulary tokens; −1 for padding.
     """
 
