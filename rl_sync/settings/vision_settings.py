@@ -19,7 +19,9 @@ class VisionSettings:
         unit="pixels",
         least=0,
     )
-    patch_size: int = setting(4, "Side of a patch, of which the tower reads one each.", least=1)
+    patch_size: int = setting(
+        4, "Side of a patch. The tower makes one feature of each patch.", least=1
+    )
     embed_dim: int = setting(64, "Width of the tower's residual stream.", least=1)
     num_layers: int = setting(2, "Blocks of the tower.", least=1)
     num_heads: int = setting(4, "Heads of a block of the tower.", least=1)

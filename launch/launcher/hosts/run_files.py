@@ -45,7 +45,7 @@ class FileSource(NamedTuple):
 
     Attributes:
       path: the file here.
-      content: bytes in place of the file's own; None for those.
+      content: bytes to send instead of the file's; None for the file's.
     """
 
     path: Path

@@ -115,7 +115,7 @@ def lasting(before: MasterState, after: MasterState, event: Event, commands: Seq
 
 
 def state_form(state: MasterState) -> dict[str, Any]:
-    """Returns the JSON form of a state: all but its settings, of which it has the first step."""
+    """Returns the state as JSON, without its settings except the first step."""
     names = [field.name for field in dataclasses.fields(state) if field.name not in _APART]
     return {
         **{name: to_json(getattr(state, name)) for name in names},

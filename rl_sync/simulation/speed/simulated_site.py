@@ -97,7 +97,7 @@ class SimulatedSite:
         self._watchers.append(watcher)
 
     def watch_for_work(self, watcher: Callable[[], None]) -> None:
-        """Calls a function, after those that watch, when there may be work that was not before."""
+        """Registers a callback for new work, which is called after those of `watch`."""
         self._workers.append(watcher)
 
     def changed(self, may_free_work: bool = True) -> None:
