@@ -33,7 +33,6 @@ from rl_sync.rollout.request import (
 )
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling
 from rl_sync.rollout.sequence import Decode, GrowingSequence
-from rl_sync.rollout.sizing import Sizing
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.stats import Stats
@@ -184,9 +183,6 @@ class Engine:
             )
         self._admission = Admission(
             self._batch, self._queue, self._occupancy, self._continuations, self._supply
-        )
-        self._sizing = Sizing(
-            sizes, chunk_tokens, self._queue, self._occupancy, lambda: self._admission.fitting
         )
         self._chunks = 0
         self._pauses = Pauses()
@@ -363,7 +359,7 @@ class Engine:
         stepped, reused = self._continuations.flush()
         if self._supply is not None:
             self._supply.supply()
-        rows = self._sizing.rows(self._chunks)
+        rows = self._admission.rows(self._chunks)
         if rows != self._batch.rows:
             self._batch.resize(rows, self._occupancy.resize(rows))
         prompts, prompt_tokens, known_stepped, known = self._admission.admit()
@@ -371,7 +367,7 @@ class Engine:
         live = self._occupancy.live
         chunk = self._batch.decode(
             self._occupancy.mask,
-            self._sizing.enough(),
+            self._admission.enough(),
             self._pauses.tokens,
             longest=max(s.length for s in live.values()),
         )

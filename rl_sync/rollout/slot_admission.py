@@ -1,4 +1,4 @@
-"""Admission: waiting requests get the free slots of a batch."""
+"""Admission: waiting requests get the free slots of a batch, whose number follows them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import draw_keys
 from rl_sync.rollout.sequence import GrowingSequence, PromptRoutes
 from rl_sync.rollout.slot_table import SlotTable
+
+_REFILLED_SHARE = 8
+_PATIENCE_CHUNKS = 8
 
 
 class Admitted(NamedTuple):
@@ -53,7 +56,7 @@ class _Begun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Moves sequences from a queue into the slots of a batch.
+    """Moves sequences from a queue into the slots of a batch, and chooses their number.
 
     Attributes:
       batch, queue, occupancy, continuations: parts of the engine.
@@ -70,6 +73,39 @@ class Admission:
     def fitting(self) -> int:
         """Number of waiting completions that memory has room for."""
         return self.queue.completions if self.supply is None else self.supply.fitting()
+
+    def rows(self, chunks: int) -> int:
+        """Returns the number of slots for the next chunk.
+
+        The slots have room for the unfinished sequences, and for those that were parked recently.
+        So a held sequence keeps its slot between two turns, but does not keep a batch large for
+        long.
+
+        Args:
+          chunks: number of chunks so far.
+        """
+        unfinished = self.fitting + len(self.occupancy.live)
+        parked = self.occupancy.parked_after(chunks - _PATIENCE_CHUNKS)
+        wanted = max(unfinished + parked, self.occupancy.least_rows)
+        rows, now = self.batch.sizes.row_bucket(wanted), self.occupancy.rows
+        return rows if rows > now or self._may_shrink() else now
+
+    def enough(self) -> int:
+        """Returns the number of live rows at which a chunk ends early.
+
+        A chunk ends early so that other requests can start, or the batch can shrink. While requests
+        wait, it does not end for every row that becomes free, since each end costs a round trip.
+        """
+        live, rows = len(self.occupancy.live), self.occupancy.rows
+        if self.queue:
+            return live - max(1, live // _REFILLED_SHARE)
+        smaller = self.batch.sizes.next_smaller(rows)
+        return smaller if live > smaller and self._may_shrink() else 0
+
+    def _may_shrink(self) -> bool:
+        """Says whether more than one chunk is left, so that compiling a smaller batch pays."""
+        longest = max((sequence.left for sequence in self.occupancy.live.values()), default=0)
+        return max(longest, self.queue.most_new_tokens) > self.batch.chunk_tokens
 
     def admit(self) -> Admitted:
         """Starts waiting completions in free slots, in the order of the queue.
