@@ -9,10 +9,8 @@ from typing import Any
 
 from rl_sync.rewards.answers.extraction import extract, strategies_of
 from rl_sync.rewards.judgement import Completion, Judgement, Row
-from rl_sync.rewards.school.blanks import BlanksQuestion
 from rl_sync.rewards.school.choice_answer import ChoiceQuestion
-from rl_sync.rewards.school.matching import MatchQuestion
-from rl_sync.rewards.school.ordering import OrderQuestion
+from rl_sync.rewards.school.listed_answers import BlanksQuestion, MatchQuestion, OrderQuestion
 from rl_sync.rewards.school.quantity import NumberQuestion, quantity
 from rl_sync.rewards.school.question import Question, UnjudgeableError, refuse, shown
 from rl_sync.rewards.school.short_text import TextQuestion
