@@ -1,14 +1,18 @@
-"""Reports on a run's programs, compiled for accelerators that this machine need not have."""
+"""Reports on a run's programs: how many a run compiles, and their memory and time on accelerators.
+
+The accelerators are those of a target, which this machine need not have.
+"""
 
 from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
 
+from rl_sync.models.platform import Platform, compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.plan import model_memory
 from rl_sync.plan.compile_progress import CompileProgress
@@ -20,14 +24,20 @@ from rl_sync.plan.memory_text import format_bytes
 from rl_sync.plan.roofline import decode_work, step_work
 from rl_sync.plan.targets import Target, target
 from rl_sync.role_names import TRAINER, explorer_name, split
-from rl_sync.roles.assembly.build import parameters_of
+from rl_sync.roles.assembly import wiring
+from rl_sync.roles.assembly.build import parameters_of, trainer_of
 from rl_sync.roles.assembly.colocation import allot
+from rl_sync.roles.assembly.engines import rollout_engine
+from rl_sync.roles.assembly.program_list import TRAINING, explorer_programs, trainer_programs
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 
 _FORECAST_STEPS = 64
 _FULL = 0.995  # An MFU that is rounded to 100 %.
+_PLATFORMS: dict[Platform, str] = {"cpu": "CPUs", "tpu": "accelerators"}
+_Counts = dict[str, int]
+"""Numbers of programs, by their purpose."""
 
 
 class _Compiled(NamedTuple):
@@ -247,3 +257,43 @@ def format_secs(secs: float) -> str:
         if secs >= factor:
             return f"{secs / factor:,.3g} {unit}"
     return f"{secs / 1e-6:.3g} µs"
+
+
+def describe_programs(settings: RunSettings, task: Task) -> str:
+    """Describes the maximum number of programs of each role, with one line for each."""
+    roles = {"trainer": _trainer_counts} | (
+        {"explorer": _explorer_counts} if settings.explorers else {}
+    )
+    lines = [
+        f"  {role:<10} "
+        + ", ".join(_counted_on(settings, task, count, platform) for platform in _PLATFORMS)
+        for role, count in roles.items()
+    ]
+    return "\n".join(["Programs that compute with the model, at most:", *lines])
+
+
+def _counted_on(
+    settings: RunSettings,
+    task: Task,
+    count: Callable[[RunSettings, Task], _Counts],
+    platform: Platform,
+) -> str:
+    with compiling_for(platform):
+        found = count(settings, task)
+    parts = ", ".join(f"{purpose} {number}" for purpose, number in found.items())
+    return f"{sum(found.values())} on {_PLATFORMS[platform]} ({parts})"
+
+
+def _trainer_counts(settings: RunSettings, task: Task) -> _Counts:
+    trainer = trainer_of(settings, task, settings.trainer_layout)
+    programs = trainer_programs(settings, task, trainer)
+    found = collections.Counter(program.purpose for program in programs)
+    # Steps on rows with shared prompts have too many shapes to list.
+    return {**found, TRAINING: wiring.batching_of(settings, task).shape_count}
+
+
+def _explorer_counts(settings: RunSettings, task: Task) -> _Counts:
+    layout = settings.explorer_layout
+    engine = rollout_engine(settings, task, layout)
+    programs = explorer_programs(settings, task, engine, parameters_of(settings, task, layout))
+    return dict(collections.Counter(program.name for program in programs))

@@ -2,7 +2,7 @@
 
 import re
 
-from rl_sync.plan.program_counts import describe_programs
+from rl_sync.plan.compile_text import describe_programs
 from rl_sync.roles.assembly import wiring
 from tests.settings.changed import settings_with
 

@@ -29,8 +29,8 @@ def execute(arguments: Arguments) -> int:
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
     from rl_sync.launcher import what_if
     from rl_sync.launcher.processes import run_directory
+    from rl_sync.plan.compile_text import describe_programs
     from rl_sync.plan.memory_text import describe_memory
-    from rl_sync.plan.program_counts import describe_programs
     from rl_sync.plan.schedule_text import describe
     from rl_sync.plan.targets import target
     from rl_sync.roles.assembly import wiring
