@@ -74,17 +74,15 @@ def _module(where: str, reference: str) -> ModuleType:
             f"{reference!r}: there is no file {where} (the current directory is {Path.cwd()})."
         )
     try:
-        return _of_file(Path(where)) if is_file else importlib.import_module(where)
+        if is_file:
+            return _loaded(Path(where).expanduser().resolve(strict=True))
+        return importlib.import_module(where)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"{reference!r}: {where} cannot be imported: {type(error).__name__}: {error}"
             f" ({place.filename}, line {place.lineno})."
         ) from error
-
-
-def _of_file(path: Path) -> ModuleType:
-    return _loaded(path.expanduser().resolve(strict=True))
 
 
 @functools.cache

@@ -9,7 +9,7 @@ Letters in shapes: P tokens, N tiles, S side of a tile in pixels, R rows, T posi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -128,7 +128,8 @@ def pooled(
     shown = [images for images in sequences if images is not None and images.digests]
     if not shown:
         return None
-    numbers = _numbered(digest for images in shown for digest in images.digests)
+    digests = dict.fromkeys(digest for images in shown for digest in images.digests)
+    numbers = {digest: number for number, digest in enumerate(digests)}
     tiles = np.zeros((len(numbers), *shown[0].tiles.shape[1:]), np.uint8)
     at = np.full((len(sequences), positions), TEXT, np.int32)
     for row, images in zip(at, sequences, strict=True):
@@ -140,7 +141,3 @@ def pooled(
         tile, offset = np.divmod(np.maximum(own, 0), tile_tokens)
         row[:] = np.where(own >= 0, into[tile] * tile_tokens + offset, TEXT)
     return PooledImages(at, tiles, tuple(numbers))
-
-
-def _numbered(digests: Iterable[str]) -> dict[str, int]:
-    return {digest: number for number, digest in enumerate(dict.fromkeys(digests))}

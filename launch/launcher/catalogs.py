@@ -66,13 +66,9 @@ def _algorithms() -> Iterator[CatalogEntry]:
     from rl_sync.algorithms.published import PUBLISHED
 
     for name, one in PUBLISHED.items():
-        changes = {f"algorithm.{field}": f"{value}" for field, value in one.changes.items()}
-        facts = {"paper": one.paper, "other than GRPO's": _listed(changes) or "nothing"}
+        changes = ", ".join(f"algorithm.{field}={value}" for field, value in one.changes.items())
+        facts = {"paper": one.paper, "other than GRPO's": changes or "nothing"}
         yield CatalogEntry(name, one.meaning, facts, choose=f"--config.algorithm.name={name}")
-
-
-def _listed(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _tasks() -> Iterator[CatalogEntry]:

@@ -70,7 +70,8 @@ def values_of(config: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
             *within, name = path.split(".")
             with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
                 section = functools.reduce(getattr, within, config)
-                if not isinstance(_fields(section)[name], Following):
+                fields = dict(section.items(preserve_field_references=True))
+                if not isinstance(fields[name], Following):
                     old = section[name]
                     section[name] = value
                     before.append((section, name, old))
@@ -78,7 +79,3 @@ def values_of(config: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
     finally:
         for section, name, old in reversed(before):
             section[name] = old
-
-
-def _fields(section: ConfigDict) -> dict[str, Any]:
-    return dict(section.items(preserve_field_references=True))

@@ -233,7 +233,8 @@ def load(
     layout = Layout.single()
     processor: Callable[[], TileProcessor | None]
     ends: dict[str, Any] = {}
-    if Workdir(str(directory)).config.is_file() and not _is_checkpoint(directory):
+    is_checkpoint = any(directory.glob("*.safetensors"))
+    if Workdir(str(directory)).config.is_file() and not is_checkpoint:
         if step is None:
             require_snapshot(directory)
         wanted = (
@@ -276,7 +277,3 @@ def engine(path: str | Path, slots: int = 64, max_length: int | None = None) -> 
       ConfigError: see `load`.
     """
     return load(path).engine(slots, max_length)
-
-
-def _is_checkpoint(directory: Path) -> bool:
-    return any(directory.glob("*.safetensors"))

@@ -137,7 +137,12 @@ class LiveDisplay:
             return
         self._warn(status)
         due = self._clock() - self._printed_secs >= self._plain_every_secs
-        if self._printed is None or due or _turned(self._printed, status):
+        before = self._printed
+        if (
+            before is None
+            or due
+            or (before.phase, before.message) != (status.phase, status.message)
+        ):
             self._print(status)
 
     def _warn(self, status: RunStatus) -> None:
@@ -152,10 +157,6 @@ class LiveDisplay:
     def _print(self, status: RunStatus) -> None:
         self.console.print(plain_line(status), soft_wrap=True, markup=False, highlight=False)
         self._printed_secs, self._printed = self._clock(), status
-
-
-def _turned(before: RunStatus, after: RunStatus) -> bool:
-    return (before.phase, before.message) != (after.phase, after.message)
 
 
 def _clock(secs: float) -> str:

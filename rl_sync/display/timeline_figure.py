@@ -205,7 +205,8 @@ def draw(
     start, end = window
     visible = clipped(spans, start, end) if end > start else []
     if roles is None:
-        roles = sorted({span.role for span in visible if _has_lane(span.role)}, key=role_order)
+        named = {span.role for span in visible}
+        roles = sorted((one for one in named if is_explorer(one) or one == TRAINER), key=role_order)
         if not roles:
             last_secs = max((span.end_secs for span in spans), default=0.0) - origin_secs
             raise ValueError(
@@ -249,10 +250,6 @@ def encoded(figure: Figure, kind: str, dpi: int = 160) -> bytes:
         metadata = {"Date": None} if kind == "svg" else {}
         figure.savefig(file, format=kind, dpi=dpi, metadata=metadata)
     return file.getvalue()
-
-
-def _has_lane(role: str) -> bool:
-    return is_explorer(role) or role == TRAINER
 
 
 def _lanes(roles: Sequence[str]) -> dict[str, float]:

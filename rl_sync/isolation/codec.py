@@ -157,7 +157,8 @@ def _reduced(code: int, value: Any) -> Any:
         array = np.frombuffer(content, np.dtype(name)).reshape(shape).copy()
         return array if shape else array[()]
     if code == _RECORD:
-        return _made(*value)
+        name, fields = value
+        return _class_of(name, fields.keys())(**fields)
     if code == _COLUMNS:
         return _made_of_columns(*value) if value else Records()
     if code == _ERROR:
@@ -207,11 +208,6 @@ def _made_of_columns(name: str, columns: Mapping[str, Sequence[Any]]) -> Records
     """Inverts `_columns`."""
     make = _class_of(name, columns.keys())
     return Records(map(make, *(columns[field] for field in _fields(name))))
-
-
-def _made(name: str, fields: Mapping[str, Any]) -> Any:
-    """Makes a record of a registered class from its fields."""
-    return _class_of(name, fields.keys())(**fields)
 
 
 def _class_of(name: str, fields: AbstractSet[str]) -> Any:

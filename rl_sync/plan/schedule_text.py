@@ -40,7 +40,7 @@ def describe(settings: RunSettings) -> str:
         f" {_count(bound * updates, 'optimizer update')} ({updates} a step)."
         + (
             " Groups that are staler are dropped, and their prompts generated again."
-            * _late(settings)
+            * (settings.schedule.pull == "latest")
         ),
         f"A run of {settings.trainer.steps} trainer steps consumes"
         f" {settings.trainer.steps * settings.trainer.groups_per_step} groups of"
@@ -166,10 +166,6 @@ def _shaping(settings: RunSettings) -> list[str]:
             f" the {one.keep} {settings.trainer.groups_per_step}"
         )
     return lines
-
-
-def _late(settings: RunSettings) -> bool:
-    return settings.schedule.pull == "latest"
 
 
 def _who_waits(settings: RunSettings) -> list[str]:

@@ -100,8 +100,7 @@ class Target:
           TargetError: the compiler for them is not installed, or does not know the topology.
         """
         tpu = self.chip.platform == "tpu"
-        missing = [part for part in _packages(tpu) if importlib.util.find_spec(part) is None]
-        if missing:
+        if importlib.util.find_spec("libtpu" if tpu else "jax_cuda12_plugin") is None:
             extra = "jax[tpu]" if tpu else "jax[cuda12]"
             raise TargetError(
                 f"The compiler for {self.name} is not installed: pip install '{extra}=="
@@ -134,10 +133,6 @@ def target(text: str) -> Target:
         what = "a number of GPUs, in no slices" if gpu else "chips along each axis"
         raise TargetError(f"The shape of {text!r} must be {what}, such as {_EXAMPLES}.")
     return Target(name, shape, slices)
-
-
-def _packages(tpu: bool) -> tuple[str, ...]:
-    return ("libtpu",) if tpu else ("jax_cuda12_plugin",)
 
 
 def _tpus(wanted: Target) -> list[jax.Device]:

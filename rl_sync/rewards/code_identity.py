@@ -36,9 +36,5 @@ def identity_of(reward: str) -> RewardIdentity:
     """Returns the identity of an expression; see `rl_sync.expression`."""
     names = [term.name.rpartition(":")[0] for term in parse_sum(reward) if is_reference(term.name)]
     paths = [Path(name).expanduser() for name in names if name.endswith(".py")]
-    files = {path.name: _digest(path) for path in paths}
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     return RewardIdentity(reward, files)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

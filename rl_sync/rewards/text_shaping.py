@@ -307,7 +307,7 @@ class LanguageShare:
         return Judgement(share * factor, f"{why}; {reason}")
 
     def _stop_words(self, text: str) -> tuple[float, str]:
-        words = _words(text)
+        words = re.findall(r"\w+(?:'\w+)*", text.lower())
         if len(words) < _LEAST_WORDS:
             return 1.0, f"fewer than {_LEAST_WORDS} words"
         counts = collections.Counter(words)
@@ -332,7 +332,3 @@ _PROSELESS = re.compile(
 def _is_of(letter: str, script: str) -> bool:
     first = unicodedata.name(letter, "").split(" ")[0]
     return first in _SCRIPTS[script].split()
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+(?:'\w+)*", text.lower())

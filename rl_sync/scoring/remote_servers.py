@@ -133,7 +133,9 @@ class RemoteScorer:
           TypeError: a row has a value that cannot be sent.
         """
         with self._room.taken(len(items), timeout_secs):
-            slices = [self._slice(part) for part in self._parts(items)]
+            slices = [
+                _Slice(f"{self._own}-{next(self._count)}", part) for part in self._parts(items)
+            ]
             with self._queue.holding(slices):
                 for one in slices:
                     while not one.judged.done():
@@ -152,9 +154,6 @@ class RemoteScorer:
         size = max(1, min(self._batch, math.ceil(len(items) / max(1, workers))))
         for start in range(0, len(items), size):
             yield items[start : start + size]
-
-    def _slice(self, items: Sequence[ScoringRequest]) -> _Slice:
-        return _Slice(f"{self._own}-{next(self._count)}", items)
 
     def _received_of(self, one: _Slice) -> list[Judgement]:
         judged = one.judged.result()

@@ -187,8 +187,9 @@ def read_reply(
     if reads is None or found.is_thinking:
         return Reply(text, is_cut=is_cut, begun=begun, spoken=found.answer)
     content, calls, malformed = reads.read(text[found.end :])
+    # Mistral's templates accept only ids of nine letters and digits.
     named = tuple(
-        dataclasses.replace(call, call_id=call.call_id or _call_id(calls_before + number))
+        dataclasses.replace(call, call_id=call.call_id or f"call{calls_before + number:05d}")
         for number, call in enumerate(calls)
     )
     return Reply(
@@ -232,11 +233,6 @@ def _text(tokenizer: Tokenizer, ids: Sequence[int], reads: CallFormat | None) ->
     end = tokenizer.decode_all([int(i) for i in ids[len(said) :]])
     text = tokenizer.decode_all(said)
     return text + end if reads and end and end == reads.closing else text
-
-
-def _call_id(number: int) -> str:
-    # Mistral's templates accept only ids of nine letters and digits.
-    return f"call{number:05d}"
 
 
 class _Calls:

@@ -15,10 +15,6 @@ from rl_sync.sequence_images import TEXT, SequenceImages
 from rl_sync.tasks.pictures.tile_processor import TileProcessor, cut
 
 
-def _no_tokens() -> Int[np.ndarray, " T"]:
-    return np.zeros(0, np.int32)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlacedImages:
     """Images of a token sequence that are not decoded yet.
@@ -29,7 +25,7 @@ class PlacedImages:
         have no tokens.
     """
 
-    at: Int[np.ndarray, " T"] = dataclasses.field(default_factory=_no_tokens)
+    at: Int[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     images: tuple[Image, ...] = ()
 
     def followed(self, tokens: int, other: PlacedImages | None) -> PlacedImages:
