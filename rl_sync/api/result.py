@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, SupportsIndex, overload
 
 import regex
 from matplotlib.figure import Figure
 
 from rl_sync.api.loaded_policy import Policy, load
-from rl_sync.api.rollout_list import RolloutList
+from rl_sync.display.templating import environment, style
 from rl_sync.display.timeline_figure import figure_of
 from rl_sync.records.metrics import read_metrics
-from rl_sync.records.rollouts.rollout_records import RolloutFilter, read_rollouts
+from rl_sync.records.rollouts.recorded_images import ShownImage, shown_images
+from rl_sync.records.rollouts.rollout_records import (
+    Rollout,
+    RolloutFilter,
+    groups_of,
+    read_rollouts,
+)
 from rl_sync.records.run_records import RunRecords
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
@@ -22,6 +30,12 @@ from rl_sync.roles.saved_policy import settings_of_run
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
+
+_MOST_ROLLOUTS: Final = 24
+"""Number of rollouts that a notebook shows."""
+
+_MOST_IMAGE_BYTES: Final = 4 << 20
+"""Size of the images of one output, as data URLs: notebooks are saved with their outputs."""
 
 
 class Curve(NamedTuple):
@@ -176,3 +190,63 @@ def open_run(workdir: str | Path) -> Result:
     if not Workdir(str(path)).config.is_file():
         raise ConfigError(f"{path} is not the work directory of a run: it holds no config.json.")
     return Result(path)
+
+
+def as_html(
+    workdir: str | os.PathLike[str],
+    rollouts: Sequence[Rollout],
+    most_rollouts: int = _MOST_ROLLOUTS,
+    most_image_bytes: int = _MOST_IMAGE_BYTES,
+) -> str:
+    """Returns the first rollouts as HTML, by group: a prompt with its images, then completions.
+
+    Args:
+      workdir: work directory of the run, which has the images.
+      rollouts: rollouts in any order.
+      most_rollouts: number of rollouts to show.
+      most_image_bytes: size of all images together. Images beyond it have only their label.
+    """
+    some, left, groups = list(rollouts[:most_rollouts]), most_image_bytes, []
+    for of_group in groups_of(some).values():
+        images = []
+        for image in shown_images(workdir, of_group[0].images):
+            if len(image.source) > left:
+                image = ShownImage(f"{image.label} (not shown: too many bytes)")
+            left -= len(image.source)
+            images.append(image)
+        groups.append((of_group[0], images, of_group))
+    template = environment().get_template("notebook.html")
+    return template.render(
+        groups=groups,
+        shown=len(some),
+        count=len(rollouts),
+        style=style("rl_sync.display", "notebook.css"),
+    )
+
+
+class RolloutList(list[Rollout]):
+    """Rollouts of a run. As the last value of a notebook's cell, they are shown with images.
+
+    Args:
+      workdir: work directory of the run.
+      rollouts: the rollouts.
+    """
+
+    def __init__(self, workdir: Path, rollouts: Iterable[Rollout]) -> None:
+        super().__init__(rollouts)
+        self._workdir = workdir
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> Rollout: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> RolloutList: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Rollout | RolloutList:
+        """Returns a rollout, or those of a slice, which notebooks show alike."""
+        if isinstance(place, slice):
+            return RolloutList(self._workdir, super().__getitem__(place))
+        return super().__getitem__(place)
+
+    def _repr_html_(self) -> str:
+        return as_html(self._workdir, self)

@@ -9,8 +9,7 @@ import PIL.Image
 import pytest
 
 import rl_sync
-from rl_sync.api.result import Result
-from rl_sync.api.rollout_list import as_html
+from rl_sync.api.result import Result, as_html
 from rl_sync.images import Image
 from rl_sync.records.rollouts.recorded_images import ImageFiles
 from tests.page.small_run import write_run, write_step
