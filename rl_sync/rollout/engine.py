@@ -21,7 +21,7 @@ from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
 from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES
 from rl_sync.rollout.kv_offload import KvOffload
 from rl_sync.rollout.paging.page_supply import PageSupply
-from rl_sync.rollout.paging.pool_size import pages_of
+from rl_sync.rollout.paging.page_table import pages_of
 from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (

@@ -27,8 +27,7 @@ from rl_sync.role_names import MASTER
 from rl_sync.roles.evaluation.evaluator import EvaluationSet
 from rl_sync.roles.explorer.episode_wiring import environment_of
 from rl_sync.roles.master.state import MasterSettings
-from rl_sync.rollout.paging.page_table import PageTable
-from rl_sync.rollout.paging.pool_size import pages_of
+from rl_sync.rollout.paging.page_table import PageTable, pages_of
 from rl_sync.rollout.sampling import LogitsProcessors, Sampling
 from rl_sync.sampling_masks import word_count
 from rl_sync.scoring.judging import MasterScoring, Scored, Scorer, Success, Verdicts
