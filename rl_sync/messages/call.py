@@ -5,12 +5,14 @@ So a type checker checks both the caller and the function that answers.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from rl_sync.isolation.codec import record
 
 R = TypeVar("R")
+_BITS = 53  # As many as JSON numbers have in every reader.
 
 
 class Call(Generic[R]):
@@ -30,3 +32,8 @@ class Handler(NamedTuple):
 
     call: type[Call[Any]]
     answer: Callable[[Any], Any]
+
+
+def request_number() -> int:
+    """Returns a number that no other request has, from any process or after any restart."""
+    return secrets.randbits(_BITS)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, UInt32
 
-from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.topology import layout_of
+from rl_sync.messages.call import request_number
 from rl_sync.messages.events import VersionPublished
 from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.weight_calls import (

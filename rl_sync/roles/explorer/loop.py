@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rl_sync.cluster.request_numbers import request_number
 from rl_sync.cluster.session import Deadline, RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.isolation.codec import Records
+from rl_sync.messages.call import request_number
 from rl_sync.messages.master_calls import AskLease, HandInEvaluation
 from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
