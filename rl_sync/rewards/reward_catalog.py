@@ -47,7 +47,7 @@ REWARDS = {
         is_quick=True,
     ),
     "final_answer": RewardKind(
-        "rl_sync.rewards.final:FinalAnswer",
+        "rl_sync.rewards.exact:FinalAnswer",
         "Compares the text after the last # with the answer.",
         has_answers=True,
         is_quick=True,
