@@ -11,7 +11,7 @@ from rl_sync.environments.interface import Message, ToolSchema, Turn
 from rl_sync.images import Image
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
-from rl_sync.tasks.tokenizers.shielding import Shield
+from rl_sync.tasks.tokenizers.special_tokens import Shield
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 
 

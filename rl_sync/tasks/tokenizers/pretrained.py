@@ -29,8 +29,7 @@ from rl_sync.tasks.tokenizers.chat_writing import (
     write_chat,
 )
 from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
-from rl_sync.tasks.tokenizers.shielding import Shield
-from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
+from rl_sync.tasks.tokenizers.special_tokens import Shield, SpecialTokens
 from rl_sync.tasks.tokenizers.tokenizer import plain_text
 from rl_sync.thoughts import KNOWN, ThoughtMarks, marks_of
 

@@ -1,8 +1,10 @@
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from rl_sync.tasks.tokenizers import pretrained
-from rl_sync.tasks.tokenizers.special_tokens import SpecialTokens
+from rl_sync.tasks.tokenizers.special_tokens import Shield, SpecialTokens
 from tests.tasks.loading import TOKENIZER
 
 
@@ -95,3 +97,31 @@ def test_decoding_all_keeps_special_tokens_and_goes_on_behind_an_end():
     name = tokenizer.backend.convert_ids_to_tokens(end)
     assert tokenizer.decode_all(ids) == f"hi{name}ho\ufffd"
     assert tokenizer.decode(ids) == "hi"
+
+
+NAMES = ("<|im_end|>", "<s>")
+SHIELD = Shield(NAMES)
+PIECES = st.sampled_from([*NAMES, "\U000f0000", "\U000f0001", "1", "0", "<", "text"])
+TEXTS = st.lists(PIECES, max_size=8).map("".join)
+
+
+@given(TEXTS)
+@example("\U000f00001\U000f0001")  # A text that looks like the mark of a name.
+def test_a_covered_text_has_no_name_and_uncovers_to_itself(text):
+    covered = SHIELD.cover(text)
+    assert not any(name in covered for name in NAMES)
+    assert SHIELD.uncover(covered) == text
+
+
+@given(TEXTS)
+def test_only_texts_with_names_are_covered(text):
+    has_name = any(name in text for name in (*NAMES, "\U000f0000"))
+    assert SHIELD.covers(SHIELD.cover(text)) == has_name
+    assert has_name or SHIELD.cover(text) == text
+
+
+def test_all_texts_of_a_json_value_are_covered():
+    value = {"<s>": ["a<s>", 1, None, {"b": "<|im_end|>"}]}
+    covered = SHIELD.cover(value)
+    mark, end = SHIELD.cover("<s>"), SHIELD.cover("<|im_end|>")
+    assert covered == {mark: [f"a{mark}", 1, None, {"b": end}]}
