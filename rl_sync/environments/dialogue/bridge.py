@@ -17,8 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from rl_sync.environments.dialogue.conversation import Conversation, renderer_of
-from rl_sync.environments.dialogue.image_marks import has_marks, texts_and_numbers
+from rl_sync.environments.dialogue.conversation import (
+    Conversation,
+    has_marks,
+    renderer_of,
+    texts_and_numbers,
+)
 from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.interface import Message, Turn
 from rl_sync.sequence_images import TEXT, SequenceImages

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
+from collections.abc import Sequence
 from typing import Protocol
 
-from rl_sync.environments.dialogue.image_marks import OPEN, marked
 from rl_sync.environments.interface import Message, ToolSchema, Turn
 from rl_sync.images import Image
+from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.pictures.tile_processor import PictureMarks
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
 from rl_sync.tasks.tokenizers.special_tokens import Shield
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+
+_OPEN = "\U000f0003"
+"""First character of an image's mark; contents must have it covered."""
+
+_CLOSE = "\U000f0004"
+_IMAGE_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+"""Mark that stands for an image in a rendered conversation, until its tokens take its place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Renderer(Protocol):
     """Turns conversations into text, and that text into ids.
 
     Between the two, names of special tokens in contents are covered, as `cover` covers them, and
-    images are marks (`rl_sync.environments.dialogue.image_marks`).
+    marks stand for images.
     """
 
     def render(self, conversation: Conversation, prompts: bool) -> str:
@@ -85,7 +94,7 @@ class TemplateRenderer:
 
     def __init__(self, tokenizer: PretrainedTokenizer, marks: PictureMarks | None = None) -> None:
         self._tokenizer, self._marks = tokenizer, marks
-        self._shield = Shield((OPEN, *tokenizer.special.names))
+        self._shield = Shield((_OPEN, *tokenizer.special.names))
 
     def render(self, conversation: Conversation, prompts: bool) -> str:
         """Writes a conversation in the template.
@@ -128,7 +137,7 @@ class TemplateRenderer:
                 " images in messages of the user, or use the template of the vision-language"
                 " model's checkpoint."
             )
-        return marked(rendered, 0, place=token)
+        return _marked(rendered, 0, place=token)
 
     def cover(self, text: str) -> str:
         """Returns a content with the names of special tokens in it covered."""
@@ -154,7 +163,7 @@ class PlainRenderer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         names = tokenizer.special.names if isinstance(tokenizer, PretrainedTokenizer) else ()
-        self._shield = Shield((OPEN, *names))
+        self._shield = Shield((_OPEN, *names))
 
     def render(self, conversation: Conversation, prompts: bool) -> str:
         """Writes the contents; there are no roles, and a reply has no header.
@@ -170,7 +179,7 @@ class PlainRenderer:
         written, images = "", 0
         for message in conversation.messages:
             content = self._shield.cover(message.content)
-            written += marked(content, images) if message.images else content
+            written += _marked(content, images) if message.images else content
             images += len(message.images)
         return written
 
@@ -201,3 +210,20 @@ def renderer_of(tokenizer: Tokenizer, marks: PictureMarks | None = None) -> Rend
     if isinstance(tokenizer, PretrainedTokenizer) and tokenizer.chat:
         return TemplateRenderer(tokenizer, marks)
     return PlainRenderer(tokenizer)
+
+
+def _marked(text: str, first: int, place: str = PLACE) -> str:
+    """Writes marks at the places of images, with numbers from `first` on."""
+    before, *others = text.split(place)
+    return before + "".join(f"{_OPEN}{first + i}{_CLOSE}{text}" for i, text in enumerate(others))
+
+
+def has_marks(rendered: str) -> bool:
+    """Says whether a text has images."""
+    return _OPEN in rendered
+
+
+def texts_and_numbers(rendered: str) -> tuple[Sequence[str], Sequence[int]]:
+    """Returns the texts around images, and the images' numbers."""
+    parts = _IMAGE_MARK.split(rendered)
+    return parts[::2], [int(number) for number in parts[1::2]]
