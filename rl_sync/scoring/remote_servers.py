@@ -18,15 +18,16 @@ from typing import Any
 from rl_sync.cluster.pending import Await, await_answer
 from rl_sync.cluster.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
 from rl_sync.isolation.codec import Records
-from rl_sync.rewards.code_identity import RewardIdentity, identity_of
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.rewards.waiting_room import Room
 from rl_sync.scoring.reward_server_calls import (
     AskServerDescription,
+    RewardIdentity,
     ServerDescription,
     SubmitCompletions,
+    identity_of,
 )
 from rl_sync.settings.records import ConfigError
 

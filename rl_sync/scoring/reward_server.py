@@ -9,7 +9,6 @@ from rl_sync.cluster.pending import PendingCalls
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.expression import parse_sum
 from rl_sync.isolation.codec import Records
-from rl_sync.rewards.code_identity import identity_of
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.scoring.local_scorer import LocalScorer
@@ -17,6 +16,7 @@ from rl_sync.scoring.reward_server_calls import (
     AskServerDescription,
     ServerDescription,
     SubmitCompletions,
+    identity_of,
 )
 
 _CALLS = 256  # Number of calls served at once; most of them wait for judgements.
