@@ -14,8 +14,8 @@ from rl_sync.references import reference_of
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.rewards.waiting_room import Room
 from rl_sync.scoring.reward_worker import ScoredShare, ScoreShare
+from rl_sync.scoring.waiting_room import Room
 
 _PROGRAM = "rl_sync.scoring.reward_worker:RewardWorker"
 _SHARE_SECS = 0.05

@@ -21,7 +21,6 @@ from rl_sync.isolation.codec import Records
 from rl_sync.rewards.judgement import Judgement
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.rewards.waiting_room import Room
 from rl_sync.scoring.reward_server_calls import (
     AskServerDescription,
     RewardIdentity,
@@ -29,6 +28,7 @@ from rl_sync.scoring.reward_server_calls import (
     SubmitCompletions,
     identity_of,
 )
+from rl_sync.scoring.waiting_room import Room
 from rl_sync.settings.records import ConfigError
 
 _ANSWER_SECS = 10.0

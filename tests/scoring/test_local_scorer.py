@@ -16,8 +16,8 @@ import pytest
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
-from rl_sync.rewards.waiting_room import QueueTimeoutError
 from rl_sync.scoring.local_scorer import LocalScorer
+from rl_sync.scoring.waiting_room import QueueTimeoutError
 from tests.processes import lives
 
 ROOT = Path(__file__).parents[2]
