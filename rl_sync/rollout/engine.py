@@ -22,7 +22,6 @@ from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES
 from rl_sync.rollout.kv_offload import KvOffload
 from rl_sync.rollout.paging.page_supply import PageSupply
 from rl_sync.rollout.paging.page_table import pages_of
-from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (
     CompletionProgress,
@@ -32,7 +31,7 @@ from rl_sync.rollout.request import (
     require_servable,
 )
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling
-from rl_sync.rollout.sequence import Decode, GrowingSequence
+from rl_sync.rollout.sequence import Decode, GrowingSequence, Pauses
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.stats import Stats

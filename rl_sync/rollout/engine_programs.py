@@ -30,8 +30,8 @@ from rl_sync.rollout.image_features import (
 )
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.paging.page_table import PageTable, most_fills
-from rl_sync.rollout.pauses import Pauses
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
+from rl_sync.rollout.sequence import Pauses
 from rl_sync.rollout.slots import Prefix, SlotRows, Slots
 from rl_sync.types import Params
 

@@ -27,6 +27,8 @@ from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifte
 Decode = Callable[[Sequence[int]], str]
 
 _MOST_BYTES_A_CHARACTER = 4
+_MOST_PAUSES = 32
+_NO_TOKEN = -1
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -197,3 +199,25 @@ class GrowingSequence:
             parts.insert(0, np.asarray(of_prefill)[row, :first])
             first = 0
         return RecordedRoutes(first, np.concatenate(parts)[: self.length - 1 - first])
+
+
+class Pauses:
+    """Tokens that were seen to contain a stop string by themselves.
+
+    Rows that sample one of them wait for the host. Otherwise they would decode in vain up to the
+    end of the chunk.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: Int[np.ndarray, " N"] = np.full(_MOST_PAUSES, _NO_TOKEN, np.int32)
+
+    @property
+    def tokens(self) -> Int[np.ndarray, " N"]:
+        """The tokens so far, padded with −1."""
+        return self._tokens.copy()
+
+    def learn(self, token: int | None) -> None:
+        """Remembers a token, while there is room for it."""
+        free = np.flatnonzero(self._tokens < 0)
+        if token is not None and free.size and token not in self._tokens:
+            self._tokens[free[0]] = token
