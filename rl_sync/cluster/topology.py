@@ -16,6 +16,8 @@ from rl_sync.role_names import TOGETHER, TRAINER, explorer_name, number_of, proc
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 class Member(NamedTuple):
     """One of a run's processes that compute.
@@ -86,11 +88,47 @@ def layout_of(settings: RunSettings, program: str) -> Layout:
             raise ConfigError(
                 f"A mesh of {shape} takes {share} devices of each of the {len(indices)} processes"
                 f" of {program}, but one of them has {len(there)}: make the mesh smaller, or give"
-                " the process more devices (on CPU JAX_NUM_CPU_DEVICES, on GPU"
-                " CUDA_VISIBLE_DEVICES)."
+                f" the process more devices (on CPU JAX_NUM_CPU_DEVICES, on GPU {VISIBLE})."
             )
         devices += there[:share]
     try:
         return settings.layout(program, shape.mesh(devices))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def role_environment(settings: RunSettings, visible: str | None) -> dict[str, dict[str, str]]:
+    """Returns additional environment variables of each process on this machine, by its name.
+
+    They distribute the machine's GPUs; processes on other machines see all of theirs.
+
+    Args:
+      visible: the launcher's `CUDA_VISIBLE_DEVICES`. Each process gets as many GPUs as its part of
+        the mesh has. A single GPU is shared by all. Without the variable, JAX finds the GPUs
+        itself.
+
+    Raises:
+      ConfigError: there are several GPUs, but too few.
+    """
+    if settings.launch.colocate:
+        return {}  # One process has all GPUs, and distributes them itself.
+    ids = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    roles = {
+        member.name: device_share(settings, member.program)
+        for member in members_of(settings)
+        if member.name not in settings.launch.elsewhere
+    }
+    needed = sum(roles.values())
+    if len(ids) < 2 and needed == len(roles):
+        return {role: {} for role in roles}
+    if ids and len(ids) < needed:
+        wanted = ", ".join(f"{role} {count}" for role, count in roles.items())
+        raise ConfigError(
+            f"The roles of this run need {needed} GPUs ({wanted}), but {VISIBLE}={visible} names"
+            f" {len(ids)}: name more, or lower trainer.mesh, explorer.mesh or explorer.count."
+        )
+    given: dict[str, dict[str, str]] = {}
+    for role, count in roles.items():
+        given[role] = {VISIBLE: ",".join(ids[:count])} if ids else {}
+        ids = ids[count:]
+    return given

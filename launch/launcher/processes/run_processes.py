@@ -20,10 +20,16 @@ from rl_sync.cluster.host_names import own_address
 from rl_sync.cluster.ports import HeldPorts
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.cluster.secret import forget, is_open, secret_of
-from rl_sync.cluster.topology import Member, cluster_size, members_of, programs_of
+from rl_sync.cluster.topology import (
+    VISIBLE,
+    Member,
+    cluster_size,
+    members_of,
+    programs_of,
+    role_environment,
+)
 from rl_sync.isolation.machine_limits import limit_met
 from rl_sync.launcher.hosts.machines import Machines
-from rl_sync.launcher.processes.gpu_assignment import VISIBLE, role_environment
 from rl_sync.launcher.processes.stack_dump import dump_stacks
 from rl_sync.launcher.processes.supervisor import Process, RoleProcess, Supervisor
 from rl_sync.replay.replay_interface import Backend

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_sync.launcher.processes.gpu_assignment import role_environment
+from rl_sync.cluster.topology import role_environment
 from rl_sync.settings.records import ConfigError
 from tests.settings.test_run_settings import settings_with
 
