@@ -141,7 +141,14 @@ def step_work(
     held = model_memory.device_bytes(learned) * (2 * microbatches + 6)
     traffic = sweeps * (microbatches * whole + activations) + held
     links = (
-        step_links(model, layout, (count, length), microbatches, untrained, recomputed)
+        step_links(
+            model,
+            layout,
+            (count, length),
+            microbatches=microbatches,
+            untrained=untrained,
+            recomputed=recomputed,
+        )
         if reading is None
         else link_bytes(reading)
     )
@@ -181,6 +188,7 @@ def step_links(
     model: ModelConfig,
     layout: Layout,
     rows: tuple[int, int],
+    *,
     microbatches: int,
     untrained: int,
     recomputed: int,

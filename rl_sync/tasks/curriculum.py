@@ -249,7 +249,15 @@ def choose(
       busy: prompts with groups in flight, which come last.
     """
     if not pool.sets:
-        return _chosen(settings, pool, history, seed, ordinals[0], len(ordinals), busy)
+        return _chosen(
+            settings,
+            pool,
+            history,
+            seed=seed,
+            ordinal=ordinals[0],
+            picks=len(ordinals),
+            busy=busy,
+        )
     history = history.of(pool.count)
     numbers = sets_at(pool, history, seed, ordinals)
     found = {}
@@ -261,7 +269,13 @@ def choose(
         difficulty = None if pool.difficulty is None else pool.difficulty[members]
         places = np.flatnonzero(np.isin(members, list(busy))).tolist()
         choices = _chosen(
-            settings, PromptPool(len(members), difficulty), part, seed, ordinals[0], picks, places
+            settings,
+            PromptPool(len(members), difficulty),
+            part,
+            seed=seed,
+            ordinal=ordinals[0],
+            picks=picks,
+            busy=places,
         )
         found[number] = iter([one._replace(prompt=int(members[one.prompt])) for one in choices])
     return [next(found[number]) for number in numbers]
@@ -271,6 +285,7 @@ def _chosen(
     settings: CurriculumSettings,
     pool: PromptPool,
     history: PromptHistory,
+    *,
     seed: int,
     ordinal: int,
     picks: int,
