@@ -98,6 +98,17 @@ ISOLATED = set(ALLOWED) - {"__main__", "schedule", "algorithms", "models", "lear
 """Parts that may import how processes are isolated, and understand each other."""
 
 
+TABLES = {"records/backends/backend_catalog.py"}
+"""Modules of the core that name add-ons, which are imported when they are used."""
+
+OFFERED = {
+    "records.backends.backend",
+    "records.metrics",
+    "workdir",
+}
+"""Modules of the core that add-ons may import."""
+
+
 def part_of(path: Path) -> str:
     inside = path.relative_to(ROOT / "rl_sync")
     return "actors" if str(inside) in ACTORS else inside.parts[0].removesuffix(".py")
@@ -126,8 +137,14 @@ def imported(path: Path) -> set[str]:
     return {part_of(found) for name in imported_names(path) if (found := module_at(name))}
 
 
+def core_files() -> list[Path]:
+    """Returns the modules of rl_sync that are no add-ons."""
+    files = sorted((ROOT / "rl_sync").rglob("*.py"))
+    return [p for p in files if p.name != "__init__.py" and part_of(p) != "addons"]
+
+
 def test_a_file_imports_only_what_lies_below_it():
-    files = [p for p in sorted((ROOT / "rl_sync").rglob("*.py")) if p.name != "__init__.py"]
+    files = core_files()
     assert len(files) > 100
     allowed = {
         part: names | {part} | LEAVES | ({"isolation"} if part in ISOLATED else set())
@@ -139,6 +156,44 @@ def test_a_file_imports_only_what_lies_below_it():
         if (above := imported(path) - allowed[part_of(path)])
     }
     assert not wrong
+
+
+def test_addons_are_named_in_tables_alone():
+    others = [*(ROOT / "launch").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    naming = {
+        path.relative_to(ROOT / "rl_sync").as_posix()
+        for path in core_files()
+        if "rl_sync.addons" in path.read_text()
+    }
+    assert naming == TABLES
+    for path in [*others, *(ROOT / "rl_sync" / table for table in TABLES)]:
+        assert not any(name.startswith("rl_sync.addons") for name in imported_names(path)), path
+
+
+def test_addons_import_public_names_of_what_the_core_offers():
+    files = [*(ROOT / "rl_sync/addons").rglob("*.py")]
+    assert files
+    used = set()
+    for path in files:
+        tree, names = ast.parse(path.read_text()), imported_names(path)
+        ours = {name for name in names if name.startswith("rl_sync.")}
+        modules = {name for name in ours if module_at(name) and ".addons." not in name}
+        used |= {name.removeprefix("rl_sync.") for name in modules}
+        assert not [name for name in ours if "._" in name], path
+        bound = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        private = {
+            f"{node.value.id}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            if node.attr.startswith("_") and node.value.id in bound
+        }
+        assert not private, path
+    assert used == OFFERED
 
 
 @pytest.mark.gate

@@ -24,14 +24,14 @@ class BackendKind(NamedTuple):
     extra: str = ""
 
 
-_HERE = "rl_sync.records.backends"
+_ADDONS = "rl_sync.addons.metric_backends"
 TENSORBOARD = "tensorboard"
 
 BACKENDS: dict[str, BackendKind] = {
-    TENSORBOARD: BackendKind(f"{_HERE}.tensorboard:start", "tensorboardX"),
-    "wandb": BackendKind(f"{_HERE}.tracking:start_wandb", "wandb", "wandb"),
-    "trackio": BackendKind(f"{_HERE}.tracking:start_trackio", "trackio", "trackio"),
-    "mlflow": BackendKind(f"{_HERE}.mlflow:start", "mlflow", "mlflow"),
+    TENSORBOARD: BackendKind(f"{_ADDONS}.tensorboard:start", "tensorboardX"),
+    "wandb": BackendKind(f"{_ADDONS}.tracking:start_wandb", "wandb", "wandb"),
+    "trackio": BackendKind(f"{_ADDONS}.tracking:start_trackio", "trackio", "trackio"),
+    "mlflow": BackendKind(f"{_ADDONS}.mlflow:start", "mlflow", "mlflow"),
 }
 
 

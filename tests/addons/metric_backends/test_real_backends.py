@@ -49,7 +49,7 @@ def test_each_backend_has_every_number_of_a_run(tmp_path):
     interpreter = os.path.realpath(sys.executable)  # Without the packages of this environment.
     command = [uv.find_uv_bin(), "run", "--no-project", "--isolated", "--python", interpreter]
     command += [part for package in [*packages, "numpy", "pytest"] for part in ("--with", package)]
-    command += ["python", "-c", INSIDE, "tests/records/backends/real_backends.py"]
+    command += ["python", "-c", INSIDE, "tests/addons/metric_backends/real_backends.py"]
     environment = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     environment |= {"PYTHONPATH": str(ROOT), "RUN": str(tmp_path / "run")}
     environment |= {"TRACKIO_DIR": str(tmp_path / "trackio"), "HOME": str(tmp_path)}

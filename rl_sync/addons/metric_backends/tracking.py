@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rl_sync.addons.metric_backends.run_ids import read_identity, write_identity
 from rl_sync.records.backends.backend import Backend, MetricPoint, TrackedRun
-from rl_sync.records.backends.run_ids import read_identity, write_identity
 from rl_sync.records.metrics import PHASES
 
 _FINISHED, _REPEATED = "finished", "repeated"

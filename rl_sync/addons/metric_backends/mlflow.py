@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_sync.addons.metric_backends.run_ids import read_identity, write_identity
 from rl_sync.records.backends.backend import Backend, MetricPoint, TrackedRun
-from rl_sync.records.backends.run_ids import read_identity, write_identity
 
 _MOST_PARAMETERS, _MOST_CHARACTERS = 100, 6000
 """Maximum number of parameters of one call, and of characters of one parameter."""

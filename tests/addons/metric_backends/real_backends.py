@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rl_sync.addons.metric_backends.run_ids import read_identity
 from rl_sync.records.backends.backend import Labels
-from rl_sync.records.backends.run_ids import read_identity
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.metrics_writer import MetricsWriter
 from rl_sync.workdir import Workdir
