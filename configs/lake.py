@@ -13,11 +13,11 @@ than the intervals' width.
 import numpy as np
 from ml_collections import ConfigDict
 
+from rl_sync.addons.games.frozen_lake import FIELD
+from rl_sync.addons.toys.board import MOVES, Board
 from rl_sync.configs import base
-from rl_sync.environments.frozen_lake import FIELD
 from rl_sync.images import Image
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.toy.board import MOVES, Board
 from rl_sync.types import Prompt
 
 SQUARES, PIXELS, HOLES, MOST_MOVES = 3, 24, 0.2, 8

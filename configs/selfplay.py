@@ -16,8 +16,8 @@ import random
 
 from ml_collections import ConfigDict
 
+from rl_sync.addons.games.nim import legal_moves
 from rl_sync.configs import base
-from rl_sync.environments.nim import legal_moves
 from rl_sync.environments.opponents import View
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt

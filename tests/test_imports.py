@@ -98,12 +98,24 @@ ISOLATED = set(ALLOWED) - {"__main__", "schedule", "algorithms", "models", "lear
 """Parts that may import how processes are isolated, and understand each other."""
 
 
-TABLES = {"records/backends/backend_catalog.py"}
+TABLES = {
+    "environments/environment_catalog.py",
+    "records/backends/backend_catalog.py",
+    "tasks/task_catalog.py",
+}
 """Modules of the core that name add-ons, which are imported when they are used."""
 
 OFFERED = {
+    "environments.interface",
+    "expression",
+    "images",
     "records.backends.backend",
     "records.metrics",
+    "setting",
+    "spelling",
+    "tasks.choices",
+    "tasks.problems",
+    "types",
     "workdir",
 }
 """Modules of the core that add-ons may import."""

@@ -33,19 +33,19 @@ ENVIRONMENTS = {
         branches=True,
     ),
     "calculator": EnvironmentKind(
-        "rl_sync.environments.calculator:Calculator",
+        "rl_sync.addons.games.calculator:Calculator",
         "Works out what the policy writes between two signs, and judges its final answer.",
     ),
     "frozen_lake": EnvironmentKind(
-        "rl_sync.environments.frozen_lake:FrozenLake",
+        "rl_sync.addons.games.frozen_lake:FrozenLake",
         "Shows a frozen lake with holes as an image after each move; the policy must see.",
     ),
     "guess": EnvironmentKind(
-        "rl_sync.environments.guess:Guess",
+        "rl_sync.addons.games.guess:Guess",
         "Hides a number, and says of each guess whether it is too small or too large.",
     ),
     "nim": EnvironmentKind(
-        "rl_sync.environments.nim:Nim",
+        "rl_sync.addons.games.nim:Nim",
         "Plays Nim, a game of two players, in few characters.",
     ),
     "python": EnvironmentKind(
@@ -59,15 +59,15 @@ ENVIRONMENTS = {
         rewards=False,
     ),
     "textarena": EnvironmentKind(
-        "rl_sync.environments.adapters.textarena_games:TextArenaGame",
+        "rl_sync.addons.games.textarena_games:TextArenaGame",
         "Plays a game of TextArena, for one player or several.",
     ),
     "gymnasium": EnvironmentKind(
-        "rl_sync.environments.adapters.gymnasium_games:GymnasiumGame",
+        "rl_sync.addons.games.gymnasium_games:GymnasiumGame",
         "Puts an environment of Gymnasium into words.",
     ),
     "openenv": EnvironmentKind(
-        "rl_sync.environments.adapters.openenv_client:OpenEnvClient",
+        "rl_sync.addons.games.openenv_client:OpenEnvClient",
         "Opens a session at an OpenEnv server.",
     ),
 }

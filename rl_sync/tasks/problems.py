@@ -1,9 +1,10 @@
-"""Holds the problems of a task as text, which a loader returns before they are tokenized."""
+"""Problems of a task as text, which a loader returns before they are tokenized."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rl_sync.images import FIELD, images_of
 from rl_sync.tasks.dialogues import Dialogue, Spoken
@@ -74,6 +75,20 @@ class Problems:
             preferences=_of_asked(self.preferences, asked),
             held_out_preferences=_of_asked(self.held_out_preferences, kept_out),
         )
+
+
+class TaskKind(NamedTuple):
+    """A named task.
+
+    Attributes:
+      record: its section of the config, a dataclass of settings.
+      load: loads its problems from the section and the run's seed.
+      meaning: one sentence.
+    """
+
+    record: type
+    load: Callable[[Any, int], Problems]
+    meaning: str
 
 
 def with_images(problems: Problems, most_pixels: int) -> Problems:

@@ -1,13 +1,14 @@
 """Loads tasks by name, from `config.task` and `config.tokenizer`.
 
 A task is a module with a section of settings and a function that loads its problems, and a line in
-`TaskSections`.
+`TOYS` or `TaskSections`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,46 +26,43 @@ from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.mixture import MixtureConfig
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
-from rl_sync.tasks.problems import Problems, with_images
+from rl_sync.tasks.problems import Problems, TaskKind, with_images
 from rl_sync.tasks.shots import TEMPLATE, require_template, with_shots
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer, TokenizerConfig
 from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer, Tokenizer
-from rl_sync.tasks.toy import (
-    arithmetic,
-    board,
-    chart,
-    digits,
-    humaneval,
-    mmlu,
-    school,
-    shapes,
-    worked,
-)
-from rl_sync.tasks.toy.arithmetic import ArithmeticConfig
-from rl_sync.tasks.toy.board import BoardConfig
-from rl_sync.tasks.toy.chart import ChartConfig
-from rl_sync.tasks.toy.digits import DigitsConfig
-from rl_sync.tasks.toy.humaneval import HumanEvalConfig
-from rl_sync.tasks.toy.mmlu import MmluConfig
-from rl_sync.tasks.toy.school import SchoolConfig
-from rl_sync.tasks.toy.shapes import ShapesConfig
-from rl_sync.tasks.toy.worked import WorkedConfig
 from rl_sync.thoughts import marks_of
 from rl_sync.types import Prompt
 
-Loader = Callable[[Any, int], Problems]
-"""Loads a task's problems from its section of the config and the run's seed."""
+TOYS = {
+    "arithmetic": "rl_sync.addons.toys.arithmetic:TASK",
+    "worked": "rl_sync.addons.toys.worked:TASK",
+    "school": "rl_sync.addons.toys.school:TASK",
+    "mmlu": "rl_sync.addons.toys.mmlu:TASK",
+    "humaneval": "rl_sync.addons.toys.humaneval:TASK",
+    "shapes": "rl_sync.addons.toys.shapes:TASK",
+    "digits": "rl_sync.addons.toys.digits:TASK",
+    "chart": "rl_sync.addons.toys.chart:TASK",
+    "board": "rl_sync.addons.toys.board:TASK",
+}
+"""References to the `TaskKind` of each add-on, which are imported with this table: a config has the
+sections of all tasks."""
 
 _loading = threading.Lock()
 
 
-def task(record: type, load: Loader, meaning: str) -> Any:
+def task(record: type, load: Callable[[Any, int], Problems], meaning: str) -> Any:
     """Makes the field of a task: its section of the config, with its loader."""
     field = section(record, meaning)
     return dataclasses.field(default_factory=record, metadata={**field.metadata, "load": load})
+
+
+def _imported(reference: str) -> TaskKind:
+    module, _, name = reference.partition(":")
+    kind: TaskKind = getattr(importlib.import_module(module), name)
+    return kind
 
 
 def _only_as_a_whole(config: MixtureConfig, seed: int) -> Problems:
@@ -73,39 +71,18 @@ def _only_as_a_whole(config: MixtureConfig, seed: int) -> Problems:
     raise ValueError("a mixture cannot be a set of a mixture: name its sets in the outer one.")
 
 
+_kinds = {name: _imported(reference) for name, reference in TOYS.items()}
+_ToySections: Any = dataclasses.make_dataclass(
+    "_ToySections",
+    [(name, kind.record, task(*kind)) for name, kind in _kinds.items()],
+    frozen=True,
+)
+
+
 @dataclasses.dataclass(frozen=True)
-class TaskSections:
+class TaskSections(_ToySections):
     """Sections of the tasks by name."""
 
-    arithmetic: ArithmeticConfig = task(
-        ArithmeticConfig,
-        arithmetic.load,
-        "Sums and differences, demonstrated by a careless pupil.",
-    )
-    worked: WorkedConfig = task(
-        WorkedConfig,
-        worked.load,
-        "Long sums that are worked out, demonstrated by a pupil who tires.",
-    )
-    school: SchoolConfig = task(
-        SchoolConfig, school.load, "School questions that reasoning-gym generates."
-    )
-    mmlu: MmluConfig = task(
-        MmluConfig, mmlu.load, "Examination questions with options, which lm-eval ships."
-    )
-    humaneval: HumanEvalConfig = task(
-        HumanEvalConfig, humaneval.load, "The 164 programming problems of HumanEval."
-    )
-    shapes: ShapesConfig = task(
-        ShapesConfig, shapes.load, "Questions about images of colored shapes."
-    )
-    digits: DigitsConfig = task(
-        DigitsConfig, digits.load, "Handwritten digits, which scikit-learn ships."
-    )
-    chart: ChartConfig = task(ChartConfig, chart.load, "Questions about bar charts.")
-    board: BoardConfig = task(
-        BoardConfig, board.load, "Questions about a board with holes, a player and a goal."
-    )
     jsonl: JsonlConfig = task(JsonlConfig, jsonl.load, "Problems of a file of your own.")
     mixture: MixtureConfig = task(
         MixtureConfig,
@@ -119,7 +96,7 @@ class TaskSections:
     )
 
 
-TASKS: dict[str, Loader] = {
+TASKS: dict[str, Callable[[Any, int], Problems]] = {
     field.name: field.metadata["load"] for field in dataclasses.fields(TaskSections)
 }
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from rl_sync.addons.games.nim import Nim, legal_moves
 from rl_sync.environments.game_table import GameTable
 from rl_sync.environments.hosts.construction import Construction
 from rl_sync.environments.hosts.episode_limits import HostLimits
@@ -21,7 +22,6 @@ from rl_sync.environments.interface import (
     Standing,
     Turn,
 )
-from rl_sync.environments.nim import Nim, legal_moves
 from rl_sync.environments.opponents import (
     Seating,
     older_versions,

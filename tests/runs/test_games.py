@@ -60,7 +60,7 @@ OPENENV = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optio
 ]
 SERVER = """
 import sys
-from tests.environments.openenv_server import serving
+from tests.addons.games.openenv_server import serving
 with serving() as url:
     print(url, flush=True)
     sys.stdin.read()

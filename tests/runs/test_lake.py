@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
+from rl_sync.addons.games.frozen_lake import FIELD
+from rl_sync.addons.toys.board import Board
 from rl_sync.configs.lake import PIXELS
-from rl_sync.environments.frozen_lake import FIELD
 from rl_sync.images import Image
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollouts.rollout_records import ENVIRONMENT, read_rollouts
 from rl_sync.roles.assembly import wiring
-from rl_sync.tasks.toy.board import Board
 from rl_sync.workdir import Workdir
 from tests.runs.conftest import EMBEDDED, ROOT, RunRecord, assert_within_the_staleness_bound
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from rl_sync.addons.toys import board, chart, digits, shapes
 from rl_sync.images import Image
 from rl_sync.tasks.exchanged_images import with_exchanged_images
 from rl_sync.tasks.problems import Problems
-from rl_sync.tasks.toy import board, chart, digits, shapes
 from rl_sync.types import Prompt
 from tests.tasks import loading
 

@@ -1,0 +1,1 @@
+"""Games and other environments, ours and those of other packages."""

@@ -1,0 +1,242 @@
+"""Asks about images of colored shapes, which are drawn here: counts, colors, sides, sizes, boxes.
+
+The policy gets the question, and `row["images"]` has the image. With `as_text` the image is written
+as characters in front of the question instead, with a letter for each color, so that a text-only
+policy can learn the task; shapes have one size then:
+
+    ...rrr...
+    ...rrr...
+    ...rrr...
+    .b.......
+    .b.......
+    bbb......
+    How many red shapes are there?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl_sync.addons.toys import drawn_problems
+from rl_sync.addons.toys.scenes import COLORS, LEAST_CELL_PIXELS, SHAPES, Scene, SceneShape
+from rl_sync.addons.toys.shape_images import KINDS, OF_TWO, ShapesArtist
+from rl_sync.setting import check, setting
+from rl_sync.tasks.problems import Problems, TaskKind
+from rl_sync.types import Prompt
+
+_TRIES = 20
+
+
+class ShapesQuestion(NamedTuple):
+    """A question about a scene that is written as text.
+
+    Attributes:
+      text: the question.
+      answer: the right answer.
+      fields: other fields of its row; `kind` is the kind for the reward `vision`.
+    """
+
+    text: str
+    answer: str
+    fields: dict[str, Any]
+
+
+Ask = Callable[[Scene, np.random.Generator], ShapesQuestion | None]
+"""A function that asks a question about a scene; None if no question fits."""
+
+
+def _count(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
+    color = list(COLORS)[random.integers(len(COLORS))]
+    count = sum(item.color == color for item in scene.items)
+    return ShapesQuestion(f"How many {color} shapes are there?", str(count), {"kind": "count"})
+
+
+def _color(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
+    item = _only_one(scene, lambda one: one.shape, random)
+    if item is None:
+        return None
+    return ShapesQuestion(f"What color is the {item.shape}?", item.color, {"kind": "words"})
+
+
+def _side(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
+    one = _only_one(scene, lambda item: item.name, random)
+    if one is None:
+        return None
+    others = [
+        item
+        for item in scene.items
+        if item.column != one.column and sum(item.name == same.name for same in scene.items) == 1
+    ]
+    if not others:
+        return None
+    other = others[random.integers(len(others))]
+    return ShapesQuestion(
+        f"Is the {one.name} left or right of the {other.name}?",
+        "left" if one.column < other.column else "right",
+        {"kind": "choice", "choices": ["left", "right"]},
+    )
+
+
+def _box(scene: Scene, random: np.random.Generator) -> ShapesQuestion | None:
+    item = _only_one(scene, lambda one: one.name, random)
+    if item is None:
+        return None
+    box = item.text_box(1)
+    return ShapesQuestion(
+        f"Give the box [x1, y1, x2, y2] of the {item.name}.",
+        str(box),
+        {"kind": "box", "boxes": [box]},
+    )
+
+
+def _only_one(
+    scene: Scene, name: Callable[[SceneShape], str], random: np.random.Generator
+) -> SceneShape | None:
+    """Returns a random item whose name no other item has, or None if there is no such item."""
+    names = [name(item) for item in scene.items]
+    single = [item for item in scene.items if names.count(name(item)) == 1]
+    return single[random.integers(len(single))] if single else None
+
+
+TEXT_QUESTIONS: dict[str, Ask] = {"count": _count, "color": _color, "side": _side, "box": _box}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapesConfig:
+    """`config.task.shapes`.
+
+    Raises:
+      ValueError: a kind of question is unknown, or a value is outside its range.
+    """
+
+    questions: str | None = setting(
+        None,
+        f"Kinds of questions, separated by commas: {', '.join(KINDS)} (`bigger` only about"
+        " images).",
+        implied="all of them",
+    )
+    cells: int = setting(3, "Cells along each side of the grid.", least=2, greatest=16)
+    most_shapes: int = setting(4, "Maximum number of shapes in an image.", least=1)
+    side_pixels: int = setting(
+        56, "Side of the square image.", unit="pixels", least=14, greatest=1024
+    )
+    as_text: bool = setting(
+        False,
+        "Writes the image as characters in front of the question, for policies that read only"
+        " text.",
+    )
+    problems: int = setting(4000, "Problems to train on.", least=1)
+    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
+    demonstrated: float = setting(
+        0.1,
+        "Fraction of the training problems whose answer is demonstrated in SFT.",
+        least=0,
+        greatest=1,
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "task.shapes")
+        for name in self.names:
+            if self.as_text and name not in TEXT_QUESTIONS:
+                raise ValueError(
+                    f"task.shapes.questions={name} asks about sizes, and as text all shapes have"
+                    " one size: leave it out, or set task.shapes.as_text=false."
+                )
+        if self.most_shapes > self.cells**2:
+            raise ValueError(
+                f"task.shapes.most_shapes={self.most_shapes} do not fit into {self.cells} times"
+                f" {self.cells} cells: use fewer, or more cells."
+            )
+        if not self.as_text:
+            self._check_images()
+
+    def _check_images(self) -> None:
+        if self.side_pixels < self.cells * LEAST_CELL_PIXELS:
+            raise ValueError(
+                f"task.shapes.side_pixels={self.side_pixels} is too small to tell shapes apart in"
+                f" {self.cells} times {self.cells} cells: use"
+                f" {self.cells * LEAST_CELL_PIXELS} or more, or fewer cells."
+            )
+        compared = [name for name in self.names if name in OF_TWO]
+        if self.most_shapes < 2 and compared:
+            raise ValueError(
+                f"task.shapes.most_shapes=1 leaves nothing to compare for the questions"
+                f" {', '.join(compared)}: use 2 or more, or leave these questions out."
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """Kinds of questions in use."""
+        if self.questions is None:
+            return list(TEXT_QUESTIONS if self.as_text else KINDS)
+        return drawn_problems.named_kinds("task.shapes", self.questions, KINDS)
+
+
+def load(config: ShapesConfig, seed: int) -> Problems:
+    """Draws different problems, and holds some of them out by the seed.
+
+    Raises:
+      ValueError: there are not enough different problems.
+    """
+    random = np.random.default_rng([seed, config.problems])
+    return _written(config, random) if config.as_text else _drawn(config, random)
+
+
+def _drawn(config: ShapesConfig, random: np.random.Generator) -> Problems:
+    artist = ShapesArtist(config.cells, config.most_shapes, config.side_pixels)
+    wanted = config.problems + config.held_out_problems
+    kinds = {name: artist.kind(name) for name in config.names}
+    drawn = drawn_problems.draw_problems(kinds, wanted, random)
+    _require_enough(config, len(drawn))
+    return drawn_problems.split(drawn, config.problems, config.demonstrated, random)
+
+
+def _written(config: ShapesConfig, random: np.random.Generator) -> Problems:
+    wanted = config.problems + config.held_out_problems
+    asked: dict[tuple[Scene, str], ShapesQuestion] = {}
+    for number in range(wanted * _TRIES):
+        scene = Scene.drawn(config.cells, config.most_shapes, random)
+        question = TEXT_QUESTIONS[config.names[number % len(config.names)]](scene, random)
+        if question is not None:
+            asked.setdefault((scene, question.text), question)
+        if len(asked) == wanted:
+            break
+    _require_enough(config, len(asked))
+    drawn = [(scene, question) for (scene, _), question in asked.items()]
+    train, held_out = drawn[: config.problems], drawn[config.problems :]
+    prompts = [_prompt(i, *one) for i, one in enumerate(train)]
+    shown = random.permutation(len(prompts))[: round(len(prompts) * config.demonstrated)]
+    return Problems(
+        train=prompts,
+        held_out=[_prompt(i, *one) for i, one in enumerate(held_out)],
+        demonstrations=[prompts[i]._replace(row=None) for i in sorted(shown)],
+        reward="vision",
+        charset=_charset(),
+    )
+
+
+def _require_enough(config: ShapesConfig, found: int) -> None:
+    wanted = config.problems + config.held_out_problems
+    if found < wanted:
+        raise ValueError(
+            f"task.shapes has {found} different problems with cells={config.cells} and"
+            f" most_shapes={config.most_shapes}, fewer than the {wanted} wanted: use more cells."
+        )
+
+
+def _prompt(number: int, scene: Scene, question: ShapesQuestion) -> Prompt:
+    return Prompt(number, scene.text() + question.text, question.answer, question.fields)
+
+
+def _charset() -> str:
+    """Returns all characters that a question or an answer may contain."""
+    words = ["How many shapes are there?", "What color is the", "Is the left or right of the?"]
+    words += ["Give the box [x1, y1, x2, y2] of the.", "\n.0123456789[], ", *COLORS, *SHAPES]
+    return "".join(sorted(set().union(*words)))
+
+
+TASK = TaskKind(ShapesConfig, load, "Questions about images of colored shapes.")
