@@ -106,15 +106,24 @@ TABLES = {
 """Modules of the core that name add-ons, which are imported when they are used."""
 
 OFFERED = {
+    "environments.dialogue.tool_call_text",
+    "environments.hosts.construction",
+    "environments.hosts.episode_limits",
+    "environments.hosts.host",
+    "environments.hosts.process_host",
     "environments.interface",
+    "environments.opponents",
     "expression",
     "images",
+    "isolation.process_limits",
     "records.backends.backend",
     "records.metrics",
+    "references",
     "setting",
     "spelling",
     "tasks.choices",
     "tasks.problems",
+    "thoughts",
     "types",
     "workdir",
 }

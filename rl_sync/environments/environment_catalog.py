@@ -28,7 +28,7 @@ BY_SET = "by_set"
 
 ENVIRONMENTS = {
     "agent": EnvironmentKind(
-        "rl_sync.environments.adapters.agent:Agent",
+        "rl_sync.addons.agents.agent:Agent",
         "Runs an agent: any program that asks an OpenAI-compatible endpoint for replies.",
         branches=True,
     ),
@@ -71,6 +71,9 @@ ENVIRONMENTS = {
         "Opens a session at an OpenEnv server.",
     ),
 }
+
+AGENT_HOST = "rl_sync.addons.agents.agent_host:AgentHost"
+"""Reference to the host of environments that ask an endpoint for replies."""
 
 
 def is_own(name: str) -> bool:

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rl_sync.environments.adapters.tool_class import ToolClass, is_tool_class
 from rl_sync.environments.interface import Environment
+from rl_sync.environments.tool_class import ToolClass, is_tool_class
 from rl_sync.environments.tools import ToolEnvironment
 from rl_sync.expression import parse_call
 from rl_sync.references import resolve

@@ -1,4 +1,4 @@
-"""Limits of environments in worker processes."""
+"""Limits of environments in worker processes, and access to the endpoint that agents ask."""
 
 from __future__ import annotations
 
@@ -52,3 +52,21 @@ class HostLimits:
                 f"memory_bytes of environments must be at least 0, not {self.memory_bytes!r};"
                 " 0 means no limit."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """Access to an endpoint.
+
+    Attributes:
+      host: address of this machine that the endpoint listens at.
+      key: key that each request must have, besides its episode's key in the path; None for an
+        endpoint that only this machine reaches.
+      connections: maximum number of connections at once, but at most half of the files that the
+        system lets this process open. Other connections wait. To make room for them, connections
+        whose clients ask for nothing are closed, the longest silent first.
+    """
+
+    host: str = "127.0.0.1"
+    key: str | None = None
+    connections: int = 1024

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rl_sync.environments.endpoint.http_server import Access
-from rl_sync.environments.hosts.agent_host import AgentHost
+from rl_sync.environments.environment_catalog import AGENT_HOST
 from rl_sync.environments.hosts.construction import Construction
-from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.episode_limits import Access, HostLimits
 from rl_sync.environments.hosts.host import Host
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.hosts.process_host import ProcessHost
+from rl_sync.references import resolve
 from rl_sync.thoughts import KNOWN, ThoughtMarks
 
 
@@ -38,5 +38,6 @@ def host_of(
     if construction.inline:
         return InlineHost(reference)
     if construction.asks_endpoint:
-        return AgentHost(reference, limits, access, thoughts)
+        agents: Host = resolve(AGENT_HOST)(reference, limits, access, thoughts)
+        return agents
     return ProcessHost(reference, limits)

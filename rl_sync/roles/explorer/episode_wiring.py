@@ -11,11 +11,10 @@ from rl_sync.environments.dialogue.bridge import Bridge
 from rl_sync.environments.dialogue.reader import ReplyReader
 from rl_sync.environments.dialogue.sight import Sight
 from rl_sync.environments.dialogue.tool_call_text import CALL_FORMATS, call_format
-from rl_sync.environments.endpoint.http_server import Access
 from rl_sync.environments.environment_catalog import reference_of
 from rl_sync.environments.environment_settings import EnvironmentSettings
 from rl_sync.environments.hosts.construction import Construction
-from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.episode_limits import Access, HostLimits
 from rl_sync.environments.hosts.host_choice import host_of
 from rl_sync.environments.opponents import script_of
 from rl_sync.roles.explorer.director import Director

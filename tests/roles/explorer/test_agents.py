@@ -28,7 +28,7 @@ from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from tests.environments.families import family
 from tests.models import tiny
 
-AGENTS = Path(__file__).parents[2] / "environments" / "agents.py"
+AGENTS = Path(__file__).parents[2] / "addons" / "agents" / "agents.py"
 CHARACTERS = CharacterTokenizer("abcdefghijklmnopqrstuvwxyz0123456789!?. ")
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 LATEST = 110.0
@@ -46,7 +46,7 @@ class Episodes:
         self.settings = EnvironmentSettings(
             **{"name": name, "max_tokens": 200, "max_turns": 8, "attempts": 1, **settings}
         )
-        reference = name.replace("agent(", "rl_sync.environments.adapters.agent:Agent(", 1)
+        reference = name.replace("agent(", "rl_sync.addons.agents.agent:Agent(", 1)
         self.host = host_of(reference, HostLimits(workers=4, limit_secs=limit_secs))
         self.tokenizer = tokenizer
         self.director = Director(
@@ -302,7 +302,7 @@ def test_what_an_agent_leaves_running_is_killed_and_the_agent_has_ended_well(pla
 
 
 def test_agents_that_cannot_be_are_refused_before_the_run():
-    made = "rl_sync.environments.adapters.agent:Agent"
+    made = "rl_sync.addons.agents.agent:Agent"
     for options, rule in {
         "": "needs a program or a function",
         "(command='no-such-program x')": "names the program 'no-such-program'",
@@ -334,7 +334,7 @@ def test_an_agent_reads_the_policy_s_reply_chunk_by_chunk(tmp_path):
     """From the engine to the agent, with nothing in between played by a script."""
     notes = tmp_path / "notes"
     settings = EnvironmentSettings(name="agent(...)", max_tokens=64, attempts=1)
-    reference = f"rl_sync.environments.adapters.agent:Agent(function='{AGENTS}:stream')"
+    reference = f"rl_sync.addons.agents.agent:Agent(function='{AGENTS}:stream')"
     host = host_of(reference, HostLimits(workers=1, limit_secs=40.0))
     director = Director(host, Bridge(CHARACTERS), ReplyReader(CHARACTERS), settings)
     model = dataclasses.replace(tiny.CONFIG, vocab_size=CHARACTERS.vocab_size, max_length=64)

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from rl_sync.environments.endpoint.http_server import AgentEndpoint
-from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.reasoning import Parted, Reasoning
+from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
+from rl_sync.addons.agents.endpoint.inbox import Inbox
+from rl_sync.addons.agents.endpoint.reasoning import Parted, Reasoning
 from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, ToolCall
 from rl_sync.thoughts import KNOWN, marks_of
-from tests.environments.agents import LOOK, said, user
-from tests.environments.test_endpoint import Policy, drawn, reply
+from tests.addons.agents.agents import LOOK, said, user
+from tests.addons.agents.test_endpoint import Policy, drawn, reply
 
 FLAT = {"type": "function", **LOOK["function"], "strict": False}
 CALL = ToolCall("look", {"place": "north"}, "call00000")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rl_sync.environments.adapters.tool_class import ToolClass, is_tool_class
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Message, Outcome, Reply, ToolCall, Turn
+from rl_sync.environments.tool_class import ToolClass, is_tool_class
 
 WORD = f"{__name__}:Word"
 

@@ -14,10 +14,11 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from rl_sync.environments.endpoint.http_server import Access, AgentEndpoint
-from rl_sync.environments.endpoint.inbox import Inbox
+from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
+from rl_sync.addons.agents.endpoint.inbox import Inbox
+from rl_sync.environments.hosts.episode_limits import Access
 from rl_sync.environments.interface import DrawnReply, PartialReply, Reply, StreamedTurn, ToolCall
-from tests.environments.agents import LOOK, said, user
+from tests.addons.agents.agents import LOOK, said, user
 
 LATEST = 30.0
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import hmac
 import http
 import http.server
@@ -27,19 +26,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rl_sync.environments.endpoint import responses
-from rl_sync.environments.endpoint.chat_events import Events
-from rl_sync.environments.endpoint.inbox import Inbox, Parts
-from rl_sync.environments.endpoint.item_events import ItemEvents
-from rl_sync.environments.endpoint.items import conversation_after, read_items, response
-from rl_sync.environments.endpoint.refusals import RefusalError, closed
-from rl_sync.environments.endpoint.requests import read_chat, read_outcome
+from rl_sync.addons.agents.endpoint import responses
+from rl_sync.addons.agents.endpoint.chat_events import Events
+from rl_sync.addons.agents.endpoint.inbox import Inbox, Parts
+from rl_sync.addons.agents.endpoint.item_events import ItemEvents
+from rl_sync.addons.agents.endpoint.items import conversation_after, read_items, response
+from rl_sync.addons.agents.endpoint.refusals import RefusalError, closed
+from rl_sync.addons.agents.endpoint.requests import read_chat, read_outcome
+from rl_sync.environments.hosts.episode_limits import Access
 from rl_sync.environments.interface import PartialReply, Reply
 
 MOST_BYTES = 16 << 20
 """Maximum number of bytes of a request's body."""
 
-LOOPBACK = "127.0.0.1"
 _PATH = re.compile(r"/rollout/([\w-]+)/v1/([\w./-]+?)/?(?:\?.*)?")
 _SILENT_SECS = 120.0
 _CLOSED_KEYS = 10_000
@@ -48,24 +47,6 @@ _CLOSING_POLL_SECS = 0.1
 _ON_ITS_WAY_SECS = 1.0
 """Seconds for which an idle connection stays open, even if others wait."""
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Access:
-    """Access to an endpoint.
-
-    Attributes:
-      host: address of this machine that the endpoint listens at.
-      key: key that each request must have, besides its episode's key in the path; None for an
-        endpoint that only this machine reaches.
-      connections: maximum number of connections at once, but at most half of the files that the
-        system lets this process open. Other connections wait. To make room for them, connections
-        whose clients ask for nothing are closed, the longest silent first.
-    """
-
-    host: str = LOOPBACK
-    key: str | None = None
-    connections: int = 1024
 
 
 class AgentEndpoint:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.addons.agents.endpoint.reasoning import Parted
+from rl_sync.addons.agents.endpoint.requests import ChatRequest
 from rl_sync.environments.dialogue.tool_call_text import overlap
-from rl_sync.environments.endpoint.reasoning import Parted
-from rl_sync.environments.endpoint.requests import ChatRequest
 from rl_sync.environments.interface import DrawnReply, Message, Reply, ToolCall
 
 MODEL = "policy"

@@ -6,11 +6,11 @@ import json
 import time
 from typing import Any
 
-from rl_sync.environments.endpoint import items, responses
-from rl_sync.environments.endpoint.chat_events import behind, rest_behind
-from rl_sync.environments.endpoint.items import ItemsRequest, ResponseItem
-from rl_sync.environments.endpoint.reasoning import NOTHING, Parted
-from rl_sync.environments.endpoint.refusals import RefusalError
+from rl_sync.addons.agents.endpoint import items, responses
+from rl_sync.addons.agents.endpoint.chat_events import behind, rest_behind
+from rl_sync.addons.agents.endpoint.items import ItemsRequest, ResponseItem
+from rl_sync.addons.agents.endpoint.reasoning import NOTHING, Parted
+from rl_sync.addons.agents.endpoint.refusals import RefusalError
 from rl_sync.environments.interface import PartialReply, Reply
 
 _TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}

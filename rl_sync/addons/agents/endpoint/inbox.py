@@ -10,10 +10,10 @@ import queue
 import threading
 from collections.abc import Callable
 
-from rl_sync.environments.endpoint.reasoning import Reasoning
-from rl_sync.environments.endpoint.refusals import RefusalError, closed, refuse
-from rl_sync.environments.endpoint.requests import ChatRequest, Posted
-from rl_sync.environments.endpoint.responses import Given, given
+from rl_sync.addons.agents.endpoint.reasoning import Reasoning
+from rl_sync.addons.agents.endpoint.refusals import RefusalError, closed, refuse
+from rl_sync.addons.agents.endpoint.requests import ChatRequest, Posted
+from rl_sync.addons.agents.endpoint.responses import Given, given
 from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, StreamedTurn, Turn
 
 Parts = queue.SimpleQueue[tuple[int, PartialReply | None]]

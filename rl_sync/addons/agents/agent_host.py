@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_sync.environments.endpoint.http_server import Access, AgentEndpoint
-from rl_sync.environments.endpoint.inbox import Inbox
-from rl_sync.environments.endpoint.reasoning import Reasoning
-from rl_sync.environments.endpoint.responses import MODEL
+from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
+from rl_sync.addons.agents.endpoint.inbox import Inbox
+from rl_sync.addons.agents.endpoint.reasoning import Reasoning
+from rl_sync.addons.agents.endpoint.responses import MODEL
 from rl_sync.environments.hosts.construction import Construction
-from rl_sync.environments.hosts.episode_limits import HostLimits
+from rl_sync.environments.hosts.episode_limits import Access, HostLimits
 from rl_sync.environments.hosts.host import Failure, HostAnswer, Result
 from rl_sync.environments.hosts.process_host import ProcessHost
 from rl_sync.environments.interface import Outcome, Reply, Turn

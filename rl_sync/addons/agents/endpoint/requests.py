@@ -8,8 +8,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rl_sync.environments.endpoint.reasoning import Parted, Reasoning
-from rl_sync.environments.endpoint.refusals import refuse
+from rl_sync.addons.agents.endpoint.reasoning import Parted, Reasoning
+from rl_sync.addons.agents.endpoint.refusals import refuse
 from rl_sync.environments.interface import Message, ToolCall, ToolSchema
 from rl_sync.images import Image
 

@@ -7,10 +7,10 @@ import http
 import json
 from typing import Any
 
-from rl_sync.environments.endpoint import responses
-from rl_sync.environments.endpoint.reasoning import NOTHING, Parted
-from rl_sync.environments.endpoint.refusals import RefusalError
-from rl_sync.environments.endpoint.requests import ChatRequest
+from rl_sync.addons.agents.endpoint import responses
+from rl_sync.addons.agents.endpoint.reasoning import NOTHING, Parted
+from rl_sync.addons.agents.endpoint.refusals import RefusalError
+from rl_sync.addons.agents.endpoint.requests import ChatRequest
 from rl_sync.environments.interface import DrawnReply, PartialReply, Reply
 
 DONE = b"data: [DONE]\n\n"

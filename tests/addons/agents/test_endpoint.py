@@ -16,11 +16,12 @@ import urllib.parse
 import numpy as np
 import pytest
 
-from rl_sync.environments.endpoint.http_server import MOST_BYTES, Access, AgentEndpoint
-from rl_sync.environments.endpoint.inbox import Inbox
+from rl_sync.addons.agents.endpoint.http_server import MOST_BYTES, AgentEndpoint
+from rl_sync.addons.agents.endpoint.inbox import Inbox
+from rl_sync.environments.hosts.episode_limits import Access
 from rl_sync.environments.interface import ANEW, DrawnReply, Message, Reply, ToolCall
 from rl_sync.images import Image
-from tests.environments.agents import LOOK, said, user
+from tests.addons.agents.agents import LOOK, said, user
 
 LATEST = 30.0
 PIXEL = (
@@ -425,7 +426,7 @@ def test_silent_connections_lock_nobody_out_where_few_files_may_be_open(tmp_path
     script = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from rl_sync.environments.endpoint.http_server import AgentEndpoint
+from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
 print(AgentEndpoint().base_url("unknown"), flush=True)
 sys.stdin.read()
 """

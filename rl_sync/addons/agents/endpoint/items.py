@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rl_sync.environments.endpoint import requests, responses
-from rl_sync.environments.endpoint.reasoning import Parted, Reasoning
-from rl_sync.environments.endpoint.refusals import refuse
-from rl_sync.environments.endpoint.requests import ChatRequest, shown
+from rl_sync.addons.agents.endpoint import requests, responses
+from rl_sync.addons.agents.endpoint.reasoning import Parted, Reasoning
+from rl_sync.addons.agents.endpoint.refusals import refuse
+from rl_sync.addons.agents.endpoint.requests import ChatRequest, shown
 from rl_sync.environments.interface import Message, Reply, ToolCall, ToolSchema
 
 LOGPROBS = "message.output_text.logprobs"

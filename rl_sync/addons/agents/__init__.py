@@ -1,0 +1,1 @@
+"""Agents: programs of users, and the endpoint that they ask for replies."""
