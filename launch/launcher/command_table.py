@@ -268,7 +268,7 @@ _COMMANDS = [
     Command(
         "render",
         _TRAIN,
-        "rl_sync.launcher.commands.render",
+        "rl_sync.addons.clusters.render",
         "Writes the files that start a run on a cluster.",
         "Places the processes of a run on machines, and writes a batch script of Slurm, a JobSet of"
         " Kubernetes, a task of SkyPilot, or a command that uses ssh: files to read, change and"

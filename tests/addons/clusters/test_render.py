@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from tests.addons.clusters.rendering import render
 from tests.launcher.command import said_here
-from tests.launcher.rendering.rendering import render
 
 CONFIG = "--config=arithmetic"
 JOBSET = ("--to=jobset", "--image=r/x:1", "--volume-claim=runs")

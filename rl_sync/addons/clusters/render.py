@@ -22,8 +22,8 @@ def execute(arguments: Arguments) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Nothing is computed on devices.
-    from rl_sync.launcher.rendering.cluster_job import ClusterJob
-    from rl_sync.launcher.rendering.engine_table import ENGINES
+    from rl_sync.addons.clusters.cluster_job import ClusterJob
+    from rl_sync.addons.clusters.engine_table import ENGINES
 
     assert arguments.config is not None
     flags = arguments.flags
@@ -55,7 +55,7 @@ def _filled(command: str, paths: Iterable[str]) -> str:
 
 def _check_flags(name: str, flags: Iterable[str]) -> None:
     """Refuses flags that are for other engines."""
-    from rl_sync.launcher.rendering.engine_table import COMMON, ENGINES
+    from rl_sync.addons.clusters.engine_table import COMMON, ENGINES
 
     own = ENGINES[name].flags
     for flag in flags:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_sync.launcher.rendering.cluster_job import MAKE_SECRET, ClusterJob, Rendered, rendered_text
-from rl_sync.launcher.rendering.memory_note import memory_note
-from rl_sync.launcher.rendering.node_placement import (
+from rl_sync.addons.clusters.cluster_job import MAKE_SECRET, ClusterJob, Rendered, rendered_text
+from rl_sync.addons.clusters.memory_note import memory_note
+from rl_sync.addons.clusters.node_placement import (
     Node,
     NodeRoom,
     PlacedProcess,

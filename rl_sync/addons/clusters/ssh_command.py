@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from rl_sync.launcher.rendering.cluster_job import ClusterJob, Rendered, rendered_text
-from rl_sync.launcher.rendering.memory_note import memory_note
-from rl_sync.launcher.rendering.node_placement import NodeRoom, check_count, fill
+from rl_sync.addons.clusters.cluster_job import ClusterJob, Rendered, rendered_text
+from rl_sync.addons.clusters.memory_note import memory_note
+from rl_sync.addons.clusters.node_placement import NodeRoom, check_count, fill
 from rl_sync.settings.records import ConfigError
 
 

@@ -22,7 +22,7 @@ from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.workdir import Workdir
-from tests.launcher.rendering.slurm_site import SlurmSite, why_not
+from tests.addons.clusters.slurm_site import SlurmSite, why_not
 from tests.runs.conftest import ROOT, quickly, session_directory
 
 pytestmark = [

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.launcher.rendering.rendering import accepts, render
+from tests.addons.clusters.rendering import accepts, render
 
 SCHEMA = json.loads(Path(__file__).with_name("jobset_schema.json").read_text())
 COMMON = ("--to=jobset", "--image=registry/rl:1", "--volume-claim=runs")

@@ -7,8 +7,8 @@ import pytest
 
 from rl_sync.launcher import command_line
 from rl_sync.settings.config_reading import read_settings
+from tests.addons.clusters.rendering import accepts, render
 from tests.launcher.command import ROOT, said_here
-from tests.launcher.rendering.rendering import accepts, render
 
 FOUR = ("--config.sync.mode=multi_explorer", "--config.explorer.count=3")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rl_sync.launcher.rendering.cluster_job import MAKE_SECRET, ClusterJob, Rendered, rendered_text
-from rl_sync.launcher.rendering.cluster_job import SECRET as SECRET_NAME
-from rl_sync.launcher.rendering.memory_note import memory_note
-from rl_sync.launcher.rendering.node_placement import Node, NodeRoom, check_count, fill
+from rl_sync.addons.clusters.cluster_job import MAKE_SECRET, ClusterJob, Rendered, rendered_text
+from rl_sync.addons.clusters.cluster_job import SECRET as SECRET_NAME
+from rl_sync.addons.clusters.memory_note import memory_note
+from rl_sync.addons.clusters.node_placement import Node, NodeRoom, check_count, fill
 from rl_sync.settings.records import ConfigError
 
 _WORKDIR = "~/rl_sync_runs"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rl_sync.launcher.rendering.cluster_job import ClusterJob, Rendered
-from rl_sync.launcher.rendering.jobset_manifest import render_jobset
-from rl_sync.launcher.rendering.skypilot_task import render_skypilot
-from rl_sync.launcher.rendering.slurm_script import render_slurm
-from rl_sync.launcher.rendering.ssh_command import render_hosts
+from rl_sync.addons.clusters.cluster_job import ClusterJob, Rendered
+from rl_sync.addons.clusters.jobset_manifest import render_jobset
+from rl_sync.addons.clusters.skypilot_task import render_skypilot
+from rl_sync.addons.clusters.slurm_script import render_slurm
+from rl_sync.addons.clusters.ssh_command import render_hosts
 
 
 class ClusterEngine(NamedTuple):

@@ -8,15 +8,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rl_sync.launcher.rendering.cluster_job import (
+from rl_sync.addons.clusters.cluster_job import (
     MAKE_SECRET,
     SECRET,
     ClusterJob,
     Rendered,
     rendered_text,
 )
-from rl_sync.launcher.rendering.memory_note import memory_note
-from rl_sync.launcher.rendering.node_placement import PlacedProcess, by_program
+from rl_sync.addons.clusters.memory_note import memory_note
+from rl_sync.addons.clusters.node_placement import PlacedProcess, by_program
 from rl_sync.models.platform import Platform
 from rl_sync.role_names import TRAINER
 from rl_sync.settings.records import ConfigError

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from rl_sync.launcher.rendering.node_placement import PlacedProcess, processes_of
+from rl_sync.addons.clusters.node_placement import PlacedProcess, processes_of
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
@@ -184,7 +184,7 @@ def _pairs(hosts: Mapping[str, str]) -> str:
 def rendered_text(template: str, **values: Any) -> str:
     """Fills in a template of this package. The filters `sh` and `yaml` quote a value."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rl_sync.launcher.rendering", "templates"),
+        loader=jinja2.PackageLoader("rl_sync.addons.clusters", "templates"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from tests.launcher.rendering.rendering import render
+from tests.addons.clusters.rendering import render
 
 WORDS = (
     "--to=skypilot",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_sync.launcher.rendering.node_placement import NodeRoom, PlacedProcess, check_count, fill
+from rl_sync.addons.clusters.node_placement import NodeRoom, PlacedProcess, check_count, fill
 from rl_sync.settings.records import ConfigError
 
 

@@ -11,7 +11,7 @@ from importlib import resources
 
 import pytest
 
-from tests.launcher.rendering.rendering import accepts, render
+from tests.addons.clusters.rendering import accepts, render
 
 GPUS = (
     "--to=slurm",
@@ -152,7 +152,7 @@ def test_bash_and_shellcheck_accept_it(words, tmp_path):
 
 
 def test_templates_have_no_logic():
-    folder = resources.files("rl_sync.launcher.rendering") / "templates"
+    folder = resources.files("rl_sync.addons.clusters") / "templates"
     for file in folder.iterdir():
         statements = set(re.findall(r"{%\s*(\w+)", file.read_text()))
         assert statements <= {"for", "endfor"}, file.name
