@@ -204,7 +204,7 @@ _COMMANDS = [
     Command(
         "tune",
         _TRAIN,
-        "rl_sync.launcher.commands.tune",
+        "rl_sync.addons.tune.tune",
         "Predicts the speed and the staleness of schedules from a short run, and chooses one.",
         "Reads how long everything took in a run, simulates it under other schedules, and prints"
         " those that no other one beats in both trainer steps an hour and staleness. It writes"

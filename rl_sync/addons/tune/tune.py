@@ -65,7 +65,7 @@ def execute(arguments: Arguments) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Nothing is computed on devices.
-    from rl_sync.plan.frontier_text import describe_work, frontier_table
+    from rl_sync.addons.tune.frontier_text import describe_work, frontier_table
     from rl_sync.settings.config_reading import read_settings
     from rl_sync.simulation.speed.frontier import choose, frontier, predict_all
     from rl_sync.simulation.speed.schedule_grid import candidates
@@ -187,7 +187,7 @@ def _write(
     work: Workload,
 ) -> list[Path]:
     """Writes pictures, figures, the measured work, and at last the chosen settings."""
-    from rl_sync.plan.frontier_text import as_json
+    from rl_sync.addons.tune.frontier_text import as_json
     from rl_sync.simulation.speed.work_file import write_work
 
     try:
@@ -214,7 +214,7 @@ def _write(
 def _draw_frontier(
     folder: Path, predicted: Sequence[Predicted], best: Sequence[Predicted], chosen: Predicted
 ) -> list[Path]:
-    from rl_sync.display.frontier_figure import SchedulePoint, draw_frontier
+    from rl_sync.addons.tune.frontier_figure import SchedulePoint, draw_frontier
 
     groups = {one.candidate.plan.master.groups_per_step for one in predicted}
     several = len(groups) > 1

@@ -1,6 +1,6 @@
 """The picture of predicted schedules."""
 
-from rl_sync.display.frontier_figure import MODE_COLOURS, SchedulePoint, draw_frontier
+from rl_sync.addons.tune.frontier_figure import MODE_COLOURS, SchedulePoint, draw_frontier
 from rl_sync.display.timeline_figure import encoded
 from rl_sync.schedule import MODES
 
