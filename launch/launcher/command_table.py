@@ -116,7 +116,7 @@ _COMMANDS = [
     Command(
         "join",
         _TRAIN,
-        "rl_sync.launcher.commands.join",
+        "rl_sync.addons.clusters.join",
         "Runs processes of a run that was started on another machine.",
         "Waits for the launcher, gets the config, code and data from it, and runs the processes"
         " that its launch.hosts gives to machines that join. It sends logs and records back, and"

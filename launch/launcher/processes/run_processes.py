@@ -29,9 +29,9 @@ from rl_sync.cluster.topology import (
     role_environment,
 )
 from rl_sync.isolation.machine_limits import limit_met
-from rl_sync.launcher.hosts.machines import Machines
 from rl_sync.launcher.processes.stack_dump import dump_stacks
-from rl_sync.launcher.processes.supervisor import Process, RoleProcess, Supervisor
+from rl_sync.launcher.processes.supervisor import OtherMachines, Process, RoleProcess, Supervisor
+from rl_sync.references import resolve
 from rl_sync.replay.replay_interface import Backend
 from rl_sync.replay.server_process import ReplayServerError, ServerProcess, start_server
 from rl_sync.role_names import MASTER
@@ -42,6 +42,8 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
+MACHINES = "rl_sync.addons.clusters.hosts.machines:Machines"
+"""Reference to the `OtherMachines` of a run."""
 _LOOK_SECS = 0.1
 _KILL_SECS = 0.5
 _LOOPBACK = "127.0.0.1"
@@ -76,7 +78,7 @@ class _Heads:
     """
 
     def __init__(
-        self, host: str, free: Callable[[int], list[int]], machines: Machines | None
+        self, host: str, free: Callable[[int], list[int]], machines: OtherMachines | None
     ) -> None:
         self._host, self._free, self._machines = host, free, machines
         self._found: dict[str, _Head] = {}
@@ -143,7 +145,7 @@ class RunProcesses:
         others = [one for one in launch.elsewhere.values() if one != JOIN]
         self._host = own_address("launch.host", launch.host, others) if launch.host else _LOOPBACK
         self._ports = HeldPorts(self._host, launch.servers)
-        self._machines: Machines | None = None
+        self._machines: OtherMachines | None = None
         self._addresses: list[str] = []
         self._devices: dict[str, dict[str, str]] = {}
         self.server: ServerProcess | None = None
@@ -160,7 +162,7 @@ class RunProcesses:
         settings = self._settings
         secret = self._new_secret()
         if settings.launch.elsewhere:
-            self._machines = Machines(settings, self._host, secret)
+            self._machines = resolve(MACHINES)(settings, self._host, secret)
         free = self._free(2)
         port = _port(settings.master.port, "master.port", free[0], self._host)
         master = address_of(self._host, port)

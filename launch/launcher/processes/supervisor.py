@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -58,6 +58,28 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """Kills it, and all processes that it started."""
+
+
+class OtherMachines(Protocol):
+    """The other machines of a run, which have processes of it."""
+
+    def has(self, name: str) -> bool:
+        """Says whether a process runs on another machine."""
+
+    def place(self, name: str, count: int) -> tuple[str | None, list[int]]:
+        """Returns the address of a process's machine and free ports there, or None before."""
+
+    def start(self, name: str, arguments: Sequence[str]) -> Process | None:
+        """Starts a process; returns None if its machine has not joined."""
+
+    def awaited(self, name: str, start: Callable[[], Process | None]) -> Process:
+        """Returns a process that starts once its machine has joined."""
+
+    def look(self) -> None:
+        """Notices machines that were lost."""
+
+    def close(self, status: int) -> None:
+        """Lets the machines leave, with the exit status of the run."""
 
 
 @dataclasses.dataclass

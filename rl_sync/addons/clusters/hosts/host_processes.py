@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import rl_sync
+from rl_sync.addons.clusters.hosts.host_calls import Order, ProcessState
+from rl_sync.addons.clusters.hosts.host_site import HostSite
 from rl_sync.clock import BEHIND
 from rl_sync.cluster.host_names import OWN_ADDRESS
-from rl_sync.launcher.hosts.host_calls import Order, ProcessState
-from rl_sync.launcher.hosts.host_site import HostSite
 from rl_sync.launcher.processes.stack_dump import dump_stacks
 from rl_sync.launcher.processes.supervisor import RoleProcess
 

@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import rl_sync
-from rl_sync.launcher.hosts.host_calls import RunFile
-from rl_sync.launcher.hosts.rewriting import CODE, OUTSIDE
+from rl_sync.addons.clusters.hosts.host_calls import RunFile
+from rl_sync.addons.clusters.hosts.rewriting import CODE, OUTSIDE
 from rl_sync.models.huggingface.reading import CONFIG_FILE, load_config, locate
 from rl_sync.setting import sections
 from rl_sync.settings.records import ConfigError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rl_sync.addons.clusters.hosts.host_calls import BeginRecords, SendRecords
+from rl_sync.addons.clusters.hosts.received_records import ReceivedRecords, places_of
+from rl_sync.addons.clusters.hosts.records_sender import RecordsSender
 from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
-from rl_sync.launcher.hosts.host_calls import BeginRecords, SendRecords
-from rl_sync.launcher.hosts.received_records import ReceivedRecords, places_of
-from rl_sync.launcher.hosts.records_sender import RecordsSender
 from rl_sync.workdir import Workdir
 
 NAMES = ("explorer1",)

@@ -9,11 +9,11 @@ import sys
 import threading
 from types import FrameType
 
+from rl_sync.addons.clusters.hosts.host_site import JoinError
+from rl_sync.addons.clusters.hosts.joined_host import JoinedHost
 from rl_sync.cluster.host_names import AUTO, look_up, own_address
 from rl_sync.cluster.secret import SECRET, given_secret
 from rl_sync.launcher.command import Arguments
-from rl_sync.launcher.hosts.host_site import JoinError
-from rl_sync.launcher.hosts.joined_host import JoinedHost
 from rl_sync.settings.records import ConfigError
 
 _WAIT_SECS = 600

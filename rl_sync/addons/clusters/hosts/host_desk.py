@@ -16,10 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rl_sync.addresses import address_of
-from rl_sync.clock import now_secs
-from rl_sync.cluster.rpc import CallHandlers, RpcServer
-from rl_sync.launcher.hosts.host_calls import (
+from rl_sync.addons.clusters.hosts.host_calls import (
     AskOrders,
     AskPart,
     AskTime,
@@ -32,9 +29,12 @@ from rl_sync.launcher.hosts.host_calls import (
     Refused,
     SendRecords,
 )
-from rl_sync.launcher.hosts.received_records import ReceivedRecords
-from rl_sync.launcher.hosts.release import release, software
-from rl_sync.launcher.hosts.run_files import RunFiles
+from rl_sync.addons.clusters.hosts.received_records import ReceivedRecords
+from rl_sync.addons.clusters.hosts.release import release, software
+from rl_sync.addons.clusters.hosts.run_files import RunFiles
+from rl_sync.addresses import address_of
+from rl_sync.clock import now_secs
+from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.role_names import TRAINER, role_of
 from rl_sync.settings.run_settings import RunSettings

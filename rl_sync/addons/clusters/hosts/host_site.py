@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import filelock
 
+from rl_sync.addons.clusters.hosts.host_calls import AskPart, Enlisted, RunFile
+from rl_sync.addons.clusters.hosts.rewriting import CODE, rewrite
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.cluster.secret import read_secret
-from rl_sync.launcher.hosts.host_calls import AskPart, Enlisted, RunFile
-from rl_sync.launcher.hosts.rewriting import CODE, rewrite
 from rl_sync.roles.exit_status import FAILED
 from rl_sync.workdir import Workdir
 

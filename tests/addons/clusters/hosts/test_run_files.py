@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from rl_sync.addons.clusters.hosts.rewriting import rewrite
+from rl_sync.addons.clusters.hosts.run_files import RunFiles
 from rl_sync.configs import base
-from rl_sync.launcher.hosts.rewriting import rewrite
-from rl_sync.launcher.hosts.run_files import RunFiles
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.references import resolve
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 
-QWEN = Path(__file__).resolve().parents[2] / "data" / "models" / "qwen2"
+QWEN = Path(__file__).resolve().parents[3] / "data" / "models" / "qwen2"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rl_sync.launcher.hosts.host_desk import HostDesk
+from rl_sync.addons.clusters.hosts.host_desk import HostDesk
 from rl_sync.launcher.processes.supervisor import Process
 from rl_sync.roles.exit_status import ENDED, MACHINE_LOST
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rl_sync.addons.clusters.hosts.host_calls import BeginRecords, SendRecords
 from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.launcher.hosts.host_calls import BeginRecords, SendRecords
 
 _EVERY_SECS = 0.5
 _PART_BYTES = 1 << 18

@@ -10,10 +10,8 @@ import time
 
 import pytest
 
-from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
-from rl_sync.configs import base
-from rl_sync.launcher.hosts import host_desk
-from rl_sync.launcher.hosts.host_calls import (
+from rl_sync.addons.clusters.hosts import host_desk
+from rl_sync.addons.clusters.hosts.host_calls import (
     AskOrders,
     Enlist,
     Enlisted,
@@ -22,11 +20,13 @@ from rl_sync.launcher.hosts.host_calls import (
     ProcessState,
     Refused,
 )
-from rl_sync.launcher.hosts.host_desk import HostDesk
-from rl_sync.launcher.hosts.host_site import JoinError
-from rl_sync.launcher.hosts.joined_host import JoinedHost
-from rl_sync.launcher.hosts.release import release, software
-from rl_sync.launcher.hosts.remote_process import AwaitedProcess, RemoteProcess
+from rl_sync.addons.clusters.hosts.host_desk import HostDesk
+from rl_sync.addons.clusters.hosts.host_site import JoinError
+from rl_sync.addons.clusters.hosts.joined_host import JoinedHost
+from rl_sync.addons.clusters.hosts.release import release, software
+from rl_sync.addons.clusters.hosts.remote_process import AwaitedProcess, RemoteProcess
+from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
+from rl_sync.configs import base
 from rl_sync.roles.exit_status import ENDED
 from rl_sync.settings.config_reading import read_settings
 

@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Sequence
 
+from rl_sync.addons.clusters.hosts.host_calls import AskTime, Enlist, Enlisted, Refused
+from rl_sync.addons.clusters.hosts.host_site import JoinError
+from rl_sync.addons.clusters.hosts.release import release, software
 from rl_sync.cluster.rpc import PeerLostError, RefusedError, RemoteError, RpcClient
-from rl_sync.launcher.hosts.host_calls import AskTime, Enlist, Enlisted, Refused
-from rl_sync.launcher.hosts.host_site import JoinError
-from rl_sync.launcher.hosts.release import release, software
 from rl_sync.roles.exit_status import FAILED, MACHINE_LOST
 
 _CALL_SECS = 10.0

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_sync.cluster.ports import HeldPorts
-from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
-from rl_sync.isolation.machine_limits import limit_met
-from rl_sync.launcher.hosts.enlisting import Enlisting
-from rl_sync.launcher.hosts.host_calls import (
+from rl_sync.addons.clusters.hosts.enlisting import Enlisting
+from rl_sync.addons.clusters.hosts.host_calls import (
     AskOrders,
     Enlisted,
     LeaveMachine,
@@ -23,10 +20,13 @@ from rl_sync.launcher.hosts.host_calls import (
     ProcessState,
     Refused,
 )
-from rl_sync.launcher.hosts.host_processes import HostProcesses, ports_in
-from rl_sync.launcher.hosts.host_site import HostSite, JoinError, host_site
-from rl_sync.launcher.hosts.received_records import places_of
-from rl_sync.launcher.hosts.records_sender import RecordsSender
+from rl_sync.addons.clusters.hosts.host_processes import HostProcesses, ports_in
+from rl_sync.addons.clusters.hosts.host_site import HostSite, JoinError, host_site
+from rl_sync.addons.clusters.hosts.received_records import places_of
+from rl_sync.addons.clusters.hosts.records_sender import RecordsSender
+from rl_sync.cluster.ports import HeldPorts
+from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
+from rl_sync.isolation.machine_limits import limit_met
 
 _CALL_SECS = 10.0
 _POLL_SECS, _MOST_POLL_SECS, _POLLS_A_SECOND = 0.5, 5.0, 200

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rl_sync.launcher.hosts.host_desk import HostDesk
-from rl_sync.launcher.hosts.remote_process import AwaitedProcess, RemoteProcess
-from rl_sync.launcher.processes.remote_command import remote_command
+from rl_sync.addons.clusters.hosts.host_desk import HostDesk
+from rl_sync.addons.clusters.hosts.remote_command import remote_command
+from rl_sync.addons.clusters.hosts.remote_process import AwaitedProcess, RemoteProcess
 from rl_sync.launcher.processes.supervisor import Process, RoleProcess
 from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError
