@@ -16,6 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.modules))"
 
+ADDONS = [
+    f"rl_sync.addons.{folder.name}"
+    for folder in sorted((ROOT / "rl_sync/addons").iterdir())
+    if folder.is_dir() and folder.name not in ("toys", "__pycache__")
+]
+"""All add-ons but tasks, whose settings are in every config."""
+
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
@@ -24,13 +31,16 @@ CODE = "import sys, {module}; print(*(name for name in {heavy} if name in sys.mo
         ("rl_sync.launcher.__main__", ["jax", "matplotlib", "tensorboardX", "grpc"]),
         (
             "rl_sync.launcher.commands.run",
-            ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.trainer.actor"],
+            ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.trainer.actor", *ADDONS],
         ),
         ("rl_sync.roles.process", ["jax"]),
-        ("rl_sync.roles.master.service", ["matplotlib", "orbax", "rl_sync.roles.trainer.actor"]),
+        (
+            "rl_sync.roles.master.service",
+            ["matplotlib", "orbax", "rl_sync.roles.trainer.actor", *ADDONS],
+        ),
         (
             "rl_sync.roles.assembly.build",
-            ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.master.service"],
+            ["matplotlib", "tensorboardX", "orbax", "rl_sync.roles.master.service", *ADDONS],
         ),
     ],
 )
