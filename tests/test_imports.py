@@ -91,7 +91,7 @@ ALLOWED = {
     },
     "roles": LOWEST | SIDE | RUN | {"ports", "messages", "actors", "configs"},
     "reward_models": LOWEST | SIDE | {"settings", "roles"},
-    "simulation": LOWEST | SIDE | RUN | {"ports", "messages", "actors", "roles"},
+    "simulation": LOWEST | SIDE | RUN | {"ports", "messages", "actors", "roles", "configs"},
     "plan": LOWEST | SIDE | RUN | {"roles", "simulation"},
     "api": LOWEST | SIDE | {"rollout", "settings", "roles"},
 }
