@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-HOST, SECRET = "127.0.0.1", "only ours"
+HOST, SECRET, RUN = "127.0.0.1", "only ours", "benchmark"
 TIMEOUT_SECS = 300.0
 COLUMNS = 1024
 
@@ -85,13 +85,21 @@ def like_of(case: Case, number: int) -> Any:
 
 def publisher_of(case: Case, endpoints: Endpoints) -> Any:
     """Makes the trainer's end; for a server also the service for its callers."""
+    from rl_sync.weights.cells import mesh_regions
+
     if case.transfer == "checkpoint":
         from rl_sync.transfers.checkpoint import CheckpointPublisher
 
-        return CheckpointPublisher(Path(endpoints.directory))
+        return CheckpointPublisher(
+            Path(endpoints.directory),
+            like_of(case, 0),
+            run=RUN,
+            chain=RUN,
+            deltas=False,
+            expected=mesh_regions(like_of(case, 1)),
+        )
     if case.transfer == "server":
         from rl_sync.transfers.server_publisher import ServerPublisher
-        from rl_sync.weights.cells import mesh_regions
 
         there = mesh_regions(like_of(case, 1))
         publisher = ServerPublisher(like_of(case, 0), host=HOST, secret=SECRET, expected=there)
@@ -117,7 +125,7 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
     if case.transfer == "checkpoint":
         from rl_sync.transfers.checkpoint import CheckpointPuller
 
-        return CheckpointPuller(Path(endpoints.directory), abstract)
+        return CheckpointPuller(Path(endpoints.directory), abstract, run=RUN, deltas=False)
     if case.transfer == "server":
         from rl_sync.cluster.rpc import RpcClient
         from rl_sync.transfers.server import ServerPuller

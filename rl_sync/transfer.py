@@ -21,8 +21,7 @@ class Transfer:
       needs_processes: whether each role must have a process of its own.
       fallback: transfer to use where this one is unavailable; empty for one that is always
         available.
-      has_deltas: whether it can send what changed since the version that an explorer has. Then
-        `rl_sync.transfers` has a second module for it, with `_deltas` after its name.
+      has_deltas: whether it can send what changed since the version that an explorer has.
       has_directory: whether versions may be stored in `sync.directory`.
     """
 

@@ -1,7 +1,7 @@
 """The work directory of a run: names of its files and folders.
 
 The layout of a snapshot is described in `rl_sync.checkpoints.snapshots`, the layout of a folder of
-published weights in `rl_sync.weights.versions`.
+published weights in `rl_sync.weights.deltas.version_files`.
 """
 
 from __future__ import annotations

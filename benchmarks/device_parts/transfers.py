@@ -91,8 +91,11 @@ def _checkpoint(params: Params, abstract: Params, nbytes: int) -> Iterator[Findi
     from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 
     with tempfile.TemporaryDirectory() as folder:
-        publisher = CheckpointPublisher(Path(folder))
-        puller = CheckpointPuller(Path(folder), abstract)
+        expected = mesh_regions(abstract)
+        publisher = CheckpointPublisher(
+            Path(folder), abstract, run="device", chain="device", deltas=False, expected=expected
+        )
+        puller = CheckpointPuller(Path(folder), abstract, run="device", deltas=False)
         yield _timed("checkpoint", publisher.publish, puller.pull, params, nbytes)
         puller.close()
         publisher.close()

@@ -655,7 +655,7 @@ _COMMANDS = [
         _USE,
         "rl_sync.launcher.commands.follow",
         "Keeps a checkpoint of transformers up to date with a run.",
-        "Reads each version that a run publishes with sync.transfer=checkpoint and sync.delta=on:"
+        "Reads each version that a run publishes with sync.transfer=checkpoint: with sync.delta=on"
         " only what changed, once it has the first one. Each version's digest is verified before"
         " DIRECTORY, a link, moves to it. Ctrl-C ends it. Other programs can follow a run likewise:"
         " the files are described.",

@@ -134,8 +134,10 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
         version = model_memory.tree_bytes(
             parameters_of(settings, task, layout).abstract_published()
         )
-        ends = ends_of(settings.transfer, settings.launch.colocate, settings.deltas)
-        published = ends.published_bytes(version // settings.trainer.processes, settings.schedule)
+        ends = ends_of(settings.transfer, settings.launch.colocate)
+        published = ends.published_bytes(
+            version // settings.trainer.processes, settings.schedule, settings.deltas
+        )
     # While a snapshot is saved, no version is in transfer, and no step runs.
     state = sum(held.values()) + sum(offloaded.values())
     saved = round(_SNAPSHOT_SHARE * state) - published // devices
@@ -406,9 +408,8 @@ def explorer_estimate(settings: RunSettings, task: Task, platform: Platform) -> 
         return MemoryEstimate(held, made, work, offloaded)
     if not settings.launch.colocate:
         version = model_memory.device_bytes(policy.abstract_published())
-        work["weights that arrive"] = ends_of(
-            settings.transfer, deltas=settings.deltas
-        ).arriving_bytes(version)
+        ends = ends_of(settings.transfer)
+        work["weights that arrive"] = ends.arriving_bytes(version, settings.deltas)
     devices = settings.explorer.mesh.shape.devices // settings.explorer.processes
     estimate = MemoryEstimate(held, made, work, offloaded)
     return _process(estimate, devices, {"programs": EXPLORER_PROGRAM_BYTES})

@@ -21,7 +21,7 @@ from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout, MeshShape
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.settings.records import ConfigError
-from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
+from rl_sync.transfers.checkpoint import CheckpointPuller
 from rl_sync.types import Params
 from rl_sync.weights.deltas.encoding import EncodingError
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
@@ -64,8 +64,7 @@ def follow(
     step. So whoever opens it finds one whole version; the one before is kept, too.
 
     Args:
-      source: directory of versions, `gs://bucket/…` or `s3://bucket/…`, that a run with
-        `sync.delta` writes.
+      source: directory of versions, `gs://bucket/…` or `s3://bucket/…`, that a run writes.
       target: the checkpoint.
       on_version: called with each version.
       once: whether to return after the first version.
@@ -88,7 +87,7 @@ def follow(
         frame, model, abstract = _model(source, Path(folder), start_secs, on_wait)
         dtype = str(jax.tree.leaves(abstract)[0].dtype)
         reader = f"follow-{socket.gethostname()}-{os.getpid()}"
-        puller = DeltaFilesPuller(source, abstract, reader=reader)
+        puller = CheckpointPuller(source, abstract, reader=reader)
         have, since = -1, time.monotonic()
         try:
             while True:
@@ -136,8 +135,8 @@ def _model(
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"--from={source} has no versions after {start_secs:g} s. It must be the"
-                    " directory of weights of a run with sync.transfer=checkpoint and"
-                    " sync.delta=on, such as runs/first/weights."
+                    " directory of weights of a run with sync.transfer=checkpoint, such as"
+                    " runs/first/weights."
                 )
             time.sleep(files.poll_secs)
         content = files.read_frame()

@@ -1,175 +1,100 @@
-"""Checkpoint transfer: the trainer saves versions to a directory, explorers poll it.
+"""Checkpoint transfer: artifacts of versions as files, which explorers poll.
+
+The trainer writes each version as its difference to the one before, and now and then as a full copy
+(`rl_sync.weights.deltas.version_files`). Where differences are off, each version is a full copy:
+its difference to nothing. An explorer reads the fewest bytes that lead from its verified version to
+the one that it wants. If one is damaged, it takes another way, and asks for a full copy where there
+is none.
 
 Trainer and explorers are independent JAX programs that share only the directory. So explorers may
-die, restart and join at any time. The directory may be in a bucket (`gs://…`).
+die, restart and join at any time. The directory may be in a bucket (`gs://…`, `s3://…`).
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import dataclasses
+import hashlib
 import logging
 import os
+import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array
 
 from rl_sync.messages.events import VersionPublished
 from rl_sync.messages.master_calls import Happened
 from rl_sync.schedule import SyncSchedule
+from rl_sync.transfers.delta_arrival import PullStats, arriving_end
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.background_publisher import BackgroundPublisher
-from rl_sync.weights.copies import copied
+from rl_sync.weights.cells import DeviceRegions, mesh_regions
+from rl_sync.weights.deltas.applying import applied
+from rl_sync.weights.deltas.artifact import (
+    FULL,
+    Artifact,
+    BlockName,
+    HeldVersion,
+    PartBlocks,
+    check_copy,
+    payloads_of,
+)
+from rl_sync.weights.deltas.encoding import Bytes, EncodingError
+from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
+from rl_sync.weights.deltas.part_bytes import (
+    CutVersion,
+    itemsizes_of,
+    on_devices,
+    on_host,
+    sizes_of,
+)
+from rl_sync.weights.deltas.part_names import manifest_of, part_names, plain_name
+from rl_sync.weights.deltas.version_files import (
+    StoredArtifact,
+    VersionFiles,
+    artifact_of,
+    route_to,
+)
 from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
+    WeightsTransferError,
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.storage import ArrayStorage, flatten_named, placement, unflatten_named
-from rl_sync.weights.versions import VersionDirectory
+from rl_sync.weights.parts import Arrivals, Cutter, Manifest, plan_manifest
 from rl_sync.workdir import Workdir
 
-LEAST_KEPT = 3
-"""Minimum number of versions to keep. With fewer, readers would keep finding theirs deleted."""
-
-_PARAMS = "params"
-_DIGEST = "digest"
+_OTHERS_SECS = 300.0
 _ATTEMPTS = 3
-
 _log = logging.getLogger(__name__)
 
 
 class CheckpointPublisher:
-    """Saves versions in its own thread; the trainer only pays for a copy on device.
-
-    See `BackgroundPublisher` for the versions that wait.
+    """Writes versions in its own thread; the trainer only pays for a copy on device.
 
     Args:
-      directory: the weights directory; unfinished versions of a killed publisher are removed.
-      keep: number of newest versions to keep; at least `LEAST_KEPT`. A version that an explorer is
-        reading is kept as well.
-      may_skip: whether a newer version may replace one whose save has not begun. Use it for latest
-        pulls, but not for exact pulls, which need every version.
-      timeout_secs: deadline of `publish` for its turn, and of `close` for the last save.
-      reader_expiry_secs: time after which a reader counts as dead, so that its version may be
-        deleted.
-      resume_from: version that a trainer resumes from; newer versions, left by its earlier run, are
-        deleted.
-      on_saved: function that the saving thread calls with each version and the seconds that its
-        save took, counted from the end of its computation.
-
-    Raises:
-      ValueError: `keep` is too small.
-    """
-
-    def __init__(
-        self,
-        directory: Location,
-        *,
-        keep: int = LEAST_KEPT,
-        may_skip: bool = False,
-        timeout_secs: float = 300.0,
-        reader_expiry_secs: float = 600.0,
-        resume_from: int | None = None,
-        on_saved: Callable[[int, float], None] | None = None,
-        processes: Iterable[int] | None = None,
-        agree: Agree = alone,
-        agree_saving: Agree = alone,
-    ) -> None:
-        if keep < LEAST_KEPT:
-            raise ValueError(
-                f"keep={keep} versions is too few: an explorer could find the one that it reads"
-                f" deleted. Keep at least {LEAST_KEPT}."
-            )
-        self._directory = VersionDirectory(directory)
-        self._agree_saving = agree_saving
-        self._processes = processes
-        agree("the weights directory", lambda: self._tidy(resume_from))
-        self._keep = keep
-        self._reader_expiry_secs = reader_expiry_secs
-        self._on_saved = on_saved
-        self._storage: ArrayStorage | None = None
-        self._queue: BackgroundPublisher[Mapping[str, Array]] = BackgroundPublisher(
-            self._save,
-            str(self._directory.root),
-            may_skip=may_skip,
-            timeout_secs=timeout_secs,
-            agree=agree,
-            agree_in_thread=agree_saving,
-            on_end=self._close_storage,
-        )
-
-    def publish(self, version: int, params: Params) -> None:
-        """Copies `params` on the device and queues the copy; see `ends_interface.Publisher`.
-
-        It does not wait for the computation of `params`. A version that exists already is replaced.
-
-        Raises:
-          WeightsTimeoutError: the version before this one still waits to be saved.
-          WeightsTransferError: an earlier version could not be saved.
-        """
-        arrays = flatten_named({_PARAMS: copied(params), _DIGEST: digest_words(params)})
-        self._queue.hand_over(version, arrays)
-
-    def close(self) -> None:
-        """Waits until all versions are saved, and stops the saving thread.
-
-        Raises:
-          WeightsTimeoutError: the saves take longer than the deadline.
-          WeightsTransferError: a version could not be saved.
-        """
-        self._queue.close()
-
-    def _tidy(self, resume_from: int | None) -> None:
-        """Removes unfinished versions, and versions newer than the resumed one."""
-        self._directory.sweep()
-        if resume_from is not None:
-            for version in self._directory.versions():
-                if version > resume_from:
-                    self._directory.delete(version)
-
-    def _save(self, version: int, arrays: Mapping[str, Array]) -> None:
-        if self._storage is None:  # Orbax is loaded in this thread.
-            self._storage = ArrayStorage("weights", self._processes)
-        start = time.monotonic()
-        self._agree_saving("room", lambda: self._make_room(version))
-        self._storage.write(self._directory.path(version), arrays)
-        self._agree_saving("saved", lambda: self._finish(version, start))
-
-    def _close_storage(self) -> None:
-        if self._storage is not None:
-            self._storage.close()
-
-    def _make_room(self, version: int) -> None:
-        if self._directory.has(version):
-            self._directory.delete(version)
-
-    def _finish(self, version: int, start: float) -> None:
-        self._directory.announce(version)
-        if self._on_saved is not None:
-            self._on_saved(version, time.monotonic() - start)
-        self._directory.retain(self._keep, self._reader_expiry_secs)
-
-
-class CheckpointPuller:
-    """Polls a weights directory, and restores versions directly into the explorer's sharding.
-
-    Args:
-      directory: the publisher's weights directory.
-      params: abstract params in the shardings to restore into.
-      reader: name that no other running puller of the directory has; by default host and process.
-      check_digest: whether to compare the digest of the restored weights with the published one.
-      processes: the explorer's processes, by their indices in the cluster; by default only this
-        process.
-      agree: lets the explorer's processes agree; see `Agree`.
+      directory: the weights directory; versions of an earlier publisher are removed.
+      params: abstract params in the trainer's shardings.
+      run: tag of the run.
+      chain: id of this publisher, the same in all processes of the trainer.
+      deltas: whether to write differences. Otherwise each version is written as a full copy, and
+        compared with no other.
+      expected: regions that explorers are expected to hold; see `plan_manifest`.
+      keep: number of newest versions that readers may ask for.
+      full_every: number of versions between two full copies.
+      reader_expiry_secs: time after which a reader counts as dead.
+      on_saved: called in a thread with each version once it is readable, and the seconds since its
+        computation.
+      frame: files of a checkpoint of transformers besides its weights, by name.
+      may_skip, timeout_secs, agree, agree_saving: see `BackgroundPublisher`.
+      agree_wishes: lets the threads of the trainer's processes agree that serve wishes.
     """
 
     def __init__(
@@ -177,104 +102,456 @@ class CheckpointPuller:
         directory: Location,
         params: Params,
         *,
+        run: str,
+        chain: str,
+        deltas: bool = True,
+        expected: DeviceRegions = (),
+        keep: int = 3,
+        full_every: int = 20,
+        reader_expiry_secs: float = 600.0,
+        on_saved: Callable[[int, AddedVersion, float], None] = lambda version, added, secs: None,
+        frame: Mapping[str, bytes] | None = None,
+        may_skip: bool = False,
+        timeout_secs: float = 300.0,
+        agree: Agree = alone,
+        agree_saving: Agree = alone,
+        agree_wishes: Agree = alone,
+    ) -> None:
+        self._files = VersionFiles(directory)
+        self._run, self._chain = run, chain
+        self._manifest = plan_manifest(params, expected)
+        self._names = part_names(self._manifest)
+        self._cutter = Cutter(self._manifest, params)
+        self._holders = sorted({part.holder for part in self._manifest.parts})
+        itemsizes = itemsizes_of(self._manifest)
+        self._history = VersionHistory(chain, jax.process_index(), itemsizes, deltas=deltas)
+        self._deltas, self._keep, self._full_every = deltas, keep, full_every
+        self._reader_expiry_secs, self._on_saved = reader_expiry_secs, on_saved
+        self._may_skip = may_skip
+        self._agree_saving, self._agree_wishes = agree_saving, agree_wishes
+        self._since_full: int | None = None
+        self._bytes_since_full = 0
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        agree("the weights directory", lambda: self._begin(frame or {}))
+        self._wishes = threading.Thread(target=self._serve, name="weights-wishes", daemon=True)
+        self._wishes.start()
+        self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
+            self._save,
+            str(self._files.root),
+            may_skip=may_skip,
+            timeout_secs=timeout_secs,
+            agree=agree,
+            agree_in_thread=agree_saving,
+            awaited=lambda cut: cut.parts,
+        )
+
+    def publish(self, version: int, params: Params) -> None:
+        """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.
+
+        Raises:
+          WeightsTimeoutError: the version before this one still waits to be written.
+          WeightsTransferError: an earlier version could not be written.
+        """
+        self._queue.hand_over(version, CutVersion(self._cutter.cut(params), digest_words(params)))
+
+    def close(self) -> None:
+        """Waits until all versions are written, and ends the threads.
+
+        Raises:
+          WeightsTimeoutError: this takes longer than the deadline.
+          WeightsTransferError: a version could not be written.
+        """
+        try:
+            self._queue.close()
+        finally:
+            self._closed.set()
+            self._wishes.join()
+            self._history.close()
+
+    def _begin(self, frame: Mapping[str, bytes]) -> None:
+        self._files.clear()
+        for name, content in frame.items():
+            self._files.write_frame(name, content)
+
+    def _save(self, version: int, arrays: CutVersion) -> None:
+        began = time.monotonic()
+        parts = on_host(arrays.parts)
+        with self._writing:
+            added = self._history.add(version, lambda: to_text(arrays.digest), parts)
+            delta = added.delta
+            full = self._agree_saving("the kind of copy", lambda: self._needs_full(added))
+            changes = self._agree_saving("whether it pays", lambda: self._pays(added))
+            try:
+                if delta is not None and changes and self._since_full is not None:
+                    self._write(delta, added.dense_bytes, self._agree_saving)
+                if full:
+                    self._write(self._history.full(version), added.dense_bytes, self._agree_saving)
+            except OSError as error:
+                self._give_up(version, error)
+                return
+            self._since_full = 0 if full else (self._since_full or 0) + 1
+            written = 0 if full or delta is None else delta.nbytes()
+            self._bytes_since_full = self._bytes_since_full + written if written else 0
+            self._agree_saving("retention", self._retain)
+        self._on_saved(version, added, time.monotonic() - began)
+
+    def _needs_full(self, added: AddedVersion) -> bool:
+        if self._since_full is None or added.delta is None:
+            return True
+        # A chain that is as long as a full copy is no use to a reader that begins.
+        chain = self._bytes_since_full + added.delta.nbytes()
+        return self._since_full + 1 >= self._full_every or chain >= added.dense_bytes
+
+    def _pays(self, added: AddedVersion) -> bool:
+        return added.delta is not None and added.delta.nbytes() < added.dense_bytes
+
+    def _write(self, artifact: Artifact, dense_bytes: int, agree: Agree) -> None:
+        """Writes an artifact, together with the trainer's other processes.
+
+        Raises:
+          OSError: the disk is full, or not writable.
+        """
+        payloads = {
+            (name.part, name.number): self._history.payload(name)
+            for name in artifact.blocks(list(artifact.parts))
+        }
+        key = artifact.key
+        try:
+            self._files.write_parts(artifact, self._names, payloads)
+        except OSError:
+            self._files.remove_parts(key.version, key.base, key.holder)
+            raise
+        agree("complete", lambda: self._complete(artifact, dense_bytes))
+
+    def _complete(self, artifact: Artifact, dense_bytes: int) -> None:
+        """Writes the manifest, once the files of all processes are there."""
+        key = artifact.key
+        base = key.base
+        one = StoredArtifact(
+            self._run,
+            self._chain,
+            key.version,
+            base,
+            artifact.digest,
+            artifact.base_digest,
+            [],
+            artifact.nbytes(),
+            dense_bytes,
+            [(plain_name(leaf), leaf.dtype, list(leaf.shape)) for leaf in self._manifest.leaves],
+            secrets.token_hex(4),
+        )
+        files = [f"{one.name}.p{holder}.safetensors" for holder in self._holders]
+        deadline = time.monotonic() + _OTHERS_SECS
+        while missing := [name for name in files if not self._files.exists(name)]:
+            if time.monotonic() > deadline:
+                raise OSError(
+                    f"{missing[0]} was not written by another process of the trainer within"
+                    f" {_OTHERS_SECS:g} s"
+                )
+            time.sleep(self._files.poll_secs)
+        # Each process has an equal part of the parameters, or none.
+        share = len(self._holders)
+        self._files.announce(
+            one._replace(
+                files=files, nbytes=one.nbytes * share, dense_bytes=one.dense_bytes * share
+            )
+        )
+
+    def _give_up(self, version: int, error: OSError) -> None:
+        """Makes room, and leaves a version out: the next one is written as a full copy.
+
+        Raises:
+          WeightsTransferError: explorers need this version.
+        """
+        self._since_full = None
+        self._agree_saving("room", lambda: self._retain(tight=True))
+        told = f"Version {version} could not be written to {self._files.root}: {error}."
+        if not self._may_skip:
+            raise WeightsTransferError(f"{told} Explorers need every version of this schedule.")
+        _log.warning("%s It is left out; the next one will be a full copy.", told)
+
+    def _retain(self, *, tight: bool = False) -> None:
+        """Deletes what no reader needs any more.
+
+        Args:
+          tight: whether room is short: then a slow reader has to take a full copy.
+        """
+        stored = self._files.stored()
+        versions = sorted({one.version for one in stored})
+        marked = self._files.held(self._reader_expiry_secs).values()
+        if not self._deltas:  # A mark is of a version that is being read.
+            for one in stored:
+                if one.version not in {*versions[-self._keep :], *marked}:
+                    self._files.delete(one)
+            return
+        fulls = [one.version for one in stored if one.base == FULL]
+        wanted = versions[-self._keep :]
+        anchor = max((full for full in fulls if wanted and full <= wanted[0]), default=-1)
+        slowest = min(marked, default=anchor)
+        for one in stored:
+            if one.base == FULL:
+                old = one.version < (anchor if tight else min(anchor, max(slowest, 0)))
+                is_newest = bool(fulls) and one.version == max(fulls)
+                if old and not is_newest:
+                    self._files.delete(one)
+            elif one.version <= (anchor if tight else min(anchor, slowest)):
+                self._files.delete(one)
+
+    def _serve(self) -> None:
+        """Writes a full copy of the newest version when a reader asks for one."""
+        while True:
+            asked = self._agree_wishes("wishes", self._await_wish)
+            if asked is None:
+                return
+            with self._writing:
+                self._write_wished()
+
+    def _write_wished(self) -> None:
+        versions = self._history.versions()
+        if not versions:
+            return
+        full = self._history.full(versions[-1])
+        try:
+            self._write(full, full.nbytes(), self._agree_wishes)
+        except OSError as error:
+            _log.warning("A full copy that a reader asked for was not written: %s", error)
+
+    def _await_wish(self) -> bool | None:
+        while not self._closed.wait(self._files.poll_secs * 10):
+            if self._files.take_wishes():
+                return True
+        return None
+
+
+@dataclasses.dataclass
+class _HeldFiles:
+    version: HeldVersion
+    manifest: Manifest
+    parts: Mapping[int, Bytes]
+    params: Params
+
+
+class CheckpointPuller:
+    """Polls a weights directory, and reads what changed since the version that it has verified.
+
+    Args:
+      directory: the publisher's weights directory.
+      params: abstract params in the shardings to read into.
+      run: tag of the run; None to follow any run.
+      reader: name that no other running puller of the directory has; by default host and process.
+      deltas: whether the publisher writes differences. Then the parts of the verified version are
+        held, to apply them to.
+      check_digest: whether to compare the digest of the weights with the published one; without
+        differences only.
+      agree: lets the explorer's processes agree; the first of them chooses.
+
+    Attributes:
+      stats: costs of the last pull.
+    """
+
+    def __init__(
+        self,
+        directory: Location,
+        params: Params,
+        *,
+        run: str | None = None,
         reader: str | None = None,
+        deltas: bool = True,
         check_digest: bool = True,
-        processes: Iterable[int] | None = None,
         agree: Agree = alone,
     ) -> None:
-        self._directory = VersionDirectory(directory)
-        self._stored = {
-            _PARAMS: jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement(x)), params
-            ),
-            _DIGEST: jax.ShapeDtypeStruct((2,), jnp.uint32),
-        }
+        assert check_digest or not deltas, "differences are only right on a verified version"
+        self._files = VersionFiles(directory, create=run is not None)
+        self._params, self._run = params, run
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
-        self._check_digest = check_digest
+        self._deltas, self._check_digest = deltas, check_digest
         self._agree = agree
-        self._storage = ArrayStorage("weights", processes)
+        self._held: _HeldFiles | None = None
+        self.stats: PullStats | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the version that was pulled last."""
+        return self._held.version.digest if self._held else None
 
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, Params]:
-        """Waits for a version and restores it; see `ends_interface.Puller`.
-
-        A failed read is repeated; if any version will do, with the newest one.
+        """Waits for a version, and reads what it lacks; see `ends_interface.Puller`.
 
         Raises:
           WeightsTimeoutError: no such version was published in time.
-          WeightsMismatchError: a version's digest stays wrong after repeated reads.
+          WeightsMismatchError, EncodingError: full copies, too, are damaged.
           ValueError: the versions belong to another model than `params`.
         """
         wanted = wanted_text(exactly, at_least)
+        self.stats = None
         deadline = time.monotonic() + timeout_secs
-        failures: collections.Counter[int] = collections.Counter()
+        failures = 0
+        if self._deltas and self._held is None:
+            self._agree("mark", lambda: self._mark(-1))
         while True:
-            version, late = self._agree(
+            route, late = self._agree(
                 "a version",
                 lambda: (self._choose(exactly, at_least), time.monotonic() >= deadline),
             )
-            if version is not None:
+            if route is not None:
+                if not self._deltas:
+                    self._agree("mark", lambda to=route[-1].version: self._mark(to))
                 try:
-                    return version, self._read(version)
-                except Exception as error:
-                    failures[version] += 1
-                    gone = not self._directory.has(version)
-                    if failures[version] >= _ATTEMPTS and not gone:
+                    held = self._read(route, refused=failures > 0)
+                except (EncodingError, WeightsMismatchError, OSError) as error:
+                    gone = isinstance(error, FileNotFoundError)
+                    failures += not gone
+                    if jax.process_count() > 1 and not gone:
+                        raise  # Others would wait in the digest: all start anew.
+                    _log.warning("Weights cannot be read, trying again: %s", error)
+                    if not isinstance(error, OSError):
+                        self._refuse(route)
+                    if failures >= _ATTEMPTS:
                         raise
-                    _log.warning("Reading version %d failed, trying again: %s", version, error)
+                else:
+                    self._settle(held)
+                    return held.version.version, held.params
             if late:
-                there = ", ".join(map(str, self._directory.versions())) or "none"
-                raise WeightsTimeoutError(
-                    f"Explorer {self._reader} waited {timeout_secs:.1f} s for {wanted} of the"
-                    f" weights in {self._directory.root}. Versions there: {there}. Either the"
-                    " trainer is slower than the deadline, or it has stopped."
-                )
-            time.sleep(self._directory.poll_secs)
+                raise WeightsTimeoutError(self._lateness(wanted, timeout_secs))
+            time.sleep(self._files.poll_secs)
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `ends_interface.Puller`."""
         return self._agree("newest", lambda: self._await(at_least, timeout_secs))
 
     def close(self) -> None:
-        """Frees the resources of Orbax."""
-        self._storage.close()
+        """Tells the trainer that this reader needs nothing any more."""
+        self._agree("unmark", self._unmark)
+
+    def _stored(self) -> list[StoredArtifact]:
+        return [one for one in self._files.stored() if self._run in (None, one.run)]
 
     def _await(self, at_least: int, timeout_secs: float) -> int:
         deadline = time.monotonic() + timeout_secs
-        while (newest := self._newest()) < at_least and time.monotonic() < deadline:
-            time.sleep(self._directory.poll_secs)
-        return newest
+        while True:
+            newest = max((one.version for one in self._reachable()), default=-1)
+            if newest >= at_least or time.monotonic() >= deadline:
+                return newest
+            time.sleep(self._files.poll_secs)
 
-    def _newest(self) -> int:
-        return max(self._directory.versions(), default=-1)
+    def _reachable(self) -> list[StoredArtifact]:
+        stored = self._stored()
+        return [one for one in stored if route_to(one.version, stored, self._base) is not None]
 
-    def _choose(self, exactly: int | None, at_least: int | None) -> int | None:
-        if exactly is not None:
-            return exactly if self._directory.has(exactly) else None
-        newest = self._newest()
-        return newest if newest >= (at_least or 0) else None
+    @property
+    def _base(self) -> tuple[str, int, str] | None:
+        return self._held.version if self._held else None
 
-    def _read(self, version: int) -> Params:
-        path = self._directory.path(version)
-        with contextlib.ExitStack() as holding:
+    def _choose(self, exactly: int | None, at_least: int | None) -> list[StoredArtifact] | None:
+        stored = self._stored()
+        versions = sorted({one.version for one in stored}, reverse=True)
+        for version in versions:
+            if exactly not in (None, version) or version < (at_least or 0):
+                continue
+            if (route := route_to(version, stored, self._base)) is not None:
+                return route
+        return None
 
-            def hold() -> None:
-                holding.enter_context(self._directory.held(self._reader, version))
+    def _refuse(self, route: list[StoredArtifact]) -> None:
+        """Forgets what is held, leaves damaged artifacts out, and asks for a full copy."""
+        self._held = None
+        for one in route:
+            self._files.leave_out(one)
+        with self._tolerance():
+            self._files.wish(self._reader)
 
-            self._agree("hold", hold)
-            arrays = self._storage.read(path, flatten_named(self._stored))
-        stored = unflatten_named(self._stored, arrays)
-        params = stored[_PARAMS]
-        if self._check_digest:
-            published, received = to_text(stored[_DIGEST]), digest(params)
-            if published != received:
-                raise WeightsMismatchError(version, published, received)
-        return params
+    def _settle(self, held: _HeldFiles) -> None:
+        """Holds a version as the base of differences; without them, gives it free."""
+        if self._deltas:
+            self._held = held
+            self._agree("mark", lambda: self._mark(held.version.version))
+        else:
+            self._agree("unmark", self._unmark)
+
+    def _mark(self, version: int) -> None:
+        with self._tolerance():
+            self._files.mark(self._reader, version)
+
+    def _unmark(self) -> None:
+        with self._tolerance():
+            self._files.unmark(self._reader)
+
+    def _tolerance(self) -> contextlib.AbstractContextManager[None]:
+        """Lets a program that follows a run go on where it may only read."""
+        return contextlib.suppress(OSError) if self._run is None else contextlib.nullcontext()
+
+    def _read(self, route: list[StoredArtifact], *, refused: bool) -> _HeldFiles:
+        """Reads and applies artifacts, and compares the digest; what is held does not change."""
+        if not route:
+            assert self._held is not None
+            return self._held
+        began = time.monotonic()
+        target = HeldVersion(route[-1].chain, route[-1].version, route[-1].digest)
+        headers = [[self._files.header(name) for name in one.files] for one in route]
+        held = self._held if route[0].base != FULL else None
+        manifest = held.manifest if held else manifest_of(headers[0], route[0], self._params)
+        arrivals = Arrivals(self._params, manifest)
+        names = part_names(manifest)
+        numbers = {names[number]: number for number in arrivals.wanted}
+        sizes, itemsizes = sizes_of(manifest), itemsizes_of(manifest)
+        wanted = {number: sizes[number] for number in arrivals.wanted}
+        parts = held.parts if held else {}
+        payloads: dict[BlockName, memoryview] = {}
+        differences: list[Artifact] = []
+        received_bytes = 0
+        for one, files in zip(route, headers, strict=True):
+            tables: dict[int, PartBlocks] = {}
+            contents: dict[int, Bytes] = {}
+            for file in files:
+                mine = {numbers[name]: name for name in file.parts if name in numbers}
+                contents |= self._files.contents(file, mine)
+                tables |= {number: file.parts[name].blocks for number, name in mine.items()}
+            received_bytes += sum(content.nbytes for content in contents.values())
+            artifact = artifact_of(one, 0, tables)
+            if one.base == FULL:
+                check_copy(artifact, wanted)
+                parts = contents
+            else:
+                differences.append(artifact)
+                payloads |= payloads_of(artifact, contents)
+        received = time.monotonic()
+        if differences:
+            parts = applied(differences, parts, wanted, itemsizes, payloads)
+        params = on_devices(parts, self._params, arrivals)
+        if self._check_digest and (found := digest(params)) != target.digest:
+            raise WeightsMismatchError(target.version, target.digest, found)
+        self.stats = PullStats(
+            received_bytes,
+            sum(wanted.values()),
+            received - began,
+            time.monotonic() - received,
+            route[0].base == FULL,
+            refused,
+        )
+        return _HeldFiles(target, manifest, parts, params)
+
+    def _lateness(self, wanted: str, timeout_secs: float) -> str:
+        there = ", ".join(str(one.version) for one in self._reachable()) or "none"
+        others = {one.run for one in self._files.stored()} - {self._run}
+        told = (
+            f"Explorer {self._reader} waited {timeout_secs:.1f} s for {wanted} of the weights in"
+            f" {self._files.root}. Versions there: {there}."
+        )
+        if self._run is not None and others and there == "none":
+            return f"{told} The files there belong to another run: give this one its own directory."
+        return f"{told} Either the trainer is slower than the deadline, or it has stopped."
+
+
+def run_tag(secret: str) -> str:
+    """Returns a tag of a run that does not show its secret."""
+    return hashlib.sha256(f"weights {secret}".encode()).hexdigest()[:16]
 
 
 class CheckpointTrainerEnd(Offering):
-    """Saves versions in the background, and tells the master when each is readable.
+    """Writes versions in the background, and tells the master when each is readable.
 
     Args:
       site: the trainer's site.
@@ -283,52 +560,67 @@ class CheckpointTrainerEnd(Offering):
 
     def __init__(self, site: EndSite, schedule: SyncSchedule):
         session = site.session
+        settings = session.settings
         publisher = CheckpointPublisher(
-            _directory(site),
+            settings.weights_directory(Workdir(settings.workdir)),
+            site.abstract_params,
+            run=run_tag(session.secret),
+            chain=session.agree("the chain", lambda: secrets.token_hex(8)),
+            deltas=settings.deltas,
+            expected=mesh_regions(site.abstract_params_on(settings.explorer_layout)),
             keep=schedule.versions_kept,
-            may_skip=schedule.pull == "latest",
-            timeout_secs=session.settings.launch.wait_secs,
-            resume_from=schedule.start,
+            full_every=settings.sync.full_every,
             on_saved=self._saved,
-            processes=site.resources.processes,
+            frame=site.frame() if session.leads else None,
+            may_skip=schedule.pull == "latest",
+            timeout_secs=settings.launch.wait_secs,
             agree=session.agree,
             agree_saving=session.team.thread("weights"),
+            agree_wishes=session.team.thread("wishes"),
         )
         super().__init__(site, schedule, publisher)
 
-    def _saved(self, version: int, secs: float) -> None:
+    def _saved(self, version: int, added: AddedVersion, secs: float) -> None:
         now = self._session.spans.now()
-        self._session.spans.record(self._kind, now - secs, now, version=version, background=True)
+        attributes = added.attributes if self._session.settings.deltas else {}
+        self._session.spans.record(
+            self._kind, now - secs, now, version=version, background=True, **attributes
+        )
+        self._session.spans.count(added.counts)
         self._session.tell(Happened(VersionPublished(version)))
 
 
 def _explorer(site: EndSite) -> ExplorerEnd:
+    session = site.session
+    settings = session.settings
     puller = CheckpointPuller(
-        _directory(site),
+        settings.weights_directory(Workdir(settings.workdir)),
         site.abstract_params,
+        run=run_tag(session.secret),
+        reader=f"{session.role}.{socket.gethostname()}-{os.getpid()}",
+        deltas=settings.deltas,
         check_digest=site.verify,
-        processes=site.resources.processes,
-        agree=site.session.agree,
+        agree=session.agree,
     )
-    return ExplorerEnd(puller)
+    if not settings.deltas:
+        return ExplorerEnd(puller)
+    return arriving_end(site, puller, lambda: puller.stats)
 
 
-def _directory(site: EndSite) -> str:
-    settings = site.session.settings
-    return settings.weights_directory(Workdir(settings.workdir))
+def _published_bytes(version: int, schedule: SyncSchedule, deltas: bool) -> int:
+    """Returns the bytes of the version that is written, and of the one before it.
 
-
-def _published_bytes(version: int, schedule: SyncSchedule) -> int:
-    """Returns the bytes of the version that is saved, and of the host's copy.
-
-    If steps continue meanwhile, two more versions wait, and one is being written.
+    If steps continue meanwhile, two more versions wait, and one is being computed. A difference
+    is as large as a version at most, and the next version waits beside it.
     """
-    return (5 if schedule.pull == "latest" else 2) * version
+    return (5 if schedule.pull == "latest" else 4 if deltas else 2) * version
 
 
 ENDS = Ends(
     trainer=CheckpointTrainerEnd,
     explorer=_explorer,
     published_bytes=_published_bytes,
-    arriving_bytes=lambda version: version,  # Files are read to host memory first.
+    # Files are read to the host's memory. With differences: the bytes of its parts, the blocks,
+    # and a version that has arrived and is not in use yet.
+    arriving_bytes=lambda version, deltas: (3 if deltas else 1) * version,
 )

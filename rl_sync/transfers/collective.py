@@ -325,8 +325,8 @@ def _bucket(version: int) -> int:
 ENDS = Ends(
     trainer=_trainer,
     explorer=_explorer,
-    published_bytes=lambda version, schedule: (
+    published_bytes=lambda version, schedule, deltas: (
         _bucket(version) + (schedule.pull == "latest") * version
     ),
-    arriving_bytes=_bucket,
+    arriving_bytes=lambda version, deltas: _bucket(version),
 )

@@ -34,10 +34,10 @@ def decide_transfer(session: Session, master_address: str) -> str:
 def _possible(session: Session, master_address: str) -> str:
     transfer = session.settings.transfer
     fallback = TRANSFERS[transfer].fallback
-    if not fallback:
+    if not fallback or session.settings.deltas:
         return transfer
     try:
-        ends_of(transfer, deltas=session.settings.deltas).try_out(master_address)
+        ends_of(transfer).try_out(master_address)
     except TransferUnavailableError as error:
         reason = f"Weights are sent by {fallback} instead of sync.transfer={transfer}: {error}"
         _log.warning("%s", reason)

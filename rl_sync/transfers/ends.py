@@ -98,32 +98,30 @@ class Ends(NamedTuple):
       trainer: makes the trainer's end.
       explorer: makes an explorer's end.
       published_bytes: from the size of a version, returns the maximum bytes of published versions
-        in the trainer's process.
+        in the trainer's process. Its last argument says whether explorers get what changed.
       arriving_bytes: from the size of a version, returns the maximum bytes that an explorer's
-        process needs while a version arrives, in addition to the version.
-      try_out: raises `TransferUnavailableError` if the transfer is unavailable. Takes the master's
-        address.
+        process needs while a version arrives, in addition to the version. Its last argument is the
+        same.
+      try_out: raises `TransferUnavailableError` if the transfer cannot move whole versions. Takes
+        the master's address.
     """
 
     trainer: Callable[[EndSite, SyncSchedule], TrainerEnd]
     explorer: Callable[[EndSite], ExplorerEnd]
-    published_bytes: Callable[[int, SyncSchedule], int]
-    arriving_bytes: Callable[[int], int]
+    published_bytes: Callable[[int, SyncSchedule, bool], int]
+    arriving_bytes: Callable[[int, bool], int]
     try_out: Callable[[str], None] = lambda master_address: None
 
 
-def ends_of(transfer: str, in_one_process: bool = False, deltas: bool = False) -> Ends:
+def ends_of(transfer: str, in_one_process: bool = False) -> Ends:
     """Returns the ends of a transfer; imports only the libraries that it needs.
 
     Args:
       transfer: a key of `TRANSFERS`.
       in_one_process: whether trainer and explorers share a process.
-      deltas: whether explorers get what changed, if the transfer can do so.
     """
     handed_over = in_one_process and TRANSFERS[transfer].is_joint
     module = HANDED_OVER if handed_over else transfer
-    if deltas and TRANSFERS[transfer].has_deltas:
-        module += "_deltas"
     ends: Ends = importlib.import_module(f"{__package__}.{module}").ENDS
     return ends
 

@@ -236,6 +236,6 @@ def _shared(site: EndSite) -> LocalPublisher:
 ENDS = Ends(
     trainer=LocalTrainerEnd,
     explorer=_explorer,
-    published_bytes=lambda version, schedule: version,
-    arriving_bytes=lambda version: 0,
+    published_bytes=lambda version, schedule, deltas: version,
+    arriving_bytes=lambda version, deltas: 0,
 )

@@ -24,6 +24,7 @@ from rl_sync.messages.weight_calls import AskNewest, HoldWeights
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
+from rl_sync.transfers.server_deltas import DeltaTrainerEnd, explorer_end
 from rl_sync.transfers.server_publisher import (
     AskManifest,
     AskOffer,
@@ -311,10 +312,26 @@ def _try_out(master_address: str) -> None:
     start_server(interface_towards(master_address))
 
 
+def _trainer(site: EndSite, schedule: SyncSchedule) -> Offering:
+    end = DeltaTrainerEnd if site.session.settings.deltas else ServerTrainerEnd
+    return end(site, schedule)
+
+
+def _explorer(site: EndSite) -> ExplorerEnd:
+    if site.session.settings.deltas:
+        return explorer_end(site)
+    return ExplorerEnd(puller_of(site))
+
+
 ENDS = Ends(
-    trainer=ServerTrainerEnd,
-    explorer=lambda site: ExplorerEnd(puller_of(site)),
-    published_bytes=lambda version, schedule: schedule.versions_in_use * version,
-    arriving_bytes=lambda version: version // 2,  # Parts before their assembly.
+    trainer=_trainer,
+    explorer=_explorer,
+    # With differences also the version that is encoded, and differences up to a full copy.
+    published_bytes=lambda version, schedule, deltas: (
+        (schedule.versions_in_use + (2 if deltas else 0)) * version
+    ),
+    # Whole: parts before their assembly. With differences: the bytes of its parts, the blocks, and
+    # a version that has arrived and is not in use yet.
+    arriving_bytes=lambda version, deltas: 3 * version if deltas else version // 2,
     try_out=_try_out,
 )

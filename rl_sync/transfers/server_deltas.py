@@ -27,7 +27,7 @@ from rl_sync.messages.weight_calls import AskNewest, AskRelays, HoldWeights, Joi
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.delta_arrival import PullStats, arriving_end
-from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
+from rl_sync.transfers.ends import EndSite, ExplorerEnd, Offering
 from rl_sync.transfers.server_delta_calls import (
     Acknowledge,
     AskArtifact,
@@ -403,7 +403,8 @@ class DeltaTrainerEnd(Offering):
         self._session.tell(Happened(VersionPublished(version)))
 
 
-def _explorer(site: EndSite) -> ExplorerEnd:
+def explorer_end(site: EndSite) -> ExplorerEnd:
+    """Makes an explorer's end, which fetches what changed."""
     session, settings = site.session, site.session.settings
     reader = f"{session.role}.{jax.process_index()}"
     interface = interface_towards(site.master_address)
@@ -431,13 +432,3 @@ def _explorer(site: EndSite) -> ExplorerEnd:
         on_lost=lambda: check_training(session),
     )
     return arriving_end(site, puller, lambda: puller.stats)
-
-
-ENDS = Ends(
-    trainer=DeltaTrainerEnd,
-    explorer=_explorer,
-    # The versions that are held, the one that is encoded, and differences up to a full copy.
-    published_bytes=lambda version, schedule: (schedule.versions_in_use + 2) * version,
-    # The bytes of its parts, the blocks, and a version that has arrived and is not in use yet.
-    arriving_bytes=lambda version: 3 * version,
-)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_sync.roles.version_follower import follow
-from rl_sync.weights.versions import VersionDirectory
+from rl_sync.weights.deltas.version_files import VersionFiles
 from tests.runs.conftest import EMBEDDED, assert_same_bits, flags, launch
 from tests.weights import bucket
 
@@ -42,10 +42,10 @@ def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path
     for path, run in zip(directories, (one, other), strict=True):
         assert not run.workdir.weights.exists()
         assert run.settings.weights_directory(run.workdir) == f"{path}/{Path(run.workdir).name}"
-        directory = VersionDirectory(f"{path}/{Path(run.workdir).name}")
+        files = VersionFiles(f"{path}/{Path(run.workdir).name}")
         last = run.settings.trainer.steps - 1  # Nobody uses those of the last step.
-        assert directory.versions()[-1] == last
-        assert directory.held_versions(600) == set(), "an explorer went and left a mark"
+        assert files.stored()[-1].version == last
+        assert files.held(600) == {}, "an explorer went and left a mark"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_mistakes_get_one_line(tmp_path):
     told = []
     empty.mkdir()
     there.mkdir()
-    with pytest.raises(ConfigError, match=r"no versions after 0\.1 s.* sync\.delta=on"):
+    with pytest.raises(ConfigError, match=r"no versions after 0\.1 s.* sync\.transfer=checkpoint"):
         follow(str(empty), tmp_path / "served", print, start_secs=0.1, on_wait=told.append)
     assert told == [f"Waiting for the first version in {empty}, at most 0.1 s."]
     with pytest.raises(ConfigError, match=r"nowhere is no directory\. Start the run first"):

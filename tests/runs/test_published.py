@@ -28,7 +28,7 @@ def test_adapters_travel_alone_and_with_the_same_bits_over_both_transfers(runs):
     published = parameters_of(settings, wiring.load_task(settings), layout()).abstract_published()
     assert published == lora.split(published)[0]
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(settings.weights_directory(other.workdir), published)
+    puller = CheckpointPuller(settings.weights_directory(other.workdir), published, deltas=False)
     version, adapters = puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     assert version == settings.trainer.steps - 1
@@ -48,7 +48,7 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
     settings, task = run.settings, wiring.load_task(run.settings)
     published = parameters_of(settings, task, layout()).abstract_published()
     # It refuses versions that hold anything else.
-    puller = CheckpointPuller(settings.weights_directory(run.workdir), published)
+    puller = CheckpointPuller(settings.weights_directory(run.workdir), published, deltas=False)
     puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     abstract = trainer_of(settings, task, layout()).abstract()

@@ -1,22 +1,27 @@
-"""Fixtures: a weights directory with its two ends."""
+"""Fixtures: a directory of whole versions, with its two ends."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 
-from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
-from tests.transfers.small_weights import make_params
+from rl_sync.transfers.checkpoint import CheckpointPublisher
+from tests.transfers.small_weights import make_params, puller_of
 
 
 @pytest.fixture
 def publish(tmp_path):
     """Makes publishers of one directory, and closes them."""
+    chains = itertools.count()
     with contextlib.ExitStack() as stack:
 
         def make(**arguments) -> CheckpointPublisher:
-            publisher = CheckpointPublisher(tmp_path, **arguments)
+            chain = f"chain {next(chains)}"
+            publisher = CheckpointPublisher(
+                tmp_path, make_params(0), run="ours", chain=chain, deltas=False, **arguments
+            )
             stack.callback(publisher.close)
             return publisher
 
@@ -25,5 +30,5 @@ def publish(tmp_path):
 
 @pytest.fixture
 def puller(tmp_path):
-    with contextlib.closing(CheckpointPuller(tmp_path, make_params(0), reader="e1")) as puller:
+    with contextlib.closing(puller_of(tmp_path)) as puller:
         yield puller

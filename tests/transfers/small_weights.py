@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.transfers.checkpoint import CheckpointPublisher
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 
 
 def make_params(version: int, size: int = 40) -> dict:
@@ -30,6 +30,12 @@ def slow_step(params: dict, x: np.ndarray) -> dict:
     """Counts up by one, slowly: it takes some seconds."""
     x = jax.lax.fori_loop(0, 60, lambda _, x: jnp.tanh(x @ x), x)
     return {**params, "count": params["count"] + (x[0, 0] < 2).astype(jnp.int32)}
+
+
+def puller_of(directory, params=None, **arguments) -> CheckpointPuller:
+    """Makes a puller of whole versions."""
+    arguments = {"run": "ours", "reader": "e1", "deltas": False, **arguments}
+    return CheckpointPuller(directory, params or make_params(0), **arguments)
 
 
 def publish_range(publisher: CheckpointPublisher, *versions: int) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
-from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
+from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
@@ -36,7 +35,7 @@ def publishing(directory, mesh=ONE, target=ONE, run="ours", chain="first", **opt
             there.append(version)
             saved.notify_all()
 
-    publisher = DeltaFilesPublisher(
+    publisher = CheckpointPublisher(
         directory,
         source,
         run=run,
@@ -60,7 +59,7 @@ def publishing(directory, mesh=ONE, target=ONE, run="ours", chain="first", **opt
 
 @contextlib.contextmanager
 def pulling(directory, mesh=ONE, run="ours", reader="explorer1", **options):
-    puller = DeltaFilesPuller(directory, abstract_on(*mesh), run=run, reader=reader, **options)
+    puller = CheckpointPuller(directory, abstract_on(*mesh), run=run, reader=reader, **options)
     try:
         yield puller
     finally:
@@ -148,15 +147,17 @@ def test_a_damaged_difference_is_refused_and_a_full_copy_is_written_for_it(tmp_p
         assert not pulled(puller, 2).full
 
 
-def test_a_damaged_full_copy_is_written_anew(tmp_path):
+@pytest.mark.parametrize("reads", [{}, {"deltas": False, "check_digest": False}])
+def test_a_damaged_full_copy_is_written_anew(tmp_path, reads):
     """The trainer need not publish another version: in synchronous mode it could not."""
-    with publishing(tmp_path) as publish, pulling(tmp_path) as puller:
+    deltas = reads.get("deltas", True)
+    with publishing(tmp_path, deltas=deltas) as publish, pulling(tmp_path, **reads) as puller:
         publish(0)
         damage(tmp_path / "full_00000000.p0.safetensors")
         stats = pulled(puller, 0)
         assert (stats.full, stats.refused) == (True, True)
         publish(1)
-        assert not pulled(puller, 1).full
+        assert pulled(puller, 1).full is not deltas
 
 
 @pytest.mark.parametrize("may_skip", [True, False])
@@ -172,7 +173,7 @@ def test_a_full_disk_leaves_a_version_out_or_ends_with_one_line(tmp_path, monkey
 
     monkeypatch.setattr(VersionFiles, "_write", sometimes_full)
     source = abstract_on(*ONE)
-    publisher = DeltaFilesPublisher(tmp_path, source, run="ours", chain="a", may_skip=may_skip)
+    publisher = CheckpointPublisher(tmp_path, source, run="ours", chain="a", may_skip=may_skip)
     with pulling(tmp_path) as puller:
         publisher.publish(0, placed(0, source))
         pulled(puller, 0)
@@ -218,10 +219,10 @@ def test_a_reader_of_another_dtype_or_model_is_refused(tmp_path):
         one = abstract["scale"]
         other = {**abstract, "scale": jax.ShapeDtypeStruct(one.shape, jnp.float32)}
         with pytest.raises(ValueError, match=r"bfloat16\[33\] where .* float32\[33\]"):
-            DeltaFilesPuller(tmp_path, other, run="ours").pull(exactly=0, timeout_secs=1)
+            CheckpointPuller(tmp_path, other, run="ours").pull(exactly=0, timeout_secs=1)
         fewer = {name: leaf for name, leaf in abstract.items() if name != "head"}
         with pytest.raises(ValueError, match=r"head of float32.*has .*layers"):
-            DeltaFilesPuller(tmp_path, fewer, run="ours").pull(exactly=0, timeout_secs=1)
+            CheckpointPuller(tmp_path, fewer, run="ours").pull(exactly=0, timeout_secs=1)
 
 
 def test_manifests_of_another_format_are_refused_with_both_formats(tmp_path):
@@ -245,6 +246,14 @@ def test_a_reader_that_may_only_read_follows_too(tmp_path, monkeypatch):
         pulled(puller, 0)
         publish(1)
         assert not pulled(puller, 1).full
+
+
+def test_a_follower_reads_whole_versions_too(tmp_path):
+    with publishing(tmp_path, deltas=False) as publish, pulling(tmp_path, run=None) as follower:
+        for version in range(4):
+            publish(version)
+            assert pulled(follower, version).full
+        assert [name[:4] for name in manifests(tmp_path)] == ["full"] * 3
 
 
 @pytest.mark.parametrize("source", [ONE, ROWS])
@@ -282,7 +291,7 @@ def test_the_documentation_tells_every_encoding(tmp_path, dtype):
             there.append(version)
             saved.notify_all()
 
-    publisher = DeltaFilesPublisher(
+    publisher = CheckpointPublisher(
         tmp_path, params[0], run="ours", chain="one", keep=9, full_every=99, on_saved=on_saved
     )
     for version, one in enumerate(params):

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.transfers import checkpoint
-from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.transfers.checkpoint import CheckpointPublisher
+from rl_sync.weights.deltas.version_files import VersionFiles
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
-from rl_sync.weights.storage import TEMPORARY, ArrayStorage
-from rl_sync.weights.versions import VersionDirectory
-from tests.transfers.small_weights import SLOW, make_params, publish_range, slow_step
+from tests.transfers.small_weights import SLOW, make_params, publish_range, puller_of, slow_step
 
 ROOT = Path(__file__).parents[2]
+HALF = ".unfinished"
 
 
 @pytest.mark.gate
@@ -30,7 +29,7 @@ def test_weights_that_are_still_computed_are_published_without_a_wait(publish, p
 
     saves = {}
     publisher = publish(
-        on_saved=lambda version, secs: saves.update({version: time.monotonic() - secs})
+        on_saved=lambda version, added, secs: saves.update({version: time.monotonic() - secs})
     )
     publisher.publish(0, make_params(0))  # Compiles what is not to be timed.
     puller.pull(exactly=0, timeout_secs=30)
@@ -47,11 +46,11 @@ def test_weights_that_are_still_computed_are_published_without_a_wait(publish, p
     assert published < half < saves[1]
 
 
-def test_a_step_that_donates_right_after_publish_changes_nothing(publish, puller):
+def test_a_step_that_donates_right_after_publish_changes_nothing(tmp_path):
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
-    publisher = publish()
     params = {"w": jnp.zeros((300, 300)), "n": jnp.int32(0)}
-    puller = CheckpointPuller(publisher._directory.root, params)
+    publisher = CheckpointPublisher(tmp_path, params, run="ours", chain="one", deltas=False)
+    puller = puller_of(tmp_path, params)
     for version in range(4):
         publisher.publish(version, params)
         donated = params["w"]
@@ -60,6 +59,7 @@ def test_a_step_that_donates_right_after_publish_changes_nothing(publish, puller
         pulled = puller.pull(exactly=version, timeout_secs=30)[1]
         assert float(pulled["w"].min()) == float(pulled["w"].max()) == version
     puller.close()
+    publisher.close()
 
 
 @pytest.mark.gate
@@ -70,7 +70,7 @@ def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
     stop, seen, errors = threading.Event(), [], []
 
     def read(name: str) -> None:
-        with contextlib.closing(CheckpointPuller(tmp_path, make_params(0), reader=name)) as puller:
+        with contextlib.closing(puller_of(tmp_path, reader=name)) as puller:
             while not stop.is_set():
                 try:
                     version, params = puller.pull(timeout_secs=30)
@@ -90,29 +90,38 @@ def test_only_the_newest_are_kept_and_readers_meet_no_gap(publish, tmp_path):
     assert errors == []
     assert all(version == count for version, count in seen)
     assert len({version for version, _ in seen}) > 3
-    VersionDirectory(tmp_path).retain(3, 600)
-    assert VersionDirectory(tmp_path).versions() == [22, 23, 24]
+    assert versions_in(tmp_path)[-3:] == [22, 23, 24]
+    assert len(versions_in(tmp_path)) <= 5, "a version for each reader at most"
 
 
-class SlowStorage(ArrayStorage):
-    """Storage that takes its time."""
+def versions_in(directory: Path) -> list[int]:
+    return [one.version for one in VersionFiles(directory).stored()]
 
-    def write(self, directory, arrays):
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Lets each write take its time."""
+    write = VersionFiles.write_parts
+
+    def write_slowly(*arguments):
         time.sleep(0.5)
-        super().write(directory, arrays)
+        return write(*arguments)
+
+    monkeypatch.setattr(VersionFiles, "write_parts", write_slowly)
 
 
 def test_of_the_computed_versions_that_wait_only_the_newest_is_saved(publish, monkeypatch):
     begun, held, saved = threading.Event(), threading.Event(), []
 
-    class HeldStorage(ArrayStorage):
-        def write(self, directory, arrays):
-            begun.set()
-            assert held.wait(30)
-            super().write(directory, arrays)
+    write = VersionFiles.write_parts
 
-    monkeypatch.setattr(checkpoint, "ArrayStorage", HeldStorage)
-    publisher = publish(may_skip=True, on_saved=lambda version, secs: saved.append(version))
+    def write_later(*arguments):
+        begun.set()
+        assert held.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(VersionFiles, "write_parts", write_later)
+    publisher = publish(may_skip=True, on_saved=lambda version, *_: saved.append(version))
     publisher.publish(0, make_params(0))
     assert begun.wait(30)
     for version in (1, 2):
@@ -124,8 +133,8 @@ def test_of_the_computed_versions_that_wait_only_the_newest_is_saved(publish, mo
     assert saved == [0, 2]
 
 
-def test_publish_returns_at_once_while_an_earlier_save_runs(publish, puller, monkeypatch):
-    monkeypatch.setattr(checkpoint, "ArrayStorage", SlowStorage)
+@pytest.mark.usefixtures("slow")
+def test_publish_returns_at_once_while_an_earlier_save_runs(publish, puller):
     publisher = publish(keep=5)
     publisher.publish(0, make_params(0))  # compiles
     puller.pull(exactly=0, timeout_secs=30)
@@ -137,13 +146,13 @@ def test_publish_returns_at_once_while_an_earlier_save_runs(publish, puller, mon
     assert [puller.pull(exactly=v, timeout_secs=30)[0] for v in range(4)] == [0, 1, 2, 3]
 
 
-def test_only_where_it_may_does_a_newer_version_replace_one_that_waits(publish, monkeypatch):
-    monkeypatch.setattr(checkpoint, "ArrayStorage", SlowStorage)
+@pytest.mark.usefixtures("slow")
+def test_only_where_it_may_does_a_newer_version_replace_one_that_waits(publish, tmp_path):
     publisher = publish(may_skip=True)
     for version in range(6):
         publisher.publish(version, make_params(version))
     publisher.close()
-    versions = publisher._directory.versions()
+    versions = versions_in(tmp_path)
     assert versions[-1] == 5
     assert len(versions) < 4
 
@@ -153,7 +162,7 @@ def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_comp
     """This happens if the trainer has dispatched its next step before the last version is saved."""
 
     saved = []
-    publisher = publish(may_skip=True, on_saved=lambda version, _: saved.append(version))
+    publisher = publish(may_skip=True, on_saved=lambda version, *_: saved.append(version))
     params = jax.block_until_ready(slow_step(make_params(0), SLOW))
     for version in range(1, 4):
         publisher.publish(version, params := slow_step(params, SLOW))
@@ -161,8 +170,8 @@ def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_comp
     assert saved[-2:] == [2, 3]
 
 
-def test_a_publisher_that_cannot_get_its_turn_says_what_is_in_the_way(publish, monkeypatch):
-    monkeypatch.setattr(checkpoint, "ArrayStorage", SlowStorage)
+@pytest.mark.usefixtures("slow")
+def test_a_publisher_that_cannot_get_its_turn_says_what_is_in_the_way(publish):
     publisher = publish(timeout_secs=0.1)
     publisher.publish(0, make_params(0))
     with pytest.raises(WeightsTimeoutError, match=r"to publish version \d: version 0 is still"):
@@ -171,12 +180,12 @@ def test_a_publisher_that_cannot_get_its_turn_says_what_is_in_the_way(publish, m
 
 
 def test_a_save_that_fails_is_an_error_of_the_next_publish(tmp_path, monkeypatch):
-    publisher = CheckpointPublisher(tmp_path)
+    publisher = CheckpointPublisher(tmp_path, make_params(0), run="ours", chain="one", deltas=False)
 
-    def full(storage, directory, arrays):
+    def full(*arguments):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(ArrayStorage, "write", full)
+    monkeypatch.setattr(VersionFiles, "write_parts", full)
     publisher.publish(0, make_params(0))
     with pytest.raises(WeightsTransferError, match="No space left on device"):
         publish_range(publisher, 1, 9)
@@ -186,28 +195,11 @@ def test_a_save_that_fails_is_an_error_of_the_next_publish(tmp_path, monkeypatch
 
 def test_saves_are_reported_with_the_time_they_took(publish):
     saved = []
-    publisher = publish(on_saved=lambda version, secs: saved.append((version, secs > 0)))
+    publisher = publish(on_saved=lambda version, _, secs: saved.append((version, secs > 0)))
     publisher.publish(0, make_params(0))
     publisher.publish(5, make_params(5))
     publisher.close()
     assert saved == [(0, True), (5, True)]
-
-
-def test_a_trainer_that_resumes_takes_back_the_versions_after_it(publish, puller):
-    first = publish()
-    for version in range(3):
-        first.publish(version, make_params(version))
-    first.close()
-    second = publish(resume_from=1)
-    assert puller.newest() == 1
-    second.publish(1, make_params(11))
-    second.close()
-    assert int(puller.pull(exactly=1, timeout_secs=30)[1]["count"]) == 11
-
-
-def test_too_few_versions_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="keep=2"):
-        CheckpointPublisher(tmp_path, keep=2)
 
 
 @pytest.mark.gate
@@ -222,22 +214,20 @@ def test_a_killed_saver_leaves_whole_versions_and_its_successor_clears_the_rest(
         while True:
             assert time.monotonic() < deadline, "the saver never wrote"
             names = os.listdir(directory) if directory.exists() else []
-            begun = [name for name in names if TEMPORARY in name]
-            if begun and any(
-                name.startswith("version_") and TEMPORARY not in name for name in names
+            if any(name.endswith(HALF) for name in names) and any(
+                name.endswith(".json") for name in names
             ):
                 break
     finally:
         saver.kill()
         saver.wait(30)
-    names = os.listdir(directory)
-    if not any(TEMPORARY in name for name in names):  # it finished between the look and the kill
-        (directory / f"version_99999999{TEMPORARY}").mkdir()
+    if not list(directory.glob(f"*{HALF}")):  # It finished between the look and the kill.
+        (directory / f"full_99999999.p0.safetensors.1234{HALF}").write_text("half")
     abstract = [jax.ShapeDtypeStruct((200_000,), jnp.float32)] * 60
-    with contextlib.closing(CheckpointPuller(directory, abstract)) as puller:
+    with contextlib.closing(puller_of(directory, abstract)) as puller:
         version, params = puller.pull(timeout_secs=30)
         assert version == puller.newest() < 10_000
     assert {float(leaf.max()) for leaf in params} == {float(leaf.min()) for leaf in params}
     assert float(params[0][0]) == version
-    CheckpointPublisher(directory).close()
-    assert all(name == "readers" or TEMPORARY not in name for name in os.listdir(directory))
+    CheckpointPublisher(directory, abstract, run="ours", chain="next").close()
+    assert os.listdir(directory) == ["readers"]

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_sync.transfers.checkpoint import CheckpointPuller
+from rl_sync.weights.deltas.version_files import VersionFiles
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTimeoutError
-from rl_sync.weights.storage import ArrayStorage
-from rl_sync.weights.versions import VersionDirectory
-from tests.transfers.small_weights import make_params, publish_range
+from tests.transfers.small_weights import make_params, publish_range, puller_of
 
 
 def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_for(
@@ -28,7 +26,7 @@ def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_params(0)
     )
     publish().publish(3, make_params(3))
-    with contextlib.closing(CheckpointPuller(tmp_path, abstract)) as puller:
+    with contextlib.closing(puller_of(tmp_path, abstract)) as puller:
         version, params = puller.pull(timeout_secs=30)
         assert version == puller.newest() == 3
     assert digest(params) == digest(make_params(3))
@@ -70,27 +68,31 @@ def test_a_pull_that_waits_in_vain_says_for_what(publish, puller, tmp_path):
         puller.pull(at_least=7, timeout_secs=0.1)
 
 
-def test_a_version_that_a_reader_holds_outlives_its_turn(publish, puller, tmp_path, monkeypatch):
-    directory = VersionDirectory(tmp_path)
-    withdrawn = []
-    withdraw = VersionDirectory._withdraw
-
-    def note_and_withdraw(self: VersionDirectory, version: int) -> None:
-        withdrawn.append(version)
-        withdraw(self, version)
-
-    monkeypatch.setattr(VersionDirectory, "_withdraw", note_and_withdraw)
+def test_a_version_that_a_reader_reads_outlives_its_turn(publish, puller, tmp_path):
+    files = VersionFiles(tmp_path)
     publisher = publish()
     publisher.publish(0, make_params(0))
     puller.pull(exactly=0, timeout_secs=30)
-    with directory.held("slow", 0):
-        publish_range(publisher, 1, 6)
-        publisher.close()
-        assert directory.versions() == [0, 3, 4, 5]
-        assert withdrawn == [1, 2]  # the held one was there all the time
-        directory.retain(3, expiry_secs=0.0)
-        assert directory.versions() == [3, 4, 5]
     assert os.listdir(tmp_path / "readers") == []
+    files.mark("slow", 0)
+    publish_range(publisher, 1, 6)
+    publisher.close()
+    assert [one.version for one in files.stored()] == [0, 3, 4, 5]
+
+
+def test_a_version_is_marked_while_it_is_read(publish, puller, tmp_path, monkeypatch):
+    publish().publish(7, make_params(7))
+    marks = []
+    contents = VersionFiles.contents
+
+    def look(files, *arguments):
+        marks.append(files.held(600))
+        return contents(files, *arguments)
+
+    monkeypatch.setattr(VersionFiles, "contents", look)
+    puller.pull(exactly=7, timeout_secs=30)
+    assert marks == [{"e1": 7}]
+    assert VersionFiles(tmp_path).held(600) == {}
 
 
 def test_a_read_that_fails_is_tried_again_with_a_newer_version(
@@ -99,15 +101,16 @@ def test_a_read_that_fails_is_tried_again_with_a_newer_version(
     publisher = publish()
     publisher.publish(1, make_params(1))
     assert puller.pull(exactly=1, timeout_secs=30)[0] == 1
-    read = ArrayStorage.read
+    contents = VersionFiles.contents
 
-    def vanish(storage, path, abstract):
-        if path.name.endswith("1"):
-            VersionDirectory(tmp_path).delete(1)
+    def vanish(files, file, parts):
+        if "00000001" in file.name:
+            (one,) = files.stored()
+            files.delete(one)
             publisher.publish(2, make_params(2))
-        return read(storage, path, abstract)
+        return contents(files, file, parts)
 
-    monkeypatch.setattr(ArrayStorage, "read", vanish)
+    monkeypatch.setattr(VersionFiles, "contents", vanish)
     version, params = puller.pull(timeout_secs=30)
     assert (version, int(params["count"])) == (2, 2)
 
@@ -116,15 +119,15 @@ def test_an_exact_read_that_fails_once_is_tried_again_with_the_same_version(
     publish, puller, monkeypatch
 ):
     publish().publish(1, make_params(1))
-    read, calls = ArrayStorage.read, []
+    contents, calls = VersionFiles.contents, []
 
-    def fail_once(storage, path, abstract):
-        calls.append(path)
+    def fail_once(files, file, parts):
+        calls.append(file.name)
         if len(calls) == 1:
             raise OSError("stale file handle")
-        return read(storage, path, abstract)
+        return contents(files, file, parts)
 
-    monkeypatch.setattr(ArrayStorage, "read", fail_once)
+    monkeypatch.setattr(VersionFiles, "contents", fail_once)
     assert puller.pull(exactly=1, timeout_secs=30)[0] == 1
     assert len(calls) == 2
 
@@ -133,19 +136,21 @@ def test_weights_that_changed_on_the_way_are_refused_with_both_digests(
     publish, puller, tmp_path, monkeypatch
 ):
     publish().publish(1, make_params(1))
-    read = ArrayStorage.read
+    contents = VersionFiles.contents
 
-    def flip(storage, path, abstract):
-        named = read(storage, path, abstract)
-        return {**named, "params/count": named["params/count"] ^ 1}
+    def flip(files, file, parts):
+        found = contents(files, file, parts)
+        (count,) = [number for number, name in parts.items() if name == "count"]
+        found[count][0] ^= 1
+        return found
 
-    monkeypatch.setattr(ArrayStorage, "read", flip)
+    monkeypatch.setattr(VersionFiles, "contents", flip)
     with pytest.raises(WeightsMismatchError) as caught:
         puller.pull(exactly=1, timeout_secs=30)
     assert caught.value.version == 1
     assert caught.value.published == digest(make_params(1))
     assert caught.value.received != caught.value.published
-    trusting = CheckpointPuller(tmp_path, make_params(0), check_digest=False)
+    trusting = puller_of(tmp_path, check_digest=False)
     version, params = trusting.pull(exactly=1, timeout_secs=30)
     assert version == 1
     assert digest(params) != caught.value.published
@@ -154,19 +159,7 @@ def test_weights_that_changed_on_the_way_are_refused_with_both_digests(
 def test_weights_of_another_model_are_refused_by_name(publish, tmp_path):
     publish().publish(0, make_params(0))
     with (
-        contextlib.closing(CheckpointPuller(tmp_path, make_params(0, size=41))) as puller,
-        pytest.raises(ValueError, match=r"params/layers/0/w\.in is float32\[40, 5\] there"),
+        contextlib.closing(puller_of(tmp_path, make_params(0, size=41))) as puller,
+        pytest.raises(ValueError, match=r"float32\[40, 5\] where .*w\.in.*float32\[41, 5\]"),
     ):
         puller.pull(timeout_secs=30)
-
-
-def test_versions_of_an_older_layout_are_refused_in_one_line(puller, tmp_path):
-    """Earlier releases stored small arrays of one shape as one."""
-    directory = VersionDirectory(tmp_path)
-    with contextlib.closing(ArrayStorage("older")) as storage:
-        stack = {"params/a+1.0badcafe": np.zeros((2, 3), np.float32)}
-        storage.write(directory.path(4), {**stack, "digest": np.zeros(2, np.uint32)})
-    directory.announce(4)
-    with pytest.raises(ValueError, match="was written for another model or version: it") as caught:
-        puller.pull(timeout_secs=30)
-    assert "\n" not in str(caught.value)

@@ -36,14 +36,25 @@ def test_the_memory_that_versions_take_grows_with_them_up_to_a_bucket_where_ther
     exact, latest = resolve("synchronous"), resolve("asynchronous")
     size = 10**9
     held = {
-        name: [ends_of(name).published_bytes(size, one) for one in (exact, latest)]
+        name: [
+            ends_of(name).published_bytes(size, one, deltas)
+            for deltas in (False, True)
+            for one in (exact, latest)
+        ]
         for name in TRANSFERS
     }
     bucket = 256 * 2**20
     assert held == {
-        "collective": [bucket, bucket + size],
-        "checkpoint": [2 * size, 5 * size],
-        "server": [size, size],
+        "collective": 2 * [bucket, bucket + size],
+        "checkpoint": [2 * size, 5 * size, 4 * size, 5 * size],
+        "server": [size, size, 3 * size, 3 * size],
     }
-    arriving = {name: ends_of(name).arriving_bytes(size) for name in TRANSFERS}
-    assert arriving == {"collective": bucket, "checkpoint": size, "server": size // 2}
+    arriving = {
+        name: [ends_of(name).arriving_bytes(size, deltas) for deltas in (False, True)]
+        for name in TRANSFERS
+    }
+    assert arriving == {
+        "collective": [bucket, bucket],
+        "checkpoint": [size, 3 * size],
+        "server": [size // 2, 3 * size],
+    }

@@ -35,7 +35,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError, read_config
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
-from rl_sync.weights.versions import VersionDirectory
+from rl_sync.weights.deltas.version_files import VersionFiles
 from rl_sync.workdir import Workdir
 
 _WITHOUT_INFLUENCE = ("trainer.steps", "evaluation", "checkpoint", "observe")
@@ -311,7 +311,9 @@ def _record(workdir: Workdir, resumption: Resumption) -> None:
 
 def _clear_weights(directory: str) -> None:
     try:
-        VersionDirectory(directory).clear()
+        files = VersionFiles(directory)
+        files.mark("launcher", -1)  # Fails where nobody may write.
+        files.clear()
     except Exception as error:  # Object stores raise errors of their own.
         raise ConfigError(
             f"Weights cannot be written to {directory} ({type(error).__name__}: {error}). Give"

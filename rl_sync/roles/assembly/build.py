@@ -99,7 +99,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         def end(schedule: SyncSchedule) -> TrainerEnd:
             if not settings.explorers:
                 return NoTransfer()
-            ends = ends_of(transfer, settings.launch.colocate, settings.deltas)
+            ends = ends_of(transfer, settings.launch.colocate)
             return ends.trainer(site, schedule)
 
         pipeline = pipeline_of(settings.experience.pipeline, task)
@@ -315,7 +315,7 @@ def run_explorer(
         )
         transfer = decided_transfer(session)
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
-        end = ends_of(transfer, settings.launch.colocate, settings.deltas).explorer(site)
+        end = ends_of(transfer, settings.launch.colocate).explorer(site)
         _await_replay(session, replay)
         ExplorerLoop(
             session=session,

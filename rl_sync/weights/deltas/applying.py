@@ -6,13 +6,10 @@ import concurrent.futures
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName
-from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, decode
+from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, decode, empty
 
 _MOST_THREADS = 8
-_ALIGNMENT = 64
 _threads = concurrent.futures.ThreadPoolExecutor(
     min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="apply"
 )
@@ -39,7 +36,7 @@ def applied(
       EncodingError: a block is missing or damaged, or the list of blocks does not fit the parts.
     """
     on_base = not route or route[0].key.base != FULL
-    new = {part: _empty(size) for part, size in sizes.items()}
+    new = {part: empty(size) for part, size in sizes.items()}
 
     def fill(place: tuple[int, int, int]) -> None:
         part, number, start = place
@@ -60,13 +57,6 @@ def applied(
     for _ in _threads.map(fill, _places(sizes)):
         pass
     return new
-
-
-def _empty(nbytes: int) -> Bytes:
-    """Returns memory that begins where JAX can use it as an array of a CPU without a copy."""
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes]
 
 
 def _places(sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:

@@ -6,13 +6,14 @@ receiver gets the list from the trainer, and the blocks from whoever has them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
 
 from rl_sync.isolation.codec import record
-from rl_sync.weights.deltas.encoding import EncodingError
+from rl_sync.weights.deltas.encoding import Bytes, Encoding, EncodingError
 
 FULL = -1
 """Base of a full copy."""
@@ -124,6 +125,25 @@ def check_block(artifact: Artifact, name: BlockName, payload: bytes | memoryview
             f"block {name.number} of part {name.part} of {artifact.key} is damaged: its check sum"
             " is wrong"
         )
+
+
+def check_copy(artifact: Artifact, sizes: Mapping[int, int]) -> None:
+    """Raises an EncodingError unless a full copy has the bytes of these parts as they are."""
+    for part, size in sizes.items():
+        blocks = artifact.parts.get(part)
+        if blocks is None or sum(blocks.sizes) != size or {*blocks.encodings} - {Encoding.RAW}:
+            raise EncodingError(f"part {part} of {artifact.key} is no full copy of {size} bytes")
+
+
+def payloads_of(artifact: Artifact, contents: Mapping[int, Bytes]) -> dict[BlockName, memoryview]:
+    """Cuts the encoded bytes of parts into those of their blocks."""
+    payloads = {}
+    for part, content in contents.items():
+        ends = itertools.accumulate(artifact.parts[part].sizes, initial=0)
+        for number, (start, end) in enumerate(itertools.pairwise(ends)):
+            if start < end:
+                payloads[BlockName(artifact.key, part, number)] = content[start:end].data
+    return payloads
 
 
 def chain_from(

@@ -32,6 +32,7 @@ Bytes = UInt8[np.ndarray, " bytes"]
 BLOCK_BYTES = 512 << 10
 """Size of a block; the last block of an array is shorter."""
 
+_ALIGNMENT = 64
 _LEVEL = 1
 _ESCAPE = 255
 _MOST_SPARSE = 0.3
@@ -130,6 +131,13 @@ def decode(encoding: int, payload: bytes | memoryview, block: Bytes, itemsize: i
             elements[positions] ^= _elements(planes, count, itemsize)
     else:
         raise EncodingError(f"no such encoding: {encoding}")
+
+
+def empty(nbytes: int) -> Bytes:
+    """Returns memory that begins where JAX can use it as an array of a CPU without a copy."""
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes]
 
 
 def _gaps(positions: np.ndarray) -> Bytes:

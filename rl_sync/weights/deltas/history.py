@@ -80,11 +80,20 @@ class VersionHistory:
       holder: index of this process in the trainer.
       itemsizes: bytes of an element of each part.
       keep: number of newest versions that receivers may ask for.
+      deltas: whether versions are encoded; otherwise, each is only offered as a full copy.
     """
 
-    def __init__(self, chain: str, holder: int, itemsizes: Mapping[int, int], keep: int = 1):
+    def __init__(
+        self,
+        chain: str,
+        holder: int,
+        itemsizes: Mapping[int, int],
+        keep: int = 1,
+        *,
+        deltas: bool = True,
+    ):
         self.chain, self._holder, self._itemsizes = chain, holder, itemsizes
-        self._keep = keep
+        self._keep, self._encodes = keep, deltas
         self._lock = threading.Condition(threading.RLock())
         self._versions: dict[int, _Version] = {}
         self._deltas: dict[int, Artifact] = {}
@@ -107,7 +116,7 @@ class VersionHistory:
         """
         began = time.monotonic()
         with self._lock:
-            base = max(self._versions, default=None)
+            base = max(self._versions, default=None) if self._encodes else None
             before = None if base is None else self._versions[base]
         delta: Artifact | None = None
         payloads: dict[tuple[int, int], bytes | memoryview] = {}

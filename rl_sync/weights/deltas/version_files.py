@@ -14,6 +14,7 @@ The directory is on a file system that all processes share, or in a bucket of an
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -24,19 +25,11 @@ from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
-import safetensors.numpy
 
 from rl_sync.clock import now_secs
 from rl_sync.isolation.codec import record
-from rl_sync.weights.deltas.artifact import (
-    FULL,
-    Artifact,
-    ArtifactKey,
-    BlockName,
-    PartBlocks,
-    check_block,
-)
-from rl_sync.weights.deltas.encoding import BLOCK_BYTES, EncodingError
+from rl_sync.weights.deltas.artifact import FULL, Artifact, ArtifactKey, PartBlocks, check_of
+from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, empty
 from rl_sync.weights.locations import Location, absolute, is_remote
 
 FORMAT = 1
@@ -48,6 +41,7 @@ _WISH = "full"
 _MARK = re.compile(r"(.+)@(-?\d+|full)@([\d.]+)")
 _MANIFEST = re.compile(r"(full|delta)_(\d{8,})\.json")
 _HEADER = struct.Struct("<Q")
+_METADATA = "__metadata__"
 _POLL_SECS, _REMOTE_POLL_SECS = 0.05, 1.0
 
 
@@ -156,34 +150,41 @@ class VersionFiles:
           names: name of each part.
           payloads: the blocks, by part and number.
         """
-        tensors: dict[str, np.ndarray] = {}
+        header: dict[str, Any] = {}
         tables: dict[str, list[list[int | str]]] = {}
+        content: list[bytes | memoryview] = []
+        end = 0
         for part, blocks in artifact.parts.items():
-            content = b"".join(
-                payloads[part, number] for number, size in enumerate(blocks.sizes) if size
-            )
-            tensors[names[part]] = np.frombuffer(content, np.uint8)
+            content += [payloads[part, at] for at, size in enumerate(blocks.sizes) if size]
+            start, end = end, end + sum(blocks.sizes)
+            header[names[part]] = {
+                "dtype": "U8",
+                "shape": [end - start],
+                "data_offsets": [start, end],
+            }
             tables[names[part]] = [
                 [encoding, size, check.hex()]
                 for encoding, size, check in zip(
                     blocks.encodings, blocks.sizes, blocks.checks, strict=True
                 )
             ]
-        metadata = {"blocks": json.dumps(tables), "digest": artifact.digest}
+        header[_METADATA] = {"blocks": json.dumps(tables), "digest": artifact.digest}
+        written = json.dumps(header).encode()
+        written += b" " * (-len(written) % _HEADER.size)  # The format aligns what follows.
         key = artifact.key
         name = f"{stem(key.version, key.base)}.p{key.holder}.safetensors"
-        self._write(name, safetensors.numpy.save(tensors, metadata))
+        self._write(name, [_HEADER.pack(len(written)), written, *content])
         return name
 
     def announce(self, stored: StoredArtifact) -> None:
         """Writes a manifest; all files that it names must be complete."""
         values = {"format": FORMAT, "block_bytes": BLOCK_BYTES, **stored._asdict()}
         values["base"] = None if stored.base == FULL else stored.base
-        self._write(f"{stored.name}.json", json.dumps(values, indent=1).encode())
+        self._write(f"{stored.name}.json", [json.dumps(values, indent=1).encode()])
 
     def write_frame(self, name: str, content: bytes) -> None:
         """Writes a file of a checkpoint of transformers, such as config.json."""
-        self._write(f"{FRAME}/{name}", content)
+        self._write(f"{FRAME}/{name}", [content])
 
     def read_frame(self) -> dict[str, bytes]:
         """Reads the files of a checkpoint of transformers, by name."""
@@ -226,7 +227,7 @@ class VersionFiles:
         try:
             (length,) = _HEADER.unpack(self._range(path, 0, _HEADER.size))
             found = json.loads(self._range(path, _HEADER.size, _HEADER.size + length))
-            tables = json.loads(found.pop("__metadata__")["blocks"])
+            tables = json.loads(found.pop(_METADATA)["blocks"])
             parts = {}
             for part, entry in found.items():
                 rows = tables[part]
@@ -241,35 +242,27 @@ class VersionFiles:
             raise EncodingError(f"{self.root}/{name} is damaged: {error!r}") from error
         return PartFile(name, parts)
 
-    def blocks(
-        self, file: PartFile, artifact: Artifact, parts: Mapping[int, str]
-    ) -> dict[BlockName, memoryview]:
-        """Reads the blocks of some parts of a file, and compares their check sums.
+    def contents(self, file: PartFile, parts: Mapping[int, str]) -> dict[int, Bytes]:
+        """Reads the encoded bytes of some parts of a file, and compares their check sums.
 
         Args:
           file: the file's header.
-          artifact: the list of the blocks.
           parts: names of the parts, by number.
 
         Raises:
           FileNotFoundError: there is no such file, or no longer.
           EncodingError: a block is damaged.
         """
-        found: dict[BlockName, memoryview] = {}
+        contents = {}
         for part, name in parts.items():
-            place = file.parts[name]
-            if not (length := sum(place.blocks.sizes)):
-                continue
-            path = f"{self._at}/{file.name}"
-            content = memoryview(self._range(path, place.start, place.start + length))
-            at = 0
-            for number, size in enumerate(place.blocks.sizes):
-                if size:
-                    block = BlockName(artifact.key, part, number)
-                    found[block] = content[at : at + size]
-                    check_block(artifact, block, found[block])
-                at += size
-        return found
+            start, blocks = file.parts[name]
+            content = self._content(file.name, start, sum(blocks.sizes))
+            ends = itertools.accumulate(blocks.sizes, initial=0)
+            for (begin, end), check in zip(itertools.pairwise(ends), blocks.checks, strict=True):
+                if check_of(content[begin:end].data) != check:
+                    raise EncodingError(f"{self.root}/{file.name} is damaged: {name} has changed")
+            contents[part] = content
+        return contents
 
     def delete(self, stored: StoredArtifact) -> None:
         """Deletes an artifact, its manifest first."""
@@ -357,17 +350,32 @@ class VersionFiles:
         )  # By position s3fs differs.
         return content
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _content(self, name: str, start: int, nbytes: int) -> Bytes:
+        """Reads a range of a file; on a file system, into memory that is made for arrays."""
+        path = f"{self._at}/{name}"
+        if self._remote:
+            return np.frombuffer(self._range(path, start, start + nbytes), np.uint8)
+        content = empty(nbytes)
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            left = content.data
+            while left and (count := file.readinto(left)):
+                left = left[count:]
+        if left:
+            raise EncodingError(f"{self.root}/{name} is damaged: it ends early")
+        return content
+
+    def _write(self, name: str, content: Sequence[bytes | memoryview]) -> None:
         """Writes a file, which appears under its name once it is complete."""
         path = f"{self._at}/{name}"
         if self._remote:
-            self._files.pipe_file(path, content)
+            self._files.pipe_file(path, b"".join(content))
             return
         unfinished = f"{path}.{secrets.token_hex(4)}.unfinished"
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             with open(unfinished, "wb") as file:
-                file.write(content)
+                file.writelines(content)
             os.replace(unfinished, path)
         except BaseException:
             with contextlib.suppress(OSError):

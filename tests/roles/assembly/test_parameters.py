@@ -19,8 +19,6 @@ from rl_sync.models.placement import as_computed, shardings
 from rl_sync.roles.assembly.parameters import Parameters
 from rl_sync.settings.records import ConfigError
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
-from rl_sync.transfers.checkpoint_delta_publisher import DeltaFilesPublisher
-from rl_sync.transfers.checkpoint_delta_puller import DeltaFilesPuller
 from rl_sync.transfers.local import LocalPublisher, LocalPuller
 from rl_sync.transfers.server import ServerPuller
 from rl_sync.transfers.server_delta_publisher import DeltaPublisher
@@ -138,10 +136,11 @@ def test_explorers_hold_the_dtype_that_they_ask_for_on_a_mesh_of_their_own(tmp_p
     sent = Parameters(tiny.CONFIG, None, 0, layout(fsdp=2), "bfloat16")
     received = Parameters(tiny.CONFIG, None, 0, layout(tensor=2), "bfloat16")
     params = jax.device_put(tiny.params(), shardings(sent.abstract))
-    publisher = CheckpointPublisher(tmp_path)
+    end = {"run": "ours", "deltas": False}
+    publisher = CheckpointPublisher(tmp_path, sent.abstract_published(), chain="first", **end)
     publisher.publish(4, sent.published(params))
     publisher.close()
-    puller = received.receiving(CheckpointPuller(tmp_path, received.abstract_published()))
+    puller = received.receiving(CheckpointPuller(tmp_path, received.abstract_published(), **end))
     version, found = puller.pull(timeout_secs=5.0)
     assert version == 4
     assert same(found, jax.tree.map(lambda x: x.astype("bfloat16"), params))
@@ -193,11 +192,10 @@ def both_ends(kind, params, directory):
     if kind == "local":
         publisher = LocalPublisher(1, keep=1)
         return publisher, LocalPuller(publisher, params, 1)
-    if kind == "checkpoint":
-        return CheckpointPublisher(directory), CheckpointPuller(directory, params)
-    if kind == "checkpoint, changes":
-        publisher = DeltaFilesPublisher(directory, params, run="ours", chain="first")
-        return publisher, DeltaFilesPuller(directory, params, run="ours")
+    if kind.startswith("checkpoint"):
+        end = {"run": "ours", "deltas": kind == "checkpoint, changes"}
+        publisher = CheckpointPublisher(directory, params, chain="first", **end)
+        return publisher, CheckpointPuller(directory, params, **end)
     if kind == "server":
         publisher = ServerPublisher(params, **place)
         clients = [RpcClient(publisher.address, "trainer", place["secret"])]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import pytest
 
 from rl_sync.weights.deltas.artifact import (
@@ -13,7 +16,9 @@ from rl_sync.weights.deltas.artifact import (
     PartBlocks,
     chain_from,
     check_block,
+    check_copy,
     check_of,
+    payloads_of,
 )
 from rl_sync.weights.deltas.encoding import EncodingError
 
@@ -124,3 +129,29 @@ def test_only_the_listed_bytes_of_a_block_pass_its_check():
     for wrong in (b"", b"firs", b"firstt", b"First"):
         with pytest.raises(EncodingError):
             check_block(artifact, names[0], wrong)
+
+
+def test_the_bytes_of_parts_are_cut_into_blocks_where_there_are_some():
+    key = ArtifactKey("chain", 3, 2, 0)
+    tables = {4: PartBlocks(b"\2\0\1", [2, 0, 3], [b""] * 3), 7: PartBlocks(b"\0", [0], [b""])}
+    artifact = Artifact(key, "", "", tables, 0, 0)
+    contents = {4: np.arange(5, dtype=np.uint8), 7: np.empty(0, np.uint8)}
+    cut = {name: bytes(payload) for name, payload in payloads_of(artifact, contents).items()}
+    assert cut == {BlockName(key, 4, 0): b"\0\1", BlockName(key, 4, 2): b"\2\3\4"}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "fits"),
+    [
+        (PartBlocks(b"\1\1", [4, 2], [b""] * 2), True),
+        (PartBlocks(b"\1\2", [4, 2], [b""] * 2), False),
+        (PartBlocks(b"\1", [5], [b""]), False),
+        (None, False),
+    ],
+)
+def test_a_full_copy_has_all_bytes_as_they_are(blocks, fits):
+    tables = {} if blocks is None else {0: blocks}
+    artifact = Artifact(ArtifactKey("chain", 3, FULL, 0), "", "", tables, 0, 0)
+    expected = contextlib.nullcontext() if fits else pytest.raises(EncodingError, match="6 bytes")
+    with expected:
+        check_copy(artifact, {0: 6})

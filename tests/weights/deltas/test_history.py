@@ -11,6 +11,7 @@ import pytest
 
 from rl_sync.weights.deltas.applying import applied
 from rl_sync.weights.deltas.artifact import FULL, HeldVersion
+from rl_sync.weights.deltas.history import VersionHistory
 from tests.weights.deltas.made import (
     DENSE,
     ITEMSIZES,
@@ -44,6 +45,18 @@ def fetch(history, route, base) -> dict[int, np.ndarray]:
     names = [name for one in route for name in one.blocks([*SIZES])]
     payloads = {name: bytes(history.payload(name)) for name in names}
     return applied(route, base, SIZES, ITEMSIZES, payloads)
+
+
+def test_where_differences_are_off_each_version_is_a_full_copy_and_nothing_is_compared(monkeypatch):
+    monkeypatch.setattr("rl_sync.weights.deltas.history.encode", None)
+    versions = steps(3)
+    history = VersionHistory("chain", 0, ITEMSIZES, deltas=False)
+    for number, parts in enumerate(versions):
+        added = history.add(number, partial(digest_of, parts), parts)
+        assert added.delta is None
+        assert added.dense_bytes == DENSE
+        assert way(history, number, held(versions, max(number - 1, 0))) in ([FULL, number], [0])
+    assert history.held_bytes == DENSE, "only the newest version is held"
 
 
 def test_a_new_receiver_gets_a_full_copy_and_one_that_follows_gets_differences():
