@@ -621,15 +621,10 @@ RULES: dict[str, Rule] = {
         f"sync.delta=on does not fit sync.transfer={s.transfer}, which moves whole weights between"
         " devices: use sync.transfer=server or checkpoint, or sync.delta=off.",
     ),
-    "sync.directory, sync.delta": lambda s: require(
-        store(s.sync.directory or "") != "s3" or s.deltas,
-        f"sync.directory={s.sync.directory} needs sync.delta=on: Orbax, which writes whole"
-        " versions, cannot write to s3://. Set it, or leave it out.",
-    ),
     "sync.delta, sync.verify": lambda s: require(
-        s.sync.verify or not (s.deltas or s.sync.delta == "on"),
-        "sync.delta=on, which s3:// implies, needs sync.verify=true: what changed is only right"
-        " on the weights that it was taken from, which their digest shows.",
+        s.sync.verify or s.sync.delta != "on",
+        "sync.delta=on needs sync.verify=true: what changed is only right on the weights that it"
+        " was taken from, which their digest shows.",
     ),
     "sync.fanout, sync.delta": lambda s: require(
         not s.sync.fanout or (s.deltas and s.transfer == "server"),

@@ -44,7 +44,6 @@ from rl_sync.tasks.task_catalog import TaskConfig
 from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.deltas.changed_share import WORTHWHILE, expected_share
-from rl_sync.weights.locations import store
 from rl_sync.workdir import Workdir
 
 
@@ -231,8 +230,6 @@ class RunSettings:
         able = TRANSFERS[self.transfer].has_deltas and self.explorers > 0
         if self.sync.delta != "auto" or not able:
             return able and self.sync.delta == "on"
-        if store(self.sync.directory or "") == "s3":
-            return True  # Orbax, which writes whole versions, cannot write there.
         if not self.sync.verify or self.launch.colocate or self.model.lora.rank:
             return False
         return expected_share(self.optimizer.learning_rate, self.explorer_dtype) <= WORTHWHILE

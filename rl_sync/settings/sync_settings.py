@@ -67,7 +67,7 @@ class SyncSettings:
         "auto",
         "Sends what changed since the version that an explorer has, with `server` and `checkpoint`:"
         " `on`, `off`, or `auto`: where the learning rate and `explorer.dtype` let most values stay"
-        " the same, and in a bucket of s3://. Explorers get the same bits in any case.",
+        " the same. Explorers get the same bits in any case.",
         choices=("auto", "on", "off"),
         free="always",
     )

@@ -52,10 +52,12 @@ def test_weights_go_where_they_are_told_to_and_with_the_same_bits(runs, tmp_path
     ("url", "delta"),
     [
         pytest.param(bucket.URL, "on", id="gs"),
-        pytest.param(bucket.S3_URL, "auto", id="s3", marks=S3),
+        pytest.param(bucket.URL, "off", id="gs, whole"),
+        pytest.param(bucket.S3_URL, "on", id="s3", marks=S3),
+        pytest.param(bucket.S3_URL, "off", id="s3, whole", marks=S3),
     ],
 )
-def test_what_changed_goes_through_a_bucket_with_the_same_bits_and_others_follow_it(
+def test_versions_go_through_a_bucket_with_the_same_bits_and_others_follow_them(
     url, delta, runs, tmp_path
 ):
     changes = (*BY_CHECKPOINT, f"--config.sync.delta={delta}")
