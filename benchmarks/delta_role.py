@@ -196,7 +196,7 @@ def explorer_actions(place: Place) -> tuple[str, Actions]:
 def receiver_actions(place: Place) -> tuple[str, Actions]:
     """Returns the address for others, and what a receiver does, which keeps blocks as they are."""
     from rl_sync.cluster.rpc import CallHandlers, RpcClient, RpcServer
-    from rl_sync.transfers.server_delta_calls import (
+    from rl_sync.transfers.server_delta_publisher import (
         Acknowledge,
         AskArtifact,
         AskUpdate,

@@ -13,7 +13,7 @@ die, restart and join at any time. The directory may be in a bucket (`gs://…`,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -32,9 +32,8 @@ from rl_sync.transfers.delta_arrival import PullStats, arriving_end
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.background_publisher import BackgroundPublisher
 from rl_sync.weights.cells import DeviceRegions, mesh_regions
-from rl_sync.weights.deltas.applying import applied
+from rl_sync.weights.deltas.applying import HeldWeights, applied, installed
 from rl_sync.weights.deltas.artifact import (
     FULL,
     Artifact,
@@ -45,14 +44,9 @@ from rl_sync.weights.deltas.artifact import (
     payloads_of,
 )
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
-from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.part_bytes import (
-    CutVersion,
-    itemsizes_of,
-    on_devices,
-    on_host,
-    sizes_of,
-)
+from rl_sync.weights.deltas.history import AddedVersion
+from rl_sync.weights.deltas.history_publisher import HistoryPublisher
+from rl_sync.weights.deltas.part_bytes import CutVersion, itemsizes_of, sizes_of
 from rl_sync.weights.deltas.part_names import manifest_of, part_names, plain_name
 from rl_sync.weights.deltas.version_files import (
     StoredArtifact,
@@ -60,7 +54,6 @@ from rl_sync.weights.deltas.version_files import (
     artifact_of,
     route_to,
 )
-from rl_sync.weights.digest import digest, digest_words, to_text
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
     WeightsTimeoutError,
@@ -68,7 +61,7 @@ from rl_sync.weights.ends_interface import (
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.parts import Arrivals, Cutter, Manifest, plan_manifest
+from rl_sync.weights.parts import Arrivals
 from rl_sync.workdir import Workdir
 
 _OTHERS_SECS = 300.0
@@ -76,17 +69,15 @@ _ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
-class CheckpointPublisher:
-    """Writes versions in its own thread; the trainer only pays for a copy on device.
+class CheckpointPublisher(HistoryPublisher):
+    """Writes versions in its own thread.
 
     Args:
       directory: the weights directory; versions of an earlier publisher are removed.
-      params: abstract params in the trainer's shardings.
+      params, chain, expected: see `HistoryPublisher`.
       run: tag of the run.
-      chain: id of this publisher, the same in all processes of the trainer.
       deltas: whether to write differences. Otherwise each version is written as a full copy, and
         compared with no other.
-      expected: regions that explorers are expected to hold; see `plan_manifest`.
       keep: number of newest versions that readers may ask for.
       full_every: number of versions between two full copies.
       reader_expiry_secs: time after which a reader counts as dead.
@@ -119,12 +110,6 @@ class CheckpointPublisher:
     ) -> None:
         self._files = VersionFiles(directory)
         self._run, self._chain = run, chain
-        self._manifest = plan_manifest(params, expected)
-        self._names = part_names(self._manifest)
-        self._cutter = Cutter(self._manifest, params)
-        self._holders = sorted({part.holder for part in self._manifest.parts})
-        itemsizes = itemsizes_of(self._manifest)
-        self._history = VersionHistory(chain, jax.process_index(), itemsizes, deltas=deltas)
         self._deltas, self._keep, self._full_every = deltas, keep, full_every
         self._reader_expiry_secs, self._on_saved = reader_expiry_secs, on_saved
         self._may_skip = may_skip
@@ -134,26 +119,21 @@ class CheckpointPublisher:
         self._writing = threading.Lock()
         self._closed = threading.Event()
         agree("the weights directory", lambda: self._begin(frame or {}))
-        self._wishes = threading.Thread(target=self._serve, name="weights-wishes", daemon=True)
-        self._wishes.start()
-        self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
-            self._save,
+        super().__init__(
+            params,
+            chain,
             str(self._files.root),
+            expected=expected,
+            deltas=deltas,
             may_skip=may_skip,
             timeout_secs=timeout_secs,
             agree=agree,
             agree_in_thread=agree_saving,
-            awaited=lambda cut: cut.parts,
         )
-
-    def publish(self, version: int, params: Params) -> None:
-        """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.
-
-        Raises:
-          WeightsTimeoutError: the version before this one still waits to be written.
-          WeightsTransferError: an earlier version could not be written.
-        """
-        self._queue.hand_over(version, CutVersion(self._cutter.cut(params), digest_words(params)))
+        self._names = part_names(self._manifest)
+        self._holders = sorted({part.holder for part in self._manifest.parts})
+        self._wishes = threading.Thread(target=self._serve, name="weights-wishes", daemon=True)
+        self._wishes.start()
 
     def close(self) -> None:
         """Waits until all versions are written, and ends the threads.
@@ -167,18 +147,17 @@ class CheckpointPublisher:
         finally:
             self._closed.set()
             self._wishes.join()
-            self._history.close()
+            self.history.close()
 
     def _begin(self, frame: Mapping[str, bytes]) -> None:
         self._files.clear()
         for name, content in frame.items():
             self._files.write_frame(name, content)
 
-    def _save(self, version: int, arrays: CutVersion) -> None:
+    def _offer(self, version: int, cut: CutVersion) -> None:
         began = time.monotonic()
-        parts = on_host(arrays.parts)
         with self._writing:
-            added = self._history.add(version, lambda: to_text(arrays.digest), parts)
+            added = self._added(version, cut)
             delta = added.delta
             full = self._agree_saving("the kind of copy", lambda: self._needs_full(added))
             changes = self._agree_saving("whether it pays", lambda: self._pays(added))
@@ -186,7 +165,7 @@ class CheckpointPublisher:
                 if delta is not None and changes and self._since_full is not None:
                     self._write(delta, added.dense_bytes, self._agree_saving)
                 if full:
-                    self._write(self._history.full(version), added.dense_bytes, self._agree_saving)
+                    self._write(self.history.full(version), added.dense_bytes, self._agree_saving)
             except OSError as error:
                 self._give_up(version, error)
                 return
@@ -213,7 +192,7 @@ class CheckpointPublisher:
           OSError: the disk is full, or not writable.
         """
         payloads = {
-            (name.part, name.number): self._history.payload(name)
+            (name.part, name.number): self.history.payload(name)
             for name in artifact.blocks(list(artifact.parts))
         }
         key = artifact.key
@@ -308,10 +287,10 @@ class CheckpointPublisher:
                 self._write_wished()
 
     def _write_wished(self) -> None:
-        versions = self._history.versions()
+        versions = self.history.versions()
         if not versions:
             return
-        full = self._history.full(versions[-1])
+        full = self.history.full(versions[-1])
         try:
             self._write(full, full.nbytes(), self._agree_wishes)
         except OSError as error:
@@ -322,14 +301,6 @@ class CheckpointPublisher:
             if self._files.take_wishes():
                 return True
         return None
-
-
-@dataclasses.dataclass
-class _HeldFiles:
-    version: HeldVersion
-    manifest: Manifest
-    parts: Mapping[int, Bytes]
-    params: Params
 
 
 class CheckpointPuller:
@@ -367,7 +338,7 @@ class CheckpointPuller:
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._deltas, self._check_digest = deltas, check_digest
         self._agree = agree
-        self._held: _HeldFiles | None = None
+        self._held: HeldWeights | None = None
         self.stats: PullStats | None = None
 
     @property
@@ -398,7 +369,7 @@ class CheckpointPuller:
             )
             if route is not None:
                 if not self._deltas:
-                    self._agree("mark", lambda to=route[-1].version: self._mark(to))
+                    self._agree("mark", functools.partial(self._mark, route[-1].version))
                 try:
                     held = self._read(route, refused=failures > 0)
                 except (EncodingError, WeightsMismatchError, OSError) as error:
@@ -463,7 +434,7 @@ class CheckpointPuller:
         with self._tolerance():
             self._files.wish(self._reader)
 
-    def _settle(self, held: _HeldFiles) -> None:
+    def _settle(self, held: HeldWeights) -> None:
         """Holds a version as the base of differences; without them, gives it free."""
         if self._deltas:
             self._held = held
@@ -483,7 +454,7 @@ class CheckpointPuller:
         """Lets a program that follows a run go on where it may only read."""
         return contextlib.suppress(OSError) if self._run is None else contextlib.nullcontext()
 
-    def _read(self, route: list[StoredArtifact], *, refused: bool) -> _HeldFiles:
+    def _read(self, route: list[StoredArtifact], *, refused: bool) -> HeldWeights:
         """Reads and applies artifacts, and compares the digest; what is held does not change."""
         if not route:
             assert self._held is not None
@@ -520,9 +491,7 @@ class CheckpointPuller:
         received = time.monotonic()
         if differences:
             parts = applied(differences, parts, wanted, itemsizes, payloads)
-        params = on_devices(parts, self._params, arrivals)
-        if self._check_digest and (found := digest(params)) != target.digest:
-            raise WeightsMismatchError(target.version, target.digest, found)
+        new = installed(target, manifest, parts, self._params, arrivals, self._check_digest)
         self.stats = PullStats(
             received_bytes,
             sum(wanted.values()),
@@ -531,7 +500,7 @@ class CheckpointPuller:
             route[0].base == FULL,
             refused,
         )
-        return _HeldFiles(target, manifest, parts, params)
+        return new
 
     def _lateness(self, wanted: str, timeout_secs: float) -> str:
         there = ", ".join(str(one.version) for one in self._reachable()) or "none"

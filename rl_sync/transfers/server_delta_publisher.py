@@ -1,62 +1,92 @@
-"""The trainer's end of the server transfer by differences: it encodes versions and offers them."""
+"""The trainer's end of the server transfer by differences, and the calls that it answers."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
-
-import jax
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rl_sync.addresses import address_of
-from rl_sync.cluster.rpc import CallHandlers, RpcServer
-from rl_sync.transfers.server_delta_calls import (
-    Acknowledge,
-    AskArtifact,
-    AskUpdate,
-    FetchBlocks,
-    WeightsUpdate,
-)
+from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.isolation.codec import record
+from rl_sync.messages.call import Call
 from rl_sync.transfers.server_publisher import AskManifest, CloseLine
 from rl_sync.types import Params
-from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.background_publisher import BackgroundPublisher
-from rl_sync.weights.cells import DeviceRegions
-from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.part_bytes import (
-    CutVersion,
-    itemsizes_of,
-    on_host,
-)
-from rl_sync.weights.digest import digest_words, to_text
-from rl_sync.weights.parts import (
-    Cutter,
-    first_difference,
-    leaves_of,
-    plan_manifest,
-)
+from rl_sync.weights.deltas.artifact import Artifact, ArtifactKey, BlockName, HeldVersion
+from rl_sync.weights.deltas.block_cache import SourceBusyError
+from rl_sync.weights.deltas.history import AddedVersion
+from rl_sync.weights.deltas.history_publisher import HistoryPublisher
+from rl_sync.weights.deltas.part_bytes import CutVersion
 
 _POLL_SECS = 0.1
 _CLOSE_SECS = 5.0
 _THREADS = 64
 
 
-class DeltaPublisher:
+@record
+class WeightsUpdate(NamedTuple):
+    """The way of an explorer's process to a version, for the parts of one process of the trainer.
+
+    Attributes:
+      target: the version.
+      route: artifacts to apply in order; none if the explorer has the version.
+    """
+
+    target: HeldVersion
+    route: list[Artifact]
+
+
+@dataclasses.dataclass(frozen=True)
+class AskUpdate(Call[WeightsUpdate | None]):
+    """Waits for a version, and asks for the way there from the verified one; None if it is late."""
+
+    reader: str
+    held: HeldVersion | None
+    exactly: int | None
+    at_least: int | None
+    timeout_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AskArtifact(Call[Artifact]):
+    """Asks for the list of an artifact's blocks."""
+
+    key: ArtifactKey
+
+
+@dataclasses.dataclass(frozen=True)
+class FetchBlocks(Call[list[bytes] | None]):
+    """Fetches blocks of one artifact, from the trainer or an explorer; see `BlockSource.blocks`.
+
+    The result is None if the explorer cannot give them now.
+    """
+
+    names: list[BlockName]
+    via: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Acknowledge(Call[None]):
+    """Reports that an explorer's process has verified a version."""
+
+    reader: str
+    version: int
+
+
+class DeltaPublisher(HistoryPublisher):
     """Offers versions as differences and full copies, and answers explorers' calls.
 
     Args:
-      params: abstract params in the trainer's shardings.
+      params, options: see `HistoryPublisher`.
       host: interface at which explorers reach this process.
       secret: the run's secret.
       chain: id of this publisher, the same in all processes of the trainer.
-      expected: regions that explorers are expected to hold; see `plan_manifest`.
-      keep: number of newest versions that are offered.
       reader_expiry_secs: time after which an explorer counts as dead that has not acknowledged.
       on_added: called in a thread with each version once it is offered.
-      queue: arguments of `BackgroundPublisher`.
 
     Attributes:
       address: `host:port` where calls are answered.
-      history: the versions.
     """
 
     def __init__(
@@ -66,19 +96,11 @@ class DeltaPublisher:
         host: str,
         secret: str,
         chain: str,
-        expected: DeviceRegions = (),
-        keep: int = 1,
         reader_expiry_secs: float = 600.0,
         on_added: Callable[[int, AddedVersion], None] = lambda version, added: None,
-        may_skip: bool = False,
-        timeout_secs: float = 300.0,
-        agree: Agree = alone,
-        agree_in_thread: Agree = alone,
+        **options: Any,
     ) -> None:
-        self._manifest = plan_manifest(params, expected)
-        self._cutter = Cutter(self._manifest, params)
-        holder = jax.process_index()
-        self.history = VersionHistory(chain, holder, itemsizes_of(self._manifest), keep)
+        super().__init__(params, chain, f"explorers that call {host}", **options)
         self._reader_expiry_secs, self._on_added = reader_expiry_secs, on_added
         desk = CallHandlers(
             AskManifest.answered_by(lambda call: self._manifest),
@@ -92,31 +114,6 @@ class DeltaPublisher:
         )
         self._server = RpcServer(desk, 0, host, _THREADS, secret)
         self.address = address_of(host, self._server.port)
-        self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
-            self._add,
-            self.address,
-            may_skip=may_skip,
-            timeout_secs=timeout_secs,
-            agree=agree,
-            agree_in_thread=agree_in_thread,
-            awaited=lambda cut: cut.parts,
-        )
-
-    def publish(self, version: int, params: Params) -> None:
-        """Cuts `params` into parts on the devices, without waiting; see `ends_interface.Publisher`.
-
-        Raises:
-          ValueError: `params` does not match the plan.
-          WeightsTimeoutError: an earlier version still waits to be encoded.
-          WeightsTransferError: an earlier version could not be encoded.
-        """
-        if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
-            raise ValueError(
-                f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
-                " from the same model."
-            )
-        arrays = CutVersion(self._cutter.cut(params), digest_words(params))
-        self._queue.hand_over(version, arrays)
 
     def close(self) -> None:
         """Stops offering, lets explorers finish for a while, and frees all memory."""
@@ -127,9 +124,8 @@ class DeltaPublisher:
         self._server.close()
         self.history.close()
 
-    def _add(self, version: int, arrays: CutVersion) -> None:
-        added = self.history.add(version, lambda: to_text(arrays.digest), on_host(arrays.parts))
-        self._on_added(version, added)
+    def _offer(self, version: int, cut: CutVersion) -> None:
+        self._on_added(version, self._added(version, cut))
 
     def _update(self, call: AskUpdate) -> WeightsUpdate | None:
         offer = self.history.offer(
@@ -144,3 +140,42 @@ class DeltaPublisher:
 
     def _blocks(self, call: FetchBlocks) -> list[bytes]:
         return [bytes(self.history.payload(name)) for name in call.names]
+
+
+class RpcSource:
+    """A process that answers `FetchBlocks`; see `BlockSource`.
+
+    Args:
+      name: its name.
+      address: its `host:port`.
+      secret: the run's secret.
+      stall_secs: maximum time for an answer.
+    """
+
+    def __init__(self, name: str, address: str, secret: str, stall_secs: float) -> None:
+        self.name, self._address = name, address
+        self._secret, self._stall_secs = secret, stall_secs
+        self._clients: dict[int, RpcClient] = {}
+
+    def blocks(self, names: Sequence[BlockName], via: Sequence[str], stream: int) -> list[bytes]:
+        """See `BlockSource`."""
+        if (client := self._clients.get(stream)) is None:
+            client = RpcClient(self._address, self.name, self._secret, own_connection=True)
+            self._clients[stream] = client
+        try:
+            payloads = client.call(FetchBlocks([*names], [*via]), self._stall_secs)
+        except (PeerLostError, RemoteError) as error:
+            raise ConnectionError(str(error)) from error
+        if payloads is None:
+            raise SourceBusyError(f"{self.name} waits for these blocks itself")
+        return payloads
+
+    def reconnect(self, stream: int) -> None:
+        """See `BlockSource`."""
+        if (client := self._clients.pop(stream, None)) is not None:
+            client.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for client in self._clients.values():
+            client.close()

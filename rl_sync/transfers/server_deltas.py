@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -27,37 +27,30 @@ from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.delta_arrival import PullStats, arriving_end
 from rl_sync.transfers.ends import EndSite, ExplorerEnd, Offering
-from rl_sync.transfers.server_delta_calls import (
+from rl_sync.transfers.server_delta_publisher import (
     Acknowledge,
     AskArtifact,
     AskUpdate,
+    DeltaPublisher,
     FetchBlocks,
     RpcSource,
     WeightsUpdate,
 )
-from rl_sync.transfers.server_delta_publisher import DeltaPublisher
 from rl_sync.transfers.server_puller import OfferPuller
 from rl_sync.transfers.trainer_processes import await_holders, check_training
 from rl_sync.types import Params
 from rl_sync.weights.cells import mesh_regions
-from rl_sync.weights.deltas.applying import applied
-from rl_sync.weights.deltas.artifact import FULL, ArtifactKey, HeldVersion
+from rl_sync.weights.deltas.applying import HeldWeights, applied, installed
+from rl_sync.weights.deltas.artifact import FULL, ArtifactKey
 from rl_sync.weights.deltas.block_cache import BlockCache, BlockSource, FetchReport, SourceBusyError
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion
-from rl_sync.weights.deltas.part_bytes import itemsizes_of, on_devices, sizes_of
-from rl_sync.weights.digest import digest
+from rl_sync.weights.deltas.part_bytes import itemsizes_of, sizes_of
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTransferError
 from rl_sync.weights.parts import Manifest
 
 _THREADS = 64
 _log = logging.getLogger(__name__)
-
-
-class _Held(NamedTuple):
-    version: HeldVersion
-    parts: Mapping[int, Bytes]
-    params: Params
 
 
 class DeltaPuller(OfferPuller[WeightsUpdate]):
@@ -97,7 +90,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         self._addresses_of, self._secret, self._relays = find, secret, relays
         self._addresses: Sequence[str] = ()
         self._manifest: Manifest | None = None
-        self._held: _Held | None = None
+        self._held: HeldWeights | None = None
         self._path: Sequence[tuple[str, str]] = ()
         self._known: dict[tuple[str, str], RpcSource] = {}
         self.stats: PullStats | None = None
@@ -148,7 +141,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
             self._call(holder, Acknowledge(self._reader, held.version.version))
         return held.version.version, held.params
 
-    def _verified(self, updates: Mapping[int, WeightsUpdate], exactly: int | None) -> _Held:
+    def _verified(self, updates: Mapping[int, WeightsUpdate], exactly: int | None) -> HeldWeights:
         """Returns the version that updates lead to; with a full copy, if they fail.
 
         The full copy may be of a newer version, unless one version alone will do.
@@ -176,7 +169,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         self._held = self._applied(again, refused=True)
         return self._held
 
-    def _applied(self, updates: Mapping[int, WeightsUpdate], *, refused: bool) -> _Held:
+    def _applied(self, updates: Mapping[int, WeightsUpdate], *, refused: bool) -> HeldWeights:
         """Fetches and applies updates, and compares the digest; what is held does not change."""
 
         assert self._manifest is not None
@@ -198,10 +191,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
             mine = {part: sizes[part] for part in self._by_holder[holder]}
             held = self._held.parts if self._held else {}
             parts |= applied(update.route, held, mine, itemsizes, payloads[holder])
-        params = on_devices(parts, self._params, self._arrivals)
-        found = digest(params)
-        if found != target.digest:
-            raise WeightsMismatchError(target.version, target.digest, found)
+        new = installed(target, self._manifest, parts, self._params, self._arrivals)
         self._cache.release()
         self.stats = PullStats(
             fetched,
@@ -211,7 +201,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
             any(one.key.base == FULL for update in updates.values() for one in update.route),
             refused,
         )
-        return _Held(target, parts, params)
+        return new
 
     def _disconnect(self) -> None:
         for client in self._clients:

@@ -32,8 +32,6 @@ from rl_sync.weights.parts import (
     Leaf,
     Manifest,
     Part,
-    first_difference,
-    leaves_of,
     plan_manifest,
 )
 from rl_sync.weights.server_transport import start_server
@@ -196,11 +194,7 @@ class ServerPublisher:
           ValueError: `params` does not match the plan.
           WeightsTransferError: an earlier version could not be computed.
         """
-        if (pair := first_difference(leaves_of(params), self._manifest.leaves)) is not None:
-            raise ValueError(
-                f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
-                " from the same model."
-            )
+        self._cutter.check(params)
         params = jax.tree.map(_placed, params, self._params)
         parts = self._cutter.cut(params)
         with self._changed:

@@ -144,6 +144,7 @@ class Cutter:
     """
 
     def __init__(self, manifest: Manifest, params: Params) -> None:
+        self._planned = manifest.leaves
         regions = [device_regions(leaf) for leaf in jax.tree.leaves(params)]
         self._cuttings: list[_Cutting] = []
         self.first: list[int] = []
@@ -164,8 +165,21 @@ class Cutter:
                 if run[0] == mine[0]:
                     self.first += run
 
+    def check(self, params: Params) -> None:
+        """Raises a ValueError unless `params` matches the plan."""
+        if (pair := first_difference(leaves_of(params), self._planned)) is not None:
+            raise ValueError(
+                f"The parameters have {pair[0]} where {pair[1]} was planned: make the publisher"
+                " from the same model."
+            )
+
     def cut(self, params: Params) -> dict[int, Shaped[Array, "*part"]]:
-        """Copies the parts on the devices, without waiting; returns them by their numbers."""
+        """Copies the parts on the devices, without waiting; returns them by their numbers.
+
+        Raises:
+          ValueError: `params` does not match the plan.
+        """
+        self.check(params)
         leaves = jax.tree.leaves(params)
         parts: dict[int, Shaped[Array, "*part"]] = {}
         for device, numbers, needed, cuts in self._cuttings:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
-from rl_sync.transfers.server_delta_calls import FetchBlocks
-from rl_sync.transfers.server_delta_publisher import DeltaPublisher
+from rl_sync.transfers.server_delta_publisher import DeltaPublisher, FetchBlocks
 from rl_sync.transfers.server_deltas import DeltaPuller
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.ends_interface import (

@@ -1,18 +1,66 @@
-"""The receiver's side of artifacts: applies them beside the version that it holds."""
+"""The receiver of artifacts: applies them beside the version that it holds, and verifies them."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName
+from rl_sync.types import Params
+from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName, HeldVersion
 from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, decode, empty
+from rl_sync.weights.deltas.part_bytes import on_devices
+from rl_sync.weights.digest import digest
+from rl_sync.weights.ends_interface import WeightsMismatchError
+from rl_sync.weights.parts import Arrivals, Manifest
 
 _MOST_THREADS = 8
 _threads = concurrent.futures.ThreadPoolExecutor(
     min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="apply"
 )
+
+
+class HeldWeights(NamedTuple):
+    """A version as its receiver has it.
+
+    Attributes:
+      version: the version.
+      manifest: its parts.
+      parts: their bytes, which differences are applied to.
+      params: the same on the receiver's devices.
+    """
+
+    version: HeldVersion
+    manifest: Manifest
+    parts: Mapping[int, Bytes]
+    params: Params
+
+
+def installed(
+    target: HeldVersion,
+    manifest: Manifest,
+    parts: Mapping[int, Bytes],
+    abstract: Params,
+    arrivals: Arrivals,
+    check_digest: bool = True,
+) -> HeldWeights:
+    """Places a version that has arrived on the devices, and compares its digest.
+
+    Args:
+      target: the version.
+      manifest: its parts.
+      parts: bytes of each part of `arrivals.wanted`.
+      abstract, arrivals: see `on_devices`.
+      check_digest: whether the digest is compared.
+
+    Raises:
+      WeightsMismatchError: the digest is another one than the published one.
+    """
+    params = on_devices(parts, abstract, arrivals)
+    if check_digest and (found := digest(params)) != target.digest:
+        raise WeightsMismatchError(target.version, target.digest, found)
+    return HeldWeights(target, manifest, parts, params)
 
 
 def applied(
