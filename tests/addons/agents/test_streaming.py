@@ -14,6 +14,7 @@ import urllib.parse
 import numpy as np
 import pytest
 
+from rl_sync.addons.agents.endpoint import http_server
 from rl_sync.addons.agents.endpoint.http_server import AgentEndpoint
 from rl_sync.addons.agents.endpoint.inbox import Inbox
 from rl_sync.environments.hosts.episode_limits import Access
@@ -193,6 +194,26 @@ def test_a_client_that_hangs_up_costs_no_other_stream_and_can_ask_again(endpoint
     assert turn.after == 0, "the reply was given, though nobody heard its end"
     episode.inbox.answer(Reply("yes", drawn=drawn(3)))
     assert episode.next().choices[0].delta.content == "yes"
+
+
+def test_a_client_that_reads_nothing_holds_its_connection_for_a_limited_time(monkeypatch):
+    monkeypatch.setattr(http_server, "_SILENT_SECS", 1)
+    with contextlib.closing(AgentEndpoint()) as endpoint:
+        episode = Episode(endpoint)
+        parts = urllib.parse.urlsplit(episode.url)
+        address = (parts.hostname, parts.port)
+        with contextlib.closing(socket.create_connection(address, LATEST)) as held:
+            body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+            head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            held.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            waiting = taken(episode.inbox)
+            waiting.hear(PartialReply("x" * (32 << 20), drawn(3)))
+            time.sleep(2)
+            found = 0
+            with contextlib.suppress(ConnectionError):
+                while part := held.recv(1 << 20):
+                    found += len(part)
+        assert found < 32 << 20, "nobody has answered, but the connection is closed"
 
 
 def test_an_episode_that_ends_breaks_its_stream_with_the_reason(endpoint, episode):

@@ -6,7 +6,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
-import queue
 import threading
 from collections.abc import Callable
 
@@ -16,8 +15,9 @@ from rl_sync.addons.agents.endpoint.requests import ChatRequest, Posted
 from rl_sync.addons.agents.endpoint.responses import Given, given
 from rl_sync.environments.interface import ANEW, Message, PartialReply, Reply, StreamedTurn, Turn
 
-Parts = queue.SimpleQueue[tuple[int, PartialReply | None]]
-"""Parts of the choices of a response, each with the choice's number; None ends one."""
+Hear = Callable[[int, PartialReply | None], None]
+"""Function that takes parts of the choices of a response, each with the choice's number; None ends
+one."""
 
 
 class Awaited:
@@ -27,19 +27,19 @@ class Awaited:
       request: the request.
       is_gone: function that says whether nobody waits for the reply any more.
       index: number of the reply among the `request.n` choices of the response.
-      parts: queue for the parts of the reply, shared by the choices of a response.
+      hear: function that takes the parts of the reply, shared by the choices of a response.
     """
 
     def __init__(
-        self, request: ChatRequest, is_gone: Callable[[], bool], index: int, parts: Parts
+        self, request: ChatRequest, is_gone: Callable[[], bool], index: int, hear: Hear
     ) -> None:
         self.request, self.is_gone, self.index = request, is_gone, index
         self._reply: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-        self._parts = parts
-        self._reply.add_done_callback(lambda _: self._parts.put((index, None)))
+        self._hear = hear
+        self._reply.add_done_callback(lambda _: hear(index, None))
 
     def reply(self) -> Reply:
-        """Waits for the reply.
+        """Returns the reply, once `hear` was told of its end.
 
         Raises:
           RefusalError: there is none.
@@ -47,8 +47,9 @@ class Awaited:
         return self._reply.result()
 
     def hear(self, part: PartialReply) -> None:
-        """Adds a part of the reply."""
-        self._parts.put((self.index, part))
+        """Adds a part of the reply, unless nobody waits for it any more."""
+        if not self._reply.done():
+            self._hear(self.index, part)
 
     def answer(self, reply: Reply) -> None:
         """Sets the reply."""
@@ -100,7 +101,7 @@ class Inbox:
     A request that continues an earlier one with exactly its reply is a turn after that reply. Any
     other request begins a conversation.
 
-    Threads of the endpoint call `ask` and `post`; the host's thread calls the rest.
+    The endpoint's thread calls `ask` and `post`; the host's thread calls the rest.
 
     Args:
       arrived: event that is set when something arrives.
@@ -127,26 +128,26 @@ class Inbox:
         """Number of requests that were taken and not yet answered."""
         return len(self._taken)
 
-    def ask(self, request: ChatRequest, is_gone: Callable[[], bool]) -> tuple[list[Awaited], Parts]:
+    def ask(self, request: ChatRequest, is_gone: Callable[[], bool], hear: Hear) -> list[Awaited]:
         """Adds a request to those that wait; its replies can be waited for.
 
         Args:
           is_gone: says whether nobody waits for the replies any more.
+          hear: takes the parts of the replies, and their ends; any thread calls it.
 
         Returns:
-          The replies to wait for, as many as the request wants, and the queue of their parts.
+          The replies to wait for, as many as the request wants.
 
         Raises:
           RefusalError: the episode has ended.
         """
-        parts: Parts = queue.SimpleQueue()
-        waiting = [Awaited(request, is_gone, index, parts) for index in range(request.n)]
+        waiting = [Awaited(request, is_gone, index, hear) for index in range(request.n)]
         with self._lock:
             if self._is_closed:
                 raise closed()
             self._waiting += waiting
         self._arrived.set()
-        return waiting, parts
+        return waiting
 
     def post(self, outcome: Posted) -> None:
         """Stores the agent's outcome, in place of an earlier one.
