@@ -34,8 +34,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
 UNUSED = {
-    "datasets", "jinja2", "matplotlib", "pillow", "pyarrow", "starlette", "transformers", "uv",
-    "uvicorn",
+    "datasets", "jinja2", "matplotlib", "pillow", "pyarrow", "pyseccomp", "starlette",
+    "transformers", "uv", "uvicorn",
 }  # fmt: skip
 """Dependencies of the project that no part imports."""
 

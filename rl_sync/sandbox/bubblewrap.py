@@ -68,11 +68,12 @@ class Bubblewrap:
         return None
 
     def prepare(self) -> None:
-        """Checks that a program would not run as the machine's root.
+        """Makes the filter, and checks that a program would not run as the machine's root.
 
         Raises:
-          SandboxError: the program would run as root.
+          SandboxError: the filter cannot be made, or the program would run as root.
         """
+        seccomp.program()
         if self.user == "ours":
             if is_root_of_machine():
                 raise layer.SandboxError(
@@ -95,7 +96,6 @@ class Bubblewrap:
         """
         self.prepare()
         uid = -1 if self.user == "ours" else _spare_user()
-        descriptors: tuple[int, ...] = ()
         argv = [self.binary, *_NAMESPACES, "--unshare-cgroup-try"]
         if self.user != "own":
             argv.append("--unshare-user")
@@ -105,14 +105,13 @@ class Bubblewrap:
         for name, value in layer.ENVIRONMENT.items():
             argv += ["--setenv", name, value]
         argv += self._mounts(job)
-        if (code := seccomp.program()) is not None:
-            descriptors = (_file_of(code),)
-            argv += ["--seccomp", str(descriptors[0])]
+        code = _file_of(seccomp.program())
+        argv += ["--seccomp", str(code)]
         inside_uid = uid if self.user == "own" else -1
         python = layer.launch_arguments(job, folder=_FOLDER, inside=_INSIDE, uid=inside_uid)
         argv += ["--chdir", _TMP, "--", layer.interpreter(), *python]
         user = uid if self.user == "dropped" else None
-        return layer.SandboxCommand(argv, descriptors, environment={}, user=user)
+        return layer.SandboxCommand(argv, (code,), environment={}, user=user)
 
     def _mounts(self, job: layer.Job) -> list[str]:
         """Lists the options that make the file system."""

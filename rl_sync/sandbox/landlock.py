@@ -36,7 +36,12 @@ class Landlock:
         return None
 
     def prepare(self) -> None:
-        """Does nothing: the layer is ready."""
+        """Makes the filter of system calls.
+
+        Raises:
+          SandboxError: it cannot be made.
+        """
+        seccomp.program(shared=True)
 
     def command(self, job: layer.Job) -> layer.SandboxCommand:
         """Makes the command that runs a job under Landlock."""
@@ -48,10 +53,8 @@ class Landlock:
             *job.readable,
         ]
         scratch = tempfile.mkdtemp(prefix="rl_sync-scratch-")
-        code = seccomp.program(shared=True)
-        filter_file = os.path.join(scratch, "filter") if code is not None else ""
-        if code is not None:
-            Path(filter_file).write_bytes(code)
+        filter_file = os.path.join(scratch, "filter")
+        Path(filter_file).write_bytes(seccomp.program(shared=True))
         python = layer.launch_arguments(job, folder=job.folder, code=filter_file)
         order = {
             "scratch": scratch,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pyseccomp
 import pytest
 
 from rl_sync.sandbox import bubblewrap, probe, sandbox_choice
@@ -76,6 +77,7 @@ def in_new_process(prefix, kind, program, folder, python=sys.executable):
             shutil.copytree(part, folder / part.name)
         path = f"{folder / package.name / Path(found[0]).parent.name}{os.pathsep}{path}"
     shutil.copytree(psutil.__path__[0], folder / "packages" / "psutil")  # For any Python 3.
+    shutil.copy(pyseccomp.__file__, folder / "packages")
     packages = f"{ROOT}{os.pathsep}{folder / 'packages'}"
     return subprocess.run(
         [*prefix, python, "-c", TRIAL, kind, program],
