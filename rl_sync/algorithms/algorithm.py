@@ -3,26 +3,18 @@
 A piece is a pure function that gets its arguments by name (`call`): settings of `Algorithm`, such
 as `clip_low`, and data of a batch (`BatchExperience` and `Totals` of `rl_sync.learning`), such as
 `behavior_logprobs`. So its signature says what it needs. A new piece is a function and a line here.
+The module of a piece is imported when the piece is first used, so that settings do not import JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl_sync.algorithms import (
-    advantages,
-    aggregation,
-    corrections,
-    kl,
-    losses,
-    preference,
-    proximal,
-    returns,
-    sequence_losses,
-)
 from rl_sync.algorithms.published import PUBLISHED
 from rl_sync.algorithms.screening import KEEPS, UNBOUNDED, Screening
 from rl_sync.setting import check, setting
@@ -47,11 +39,29 @@ def call(function: Function, given: Mapping[str, Any], **more: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Advantage:
-    """An estimator of advantages.
+class AlgorithmPiece:
+    """A piece of an algorithm.
 
     Attributes:
-      function: makes one advantage per trajectory from `rewards` and `lengths` in tokens.
+      path: module in `rl_sync.algorithms` and name of the function, with a dot between them.
+    """
+
+    path: str
+
+    @functools.cached_property
+    def function(self) -> Function:
+        """The function, imported at the first use."""
+        module, name = self.path.split(".")
+        return getattr(importlib.import_module(f"rl_sync.algorithms.{module}"), name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantage(AlgorithmPiece):
+    """An estimator of advantages.
+
+    Its function makes one advantage per trajectory from `rewards` and `lengths` in tokens.
+
+    Attributes:
       of_tokens: whether it makes an `AdvantageEstimate` instead, from per-token `rewards`.
       of_pairs: whether it picks a pair from each group, for a loss on pairs.
       is_positive: whether advantages are never negative, so that no token's probability is pushed
@@ -61,7 +71,6 @@ class Advantage:
       of_preferences: whether the trajectories are pairs from the data, one of each pair preferred.
     """
 
-    function: Function
     of_tokens: bool = False
     of_pairs: bool = False
     is_positive: bool = False
@@ -85,12 +94,13 @@ class Advantage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class Loss(AlgorithmPiece):
     """A policy loss.
 
+    Its function makes the loss of each token from `logprobs`; `old_logprobs` are the proximal
+    policy's.
+
     Attributes:
-      function: makes the loss of each token from `logprobs`; `old_logprobs` are the proximal
-        policy's.
       clipped: marks the tokens that the loss clips; None if it clips none.
       of_trajectories: whether it takes one advantage per trajectory.
       of_pairs: whether it compares the trajectories of a pair.
@@ -100,8 +110,7 @@ class Loss:
         tokens.
     """
 
-    function: Function
-    clipped: Function | None = None
+    clipped: AlgorithmPiece | None = None
     of_trajectories: bool = False
     of_pairs: bool = False
     of_scores: bool = False
@@ -119,66 +128,72 @@ class Loss:
 
 
 @dataclasses.dataclass(frozen=True)
-class Correction:
+class Correction(AlgorithmPiece):
     """A weight for tokens that an older policy sampled.
 
+    Its function compares `logprobs` with `behavior_logprobs`, token by token.
+
     Attributes:
-      function: compares `logprobs` with `behavior_logprobs`, token by token.
       is_ratio: whether it weighs by the ratio itself, rather than by 0 or 1.
       of_update: whether it needs all tokens of an update beforehand.
     """
 
-    function: Function
     is_ratio: bool = False
     of_update: bool = False
 
 
 ADVANTAGES = {
-    "grpo": Advantage(advantages.grpo),
-    "dr_grpo": Advantage(advantages.dr_grpo),
-    "rloo": Advantage(advantages.rloo),
-    "opo": Advantage(advantages.opo),
-    "reinforce_pp": Advantage(returns.reinforce_pp, of_tokens=True),
-    "reinforce_pp_baseline": Advantage(advantages.reinforce_pp_baseline),
-    "remax": Advantage(returns.remax, of_tokens=True),
-    "best": Advantage(advantages.best, is_positive=True),
-    "pair": Advantage(advantages.pair, of_pairs=True),
-    "demonstration": Advantage(advantages.demonstration, is_positive=True, of_demonstrations=True),
-    "preference": Advantage(advantages.preference, of_pairs=True, of_preferences=True),
-    "gae": Advantage(returns.gae, of_tokens=True),
-    "n_step": Advantage(returns.n_step, of_tokens=True),
+    "grpo": Advantage("advantages.grpo"),
+    "dr_grpo": Advantage("advantages.dr_grpo"),
+    "rloo": Advantage("advantages.rloo"),
+    "opo": Advantage("advantages.opo"),
+    "reinforce_pp": Advantage("returns.reinforce_pp", of_tokens=True),
+    "reinforce_pp_baseline": Advantage("advantages.reinforce_pp_baseline"),
+    "remax": Advantage("returns.remax", of_tokens=True),
+    "best": Advantage("advantages.best", is_positive=True),
+    "pair": Advantage("advantages.pair", of_pairs=True),
+    "demonstration": Advantage(
+        "advantages.demonstration", is_positive=True, of_demonstrations=True
+    ),
+    "preference": Advantage("advantages.preference", of_pairs=True, of_preferences=True),
+    "gae": Advantage("returns.gae", of_tokens=True),
+    "n_step": Advantage("returns.n_step", of_tokens=True),
 }
 
 LOSSES = {
-    "ppo_clip": Loss(losses.ppo_clip, clipped=losses.is_clipped),
-    "cispo": Loss(losses.cispo, clipped=losses.is_outside),
-    "gspo": Loss(sequence_losses.gspo, clipped=sequence_losses.is_gspo_clipped),
-    "sapo": Loss(losses.sapo),
+    "ppo_clip": Loss("losses.ppo_clip", clipped=AlgorithmPiece("losses.is_clipped")),
+    "cispo": Loss("losses.cispo", clipped=AlgorithmPiece("losses.is_outside")),
+    "gspo": Loss("sequence_losses.gspo", clipped=AlgorithmPiece("sequence_losses.is_gspo_clipped")),
+    "sapo": Loss("losses.sapo"),
     "gmpo": Loss(
-        sequence_losses.gmpo, clipped=sequence_losses.is_gmpo_clipped, of_trajectories=True
+        "sequence_losses.gmpo",
+        clipped=AlgorithmPiece("sequence_losses.is_gmpo_clipped"),
+        of_trajectories=True,
     ),
-    "dppo": Loss(losses.dppo, clipped=losses.has_left),
-    "reinforce": Loss(losses.reinforce, has_ratio=False),
-    "opmd": Loss(sequence_losses.opmd),
-    "topr": Loss(sequence_losses.topr, of_trajectories=True),
-    "dpo": Loss(preference.dpo_of_groups, of_pairs=True),
-    "bradley_terry": Loss(preference.bradley_terry, of_pairs=True, of_scores=True, has_ratio=False),
+    "dppo": Loss("losses.dppo", clipped=AlgorithmPiece("losses.has_left")),
+    "reinforce": Loss("losses.reinforce", has_ratio=False),
+    "opmd": Loss("sequence_losses.opmd"),
+    "topr": Loss("sequence_losses.topr", of_trajectories=True),
+    "dpo": Loss("preference.dpo_of_groups", of_pairs=True),
+    "bradley_terry": Loss(
+        "preference.bradley_terry", of_pairs=True, of_scores=True, has_ratio=False
+    ),
 }
 
-PROXIMAL: dict[str, Function] = {
-    "behavior": proximal.behavior,
-    "start": proximal.start,
-    "interpolated": proximal.interpolated,
+PROXIMAL: dict[str, AlgorithmPiece] = {
+    "behavior": AlgorithmPiece("proximal.behavior"),
+    "start": AlgorithmPiece("proximal.start"),
+    "interpolated": AlgorithmPiece("proximal.interpolated"),
 }
 
 CORRECTIONS = {
-    "token_truncation": Correction(corrections.truncated_token_weights, is_ratio=True),
-    "sequence_truncation": Correction(corrections.truncated_sequence_weights, is_ratio=True),
-    "token_mask": Correction(corrections.token_mask),
-    "sequence_rejection": Correction(corrections.sequence_rejection),
-    "geometric_rejection": Correction(corrections.geometric_rejection),
-    "second_moment": Correction(corrections.second_moment_mask, of_update=True),
-    "negative_sequence_mask": Correction(corrections.negative_sequence_mask),
+    "token_truncation": Correction("corrections.truncated_token_weights", is_ratio=True),
+    "sequence_truncation": Correction("corrections.truncated_sequence_weights", is_ratio=True),
+    "token_mask": Correction("corrections.token_mask"),
+    "sequence_rejection": Correction("corrections.sequence_rejection"),
+    "geometric_rejection": Correction("corrections.geometric_rejection"),
+    "second_moment": Correction("corrections.second_moment_mask", of_update=True),
+    "negative_sequence_mask": Correction("corrections.negative_sequence_mask"),
 }
 
 PUBLISHED_CORRECTIONS = {
@@ -189,14 +204,19 @@ PUBLISHED_CORRECTIONS = {
 """Corrections by their published names: truncated importance sampling, IcePop, masked importance
 sampling."""
 
-AGGREGATIONS: dict[str, Function] = {
-    "token_mean": aggregation.token_mean,
-    "sequence_mean": aggregation.sequence_mean,
-    "sequence_sum_mean": aggregation.sequence_sum_mean,
-    "constant_mean": aggregation.constant_mean,
+AGGREGATIONS: dict[str, AlgorithmPiece] = {
+    "token_mean": AlgorithmPiece("aggregation.token_mean"),
+    "sequence_mean": AlgorithmPiece("aggregation.sequence_mean"),
+    "sequence_sum_mean": AlgorithmPiece("aggregation.sequence_sum_mean"),
+    "constant_mean": AlgorithmPiece("aggregation.constant_mean"),
 }
 
-KL_ESTIMATORS: dict[str, Function] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "abs": kl.absolute}
+KL_ESTIMATORS: dict[str, AlgorithmPiece] = {
+    "k1": AlgorithmPiece("kl.k1"),
+    "k2": AlgorithmPiece("kl.k2"),
+    "k3": AlgorithmPiece("kl.k3"),
+    "abs": AlgorithmPiece("kl.absolute"),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ def give(
     weights = to_tokens(kept.astype(jnp.float32), sequences)
     penalty = jnp.zeros(mask.shape)
     if ref_logprobs is not None and algorithm.kl_place == "reward":
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](rows.behavior_logprobs, ref_logprobs)
+        kl = KL_ESTIMATORS[algorithm.kl_estimator].function(rows.behavior_logprobs, ref_logprobs)
         coefficient = algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient
         penalty = jnp.where(mask, coefficient * kl, 0.0)
     known = {"mask": mask, "sequences": sequences, "values": values, "baselines": batch.baselines}

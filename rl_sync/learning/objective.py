@@ -173,11 +173,11 @@ def policy_loss(
 
     def reduced(values: Float[Array, "B T"]) -> Float[Array, ""]:
         values = jnp.broadcast_to(values, mask.shape)
-        return call(AGGREGATIONS[algorithm.aggregation], given, values=values)
+        return call(AGGREGATIONS[algorithm.aggregation].function, given, values=values)
 
     current = jax.lax.stop_gradient(logprobs)
     given = {**vars(algorithm), **totals._asdict(), **known.named(), "logprobs": current}
-    given["old_logprobs"] = proximal = call(PROXIMAL[algorithm.proximal], given)
+    given["old_logprobs"] = proximal = call(PROXIMAL[algorithm.proximal].function, given)
     compared = current if algorithm.proximal == "behavior" else proximal
     weights = known.weights
     for name in algorithm.corrections:
@@ -186,11 +186,11 @@ def policy_loss(
     policy = reduced(call(piece.function, given, logprobs=logprobs) * weights)
     loss = policy
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](logprobs, known.ref_logprobs)
+        kl = KL_ESTIMATORS[algorithm.kl_estimator].function(logprobs, known.ref_logprobs)
         loss = loss + totals.kl_coefficient * reduced(kl * known.weights)
     if algorithm.entropy_coefficient:
         loss = loss - algorithm.entropy_coefficient * reduced(entropy * known.weights)
-    clipped = call(piece.clipped, given) if piece.clipped else None
+    clipped = call(piece.clipped.function, given) if piece.clipped else None
     metrics = _metrics(
         known,
         totals,

@@ -5,7 +5,7 @@ from rl_sync.algorithms import algorithm, kl
 from tests.algorithms.compiled import compiled
 from tests.algorithms.golden import MASK, VALUES
 
-KL_ESTIMATORS = {name: compiled(one) for name, one in algorithm.KL_ESTIMATORS.items()}
+KL_ESTIMATORS = {name: compiled(one.function) for name, one in algorithm.KL_ESTIMATORS.items()}
 adapted_coefficient = compiled(kl.adapted_coefficient)
 
 

@@ -61,13 +61,9 @@ def _parts_are_programs():
         patch.setattr(objective, "_metrics", without_estimate)
         for module, name in SHARED:
             patch.setattr(module, name, _program(getattr(module, name)))
-        for table in (AGGREGATIONS, KL_ESTIMATORS):
-            for name, function in table.items():
-                patch.setitem(table, name, _program(function))
-        for table in (ADVANTAGES, CORRECTIONS, LOSSES):
-            for name, piece in table.items():
-                function = _program(piece.function)
-                patch.setitem(table, name, dataclasses.replace(piece, function=function))
+        for table in (ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LOSSES):
+            for piece in table.values():
+                patch.setitem(vars(piece), "function", _program(piece.function))
         yield
 
 

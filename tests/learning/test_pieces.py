@@ -24,13 +24,13 @@ FUNCTIONS = {
         if not one.of_scores
     },
     **{
-        f"clipped by {name}": (one.clipped, UPDATE)
+        f"clipped by {name}": (one.clipped.function, UPDATE)
         for name, one in pieces.LOSSES.items()
         if one.clipped
     },
     **{f"correction={name}": (one.function, UPDATE) for name, one in pieces.CORRECTIONS.items()},
-    **{f"proximal={name}": (one, UPDATE) for name, one in pieces.PROXIMAL.items()},
-    **{f"aggregation={name}": (one, UPDATE) for name, one in pieces.AGGREGATIONS.items()},
+    **{f"proximal={name}": (one.function, UPDATE) for name, one in pieces.PROXIMAL.items()},
+    **{f"aggregation={name}": (one.function, UPDATE) for name, one in pieces.AGGREGATIONS.items()},
 }
 
 
