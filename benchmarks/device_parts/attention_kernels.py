@@ -20,8 +20,8 @@ from rl_sync.models import flash
 from rl_sync.models.attention import AttentionLayer, Context, attend
 from rl_sync.models.config import AttentionPath, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.layers import Rotation
 from rl_sync.models.platform import platform
-from rl_sync.models.rope import Rotation
 
 PLAIN = "einsum"
 _KERNELS: dict[str, tuple[str, ...]] = {"gpu": ("cudnn", "triton"), "tpu": ("splash",)}

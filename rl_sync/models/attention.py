@@ -38,7 +38,17 @@ from rl_sync.models.flash import (
     attend_to_rows,
     kernel_for,
 )
-from rl_sync.models.layers import Adapter, Kernel, RMSNorm, fan_in, kernel, param, project
+from rl_sync.models.layers import (
+    Adapter,
+    Kernel,
+    RMSNorm,
+    Rotation,
+    fan_in,
+    kernel,
+    param,
+    project,
+    rotate,
+)
 from rl_sync.models.lines import attend_to_lines, attend_to_some_lines, in_lines
 from rl_sync.models.paging.paged_cache import (
     AnyCache,
@@ -51,7 +61,6 @@ from rl_sync.models.paging.paged_cache import (
 )
 from rl_sync.models.paging.ragged import attend_by_kernel
 from rl_sync.models.platform import platform
-from rl_sync.models.rope import Rotation, rotate
 from rl_sync.models.sharding import GROUP, HEADS, constrain, cuts_positions, in_use, kv_group
 from rl_sync.models.shards import on_shards
 from rl_sync.models.slot_shares import PartialAttention, combined, positions_of, shares

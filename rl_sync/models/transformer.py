@@ -41,10 +41,10 @@ from rl_sync.models.layers import (
     RMSNorm,
     fan_in,
     param,
+    rotations,
 )
 from rl_sync.models.mixture.mixture_layer import MixtureMLP
 from rl_sync.models.paging.paged_cache import AnyCache
-from rl_sync.models.rope import rotations
 from rl_sync.models.sharding import constrain, laid_out
 from rl_sync.models.vision.projector import Seen, VisionParts, placed, tile_ends
 from rl_sync.models.vocabulary.lookup import lookup

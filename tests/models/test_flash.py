@@ -11,8 +11,8 @@ import pytest
 from rl_sync.models import blocks, flash
 from rl_sync.models.attention import AttentionLayer, Context, attend
 from rl_sync.models.flash import AttentionCall, kernel_for
+from rl_sync.models.layers import Rotation
 from rl_sync.models.platform import compiling_for
-from rl_sync.models.rope import Rotation
 from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states
 from tests.models import meshes, tiny

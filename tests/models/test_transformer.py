@@ -11,10 +11,10 @@ from rl_sync.models import cache as cache_module
 from rl_sync.models import lora
 from rl_sync.models.cache import KVCache, cached, empty_cache, read_span
 from rl_sync.models.config import Lora, RopeScaling
+from rl_sync.models.layers import frequencies, rotate, rotations
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.placement import abstract_params, as_computed, as_computed_abstract
 from rl_sync.models.platform import compiling_for
-from rl_sync.models.rope import frequencies, rotate, rotations
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import (
     Block,
