@@ -33,10 +33,12 @@ import numpy as np
 
 from rl_sync.learning.forward import Forward
 from rl_sync.models.config import AttentionPath, Experts, ModelConfig, Quantization
-from rl_sync.models.huggingface.reading import load_config, load_params
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.quantization import quantized
-from rl_sync.models.sharding import Layout, MeshShape, using
+from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion

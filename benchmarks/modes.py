@@ -49,7 +49,8 @@ from rl_sync.checkpoints.snapshots import load_part, snapshot_path
 from rl_sync.cluster import compilation_cache
 from rl_sync.display.timeline_figure import draw_timeline
 from rl_sync.models import lora
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.mesh_shape import MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.records.metrics import read_metrics

@@ -29,9 +29,9 @@ from peers.serving import CLOCKS
 
 from rl_sync.cluster import malloc
 from rl_sync.configs import base
+from rl_sync.learning.learning_settings import SftConfig
 from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.rows.batching import Batching
-from rl_sync.learning.sft import SftConfig
 from rl_sync.models.config import Lora, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.sharding import Layout

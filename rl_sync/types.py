@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt, UInt8, UInt32
+from jaxtyping import Bool, Float, Int, UInt, UInt8, UInt32
 
 from rl_sync.ending import Ending
 from rl_sync.isolation.codec import record
 from rl_sync.row_answers import answer_for_rewards
+
+if TYPE_CHECKING:
+    from jaxtyping import Array  # It would import JAX.
 
 NO_LEASE = -1
 """Lease id and prompt id of groups that no explorer generated."""

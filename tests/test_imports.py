@@ -3,7 +3,10 @@
 import ast
 import collections
 import graphlib
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -295,6 +298,17 @@ def test_parts_that_serve_without_a_model_do_not_import_jax(part):
             for name in node.names
         }
         assert not names & {"jax", "flax", "optax"}, file
+
+
+def test_settings_are_a_leaf():
+    """Settings name models, losses and optimizers, and import none of their code."""
+    wanted = "import json, sys, rl_sync.settings.config_reading; print(json.dumps([*sys.modules]))"
+    command = [sys.executable, "-c", wanted]
+    found = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
+    frameworks = {"jax", "flax", "optax", "orbax", "torch", "transformers"}
+    assert not frameworks & {name.partition(".")[0] for name in found}
+    assert not [name for name in found if name.startswith(("rl_sync.roles", "rl_sync.cluster"))]
+    assert len([name for name in found if name.startswith("rl_sync")]) <= 140  # Now 136.
 
 
 @pytest.mark.gate

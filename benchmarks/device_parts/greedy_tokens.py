@@ -20,7 +20,8 @@ from device_parts.finding import CheckFailedError, Finding, PartOptions
 from device_parts.model_shape import random_weights, shape_directory
 from rl_sync.learning.forward import Forward
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.huggingface.reading import load_config, load_params
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.logprobs import LOGITS_BYTES
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout

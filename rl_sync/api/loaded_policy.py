@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 
 from rl_sync.images import FIELD
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.huggingface.reading import load_config, load_params, locate
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.saved_policy import policy_of_run, require_snapshot, step_named

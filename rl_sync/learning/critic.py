@@ -19,49 +19,15 @@ from jaxtyping import Array, Bool, Float
 
 from rl_sync.algorithms import aggregation
 from rl_sync.algorithms.values import clipped_value_loss, is_value_clipped
+from rl_sync.learning.learning_settings import CriticConfig, OptimizerConfig
 from rl_sync.learning.objective import BatchExperience, Metrics, Totals
 from rl_sync.learning.opt_state import ShardedOptimizer
-from rl_sync.learning.optimizer import ClippedOptimizer, OptimizerConfig
+from rl_sync.learning.optimizer import ClippedOptimizer, rl_optimizer
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, blank_scalar_head
 from rl_sync.models.placement import constrain_like, put
 from rl_sync.models.sharding import Layout
-from rl_sync.setting import check, setting
 from rl_sync.types import Params
-
-MODELS = ("own", "head")
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    """`config.critic`: settings of the critic, for algorithms whose advantages use values.
-
-    Raises:
-      ValueError: an unknown name, or a value outside its range.
-    """
-
-    model: str = setting(
-        "own",
-        "Trunk of the critic: `own` for a model of its own, of the policy's shape and start, `head`"
-        " for a head on the policy's trunk.",
-        choices=MODELS,
-    )
-    learning_rate: float | None = setting(
-        None,
-        "Learning rate of the critic in RL; the rest of its optimizer is the policy's.",
-        least=0,
-        implied="optimizer.learning_rate",
-    )
-    coefficient: float = setting(0.5, "Weight of the value loss.", above=0)
-    clip: float = setting(
-        0.2, "The farthest that a trainer step may move a value; 0 for any distance.", least=0
-    )
-    warmup_steps: int = setting(
-        0, "Trainer steps at the start of RL in which the critic alone learns.", least=0
-    )
-
-    def __post_init__(self) -> None:
-        check(self, "critic")
 
 
 class CriticState(NamedTuple):
@@ -103,7 +69,7 @@ class Critic:
         own = self.optimizer
         if rate is not None:
             own = dataclasses.replace(own, learning_rate=rate)
-        return own.reinforcement(self.updates)
+        return rl_optimizer(own, self.updates)
 
     def gradients(self, trained: Params) -> ShardedOptimizer:
         """Makes the critic's sharded optimizer.

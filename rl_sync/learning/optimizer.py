@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,14 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl_sync.learning import learning_rates
-from rl_sync.learning.schedules import SCHEDULES
-from rl_sync.learning.sft import SftConfig
+from rl_sync.learning.learning_settings import OptimizerConfig, SftConfig
 from rl_sync.models.vision.tower import TOWER, VISION
-from rl_sync.setting import check, setting
 from rl_sync.types import Params
 
-_Optimizer = Callable[["OptimizerConfig", optax.Schedule], optax.GradientTransformation]
+_Optimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
 
 OPTIMIZERS: dict[str, _Optimizer] = {
     "adamw": lambda c, rate: optax.adamw(
@@ -34,8 +30,12 @@ OPTIMIZERS: dict[str, _Optimizer] = {
 }
 """Optimizers by name; each is made from the config and a learning rate."""
 
-DECAYING = ("adamw", "lion")
-"""Optimizers with weight decay."""
+SCHEDULES: dict[str, Callable[[int, float], optax.Schedule]] = {
+    "constant": lambda updates, final: optax.constant_schedule(1.0),
+    "linear": lambda updates, final: optax.linear_schedule(1.0, final, updates),
+    "cosine": lambda updates, final: optax.cosine_decay_schedule(1.0, updates, final),
+}
+"""Schedules by name: each maps the number of updates and the final share to optax's schedule."""
 
 WHOLE = ("adafactor",)
 """Optimizers whose update of a value depends on others of its array."""
@@ -69,136 +69,62 @@ class ClippedOptimizer(NamedTuple):
         return changes, (clipping, rule)
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """`config.optimizer`: an optax optimizer on the clipped gradient, and its learning rate.
+def sft_optimizer(config: OptimizerConfig, sft: SftConfig) -> ClippedOptimizer:
+    """Makes the optimizer of the SFT steps."""
+    return _transformation(config, sft_rate(config, sft))
 
-    Raises:
-      ValueError: an unknown name, or a value outside its range.
+
+def sft_rate(config: OptimizerConfig, sft: SftConfig) -> optax.Schedule:
+    """Makes the learning rate of the SFT steps, by the number of updates taken before."""
+    return _warmed(config, sft.learning_rate, _shares(config, sft.schedule, sft.steps, 0.0))
+
+
+def rl_optimizer(config: OptimizerConfig, updates: int) -> ClippedOptimizer:
+    """Makes the optimizer of the RL steps.
+
+    Args:
+      updates: number of updates after which the schedule ends; see `OptimizerConfig.updates`.
     """
+    return _transformation(config, rl_rate(config, updates))
 
-    name: str = setting("adamw", "Optimizer of optax.", choices=tuple(OPTIMIZERS))
-    learning_rate: float = setting(
-        learning_rates.RL.scratch,
-        "Learning rate of RL, after the warmup.",
-        least=0,
-        implied=str(learning_rates.RL),
-    )
-    schedule: str = setting(
-        "constant",
-        "Course of RL's learning rate from the end of the warmup to the last update of"
-        " `schedule_steps`.",
-        choices=tuple(SCHEDULES),
-    )
-    schedule_steps: int | None = setting(
-        None,
-        "Trainer steps at whose end `schedule` has come to `final_share`, where the learning rate"
-        " stays from then on.",
-        least=1,
-        implied="`trainer.steps`, so that a run resumed with another number of them jumps to"
-        " another learning rate",
-        free="always",
-    )
-    final_share: float = setting(
-        0.0,
-        "Share of the learning rate that `schedule` ends at.",
-        least=0,
-        greatest=1,
-    )
-    warmup_updates: int = setting(
-        10,
-        "Updates of the learning rate's warmup, in RL and in SFT: the rate grows linearly, and is"
-        " full from the last of these updates on; 0 or 1 for no warmup.",
-        least=0,
-    )
-    b1: float = setting(
-        0.9,
-        "Decay rate of the first moment; the momentum of sgd; adafactor has none.",
-        least=0,
-        below=1,
-    )
-    b2: float = setting(
-        0.95,
-        "Decay rate of the second moment, of adamw, adam and lion.",
-        least=0,
-        below=1,
-    )
-    momentum_dtype: str = setting(
-        "float32",
-        "Dtype in which the first moment is kept: bfloat16 saves 2 bytes a trained parameter;"
-        " adafactor has none.",
-        choices=("float32", "bfloat16"),
-    )
-    weight_decay: float = setting(0.0, f"Weight decay, of {' and '.join(DECAYING)} alone.", least=0)
-    max_gradient_norm: float = setting(
-        1.0, "Norm that longer gradients are scaled down to.", above=0
-    )
-    tower_share: float = setting(
-        1.0,
-        "Learning rate of a vision tower that is trained, as a share of that of the other"
-        " parameters.",
-        least=0,
-    )
-    updates_per_batch: int = setting(
-        4, "Optimizer updates of a trainer step, each on an equal share of its groups.", least=1
-    )
-    max_skipped_updates: int = setting(
-        20,
-        "Updates in a row that are skipped, because their loss or their gradient is not finite,"
-        " before the run stops.",
-        least=1,
+
+def rl_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
+    """Makes the learning rate of the RL steps, by the number of updates taken before.
+
+    Args:
+      updates: see `rl_optimizer`.
+    """
+    shares = _shares(config, config.schedule, updates, config.final_share)
+    return _warmed(config, config.learning_rate, shares)
+
+
+def _shares(
+    config: OptimizerConfig, schedule: str, updates: int, final_share: float
+) -> optax.Schedule:
+    return SCHEDULES[schedule](max(1, updates - _warmup(config)), final_share)
+
+
+def _warmup(config: OptimizerConfig) -> int:
+    """Returns the number of updates before the first with the full learning rate."""
+    return max(0, config.warmup_updates - 1)
+
+
+def _warmed(
+    config: OptimizerConfig, learning_rate: float, shares: optax.Schedule
+) -> optax.Schedule:
+    first = learning_rate / max(1, config.warmup_updates)
+    warmup = optax.linear_schedule(first, learning_rate, _warmup(config))
+    return optax.join_schedules(
+        [warmup, lambda count: learning_rate * shares(count)], [_warmup(config)]
     )
 
-    def __post_init__(self) -> None:
-        check(self, "optimizer")
 
-    def sft(self, sft: SftConfig) -> ClippedOptimizer:
-        """The optimizer of the SFT steps."""
-        return self._transformation(self.sft_rate(sft))
-
-    def sft_rate(self, sft: SftConfig) -> optax.Schedule:
-        """The learning rate of the SFT steps, by the number of updates taken before."""
-        return self._warmed(sft.learning_rate, self._shares(sft.schedule, sft.steps, 0.0))
-
-    def updates(self, steps: int) -> int:
-        """Returns the number of updates after which the schedule of a run of `steps` ends."""
-        return (self.schedule_steps or steps) * self.updates_per_batch
-
-    def reinforcement(self, updates: int) -> ClippedOptimizer:
-        """The optimizer of the RL steps.
-
-        Args:
-          updates: number of updates after which the schedule ends; see `updates`.
-        """
-        return self._transformation(self.rate(updates))
-
-    def rate(self, updates: int) -> optax.Schedule:
-        """The learning rate of the RL steps, by the number of updates taken before."""
-        return self._warmed(
-            self.learning_rate, self._shares(self.schedule, updates, self.final_share)
-        )
-
-    def _shares(self, schedule: str, updates: int, final_share: float) -> optax.Schedule:
-        return SCHEDULES[schedule](max(1, updates - self._warmup), final_share)
-
-    @property
-    def _warmup(self) -> int:
-        """Number of updates before the first with the full learning rate."""
-        return max(0, self.warmup_updates - 1)
-
-    def _warmed(self, learning_rate: float, shares: optax.Schedule) -> optax.Schedule:
-        first = learning_rate / max(1, self.warmup_updates)
-        warmup = optax.linear_schedule(first, learning_rate, self._warmup)
-        return optax.join_schedules(
-            [warmup, lambda count: learning_rate * shares(count)], [self._warmup]
-        )
-
-    def _transformation(self, rate: optax.Schedule) -> ClippedOptimizer:
-        return ClippedOptimizer(
-            clipping=optax.clip_by_global_norm(self.max_gradient_norm),
-            rule=_with_tower_share(OPTIMIZERS[self.name](self, rate), self.tower_share),
-            is_elementwise=self.name not in WHOLE,
-        )
+def _transformation(config: OptimizerConfig, rate: optax.Schedule) -> ClippedOptimizer:
+    return ClippedOptimizer(
+        clipping=optax.clip_by_global_norm(config.max_gradient_norm),
+        rule=_with_tower_share(OPTIMIZERS[config.name](config, rate), config.tower_share),
+        is_elementwise=config.name not in WHOLE,
+    )
 
 
 def _with_tower_share(

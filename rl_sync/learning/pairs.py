@@ -21,11 +21,10 @@ from rl_sync.algorithms.sequences import (
     to_tokens,
     trajectory_totals,
 )
+from rl_sync.learning.learning_settings import PAIR
 from rl_sync.types import Rows, TrainBatch
 
 Metrics = dict[str, Float[Array, ""]]
-PAIR = 2
-"""Number of trajectories of a pair."""
 
 
 class Pairs(NamedTuple):

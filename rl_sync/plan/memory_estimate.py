@@ -21,6 +21,7 @@ import jax
 
 from rl_sync.learning.critic import Critic
 from rl_sync.learning.opt_state import abstract_opt_state
+from rl_sync.learning.optimizer import rl_optimizer
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.lines import line_shape
@@ -251,7 +252,7 @@ def _state(
     """Returns the bytes of a state on each device, and of its offloaded parts."""
     trained = _trained(model, layout)
     updates = settings.optimizer.updates(settings.trainer.steps)
-    optimizer = settings.optimizer.reinforcement(updates)
+    optimizer = rl_optimizer(settings.optimizer, updates)
     held = {
         "parameters": model_memory.device_bytes(_held(model, layout)),
         "optimizer": model_memory.device_bytes(abstract_opt_state(optimizer, trained, layout)),

@@ -8,9 +8,9 @@ from typing import get_args
 import jax.numpy as jnp
 
 from rl_sync.models.config import Remat
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import undivided
 from rl_sync.models.platform import Platform, compiling_for
-from rl_sync.models.sharding import MeshShape
 from rl_sync.plan.memory_estimate import (
     MemoryEstimate,
     explorer_estimate,

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rl_sync.models.sharding import MeshShape
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.plan.compile_text import format_secs
 from rl_sync.plan.memory_estimate import MemoryEstimate, explorer_estimate, step_estimate
 from rl_sync.plan.memory_text import format_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl_sync.learning import learning_rates
+from rl_sync.learning.learning_settings import RL_RATES
 from rl_sync.plan.forecast import Durations, ForecastSpan, forecast
 from rl_sync.plan.weights_text import describe_travel
 from rl_sync.schedule import MODES, SyncSchedule
@@ -111,7 +111,7 @@ def _high_rate(settings: RunSettings) -> list[str]:
 
 def _low_rate(settings: RunSettings) -> list[str]:
     """Warns of adapters that are trained at the rate of a whole model."""
-    rate, usual = settings.optimizer.learning_rate, learning_rates.RL.adapters
+    rate, usual = settings.optimizer.learning_rate, RL_RATES.adapters
     if not settings.model.lora.rank or not 0 < rate < _LOW_SHARE * usual:
         return []
     return [

@@ -16,9 +16,11 @@ from jaxtyping import Array, Float
 from rl_sync.isolation.worker_program import is_worker
 from rl_sync.models.config import DTYPES, ModelConfig
 from rl_sync.models.huggingface.files import read_object
-from rl_sync.models.huggingface.reading import load_config, load_params, locate
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config, locate
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, cast_abstract, put
-from rl_sync.models.sharding import Layout, MeshShape, using
+from rl_sync.models.sharding import Layout, using
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.saved_policy import (
     model_of_run,

@@ -10,7 +10,8 @@ from rl_sync.models.huggingface.adapters import module_prefix, write_adapters
 from rl_sync.models.huggingface.notes import NOTES_FILE, ScoreNotes
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.models.huggingface.writing import write_checkpoint
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.mesh_shape import MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.checkpoint_frame import tokenizer_of

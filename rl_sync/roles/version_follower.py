@@ -17,8 +17,9 @@ import jax
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, cast_abstract
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.settings.records import ConfigError
 from rl_sync.transfers.checkpoint import CheckpointPuller

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rollout.batch import Batch
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
+from rl_sync.rollout.engine_limits import CachePolicy
 from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
 from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES
 from rl_sync.rollout.kv_offload import KvOffload
@@ -38,8 +39,6 @@ from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages, SequenceImages, after
 from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
-
-CachePolicy = Literal["keep", "recompute"]
 
 
 class NonFiniteLogitsError(RuntimeError):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rl_sync.learning import learning_rates
-from rl_sync.models.huggingface.adapters import read_adapters
+from rl_sync.learning.learning_settings import RL_RATES, SFT_RATES
 from rl_sync.models.huggingface.reading import locate
 from rl_sync.settings import home, rules
 from rl_sync.settings.algorithm_settings import complete
@@ -48,6 +47,8 @@ def _with_adapters(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config  # It is rejected when the sections are made.
     filled: dict[str, Any] = {"alpha": 32.0} if lora.get("alpha", 0) is None else {}
     if isinstance(path := _given(lora.get("path")), str):
+        from rl_sync.models.huggingface.adapters import read_adapters  # Late: it imports JAX.
+
         try:
             found = read_adapters(locate(path)).lora
         except ValueError as error:
@@ -83,7 +84,7 @@ def _with_learning_rates(config: Mapping[str, Any]) -> Mapping[str, Any]:
     lora = model.get("lora")
     has_adapters = isinstance(lora, Mapping) and bool(lora.get("rank"))
     filled = {}
-    for name, rates in {"optimizer": learning_rates.RL, "sft": learning_rates.SFT}.items():
+    for name, rates in {"optimizer": RL_RATES, "sft": SFT_RATES}.items():
         section = config.get(name)
         if isinstance(section, Mapping) and section.get("learning_rate", 0) is None:
             rate = rates.rate(checkpoint=bool(_given(model.get("path"))), adapters=has_adapters)

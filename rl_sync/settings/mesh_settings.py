@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl_sync.models.sharding import MeshShape, Rules
+from rl_sync.models.mesh_shape import MeshShape, Rules
 from rl_sync.setting import check, setting
 
 

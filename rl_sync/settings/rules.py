@@ -30,11 +30,9 @@ from rl_sync.environments.environment_catalog import (
 )
 from rl_sync.environments.opponents import is_scripted, parse_opponent
 from rl_sync.expression import parse_sum
-from rl_sync.learning.optimizer import DECAYING
-from rl_sync.learning.pairs import PAIR
-from rl_sync.learning.rows.batching import MIXED
+from rl_sync.learning.learning_settings import DECAYING, MIXED, PAIR
 from rl_sync.models.config import Lora
-from rl_sync.models.sharding import MESH_AXES
+from rl_sync.models.mesh_shape import MESH_AXES
 from rl_sync.records.accuracy import MAJORITY, metric_names
 from rl_sync.records.backends.backend_catalog import BACKENDS
 from rl_sync.rewards.reward_catalog import may_vote

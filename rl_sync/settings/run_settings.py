@@ -10,18 +10,14 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import Any, cast
-
-from jax.sharding import Mesh
+from typing import TYPE_CHECKING, Any, cast
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.environments.environment_catalog import branches
 from rl_sync.environments.environment_settings import SEGMENT, EnvironmentSettings
-from rl_sync.learning.critic import CriticConfig
-from rl_sync.learning.optimizer import OptimizerConfig
-from rl_sync.learning.sft import SftConfig
+from rl_sync.learning.learning_settings import CriticConfig, OptimizerConfig, SftConfig
 from rl_sync.models.config import Quantization
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.records.alarms import AlarmLimits
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.role_names import TRAINER, explorer_name, is_explorer
@@ -45,6 +41,11 @@ from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.transfer import TRANSFERS
 from rl_sync.weights.deltas.changed_share import WORTHWHILE, expected_share
 from rl_sync.workdir import Workdir
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from rl_sync.models.sharding import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +173,8 @@ class RunSettings:
         Raises:
           ConfigError: `model.path` is not a checkpoint that can be read.
         """
+        from rl_sync.models.sharding import Layout  # Late: it imports JAX.
+
         sharding = self.sharding
         layout = Layout(mesh, sharding.engine_rules if is_explorer(role) else sharding.rules)
         return layout if mesh.size == 1 else layout.grouped(self.model.kv_heads())
@@ -179,11 +182,15 @@ class RunSettings:
     @property
     def trainer_layout(self) -> Layout:
         """The layout of the trainer's arrays on its mesh, without devices, for planning."""
+        from rl_sync.models.sharding import Layout
+
         return Layout(self.trainer.mesh.shape.abstract(), self.sharding.rules)
 
     @property
     def explorer_layout(self) -> Layout:
         """The layout of an explorer's arrays on its mesh, without devices, for planning."""
+        from rl_sync.models.sharding import Layout
+
         return Layout(self.explorer.mesh.shape.abstract(), self.sharding.engine_rules)
 
     @functools.cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from rl_sync.learning.rows.batching import SHARED_ROW_TOKENS, BatchingKind
+from rl_sync.learning.learning_settings import SHARED_ROW_TOKENS, BatchingKind
 from rl_sync.models.config import DTYPES
 from rl_sync.setting import check, section, setting
 from rl_sync.settings.mesh_settings import TrainerMesh

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_sync.learning.learning_settings import MIXED
 from rl_sync.learning.rows.batching import (
-    MIXED,
     Batching,
     ExpectedImages,
     demonstration_batching,

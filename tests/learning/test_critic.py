@@ -10,7 +10,7 @@ import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
-from rl_sync.learning.critic import CriticConfig
+from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.models import heads, lora
 from rl_sync.models.config import Lora
 from tests.models import tiny

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from rl_sync.learning import demonstration_loss
+from rl_sync.learning.optimizer import rl_optimizer
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.types import Demonstrations
 from tests.roles.trainer.tiny import OPTIMIZER
@@ -58,7 +59,7 @@ def test_a_step_on_demonstrations_alone_takes_their_gradient():
         return -jnp.where(demonstrations.mask, logprobs, 0).sum() / demonstrations.mask.sum()
 
     loss, gradient = jax.jit(jax.value_and_grad(loss_of))(PARAMS)
-    transformation = OPTIMIZER.reinforcement(STEPS)
+    transformation = rl_optimizer(OPTIMIZER, STEPS)
     updates, _ = transformation.update(gradient, transformation.init(state.params), state.params)
     expected = optax.apply_updates(PARAMS, updates)
     after, metrics = trainer.step(state, batch._replace(demonstrations=demonstrations))

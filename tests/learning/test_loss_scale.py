@@ -9,7 +9,7 @@ import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
-from rl_sync.learning.critic import CriticConfig
+from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.learning.loss_scale import LossScale, first_scale, next_scale, without_overflows
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.placement import move

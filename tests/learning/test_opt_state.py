@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.learning.opt_state import ShardedOptimizer
-from rl_sync.learning.optimizer import OPTIMIZERS
+from rl_sync.learning.optimizer import OPTIMIZERS, rl_optimizer
 from rl_sync.models.sharding import Layout
 from tests.roles.trainer.tiny import OPTIMIZER
 
@@ -35,7 +35,7 @@ def test_a_state_in_host_memory_is_updated_as_on_the_devices(name, only):
     abstract = jax.tree.map(lambda x: layout.abstract(x, ()), start)
     results = []
     for offloaded in (False, True):
-        optimizer = ShardedOptimizer(config.reinforcement(9), abstract, layout, offloaded)
+        optimizer = ShardedOptimizer(rl_optimizer(config, 9), abstract, layout, offloaded)
         update = jax.jit(optimizer.update)
         params, state = start, optimizer.init(start)
         for gradient, learns in zip(gradients, (True, False, True), strict=True):

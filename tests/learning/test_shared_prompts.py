@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.critic import CriticConfig
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import Lora
 from rl_sync.models.placement import move

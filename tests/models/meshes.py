@@ -5,7 +5,8 @@ import dataclasses
 import jax
 
 from rl_sync.configs import base
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.mesh_shape import MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.settings.mesh_settings import ShardingSettings
 
 SHARDING = ShardingSettings(**base.get_config().sharding)

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, undivided
-from rl_sync.models.sharding import Layout, MeshShape, constrain, using
+from rl_sync.models.sharding import Layout, constrain, using
 from rl_sync.models.shards import by_rows
 from tests.models import tiny
 from tests.models.meshes import RULES, layout

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rl_sync.models.logprobs import next_logprobs
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.platform import compiling_for
-from rl_sync.models.sharding import Layout, MeshShape, using
+from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vocabulary.lookup import lookup
 from rl_sync.plan.compiled_text import CompiledProgramText
 from tests.models import tiny

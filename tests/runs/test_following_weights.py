@@ -9,9 +9,11 @@ import threading
 import jax
 import pytest
 
-from rl_sync.models.huggingface.reading import load_config, load_params
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.roles.version_follower import follow
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.settings.records import ConfigError

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_sync.cluster.rpc import RpcClient
-from rl_sync.models.sharding import MeshShape
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.records.spans import sync_kind
 from rl_sync.transfers.collective import CollectivePublisher, CollectivePuller
 from rl_sync.weights.cluster import init_cluster, leave_cluster

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_sync.models.sharding import MeshShape
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.weights.link import Link, viewed, wire_dtype
 from tests.transfers.cluster_process import live_bytes
 from tests.weights.test_assembly import DTYPES, random_bits

@@ -28,6 +28,7 @@ from rl_sync.checkpoints.snapshots import (
 )
 from rl_sync.launcher.processes.setting_changes import Change, changes_between, describe
 from rl_sync.launcher.processes.snapshot_fit import check_fit
+from rl_sync.learning.optimizer import rl_rate
 from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.roles.master.journal import JournalError, counted_steps
 from rl_sync.roles.trainer.origins import leading_steps
@@ -225,7 +226,7 @@ def _has_same_rates(settings: RunSettings, changes: Sequence[Change], trained: i
     if steps is None:
         return True
     optimizer = settings.optimizer
-    then, now = (optimizer.rate(optimizer.updates(n)) for n in (steps, settings.trainer.steps))
+    then, now = (rl_rate(optimizer, optimizer.updates(n)) for n in (steps, settings.trainer.steps))
     taken = range(trained * optimizer.updates_per_batch)
     return all(float(then(one)) == float(now(one)) for one in taken)
 
@@ -289,8 +290,8 @@ def _jump(settings: RunSettings, step: int | None, changes: Sequence[Change]) ->
     former = dataclasses.replace(optimizer, schedule_steps=horizon)
     former_steps = before.get(names[0], steps)
     taken = step * optimizer.updates_per_batch
-    then = float(former.rate(former.updates(former_steps))(taken))
-    now = float(optimizer.rate(optimizer.updates(steps))(taken))
+    then = float(rl_rate(former, former.updates(former_steps))(taken))
+    now = float(rl_rate(optimizer, optimizer.updates(steps))(taken))
     if math.isclose(then, now, rel_tol=0.05):
         return ""
     return (

@@ -12,13 +12,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Int, UInt8, UInt32
 
 from rl_sync.expert_routes import RouteShape
+from rl_sync.learning.learning_settings import SHARED_ROW_TOKENS
 from rl_sync.learning.rows.row_images import Tiles, gallery, in_parts
 from rl_sync.learning.rows.row_layout import (
     IMAGE_AT,
@@ -37,10 +38,6 @@ from rl_sync.sampling_masks import no_entries, padded
 from rl_sync.sequence_images import TEXT
 from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch
 
-BatchingKind = Literal["padded", "bucketed", "packed", "shared"]
-MIXED: tuple[BatchingKind, ...] = ("packed", "shared")
-"""Kinds whose rows hold several trajectories."""
-SHARED_ROW_TOKENS = 512
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 _WIDTHS = (1 / 2, 3 / 4, 1)
 _TILE_TOKENS = 8

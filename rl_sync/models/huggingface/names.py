@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.models.config import HEAD, ModelConfig
@@ -112,6 +112,15 @@ def assemblies(config: ModelConfig, naming: Naming) -> Any:
             "projector": _projector(config.vision, naming.projector),
         }
     return tree
+
+
+def parameters(tree: ParameterParts | Mapping[str, Any]) -> Iterator[ParameterParts]:
+    """Yields every assembly of a tree, by sorted names."""
+    if isinstance(tree, ParameterParts):
+        yield tree
+    else:
+        for _, part in sorted(tree.items()):
+            yield from parameters(part)
 
 
 def _tower(vision: Vision, prefix: str) -> dict[str, Any]:

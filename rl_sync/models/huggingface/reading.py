@@ -1,22 +1,18 @@
-"""Imports a Hugging Face directory as a `ModelConfig` and parameters on their devices."""
+"""Reads a Hugging Face directory: its config as a `ModelConfig`, and its tensors. Needs no JAX."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import jax
-import jax.numpy as jnp
 import numpy as np
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from jaxtyping import Array
 
-from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface import architectures, files
 from rl_sync.models.huggingface.names import (
     EMBEDDING,
@@ -26,14 +22,11 @@ from rl_sync.models.huggingface.names import (
     SHUFFLED,
     UNEMBEDDING,
     Naming,
-    Overlap,
-    ParameterParts,
     assemblies,
     axis_sizes,
-    overlap,
+    parameters,
     tensor_shape,
 )
-from rl_sync.types import Params
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -118,7 +111,7 @@ def _checked(
     tensors = TensorFiles(directory)
     if config.tie_embeddings and _has_another_head(tensors):
         config = dataclasses.replace(config, tie_embeddings=False)
-    _check(directory, tensors, config)
+    check(directory, tensors, config)
     return config
 
 
@@ -260,37 +253,21 @@ class TensorFiles:
         return self._slice(name)[where]
 
 
-def load_params(directory: Path, config: ModelConfig, abstract: Params) -> Params:
-    """Loads the parameters of a directory, each directly into its own shards.
-
-    It loads only the parameters at the top of `abstract`, which may lack the scalar head.
-
-    The host never holds more than one tensor of the files. The parts of each tensor that this
-    process's devices need are read, copied into their buffers, and dropped.
+def check(
+    directory: Path, tensors: TensorFiles, config: ModelConfig, needs_head: bool = True
+) -> None:
+    """Checks that the tensors are those of a model.
 
     Args:
-      directory: see `locate`.
-      config: the config from `load_config`; fields that we choose may differ.
-      abstract: abstract params in the tree of `init_params`, with the dtype and the sharding of
-        each array.
+      needs_head: whether the scalar head must be there, for a model that has one.
 
     Raises:
       ValueError: a tensor is missing, unknown, or of another shape than config.json implies.
     """
-    tensors = TensorFiles(directory)
-    _check(directory, tensors, config, needs_head=HEAD in abstract)
-    tree = assemblies(config, tensors.naming)
-    tree = {name: tree[name] for name in abstract}
-    return jax.tree.map(functools.partial(_assemble, tensors), tree, abstract)
-
-
-def _check(
-    directory: Path, tensors: TensorFiles, config: ModelConfig, needs_head: bool = True
-) -> None:
     sizes = axis_sizes(config)
     wanted = {
         piece.tensor: tensor_shape(assembly, piece, [sizes[axis] for axis in assembly.axes])
-        for assembly in jax.tree.leaves(assemblies(config, tensors.naming))
+        for assembly in parameters(assemblies(config, tensors.naming))
         for piece in assembly.pieces
     }
     if not needs_head and SCORE not in tensors.names:
@@ -320,59 +297,3 @@ def _check(
                 f" {CONFIG_FILE} implies {list(shape)}."
             )
         tensors.dtype(name)
-
-
-def _assemble(
-    tensors: TensorFiles, assembly: ParameterParts, abstract: jax.ShapeDtypeStruct
-) -> Array:
-    """Assembles one parameter, shard by shard."""
-    sharding = abstract.sharding
-    assert sharding is not None, "parameters are read into a sharding"
-    shape, dtype = abstract.shape, abstract.dtype
-    # Devices with the same window share one read.
-    devices: dict[tuple[tuple[int, int, int], ...], list[jax.Device]] = {}
-    for device, window in sharding.addressable_devices_indices_map(shape).items():
-        assert window is not None
-        key = tuple(part.indices(size) for part, size in zip(window, shape, strict=True))
-        devices.setdefault(key, []).append(device)
-    shards = {
-        device: jnp.zeros([last - first for first, last, _ in key], dtype, device=device)
-        for key, holders in devices.items()
-        for device in holders
-    }
-    for piece in assembly.pieces:
-        for key, holders in devices.items():
-            part = overlap(assembly, piece, shape, [slice(first, last) for first, last, _ in key])
-            if part is None:
-                continue
-            values = tensors.read(piece.tensor, part.read)
-            for device in holders:
-                shards[device] = _placed(shards[device], values, part)
-            del values
-    return jax.make_array_from_single_device_arrays(shape, sharding, list(shards.values()))
-
-
-def _placed(shard: Array, values: np.ndarray, part: Overlap) -> Array:
-    """Writes the values into the shard and returns it; no reference to the values remains."""
-    on_device = jax.device_put(values, shard.sharding)
-    start = np.asarray(part.start, np.int32)
-    placed = _written(shard, on_device, start, part.view, part.cut, part.order)
-    placed.block_until_ready()
-    on_device.delete()
-    # An array on a CPU may use numpy's memory, which JAX releases only at its next call.
-    jax.device_put(start)
-    return placed
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5), donate_argnums=0)
-def _written(
-    shard: Array,
-    values: Array,
-    start: Array,
-    view: tuple[int, ...],
-    cut: Sequence[tuple[int, int]],
-    order: tuple[int, ...],
-) -> Array:
-    """Writes the values of a tensor into the shard, whose buffer is donated."""
-    block = values.reshape(view)[tuple(slice(*ends) for ends in cut)].transpose(order)
-    return jax.lax.dynamic_update_slice(shard, block.astype(shard.dtype), tuple(start))

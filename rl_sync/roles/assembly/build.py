@@ -17,8 +17,8 @@ from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.cluster.process_resources import Addresses, Resources
 from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.session import Session
+from rl_sync.learning.learning_settings import PAIR
 from rl_sync.learning.objective import LossConfig
-from rl_sync.learning.pairs import PAIR
 from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.models.sharding import Layout
 from rl_sync.records.rollouts.recorded_images import ImageFiles

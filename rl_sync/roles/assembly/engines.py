@@ -9,7 +9,8 @@ from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.assembly import wiring
-from rl_sync.rollout.engine import CachePolicy, Engine
+from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_limits import CachePolicy
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors
 from rl_sync.settings.run_settings import RunSettings

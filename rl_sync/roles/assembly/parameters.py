@@ -13,7 +13,8 @@ from jaxtyping import Array
 from rl_sync.models import lora
 from rl_sync.models.config import DTYPES, HEAD, ModelConfig, Quantization
 from rl_sync.models.huggingface.adapters import load_adapters, read_adapters
-from rl_sync.models.huggingface.reading import load_config, load_params, locate
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config, locate
 from rl_sync.models.placement import (
     abstract_params,
     as_computed,

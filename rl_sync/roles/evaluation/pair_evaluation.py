@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rl_sync.cluster.session import Session
-from rl_sync.learning.pairs import PAIR
+from rl_sync.learning.learning_settings import PAIR
 from rl_sync.messages.master_calls import HandInMeasured
 from rl_sync.models.heads import last_scalars
 from rl_sync.models.placement import put

@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.learning import objective, reference
-from rl_sync.learning.critic import Critic, CriticConfig
+from rl_sync.learning.critic import Critic
 from rl_sync.learning.drawing_versions import DrawingVersions, KeptVersions
 from rl_sync.learning.forward import Forward
+from rl_sync.learning.learning_settings import CriticConfig, OptimizerConfig, SftConfig
 from rl_sync.learning.loss_scale import (
     LossScale,
     first_scale,
@@ -27,9 +28,8 @@ from rl_sync.learning.loss_scale import (
 from rl_sync.learning.microbatches import gradient
 from rl_sync.learning.objective import LossConfig, Metrics, OfTokens
 from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_taken
-from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.optimizer import rl_optimizer, rl_rate, sft_optimizer, sft_rate
 from rl_sync.learning.preparation import Preparation
-from rl_sync.learning.sft import SftConfig
 from rl_sync.learning.train_state import TrainState
 from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, Update
 from rl_sync.models.config import ModelConfig
@@ -242,7 +242,7 @@ class Trainer:
             skipped &= ~overflows
         metrics["skipped_updates"] = skipped.astype(jnp.float32)
         metrics |= metrics_of(scaling)
-        rate = self.optimizer.sft_rate(self.sft)
+        rate = sft_rate(self.optimizer, self.sft)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
         params = self._forward.join(trained, frozen)
         return state._replace(params=params, opt_state=opt_state, loss_scale=scaling), metrics
@@ -280,7 +280,7 @@ class Trainer:
         metrics["skipped_updates"] = skipped.sum()
         metrics["unjudged_updates"] = unjudged.sum()
         metrics["skipped_at_end"] = jnp.cumprod(skipped[::-1]).sum()
-        rate = self.optimizer.rate(self._policy_updates)
+        rate = rl_rate(self.optimizer, self._policy_updates)
         metrics["learning_rate"] = self._rate(rate, state.opt_state)
         if self.loss.algorithm.refresh_reference_steps:
             kept = reference.refreshed(self.loss.algorithm, state, trained)
@@ -397,7 +397,7 @@ class Trainer:
     @functools.cached_property
     def _sft_optimizer(self) -> ShardedOptimizer:
         """Optimizer of SFT."""
-        transformation = self.optimizer.sft(self.sft)
+        transformation = sft_optimizer(self.optimizer, self.sft)
         return ShardedOptimizer(
             transformation, self._abstract_trained, self.layout, self.offload_optimizer
         )
@@ -405,7 +405,7 @@ class Trainer:
     @functools.cached_property
     def _rl_optimizer(self) -> ShardedOptimizer:
         """Optimizer of RL."""
-        transformation = self.optimizer.reinforcement(self._policy_updates)
+        transformation = rl_optimizer(self.optimizer, self._policy_updates)
         return ShardedOptimizer(
             transformation, self._abstract_trained, self.layout, self.offload_optimizer
         )

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster.session import Session
-from rl_sync.learning.pairs import PAIR
+from rl_sync.learning.learning_settings import PAIR
 from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.task import Task
 from rl_sync.types import NO_LEASE, Consumed, Group

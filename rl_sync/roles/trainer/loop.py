@@ -15,7 +15,8 @@ from rl_sync.checkpoints.ledger import ConsumptionRecord
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.cluster.user_errors import RunEndedError
-from rl_sync.learning.rows.batching import MIXED, Batching
+from rl_sync.learning.learning_settings import MIXED
+from rl_sync.learning.rows.batching import Batching
 from rl_sync.messages.master_calls import EnterPhase, Report
 from rl_sync.messages.run_result import RunResult
 from rl_sync.records.chaos_windows import SYNC

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.learning import pairs
+from rl_sync.learning.learning_settings import PAIR
 from rl_sync.learning.objective import Metrics, OfTokens
 from rl_sync.learning.pairs import Pairs
 from rl_sync.learning.train_state import TrainState
@@ -26,7 +27,7 @@ class PairUpdate(Update[Pairs, int]):
         self, share: Pairs, sequence_count: int, kl_coefficient: Float[Array, ""] | None
     ) -> int:
         del share, kl_coefficient
-        return sequence_count // pairs.PAIR
+        return sequence_count // PAIR
 
     def _has_tokens(self, share: Pairs) -> Bool[Array, ""]:
         del share  # Always true: pairs are compared by the data, so none is unjudged.

@@ -7,7 +7,7 @@ probability of step / spacing, at most 1. The spacing grows with the weight's ma
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
@@ -32,7 +32,7 @@ def expected_share(
     if weights is None:
         weights = _normal_quantiles()
     magnitude = np.abs(np.asarray(weights, np.float64))
-    finfo = jnp.finfo(dtype)
+    finfo = ml_dtypes.finfo(dtype)
     smallest = float(finfo.tiny)
     exponent = np.floor(np.log2(np.maximum(magnitude, smallest)))
     spacing = np.exp2(exponent) * float(finfo.eps)

@@ -13,6 +13,7 @@ import pytest
 
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot, snapshot_path
 from rl_sync.launcher.processes import run_directory as work
+from rl_sync.learning.optimizer import rl_rate
 from rl_sync.models.transformer import init_params
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.roles.assembly import wiring
@@ -140,7 +141,7 @@ def test_a_jump_of_the_learning_rate_is_told_with_both_rates_and_the_way_to_avoi
     directory = began(**first, **course)
     settings = read_settings(json.loads(directory.config.read_text()))
     taken = STEP * settings.optimizer.updates_per_batch
-    rate = settings.optimizer.rate(settings.optimizer.updates(first["trainer__steps"]))(taken)
+    rate = rl_rate(settings.optimizer, settings.optimizer.updates(first["trainer__steps"]))(taken)
     *_, told = str(prepare(directory, **then, **course)).splitlines()
     assert told.startswith(f"  WARNING: the learning rate of trainer step {STEP + 1} is ")
     assert f"would have been {float(rate):.2g}" in told

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.huggingface.reading import load_config, load_params
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.transformer import init_params
 from rl_sync.types import Params
 

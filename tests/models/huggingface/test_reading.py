@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rl_sync.models.huggingface import reading
+from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.writing import write_checkpoint
 from tests.models.huggingface import golden
 
@@ -54,7 +55,7 @@ def test_host_memory_never_holds_more_than_one_tensor(monkeypatch):
         return values
 
     monkeypatch.setattr(reading.TensorFiles, "read", tracked)
-    reading.load_params(directory, config, golden.abstract(config))
+    load_params(directory, config, golden.abstract(config))
     sizes = [values.nbytes for values in stored(directory).values()]
     assert peak[0] == max(sizes)
     assert total[0] == sum(sizes)
@@ -72,7 +73,7 @@ def test_half_precision_is_widened_to_the_bit_or_kept(copy, dtype):
     down = params["blocks"]["mlp"]["down"]
     assert down.dtype == jnp.float32
     np.testing.assert_array_equal(down[1], rounded.T.astype(np.float32))
-    kept = reading.load_params(copy, config, golden.abstract(config, dtype))
+    kept = load_params(copy, config, golden.abstract(config, dtype))
     assert kept["blocks"]["mlp"]["down"].dtype == dtype
     np.testing.assert_array_equal(np.asarray(kept["blocks"]["mlp"]["down"])[1], rounded.T)
 
@@ -117,7 +118,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused(copy, change, mess
     with pytest.raises(ValueError, match=message):
         reading.load_config(copy)
     with pytest.raises(ValueError, match=message):
-        reading.load_params(copy, config, golden.abstract(config))
+        load_params(copy, config, golden.abstract(config))
 
 
 def test_what_a_tied_or_an_older_checkpoint_holds_besides_is_passed_over(copy):
@@ -253,6 +254,7 @@ import sys
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from rl_sync.models.huggingface import reading
+from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.transformer import hidden_states, logits, param_axes
 from tests.models.huggingface import golden
 
@@ -270,7 +272,7 @@ for family, rules in (pair.split(":") for pair in sys.argv[1:]):
         x.shape, x.dtype, sharding=NamedSharding(mesh, P(*(RULES[rules].get(a) for a in axes)))
     )
     like = jax.tree.map(shard, param_axes(whole), here, is_leaf=lambda x: isinstance(x, P))
-    there = reading.load_params(golden.ROOT / family, whole, like)
+    there = load_params(golden.ROOT / family, whole, like)
     reading.TensorFiles.read = counted
     jax.tree.map(lambda a, b: a.sharding == b.sharding or sys.exit("sharding"), there, like)
     jax.tree.map(np.testing.assert_array_equal, here, there)

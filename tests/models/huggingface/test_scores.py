@@ -9,7 +9,8 @@ import pytest
 
 from rl_sync.models import heads, lora
 from rl_sync.models.config import HEAD, Lora
-from rl_sync.models.huggingface.reading import load_config, load_params
+from rl_sync.models.huggingface.loading import load_params
+from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.transformer import init_params, param_axes
 from tests.models import tiny

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from rl_sync.models.cache import empty_cache
-from rl_sync.models.huggingface import reading
 from rl_sync.models.huggingface.architectures import config_values, model_config
+from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.writing import write_checkpoint
 from rl_sync.models.transformer import decode_step, hidden_states, logits, prefill
 from rl_sync.models.vision.projector import Seen
@@ -48,7 +48,7 @@ def _loss(config, params, expected):
 @pytest.mark.samples(gate=("gemma3_vision",))
 def test_logits_and_gradients_of_every_parameter_are_those_of_transformers(model):
     directory, config, params, expected = model
-    slopes = reading.load_params(directory / "gradients", config, golden.abstract(config))
+    slopes = load_params(directory / "gradients", config, golden.abstract(config))
     graded = jax.jit(jax.value_and_grad(lambda p: _loss(config, p, expected), has_aux=True))
     (loss, scores), found = graded(params)
     scores = np.where(_real(expected)[..., None], scores, 0)

@@ -6,8 +6,9 @@ import jax
 import pytest
 
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, cast_abstract
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.weights.link import Link
 from tests.models.meshes import RULES

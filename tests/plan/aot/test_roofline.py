@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from rl_sync.models.config import ModelConfig
-from rl_sync.models.sharding import Layout, MeshShape
+from rl_sync.models.mesh_shape import MeshShape
+from rl_sync.models.sharding import Layout
 from rl_sync.plan.chips import Rates
 from rl_sync.plan.roofline import Work, decode_links, decode_work, step_links, step_work
 from rl_sync.roles.assembly import wiring

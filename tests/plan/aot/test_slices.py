@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rl_sync.models.sharding import MeshShape
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.plan.compile_text import _layouts
 from rl_sync.plan.compiled_text import CompiledProgramText
 from rl_sync.plan.mesh_search import _meshes

@@ -9,9 +9,10 @@ import pytest
 from rl_sync.learning.forward import Forward
 from rl_sync.learning.microbatches import gradient
 from rl_sync.models.config import ModelConfig
+from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, constrain_like, shardings
 from rl_sync.models.platform import compiling_for
-from rl_sync.models.sharding import Layout, MeshShape, using
+from rl_sync.models.sharding import Layout, using
 from rl_sync.plan.compiled_text import CompiledProgramText
 from tests.models.meshes import RULES
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
+from rl_sync.learning.optimizer import rl_optimizer
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models import lora
 from rl_sync.models.config import Lora
@@ -78,7 +79,7 @@ def test_the_first_update_is_that_of_the_plain_policy_gradient():
     @jax.jit
     def updated(params):
         gradient = jax.grad(loss_of)(params)
-        transformation = OPTIMIZER.reinforcement(STEPS)
+        transformation = rl_optimizer(OPTIMIZER, STEPS)
         updates, _ = transformation.update(gradient, transformation.init(params), params)
         return optax.apply_updates(params, updates), optax.tree.norm(gradient)
 

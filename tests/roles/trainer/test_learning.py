@@ -16,7 +16,8 @@ import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit, objective
-from rl_sync.learning.critic import CriticConfig, value_loss
+from rl_sync.learning.critic import value_loss
+from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.types import Rows, TrainBatch
 
 PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 8, 8, 3, 4

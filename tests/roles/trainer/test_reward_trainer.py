@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.optimizer import OptimizerConfig
+from rl_sync.learning.learning_settings import OptimizerConfig, SftConfig
 from rl_sync.learning.rows.batching import Batching
-from rl_sync.learning.sft import SftConfig
 from rl_sync.models import heads
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.placement import move

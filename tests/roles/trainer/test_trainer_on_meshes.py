@@ -9,7 +9,7 @@ import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
-from rl_sync.learning.critic import CriticConfig
+from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.models.config import Experts, Lora, ModelConfig
 from rl_sync.models.placement import move
 from rl_sync.roles.trainer.actor import Trainer

@@ -3,9 +3,8 @@
 import dataclasses
 from typing import Any
 
+from rl_sync.learning.learning_settings import OptimizerConfig, SftConfig
 from rl_sync.learning.objective import LossConfig
-from rl_sync.learning.optimizer import OptimizerConfig
-from rl_sync.learning.sft import SftConfig
 
 OPTIMIZER = OptimizerConfig(
     name="adamw",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
+from rl_sync.learning.optimizer import sft_optimizer
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
@@ -68,7 +69,7 @@ def state_of(trainer, params=PARAMS):
 
 def fresh_state_of(trainer):
     """Makes a trainer state before its SFT; numpy draws it, which compiles nothing."""
-    opt_state = trainer.optimizer.sft(trainer.sft).init(PARAMS)
+    opt_state = sft_optimizer(trainer.optimizer, trainer.sft).init(PARAMS)
     return move(TrainState(jnp.int32(0), PARAMS, opt_state, None), trainer.abstract_sft_state())
 
 
