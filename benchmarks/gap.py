@@ -41,6 +41,7 @@ from rl_sync.models.quantization import quantized
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.settings.mesh_settings import ShardingSettings
@@ -215,7 +216,9 @@ def decoded(
 ) -> Sequence[FinishedCompletion]:
     """Samples a completion of each prompt."""
     engine = Engine(
-        config, slots, layout=layout, records_routes=records_routes, cache_bytes=cache_bytes
+        config,
+        layout,
+        EngineOptions(slots=slots, records_routes=records_routes, cache_bytes=cache_bytes),
     )
     engine.load(placed(config, params, layout, config.dtype), 0)
     requests = [

@@ -28,6 +28,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
@@ -85,7 +86,11 @@ def requests(seed: int, count: int, stops: tuple[str, ...]) -> list[CompletionRe
 
 def measure(seed: int, slots: int, step_secs: float, stops: tuple[str, ...]) -> tuple[float, float]:
     """Returns the host's share by the wall clock and by its thread's CPU clock."""
-    engine = Engine(MODEL, slots, layout=Layout.single(), decode=TOKENIZER.decode, stepped_tokens=0)
+    engine = Engine(
+        MODEL,
+        Layout.single(),
+        EngineOptions(slots=slots, decode=TOKENIZER.decode, stepped_tokens=0),
+    )
     engine.load(init_params(MODEL, jax.random.key(seed)), 0)
     engine.generate(requests(seed, 2 * slots // GROUP_SIZE, stops))  # Compiles.
     batch = engine._batch

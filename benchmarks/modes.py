@@ -62,6 +62,7 @@ from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.role_names import is_explorer
 from rl_sync.roles.assembly import wiring
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.schedule import MODES
 from rl_sync.settings.config_reading import read_settings
@@ -256,7 +257,9 @@ def _engine(settings: RunSettings) -> Engine:
     layout = Layout(MeshShape().mesh(jax.devices()[:1]), settings.sharding.rules)
     chunk_tokens = settings.rollout.chunk_tokens
     decode = task.tokenizer.decode
-    return Engine(model, rows, chunk_tokens=chunk_tokens, decode=decode, layout=layout)
+    return Engine(
+        model, layout, EngineOptions(slots=rows, chunk_tokens=chunk_tokens, decode=decode)
+    )
 
 
 def _settings(workdir: Path) -> RunSettings:

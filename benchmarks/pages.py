@@ -23,6 +23,7 @@ from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.plan.model_memory import cache_bytes
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 
@@ -65,7 +66,7 @@ def main() -> None:
         if arguments.only not in case:
             continue
         engines = {
-            name: Engine(config, ROWS, cache_bytes=size, layout=layout)
+            name: Engine(config, layout, EngineOptions(slots=ROWS, cache_bytes=size))
             for name, size in sides.items()
         }
         for engine in engines.values():

@@ -34,6 +34,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.rollout import engine as engines
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 
@@ -66,7 +67,7 @@ def engine() -> engines.Engine:
     """Makes our engine, with random weights."""
     config = model_config()
     params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
-    made = engines.Engine(config, ROWS, layout=Layout.single())
+    made = engines.Engine(config, Layout.single(), EngineOptions(slots=ROWS))
     made.load(jax.block_until_ready(params), 0)
     return made
 

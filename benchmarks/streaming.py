@@ -68,6 +68,7 @@ from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.roles.master import transition
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.queue import Waiting
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
@@ -100,9 +101,9 @@ class TimedAdmission(Admission):
 class TimedEngine(Engine):
     """An engine whose completions have the lengths of `length_of`."""
 
-    def __init__(self, config: ModelConfig, slots: int, **options: Any) -> None:
+    def __init__(self, config: ModelConfig, layout: Layout, options: EngineOptions) -> None:
         """See `Engine`."""
-        super().__init__(config, slots, **options)
+        super().__init__(config, layout, options)
         self._admission = TimedAdmission(
             self._batch, self._queue, self._occupancy, self._continuations
         )
@@ -318,7 +319,9 @@ class Bench:
 
     def _engine(self, chunk_tokens: int) -> Engine:
         layout = Layout.single()
-        return TimedEngine(self._config, self._slots, chunk_tokens=chunk_tokens, layout=layout)
+        return TimedEngine(
+            self._config, layout, EngineOptions(slots=self._slots, chunk_tokens=chunk_tokens)
+        )
 
     def run(self, streaming: bool, judging_secs: float, seed: int, steps: int) -> Measured:
         """Runs an explorer until so many steps are trained."""

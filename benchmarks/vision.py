@@ -53,6 +53,7 @@ from rl_sync.models.vision.vision_config import Vision
 from rl_sync.plan.roofline import block_flops, logit_flops
 from rl_sync.roles.trainer.actor import Trainer, TrainState
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages, pooled
@@ -161,7 +162,7 @@ class Prefills:
         self._engines = {True: self._engine(vision, params), False: self._engine(None, text)}
 
     def _engine(self, vision: Vision | None, params: Params) -> Engine:
-        engine = Engine(model_of(vision), ROWS, layout=Layout.single())
+        engine = Engine(model_of(vision), Layout.single(), EngineOptions(slots=ROWS))
         engine.load(params, 0)
         return engine
 

@@ -26,6 +26,7 @@ from rl_sync.models.logprobs import LOGITS_BYTES
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Params
@@ -110,7 +111,7 @@ def completed(job: GreedyJob, precision: str | None) -> dict[str, Any]:
     config = _config(job)
     params = _weights(job, config)
     with jax.default_matmul_precision(precision):
-        engine = Engine(config, len(job.prompts), layout=Layout.single())
+        engine = Engine(config, Layout.single(), EngineOptions(slots=len(job.prompts)))
         engine.load(params, 0)
         sampling = Sampling(job.tokens, (), greedy=True)
         requests = [CompletionRequest(np.array(one, np.int32), sampling) for one in job.prompts]

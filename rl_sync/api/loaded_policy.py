@@ -21,6 +21,7 @@ from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.saved_policy import policy_of_run, require_snapshot, step_named
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages
@@ -83,14 +84,12 @@ class Policy:
         """Makes an engine with these weights.
 
         Args:
-          slots, max_length: see `Engine`.
+          slots, max_length: see `EngineOptions`.
         """
         made = Engine(
             self.model,
-            slots,
-            max_length=max_length,
-            decode=self.tokenizer.decode,
-            layout=self.layout,
+            self.layout,
+            EngineOptions(slots=slots, max_length=max_length, decode=self.tokenizer.decode),
         )
         made.load(self.params, self.step)
         return made
@@ -272,7 +271,7 @@ def engine(path: str | Path, slots: int = 64, max_length: int | None = None) -> 
 
     Args:
       path: see `load`.
-      slots, max_length: see `Engine`.
+      slots, max_length: see `EngineOptions`.
 
     Raises:
       ConfigError: see `load`.

@@ -20,8 +20,9 @@ from rl_sync.models.sharding import Layout, using
 from rl_sync.models.vision.projector import Seen
 from rl_sync.rollout import slots as core
 from rl_sync.rollout.buckets import Sizes
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.engine_programs import LEAST_STOP_IDS, CompiledProgram, stop_ids_bucket
-from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES, ImageFeatures, encoded
+from rl_sync.rollout.image_features import ImageFeatures, encoded
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.paging.page_table import PageFill, PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
@@ -81,41 +82,37 @@ class Batch:
     Attributes:
       config: model config.
       sizes: sizes of its programs, with the maximum number of slots and the positions of each.
-      chunk_tokens: maximum decode steps of a chunk.
       layout: sharding of the weights and the slots.
-      before_first: called with each program before its first call.
+      options: options of the engine.
       pages: pages of each slot; None if each slot has a cache of its own.
       rows: current number of slots.
       changes: kinds of logits processors that sequences may ask for.
-      records_routes: whether prefills and chunks have the experts of their tokens.
       compiled: programs compiled so far.
       compile_secs: time spent on compilation.
-      frozen_vision: whether new weights have the same vision tower.
-      image_cache_bytes: maximum size of the features of images that are kept.
     """
 
     config: ModelConfig
     sizes: Sizes
-    chunk_tokens: int
     layout: Layout
-    before_first: Callable[[CompiledProgram], None] = lambda program: None
+    options: EngineOptions
     pages: PageTable | None = None
     rows: int = 0
     changes: LogitsProcessors = ALL_CHANGES
-    records_routes: bool = False
     compiled: set[CompiledProgram] = dataclasses.field(default_factory=set)
     compile_secs: float = 0.0
-    frozen_vision: bool = False
-    image_cache_bytes: int = IMAGE_CACHE_BYTES
     _params: Params = None
     _slots: Slots | None = None
     _pool: PagedCache | None = None
     _stop_ids: int = LEAST_STOP_IDS
 
+    def __post_init__(self) -> None:
+        if self.options.changes is not None:
+            self.changes = self.options.changes
+
     @functools.cached_property
     def features(self) -> ImageFeatures:
         """Features of images, by their digests."""
-        return ImageFeatures(self._encode, self.image_cache_bytes)
+        return ImageFeatures(self._encode, self.options.image_cache_bytes)
 
     @property
     def length(self) -> int:
@@ -126,7 +123,7 @@ class Batch:
         """Takes new weights; their arrays must stay alive until the next `load`."""
         # JAX distinguishes arrays that were placed explicitly from others. Without this line,
         # everything would be compiled again.
-        if not self.frozen_vision:
+        if not self.options.frozen_vision:
             self.features.forget()
         self._params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
 
@@ -182,7 +179,7 @@ class Batch:
             self.config,
             self._params,
             padded,
-            records_routes=self.records_routes,
+            records_routes=self.options.records_routes,
             images=seen,
             layout=self.layout.of_positions,
         )
@@ -311,7 +308,7 @@ class Batch:
         Args:
           longest: number of tokens of the longest live sequence.
         """
-        span = self.sizes.span_bucket(longest + self.chunk_tokens)
+        span = self.sizes.span_bucket(longest + self.options.chunk_tokens)
         program = CompiledProgram("decode", (self.rows, span, self._stop_ids, *self.changes))
         slots, chunk = self._call(
             program,
@@ -323,9 +320,9 @@ class Batch:
             np.int32(enough),
             pauses,
             span=span,
-            chunk_tokens=self.chunk_tokens,
+            chunk_tokens=self.options.chunk_tokens,
             changes=self.changes,
-            records_routes=self.records_routes,
+            records_routes=self.options.records_routes,
         )
         self._keep(slots)
         return chunk
@@ -435,7 +432,7 @@ class Batch:
         self.compiled.add(program)
         started = time.monotonic()
         if is_new:
-            self.before_first(program)
+            self.options.before_first(program)
         with using(layout or self.layout):
             result = function(*args, **sizes)
         if is_new:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import get_args
 
 import jax
 import numpy as np
@@ -17,12 +16,11 @@ from rl_sync.models.sharding import Layout
 from rl_sync.rollout.batch import Batch
 from rl_sync.rollout.buckets import Sizes
 from rl_sync.rollout.continuation import Continuations
-from rl_sync.rollout.engine_limits import CachePolicy
+from rl_sync.rollout.engine_options import DEFAULTS, EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram, EnginePrograms
-from rl_sync.rollout.image_features import IMAGE_CACHE_BYTES
 from rl_sync.rollout.kv_offload import KvOffload
 from rl_sync.rollout.paging.page_supply import PageSupply
-from rl_sync.rollout.paging.page_table import pages_of
+from rl_sync.rollout.paging.page_table import PageTable, pages_of
 from rl_sync.rollout.queue import Queue, Waiting
 from rl_sync.rollout.request import (
     CompletionProgress,
@@ -31,13 +29,12 @@ from rl_sync.rollout.request import (
     Handle,
     require_servable,
 )
-from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling
-from rl_sync.rollout.sequence import Decode, GrowingSequence, Pauses
+from rl_sync.rollout.sampling import LogitsProcessors, Sampling
+from rl_sync.rollout.sequence import GrowingSequence, Pauses
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages, SequenceImages, after
-from rl_sync.spelling import require_one_of
 from rl_sync.types import Params
 
 
@@ -63,133 +60,67 @@ class Engine:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        slots: int = 64,
-        *,
-        max_length: int | None = None,
-        chunk_tokens: int = 16,
-        stepped_tokens: int = 64,
-        cache: CachePolicy = "keep",
-        cache_bytes: int | None = None,
-        reuses_prefixes: bool = True,
-        kv_offload_bytes: int = 0,
-        decode: Decode | None = None,
-        seed: int = 0,
-        layout: Layout,
-        changes: LogitsProcessors = ALL_CHANGES,
-        records_routes: bool = False,
-        frozen_vision: bool = False,
-        image_cache_bytes: int = IMAGE_CACHE_BYTES,
-        before_first: Callable[[CompiledProgram], None] = lambda program: None,
+        self, config: ModelConfig, layout: Layout, options: EngineOptions = DEFAULTS
     ) -> None:
         """Makes an engine without weights.
 
         Args:
           config: model config.
-          slots: maximum number of sequences that are decoded at once.
-          max_length: maximum number of tokens of a sequence, prompt included; defaults to the
-            model's.
-          chunk_tokens: maximum number of tokens that a sequence gets in a step.
-          stepped_tokens: maximum number of tokens of an extension that decode steps read, one a
-            step. For longer extensions the whole sequence is prefilled again.
-          cache: treatment of the KV caches of in-flight and parked sequences when new weights
-            arrive: `keep` them, or `recompute` them with the new weights. Offloaded caches are then
-            kept or dropped.
-          cache_bytes: memory for caches on each device, as a pool of pages. Sequences start as far
-            as pages suffice, and those that begin alike share pages. If pages lack, the youngest
-            sequences are put aside and continue later. None to reserve a cache of `max_length`
-            tokens for each slot.
-          reuses_prefixes: whether requests may share pages with other requests that begin alike.
-            Then rounding depends on earlier requests. The completions of one request always share.
-          kv_offload_bytes: host memory for the caches of evicted and interrupted sequences, for all
-            processes of the program together. The least recently used caches are dropped first.
-            With 0 no cache is offloaded.
-          decode: function from token ids to text, which stop strings need.
-          seed: seed for requests without a seed of their own.
           layout: sharding of the weights and the slots.
-          changes: kinds of logits processors that requests will ask for; a request that asks for
-            another one recompiles decoding. Fewer kinds make programs that compile faster.
-          records_routes: whether completions record the experts of their tokens, for a model with
-            a mixture of experts.
-          frozen_vision: whether all weights have the same vision tower, so that features of images
-            are kept when new weights arrive.
-          image_cache_bytes: host memory for features of images; the least recently used are
-            dropped.
-          before_first: called with each program before its first call, which compiles it.
 
         Raises:
-          ValueError: a size is out of range, or rows are longer than the model's maximum.
+          ValueError: rows are longer than the model's maximum, or memory is too small for them.
         """
-        length = config.max_length if max_length is None else max_length
-        if slots < 1 or chunk_tokens < 1:
-            raise ValueError(f"slots={slots} and chunk_tokens={chunk_tokens} must be at least 1.")
-        for name, value in (
-            ("stepped_tokens", stepped_tokens),
-            ("kv_offload_bytes", kv_offload_bytes),
-        ):
-            if value < 0:
-                raise ValueError(f"{name}={value} must be at least 0.")
-        if not 1 <= length <= config.max_length:
-            raise ValueError(
-                f"max_length={length} must be from 1 to model.max_length={config.max_length}."
+        length = _length(config, options)
+        self._config, self._options = config, options
+        pages = None
+        if options.cache_bytes is not None:
+            pages = pages_of(
+                config, layout, slots=options.slots, length=length, cache_bytes=options.cache_bytes
             )
-        require_one_of("cache", cache, get_args(CachePolicy))
-        self._config = config
-        self._cache_policy = cache
-        self._decode = decode
-        self._seed = seed
-        pages, shards = None, 1
-        if cache_bytes is not None:
-            pages = pages_of(config, layout, slots=slots, length=length, cache_bytes=cache_bytes)
-            shards = len(pages.pools)
+        shards = 1 if pages is None else len(pages.pools)
         sizes = Sizes(
-            slots,
+            options.slots,
             length,
             paged=reads_by_pages(config),
             shards=shards,
             divisor=layout.row_divisor,
         )
-        self._batch = Batch(config, sizes, chunk_tokens, layout, before_first, pages)
-        self._batch.changes = changes
-        self._batch.records_routes = records_routes
-        self._batch.frozen_vision = frozen_vision
-        self._batch.image_cache_bytes = image_cache_bytes
-        self._version = -1
-        self._tickets = 0
+        self._batch = Batch(config, sizes, layout, options, pages)
+        self._version, self._tickets, self._chunks = -1, 0, 0
         self._queue = Queue()
-        self._aside = KvOffload(self._batch, kv_offload_bytes)
+        self._aside = KvOffload(self._batch, options.kv_offload_bytes)
         self._occupancy = SlotTable(self._aside.put, shards)
         self._continuations = Continuations(
             batch=self._batch,
             queue=self._queue,
             occupancy=self._occupancy,
             aside=self._aside,
-            most_stepped=min(stepped_tokens, length),
+            most_stepped=min(options.stepped_tokens, length),
         )
-        self._supply = None
-        if pages is not None:
-            self._supply = PageSupply(
-                table=pages,
-                occupancy=self._occupancy,
-                queue=self._queue,
-                aside=self._aside,
-                chunk_tokens=chunk_tokens,
-                most_stepped=self._continuations.most_stepped,
-                # Of a prompt that decode steps read in part, no experts are known.
-                reuses=reuses_prefixes and not records_routes,
-            )
+        self._supply = None if pages is None else self._pages_for_sequences(pages)
         self._admission = Admission(
             self._batch, self._queue, self._occupancy, self._continuations, self._supply
         )
-        self._chunks = 0
-        self._pauses = Pauses()
-        self._counted = Stats()
+        self._pauses, self._counted = Pauses(), Stats()
+
+    def _pages_for_sequences(self, pages: PageTable) -> PageSupply:
+        options = self._options
+        return PageSupply(
+            table=pages,
+            occupancy=self._occupancy,
+            queue=self._queue,
+            aside=self._aside,
+            chunk_tokens=options.chunk_tokens,
+            most_stepped=self._continuations.most_stepped,
+            # Of a prompt that decode steps read in part, no experts are known.
+            reuses=options.reuses_prefixes and not options.records_routes,
+        )
 
     @property
     def chunk_tokens(self) -> int:
         """Maximum number of tokens that a sequence gets in a step."""
-        return self._batch.chunk_tokens
+        return self._options.chunk_tokens
 
     @property
     def slots(self) -> int:
@@ -227,10 +158,10 @@ class Engine:
         return EnginePrograms(
             config=self._config,
             sizes=batch.sizes,
-            chunk_tokens=batch.chunk_tokens,
+            chunk_tokens=self._options.chunk_tokens,
             most_given=self._continuations.most_stepped,
             layout=batch.layout,
-            records_routes=batch.records_routes,
+            records_routes=self._options.records_routes,
             pages=batch.pages,
             params=params,
         )
@@ -262,7 +193,7 @@ class Engine:
         self._queue.forget_prefixes()
         if self._supply is not None:
             self._supply.take_weights(version)
-        if self._cache_policy == "keep":
+        if self._options.cache == "keep":
             return
         self._aside.drop_all()
         if sequences := self._occupancy.tokens:
@@ -373,7 +304,9 @@ class Engine:
         self._chunks += 1
         # The device computes from here on. Meanwhile the host looks for stop strings in the
         # previous chunk's text. Tokens that are now sampled after a stop string are dropped.
-        finished = self._take_out({slot: s for slot, s in live.items() if s.cut(self._decode)})
+        finished = self._take_out(
+            {slot: s for slot, s in live.items() if s.cut(self._options.decode)}
+        )
         jax.block_until_ready(prompts)
         prefilled = time.monotonic()
         tokens, logprobs, goes_on, steps, kept, routes = jax.device_get(chunk)
@@ -402,7 +335,7 @@ class Engine:
             if routes is not None:
                 sequence.record_routes(routes[:steps, slot])
             if not goes_on[slot]:
-                sequence.cut(self._decode)
+                sequence.cut(self._options.decode)
                 if sequence.is_over:
                     done[slot] = sequence
         finished += self._take_out(done)
@@ -430,7 +363,7 @@ class Engine:
         found = {}
         for sequence in (*self._occupancy.live.values(), *self._queue.resumed):
             if sequence.handle in handles:
-                sequence.cut(self._decode)  # Drop what follows a stop string.
+                sequence.cut(self._options.decode)  # Drop what follows a stop string.
                 found[sequence.handle] = sequence.progress()
         return found
 
@@ -493,13 +426,15 @@ class Engine:
     def _take_out(self, done: dict[int, GrowingSequence]) -> list[FinishedCompletion]:
         for slot, sequence in done.items():
             self._occupancy.finish(slot, self._chunks)
-            self._pauses.learn(sequence.stop_token(self._decode))
+            self._pauses.learn(sequence.stop_token(self._options.decode))
         if self._supply is not None:
             self._supply.tidy()
         return [sequence.finished() for sequence in done.values()]
 
     def _require_servable(self, request: CompletionRequest) -> None:
-        require_servable(request, self._config, self._batch.length, self._decode is not None)
+        require_servable(
+            request, self._config, self._batch.length, self._options.decode is not None
+        )
 
     def _accept(self, request: CompletionRequest) -> Waiting:
         """Gives a request a ticket, and a seed if it has none."""
@@ -507,5 +442,15 @@ class Engine:
         self._tickets += 1
         self._batch.make_room_for_stop_ids(len(request.sampling.stop_ids))
         self._batch.changes = self._batch.changes.with_those(LogitsProcessors.of(request.sampling))
-        seed = (self._seed, ticket) if request.seed is None else request.seed
+        seed = (self._options.seed, ticket) if request.seed is None else request.seed
         return Waiting(ticket, request, seed)
+
+
+def _length(config: ModelConfig, options: EngineOptions) -> int:
+    """Returns the maximum number of tokens of a sequence."""
+    length = config.max_length if options.max_length is None else options.max_length
+    if not 1 <= length <= config.max_length:
+        raise ValueError(
+            f"max_length={length} must be from 1 to model.max_length={config.max_length}."
+        )
+    return length

@@ -106,7 +106,7 @@ class EnginePrograms:
       layout: sharding of the weights and the slots.
       pages: pages of each slot; None if each slot has a cache of its own.
       params: abstract parameters: shapes, dtypes and shardings of the weights.
-      records_routes: see `Engine`.
+      records_routes: see `EngineOptions`.
     """
 
     config: ModelConfig

@@ -23,7 +23,6 @@ from rl_sync.types import Params
 MOST_TILES = 16
 """Maximum number of tiles that are encoded at once."""
 
-IMAGE_CACHE_BYTES = 256 << 20
 
 Encode = Callable[[UInt8[np.ndarray, "N S S 3"]], Float[Array, "N M W"]]
 

@@ -105,7 +105,7 @@ class Admission:
     def _may_shrink(self) -> bool:
         """Says whether more than one chunk is left, so that compiling a smaller batch pays."""
         longest = max((sequence.left for sequence in self.occupancy.live.values()), default=0)
-        return max(longest, self.queue.most_new_tokens) > self.batch.chunk_tokens
+        return max(longest, self.queue.most_new_tokens) > self.batch.options.chunk_tokens
 
     def admit(self) -> Admitted:
         """Starts waiting completions in free slots, in the order of the queue.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from rl_sync.rollout.engine_limits import CachePolicy
+from rl_sync.rollout.engine_options import CachePolicy
 from rl_sync.setting import check, setting
 
 

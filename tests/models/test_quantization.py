@@ -14,6 +14,7 @@ from rl_sync.models.quantization import quantized
 from rl_sync.models.sharding import Layout, using
 from rl_sync.models.transformer import hidden_states, logits, param_shapes
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -121,7 +122,7 @@ def test_a_mesh_decodes_as_one_device_does(mesh, dtype):
     requests = [CompletionRequest(np.array([3, 4]), Sampling(8, (), greedy=True), seed=(1,))] * 4
 
     def decoded(on, params):
-        engine = Engine(config, 4, layout=on)
+        engine = Engine(config, on, EngineOptions(slots=4))
         engine.load(params, 0)
         return [one for (one,) in engine.generate(requests)]
 

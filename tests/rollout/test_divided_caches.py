@@ -15,6 +15,7 @@ from rl_sync.models.slot_shares import shares
 from rl_sync.plan.model_memory import cache_bytes
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
@@ -48,7 +49,7 @@ cases = pytest.mark.parametrize(("config", "mesh", "platform"), CASES.values(), 
 
 def engine(config, on, seed=0, **options):
     on = on.grouped(config.num_kv_heads)
-    made = Engine(config, slots=4, chunk_tokens=4, layout=on, **options)
+    made = Engine(config, on, EngineOptions(slots=4, chunk_tokens=4, **options))
     made.load(weights(config, on, seed), version=0)
     return made
 

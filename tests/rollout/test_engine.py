@@ -8,6 +8,7 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout import buckets, slots
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -22,7 +23,9 @@ LOGPROBS = jax.jit(token_logprobs, static_argnums=0)
 
 def _engine(params=PARAMS, slots=8, chunk_tokens=4, **options):
     engine = Engine(
-        tiny.CONFIG, slots, chunk_tokens=chunk_tokens, **options, layout=Layout.single()
+        tiny.CONFIG,
+        Layout.single(),
+        EngineOptions(slots=slots, chunk_tokens=chunk_tokens, **options),
     )
     engine.load(params, version=0)
     return engine
@@ -72,7 +75,9 @@ def test_weights_that_are_not_numbers_are_refused_when_they_are_drawn_with(greed
 @pytest.mark.gate
 def test_values_that_are_too_large_for_float16_name_the_way_out():
     params = {**PARAMS, "final_norm": {"scale": 1e6 * PARAMS["final_norm"]["scale"]}}
-    engine = Engine(dataclasses.replace(tiny.CONFIG, dtype="float16"), 2, layout=Layout.single())
+    engine = Engine(
+        dataclasses.replace(tiny.CONFIG, dtype="float16"), Layout.single(), EngineOptions(slots=2)
+    )
     engine.load(params, version=0)
     with pytest.raises(NonFiniteLogitsError, match=r"beyond 65,504: use bfloat16 .*model.dtype"):
         engine.generate(_requests(SAMPLING))
@@ -85,7 +90,7 @@ def test_values_that_are_too_large_for_float16_name_the_way_out():
 def test_what_is_longer_than_a_page_of_the_cache_is_kept_whole(attention, cache):
     config = dataclasses.replace(tiny.CONFIG, max_length=80, attention=attention)
     params = tiny.params(config)
-    engine = Engine(config, 8, chunk_tokens=4, cache=cache, layout=Layout.single())
+    engine = Engine(config, Layout.single(), EngineOptions(slots=8, chunk_tokens=4, cache=cache))
     engine.load(params, 0)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 11, length).astype(np.int32) for length in (40, 5, 33)]
@@ -111,7 +116,7 @@ def test_the_cache_is_read_as_far_as_it_is_filled(attention, expected):
     If attention itself stops after the longest row, one span is enough.
     """
     config = dataclasses.replace(tiny.CONFIG, max_length=160, attention=attention)
-    engine = Engine(config, slots=8, chunk_tokens=16, layout=Layout.single())
+    engine = Engine(config, Layout.single(), EngineOptions(slots=8, chunk_tokens=16))
     engine.load(PARAMS, version=0)
     sampling = Sampling(max_new_tokens=110, stop_ids=(), greedy=True)
     (completion,), _ = engine.generate([CompletionRequest(p, sampling) for p in PROMPTS[:2]])
@@ -414,4 +419,4 @@ def test_what_cannot_be_served_is_refused(request_, message):
 
 def test_without_weights_there_is_nothing_to_generate_with():
     with pytest.raises(ValueError, match=r"call load\(params, version\) first"):
-        Engine(tiny.CONFIG, layout=Layout.single()).step()
+        Engine(tiny.CONFIG, Layout.single()).step()

@@ -11,6 +11,7 @@ from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -27,7 +28,7 @@ SAMPLING = Sampling(max_new_tokens=6, stop_ids=(1,))
 
 def _engine(on):
     on = on.grouped(CONFIG.num_kv_heads)
-    engine = Engine(CONFIG, slots=8, chunk_tokens=4, layout=on)
+    engine = Engine(CONFIG, on, EngineOptions(slots=8, chunk_tokens=4))
     engine.load(jax.device_put(PARAMS, shardings(abstract_params(CONFIG, on))), version=0)
     return engine
 

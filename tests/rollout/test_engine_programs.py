@@ -11,6 +11,7 @@ import pytest
 from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.platform import compiling_for
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.engine_programs import Requests
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
@@ -37,7 +38,7 @@ def compilations():
 
 
 def engine(on, config=CONFIG, slots=16, **options):
-    made = Engine(config, slots, chunk_tokens=16, layout=on, **options)
+    made = Engine(config, on, EngineOptions(slots=slots, chunk_tokens=16, **options))
     params = PARAMS if config.mlp_dim == CONFIG.mlp_dim else tiny.params(config)
     made.load(jax.device_put(params, shardings(abstract_params(config, on))), version=0)
     return made

@@ -8,6 +8,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import Continue, End, EpisodeRequest
 from rl_sync.rollout.sampling import Sampling
@@ -81,7 +82,7 @@ def ending(number):
 
 
 def _engine(slots=8, **options):
-    return Engine(MODEL, slots=slots, layout=Layout.single(), chunk_tokens=3, **options)
+    return Engine(MODEL, Layout.single(), EngineOptions(slots=slots, chunk_tokens=3, **options))
 
 
 def _episodes(script, repeats=True, **options):

@@ -12,6 +12,7 @@ from rl_sync.models.transformer import hidden_states, logits
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import TEXT, after
@@ -39,7 +40,7 @@ def weights(config=CONFIG, on=None, seed=0):
 
 def engine(config=CONFIG, seed=0, slots=8, **options):
     on = options.pop("layout", engine_layout()).grouped(config.num_kv_heads)
-    made = Engine(config, slots=slots, chunk_tokens=4, layout=on, **options)
+    made = Engine(config, on, EngineOptions(slots=slots, chunk_tokens=4, **options))
     made.load(weights(config, on, seed), version=0)
     return made
 
@@ -98,7 +99,7 @@ def test_logprobs_are_those_of_the_whole_vocabulary_and_no_image_token_is_drawn(
     params = tiny.params(CONFIG, spread=0.2)
     # The image's token is the likeliest by far.
     params["embedding"] = params["embedding"].at[IMAGE].mul(40)
-    made = Engine(CONFIG, slots=8, chunk_tokens=4, layout=engine_layout())
+    made = Engine(CONFIG, engine_layout(), EngineOptions(slots=8, chunk_tokens=4))
     made.load(params, 0)
     (ids, images), taken = PROMPTS[1], 0
     for sampling in (DRAWN, GREEDY):

@@ -10,6 +10,7 @@ from rl_sync.models.placement import abstract_params, shardings
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from tests.models import tiny
 from tests.models.meshes import layout
@@ -94,7 +95,7 @@ def test_caches_of_sharded_slots_are_restored_alike(mesh):
 
     def turns(on, kv_offload_bytes):
         engine = Engine(
-            config, slots=2, chunk_tokens=4, layout=on, kv_offload_bytes=kv_offload_bytes
+            config, on, EngineOptions(slots=2, chunk_tokens=4, kv_offload_bytes=kv_offload_bytes)
         )
         engine.load(jax.device_put(params, shardings(abstract_params(config, on))), version=0)
         requests = [held_request(FLAT if i % 2 else GREEDY, (i,)) for i in range(6)]

@@ -11,6 +11,7 @@ from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import using
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -43,7 +44,7 @@ cases = pytest.mark.parametrize(
 
 def engine(config, on, seed=0, slots=4, **options):
     on = on.grouped(config.num_kv_heads)
-    made = Engine(config, slots=slots, chunk_tokens=4, layout=on, **options)
+    made = Engine(config, on, EngineOptions(slots=slots, chunk_tokens=4, **options))
     made.load(weights(config, on, seed), version=0)
     return made
 

@@ -22,6 +22,7 @@ from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import using
 from rl_sync.models.transformer import hidden_states, prefill
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -266,7 +267,9 @@ def test_an_engine_on_a_mesh_records_the_same(name):
     requests = [CompletionRequest(PROMPT, Sampling(6, ()), 3, seed=(4,))]
     (expected,) = engine_of().generate(requests)
     like = abstract_params(CONFIG, MESHES[name])
-    engine = Engine(CONFIG, 8, chunk_tokens=4, records_routes=True, layout=MESHES[name])
+    engine = Engine(
+        CONFIG, MESHES[name], EngineOptions(slots=8, chunk_tokens=4, records_routes=True)
+    )
     engine.load(jax.tree.map(lambda x, one: jax.device_put(x, one.sharding), params(), like), 0)
     (found,) = engine.generate(requests)
     for one, other in zip(expected, found, strict=True):

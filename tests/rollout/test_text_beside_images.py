@@ -17,6 +17,7 @@ from rl_sync.models.config import Lora
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.transformer import decode_step
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram, Requests
 from rl_sync.sequence_images import TEXT
 from rl_sync.types import RowImages
@@ -44,7 +45,7 @@ ELEMENTWISE = {
 @functools.cache
 def programs_of(config, **options):
     on = engine_layout().grouped(config.num_kv_heads)
-    made = Engine(config, slots=8, chunk_tokens=4, layout=on, **options)
+    made = Engine(config, on, EngineOptions(slots=8, chunk_tokens=4, **options))
     return made.possible(abstract_params(config, on))
 
 

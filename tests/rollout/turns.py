@@ -6,6 +6,7 @@ import numpy as np
 
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -35,7 +36,9 @@ CHOICES = [
 
 
 def make_engine(config=CONFIG, params=PARAMS, slots=8, chunk_tokens=4, **options):
-    engine = Engine(config, slots, chunk_tokens=chunk_tokens, **options, layout=Layout.single())
+    engine = Engine(
+        config, Layout.single(), EngineOptions(slots=slots, chunk_tokens=chunk_tokens, **options)
+    )
     engine.load(params, version=0)
     return engine
 

@@ -10,7 +10,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.assembly import wiring
 from rl_sync.rollout.engine import Engine
-from rl_sync.rollout.engine_limits import CachePolicy
+from rl_sync.rollout.engine_options import CachePolicy, EngineOptions
 from rl_sync.rollout.engine_programs import CompiledProgram
 from rl_sync.rollout.sampling import LogitsProcessors
 from rl_sync.settings.run_settings import RunSettings
@@ -29,24 +29,26 @@ def rollout_engine(
     """Makes an explorer's engine, on its devices.
 
     Args:
-      before_first: see `Engine`.
+      before_first: see `EngineOptions`.
     """
     return Engine(
         lora.merged_config(wiring.explorer_model(settings, task)),
-        settings.slots,
-        chunk_tokens=settings.rollout.chunk_tokens,
-        cache=cast(CachePolicy, settings.rollout.cache),
-        cache_bytes=settings.rollout.cache_bytes,
-        # With exact pulls a run that was resumed must come to the same bits.
-        reuses_prefixes=settings.schedule.pull == "latest",
-        kv_offload_bytes=settings.environment.kv_offload_bytes,
-        decode=task.tokenizer.decode,
-        layout=layout,
-        changes=rollout_changes(settings, task),
-        records_routes=settings.rollout.routing_replay,
-        frozen_vision=not settings.model.trains_tower,
-        image_cache_bytes=settings.rollout.image_cache_bytes,
-        before_first=before_first,
+        layout,
+        EngineOptions(
+            slots=settings.slots,
+            chunk_tokens=settings.rollout.chunk_tokens,
+            cache=cast(CachePolicy, settings.rollout.cache),
+            cache_bytes=settings.rollout.cache_bytes,
+            # With exact pulls a run that was resumed must come to the same bits.
+            reuses_prefixes=settings.schedule.pull == "latest",
+            kv_offload_bytes=settings.environment.kv_offload_bytes,
+            decode=task.tokenizer.decode,
+            changes=rollout_changes(settings, task),
+            records_routes=settings.rollout.routing_replay,
+            frozen_vision=not settings.model.trains_tower,
+            image_cache_bytes=settings.rollout.image_cache_bytes,
+            before_first=before_first,
+        ),
     )
 
 
@@ -74,16 +76,18 @@ def evaluation_engine(
 
     Args:
       model: the policy's model config.
-      before_first: see `Engine`.
+      before_first: see `EngineOptions`.
     """
     problems = len(wiring.examination(settings, task).prompts)
     return Engine(
         model,
-        min(problems, settings.sft.probe_problems),
-        decode=task.tokenizer.decode,
-        layout=layout,
-        changes=sampled_changes(settings, task),
-        frozen_vision=not settings.model.trains_tower,
-        image_cache_bytes=settings.rollout.image_cache_bytes,
-        before_first=before_first,
+        layout,
+        EngineOptions(
+            slots=min(problems, settings.sft.probe_problems),
+            decode=task.tokenizer.decode,
+            changes=sampled_changes(settings, task),
+            frozen_vision=not settings.model.trains_tower,
+            image_cache_bytes=settings.rollout.image_cache_bytes,
+            before_first=before_first,
+        ),
     )

@@ -10,6 +10,7 @@ import pytest
 from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from tests.models import tiny
@@ -82,7 +83,7 @@ def test_cached_greedy_decoding_continues_as_transformers_does(model):
     tokens, lengths = expected["tokens"], expected["lengths"]
     count = expected["greedy"].shape[1]
     sampling = Sampling(max_new_tokens=count, stop_ids=(), greedy=True)
-    engine = Engine(config, slots=len(lengths), layout=Layout.single())
+    engine = Engine(config, Layout.single(), EngineOptions(slots=len(lengths)))
     engine.load(params, version=0)
     prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
     generated = engine.generate([CompletionRequest(prompt, sampling) for prompt in prompts])

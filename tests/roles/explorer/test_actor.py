@@ -12,6 +12,7 @@ from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerS
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import End
 from rl_sync.rollout.request import CompletionRequest
@@ -40,7 +41,7 @@ MODEL = ModelConfig(
 
 
 def _engine(slots=12, **options):
-    return Engine(MODEL, slots=slots, layout=Layout.single(), **options)
+    return Engine(MODEL, Layout.single(), EngineOptions(slots=slots, **options))
 
 
 EXPLORER = Explorer(

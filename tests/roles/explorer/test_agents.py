@@ -21,6 +21,7 @@ from rl_sync.environments.hosts.host_choice import host_of
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import BeginEpisode, End, EpisodeRequest, Said
 from rl_sync.rollout.sampling import Sampling
@@ -338,7 +339,7 @@ def test_an_agent_reads_the_policy_s_reply_chunk_by_chunk(tmp_path):
     host = host_of(reference, HostLimits(workers=1, limit_secs=40.0))
     director = Director(host, Bridge(CHARACTERS), ReplyReader(CHARACTERS), settings)
     model = dataclasses.replace(tiny.CONFIG, vocab_size=CHARACTERS.vocab_size, max_length=64)
-    engine = Engine(model, slots=2, chunk_tokens=4, layout=Layout.single())
+    engine = Engine(model, Layout.single(), EngineOptions(slots=2, chunk_tokens=4))
     episodes = EpisodeEngine(engine, lambda: director, repeats=False)
     episodes.load(tiny.params(model), version=3)
     sampling = Sampling(max_new_tokens=10, stop_ids=())

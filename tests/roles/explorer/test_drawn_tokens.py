@@ -13,6 +13,7 @@ from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.group_rows import columns_of
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import Continue, End, EpisodeRequest
 from rl_sync.rollout.request import CompletionRequest
@@ -77,7 +78,7 @@ class Script:
 
 def _engine():
     decode = lambda ids: "".join(f"<{i}>" for i in ids)  # noqa: E731
-    return Engine(MODEL, slots=8, layout=Layout.single(), chunk_tokens=3, decode=decode)
+    return Engine(MODEL, Layout.single(), EngineOptions(slots=8, chunk_tokens=3, decode=decode))
 
 
 def _group(finished, prompt=PROMPT):

@@ -17,6 +17,7 @@ from rl_sync.models.logprobs import token_logprobs
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.director import Director
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest
 from rl_sync.rollout.older_versions import OlderVersions
@@ -90,7 +91,9 @@ def players(opponent="self", slots=8, repeats=True, environment="Talk", **settin
 
     def engine():
         layout = Layout.single()
-        return Engine(MODEL, slots=slots, layout=layout, chunk_tokens=3, decode=TOKENIZER.decode)
+        return Engine(
+            MODEL, layout, EngineOptions(slots=slots, chunk_tokens=3, decode=TOKENIZER.decode)
+        )
 
     count = limits.older_versions
     older = OlderVersions(engine(), count, seed=5) if count else None
@@ -279,4 +282,4 @@ def test_older_versions_survive_the_loss_of_the_arrays_that_were_loaded():
 
 
 def _idle():
-    return Engine(MODEL, slots=2, layout=Layout.single(), decode=TOKENIZER.decode)
+    return Engine(MODEL, Layout.single(), EngineOptions(slots=2, decode=TOKENIZER.decode))

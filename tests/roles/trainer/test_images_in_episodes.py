@@ -24,6 +24,7 @@ from rl_sync.roles.explorer.director import Director
 from rl_sync.roles.explorer.group_rows import columns_of
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest
 from rl_sync.rollout.sampling import Sampling
@@ -79,7 +80,7 @@ def director(limits=LIMITS):
 
 
 def episodes(**options):
-    engine = Engine(MODEL, slots=8, layout=Layout.single(), chunk_tokens=3, **options)
+    engine = Engine(MODEL, Layout.single(), EngineOptions(slots=8, chunk_tokens=3, **options))
     made = EpisodeEngine(engine, director, repeats=True)
     made.load(PARAMS, version=0)
     return made

@@ -17,6 +17,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.group_rows import columns_of
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import Continue, EpisodeRequest
 from rl_sync.rollout.request import CompletionRequest
@@ -80,7 +81,7 @@ def _groups(case, keeps=True):
     sampling = _sampling(case)
     changes = LogitsProcessors.of(sampling)
     changes = changes._replace(masks=keeps and changes.excludes, whole=not keeps)
-    engine = Engine(MODEL, slots=7, chunk_tokens=5, layout=Layout.single(), changes=changes)
+    engine = Engine(MODEL, Layout.single(), EngineOptions(slots=7, chunk_tokens=5, changes=changes))
     engine.load(OLD, 0)
     prompts = [np.array(ids, np.int32) for ids in PROMPTS]
     requests = [CompletionRequest(ids, sampling, G, seed=(i,)) for i, ids in enumerate(prompts)]
@@ -288,7 +289,9 @@ def test_new_weights_in_flight_leave_each_token_the_set_that_it_was_drawn_from()
     sampling = dataclasses.replace(_sampling("top_p"), stop_ids=())
     changes = LogitsProcessors.of(sampling)._replace(masks=True)
     engine = Engine(
-        MODEL, slots=4, chunk_tokens=3, layout=Layout.single(), changes=changes, cache="recompute"
+        MODEL,
+        Layout.single(),
+        EngineOptions(slots=4, chunk_tokens=3, changes=changes, cache="recompute"),
     )
     engine.load(OLD, 0)
     prompt = np.array(PROMPTS[0], np.int32)
@@ -345,7 +348,7 @@ def test_episodes_of_several_turns_and_segments_keep_the_set_of_each_token():
     )
     changes = LogitsProcessors.of(sampling)._replace(masks=True)
     engine = Engine(
-        episodes.MODEL, slots=8, layout=Layout.single(), chunk_tokens=3, changes=changes
+        episodes.MODEL, Layout.single(), EngineOptions(slots=8, chunk_tokens=3, changes=changes)
     )
     again = np.array([7, 8, 9, 10], np.int32)
     turns = [

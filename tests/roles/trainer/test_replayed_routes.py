@@ -14,6 +14,7 @@ from rl_sync.models.config import Experts
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.group_rows import columns_of
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Group
@@ -35,7 +36,9 @@ def _params(seed=3):
 
 
 def _groups(model, params, seed=0):
-    engine = Engine(model, slots=7, chunk_tokens=5, layout=Layout.single(), records_routes=True)
+    engine = Engine(
+        model, Layout.single(), EngineOptions(slots=7, chunk_tokens=5, records_routes=True)
+    )
     engine.load(params, 0)
     prompts = [np.array(ids, np.int32) for ids in PROMPTS]
     requests = [

@@ -13,6 +13,7 @@ from rl_sync.learning.rows.batching import Batching, lay_out
 from rl_sync.learning.rows.row_images import in_parts, tile_places
 from rl_sync.roles.explorer.group_rows import columns_of
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.types import Demonstrations, Group, RowImages
@@ -41,7 +42,7 @@ def params_of(seed=3):
 @functools.cache
 def groups_of(seed=0, sampler=8):
     """Groups that other weights drew, so that an image in another's place changes logprobs."""
-    engine = Engine(MODEL, slots=8, chunk_tokens=5, layout=engine_layout())
+    engine = Engine(MODEL, engine_layout(), EngineOptions(slots=8, chunk_tokens=5))
     engine.load(params_of(sampler), 0)
     requests = [
         CompletionRequest(ids, Sampling(8, (1,)), G, seed=(seed, i), images=images)
@@ -256,7 +257,7 @@ def test_a_batch_without_images_is_that_of_a_policy_that_reads_text():
 
 def featured(groups, params):
     """Replaces pixels by features, as an explorer does with a frozen tower."""
-    engine = Engine(MODEL, slots=8, layout=engine_layout(), frozen_vision=True)
+    engine = Engine(MODEL, engine_layout(), EngineOptions(slots=8, frozen_vision=True))
     engine.load(params, 0)
     return [
         dataclasses.replace(group, tiles=None if images is None else engine.features(images))

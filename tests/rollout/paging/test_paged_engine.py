@@ -13,6 +13,7 @@ from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout
 from rl_sync.rollout import slots
 from rl_sync.rollout.engine import Engine
+from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.engine_programs import Requests
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.request import CompletionRequest
@@ -32,7 +33,9 @@ def engine(pages=None, params=PARAMS, on=None, config=CONFIG, rows=8, **options)
     """Makes an engine with so many pages a device; None for a cache for each slot."""
     on = (on or Layout.single()).grouped(config.num_kv_heads)
     size = None if pages is None else pages * page_bytes(config, on)
-    made = Engine(config, rows, chunk_tokens=4, layout=on, cache_bytes=size, **options)
+    made = Engine(
+        config, on, EngineOptions(slots=rows, chunk_tokens=4, cache_bytes=size, **options)
+    )
     made.load(jax.device_put(params, shardings(abstract_params(config, on))), version=0)
     return made
 
