@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models.config import AttentionPath, Experts, ModelConfig, Quantization
 from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
@@ -260,7 +260,8 @@ def scored(
         packing = Packing(jnp.asarray(positions), jnp.asarray(numbers))
     with using(layout):
         score = jax.jit(forward.logprobs, static_argnums=())
-        found = score(weights, {}, jnp.asarray(given), packing, None, routes)
+        experts = None if routes is None else jnp.asarray(routes)
+        found = score(weights, {}, RowInputs(jnp.asarray(given), packing, routes=experts))
     return np.asarray(jax.device_get(found)).reshape(rows.shape)
 
 

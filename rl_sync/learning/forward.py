@@ -22,7 +22,31 @@ from rl_sync.models.token_sets import TokenSets, kept_at, seen_at
 from rl_sync.models.transformer import hidden_states
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
-from rl_sync.types import Packing, Params, RowImages, SharedPrompts
+from rl_sync.types import Packing, Params, RowImages, Rows, SharedPrompts
+
+
+class RowInputs(NamedTuple):
+    """The parts of rows that a model reads.
+
+    Attributes:
+      tokens: token ids.
+      packing: layout of packed rows; None where each row is one segment.
+      masks: sampling masks of the rows; None if all tokens could be sampled.
+      routes: experts to which the policy sends the tokens again (see `rl_sync.expert_routes`); None
+        if it chooses. A critic's own model always chooses.
+      images: images of the rows; None for text alone.
+    """
+
+    tokens: Int[Array, "B T"]
+    packing: Packing | None = None
+    masks: UInt32[Array, "B E 3"] | None = None
+    routes: UInt[Array, "B T L C"] | None = None
+    images: RowImages | None = None
+
+    @classmethod
+    def of(cls, rows: Rows) -> RowInputs:
+        """Returns the parts of a batch's rows."""
+        return cls(rows.tokens, rows.packing, rows.sampling_masks, rows.routes, rows.images)
 
 
 class Outputs(NamedTuple):
@@ -72,57 +96,25 @@ class Forward:
         """Inverts `split`; trained parameters may have a scalar head."""
         return lora.join(trained, frozen) if self.model.lora else trained
 
-    def logprobs(
-        self,
-        trained: Params,
-        frozen: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None = None,
-        masks: UInt32[Array, "B E 3"] | None = None,
-        routes: UInt[Array, "B T L C"] | None = None,
-        images: RowImages | None = None,
-    ) -> Float[Array, "B T"]:
+    def logprobs(self, trained: Params, frozen: Params, rows: RowInputs) -> Float[Array, "B T"]:
         """Computes the log-probability of each token; see `outputs`."""
-        return self.outputs(trained, None, frozen, tokens, packing, masks, routes, images).logprobs
+        return self.outputs(trained, None, frozen, rows).logprobs
 
     def values(
-        self,
-        trained: Params,
-        critic: Params,
-        frozen: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None = None,
-        routes: UInt[Array, "B T L C"] | None = None,
-        images: RowImages | None = None,
+        self, trained: Params, critic: Params, frozen: Params, rows: RowInputs
     ) -> Float[Array, "B T"]:
         """Computes the values of `Outputs`; for the arguments see `outputs`."""
         if not _is_head(critic):
-            trained, routes = critic, None
-        hidden = self._hidden(self.join(trained, frozen), tokens, packing, routes, images)
-        return _values(critic, hidden, packing)
+            trained, rows = critic, rows._replace(routes=None)
+        return _values(critic, self._hidden(self.join(trained, frozen), rows), rows.packing)
 
-    def scalars(
-        self,
-        trained: Params,
-        frozen: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None = None,
-        images: RowImages | None = None,
-    ) -> Float[Array, "B T"]:
+    def scalars(self, trained: Params, frozen: Params, rows: RowInputs) -> Float[Array, "B T"]:
         """Computes a reward model's score of each prefix; see `token_scalars`."""
         params = self.join(trained, frozen)
-        return hidden_scalars(params, self._hidden(params, tokens, packing, images=images))
+        return hidden_scalars(params, self._hidden(params, rows._replace(routes=None)))
 
     def outputs(
-        self,
-        trained: Params,
-        critic: Params | None,
-        frozen: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None = None,
-        masks: UInt32[Array, "B E 3"] | None = None,
-        routes: UInt[Array, "B T L C"] | None = None,
-        images: RowImages | None = None,
+        self, trained: Params, critic: Params | None, frozen: Params, rows: RowInputs
     ) -> Outputs:
         """Computes log-probability, entropy and value of each token.
 
@@ -134,38 +126,21 @@ class Forward:
           critic: either a scalar head alone, which is applied to the policy's trunk in the same
             pass; or a head with the trained parameters of its own model, for a second pass.
           frozen: parameters that both models share.
-          masks: sampling masks of the rows; None if all tokens could be sampled.
-          routes: experts to which the policy sends the tokens again (see
-            `rl_sync.expert_routes`); None if it chooses. A critic's own model always chooses.
-          images: images of the rows; None for text alone.
         """
         params = self.join(trained, frozen)
-        hidden = self._hidden(params, tokens, packing, routes, images)
-        logprobs, entropy = self._logprobs(
-            params, hidden, constrain(tokens, "batch"), packing, masks
-        )
-        values = None
-        if critic is not None:
-            its_own = not _is_head(critic)
-            values = _values(
-                critic,
-                self._hidden(self.join(critic, frozen), tokens, packing, images=images)
-                if its_own
-                else hidden,
-                packing,
-            )
-        return Outputs(logprobs, entropy, values)
+        hidden = self._hidden(params, rows)
+        logprobs, entropy = self._logprobs(params, hidden, rows)
+        if critic is None:
+            return Outputs(logprobs, entropy, None)
+        if not _is_head(critic):
+            hidden = self._hidden(self.join(critic, frozen), rows._replace(routes=None))
+        return Outputs(logprobs, entropy, _values(critic, hidden, rows.packing))
 
     def _logprobs(
-        self,
-        params: Params,
-        hidden: Float[Array, "B T D"],
-        tokens: Int[Array, "B T"],
-        packing: Packing | None,
-        masks: UInt32[Array, "B E 3"] | None,
+        self, params: Params, hidden: Float[Array, "B T D"], rows: RowInputs
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-        prompts = _shared(packing)
-        sets = self._sets(tokens, packing, masks)
+        tokens, prompts = constrain(rows.tokens, "batch"), _shared(rows.packing)
+        sets = self._sets(tokens, rows.packing, rows.masks)
         if prompts is None:
             return hidden_logprobs(
                 self.model,
@@ -213,17 +188,10 @@ class Forward:
             seen = seen[:, :-1] if prompts is None else _taken(seen, prompts.before)
         return TokenSets(kept, seen)
 
-    def _hidden(
-        self,
-        params: Params,
-        tokens: Int[Array, "B T"],
-        packing: Packing | None,
-        routes: UInt[Array, "B T L C"] | None = None,
-        images: RowImages | None = None,
-    ) -> Float[Array, "B T D"]:
+    def _hidden(self, params: Params, rows: RowInputs) -> Float[Array, "B T D"]:
         trunk = {name: value for name, value in params.items() if name != HEAD}
-        tokens = constrain(tokens, "batch")
-        seen = None if images is None else self._seen(trunk, images)
+        tokens, packing, routes = constrain(rows.tokens, "batch"), rows.packing, rows.routes
+        seen = None if rows.images is None else self._seen(trunk, rows.images)
         if packing is None:
             return hidden_states(self.model, trunk, tokens, routes=routes, images=seen)
         return hidden_states(

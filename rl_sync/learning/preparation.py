@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rl_sync.learning import credit, objective
 from rl_sync.learning.drawing_versions import KeptVersions, scored
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.microbatches import map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
 from rl_sync.learning.train_state import TrainState
@@ -70,17 +70,12 @@ class Preparation:
             return map_rows(one, rows, min(self.loss.microbatch_rows, of_update))
 
         def logprobs_of(trained: Params, replays: bool) -> Float[Array, "B T"]:
-            return of_rows(
-                lambda some: self.forward.logprobs(
-                    trained,
-                    frozen,
-                    some.tokens,
-                    some.packing,
-                    some.sampling_masks,
-                    some.routes if replays else None,
-                    some.images,
-                )
-            )
+            def one(some: Rows) -> Float[Array, "B T"]:
+                given = RowInputs.of(some)
+                given = given if replays else given._replace(routes=None)
+                return self.forward.logprobs(trained, frozen, given)
+
+            return of_rows(one)
 
         ref_logprobs = proximal_logprobs = values = None
         if state.ref_params is not None:
@@ -90,15 +85,7 @@ class Preparation:
         if state.critic is not None:
             critic = state.critic.params
             values = of_rows(
-                lambda some: self.forward.values(
-                    trained,
-                    critic,
-                    frozen,
-                    some.tokens,
-                    some.packing,
-                    some.routes,
-                    some.images,
-                )
+                lambda some: self.forward.values(trained, critic, frozen, RowInputs.of(some))
             )
         recorded = mismatch = None
         if self.kept is not None and not self.scores_in_update:

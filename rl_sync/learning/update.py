@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from rl_sync.learning import demonstration_loss, objective
 from rl_sync.learning.critic import Critic, CriticState, value_loss
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.loss_scale import NORMS, LossScale, next_scale
 from rl_sync.learning.microbatches import gradient
 from rl_sync.learning.objective import (
@@ -120,7 +120,7 @@ class Update(ABC, Generic[Share, Common]):
             mixed, more = demonstration_loss.mix_in(
                 gradients[0],
                 lambda trained, rows: plain.logprobs(
-                    self._held(trained), frozen, rows.tokens, images=rows.images
+                    self._held(trained), frozen, RowInputs(rows.tokens, images=rows.images)
                 ),
                 learned.trained,
                 demonstrations,
@@ -229,16 +229,7 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
         trained, rows = self._held(trained), known.rows
         if self.critic is not None and critic is not None:
             critic = self.critic.held(critic, self.policy.abstract)
-        found = self.forward.outputs(
-            trained,
-            critic,
-            frozen,
-            rows.tokens,
-            rows.packing,
-            rows.sampling_masks,
-            rows.routes,
-            rows.images,
-        )
+        found = self.forward.outputs(trained, critic, frozen, RowInputs.of(rows))
         if self.scores:
             drawn = rows._replace(behavior_logprobs=jax.lax.stop_gradient(found.logprobs))
             known = known._replace(rows=drawn, recorded_logprobs=rows.behavior_logprobs)

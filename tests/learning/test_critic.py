@@ -10,6 +10,7 @@ import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
+from rl_sync.learning.forward import RowInputs
 from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.models import heads, lora
 from rl_sync.models.config import Lora
@@ -87,7 +88,7 @@ def test_the_first_update_is_that_of_the_returns_and_of_the_advantages_that_they
         return jnp.roll(_scalars(MODEL, whole, batch.rows.tokens), 1, axis=1)
 
     def loss_of(params, critic):
-        logprobs = trainer._forward.logprobs(params, {}, batch.rows.tokens)
+        logprobs = trainer._forward.logprobs(params, {}, RowInputs(batch.rows.tokens))
         above = batch.rewards[:, None] - jax.lax.stop_gradient(values_of(critic, params))
         errors = jnp.square(values_of(critic, params) - batch.rewards[:, None])
         return jnp.where(mask, -above * logprobs + 0.25 * errors, 0).sum() / count

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.transformer import init_params
@@ -68,7 +68,7 @@ def _alone(params):
         ends = np.cumsum(lengths)
         for start, end in zip(ends - lengths, ends, strict=True):
             tokens = jnp.asarray(group.tokens[row : row + 1, start:end])
-            found.append(np.asarray(FORWARD.logprobs(params, {}, tokens))[0, 2:])
+            found.append(np.asarray(FORWARD.logprobs(params, {}, RowInputs(tokens)))[0, 2:])
     return np.concatenate(found)
 
 
@@ -83,7 +83,9 @@ def _batching(kind, updates=1):
 def test_logprobs_are_those_of_each_segment_by_itself(kind, updates):
     params = init_params(MODEL, jax.random.key(1))
     rows = _batching(kind, updates).batch([_group()]).rows
-    logprobs = np.asarray(FORWARD.logprobs(params, {}, jnp.asarray(rows.tokens), rows.packing))
+    logprobs = np.asarray(
+        FORWARD.logprobs(params, {}, RowInputs(jnp.asarray(rows.tokens), rows.packing))
+    )
     mask, belongs = np.asarray(rows.completion_mask), np.asarray(rows.packing.trajectories)
     found = np.concatenate([logprobs[mask & (belongs == i)] for i in range(len(LENGTHS))])
     np.testing.assert_allclose(found, _alone(params), atol=1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import Lora
@@ -143,7 +143,7 @@ def _graded(forward, params, rows, weights):
 
     def loss(trained, head):
         critic = {"scalar_head": head}
-        found = forward.outputs(trained, critic, {}, rows.tokens, rows.packing)
+        found = forward.outputs(trained, critic, {}, RowInputs.of(rows))
         parts = jax.tree.map(
             lambda x, w: jnp.where(rows.completion_mask, x * w, 0).sum(), tuple(found), weights
         )

@@ -15,7 +15,7 @@ from rl_sync.environments.dialogue.trajectory import (
     begin_segment,
 )
 from rl_sync.expert_routes import RecordedRoutes, RouteShape
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models.config import Experts
 from rl_sync.models.mixture.products import ExpertKernels, mixed, routes_of
 from rl_sync.models.placement import abstract_params
@@ -249,7 +249,11 @@ def test_a_mesh_replays_as_one_device_does(name):
     def run(params, routes):
         return jax.value_and_grad(
             lambda params: jnp.sum(
-                jnp.sin(Forward(CONFIG, 1.0, 1 << 20).logprobs(params, {}, TOKENS, routes=routes))
+                jnp.sin(
+                    Forward(CONFIG, 1.0, 1 << 20).logprobs(
+                        params, {}, RowInputs(TOKENS, routes=routes)
+                    )
+                )
             )
         )(params)
 

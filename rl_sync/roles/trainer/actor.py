@@ -16,7 +16,7 @@ from rl_sync.algorithms import aggregation, losses
 from rl_sync.learning import objective, reference
 from rl_sync.learning.critic import Critic
 from rl_sync.learning.drawing_versions import DrawingVersions, KeptVersions
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.learning_settings import CriticConfig, OptimizerConfig, SftConfig
 from rl_sync.learning.loss_scale import (
     LossScale,
@@ -222,9 +222,7 @@ class Trainer:
             logprobs = forward.logprobs(
                 constrain_like(trained, self._abstract_trained),
                 frozen,
-                tokens,
-                packing,
-                images=images,
+                RowInputs(tokens, packing, images=images),
             )
             loss = aggregation.token_mean(losses.sft(logprobs), mask)
             return loss, (loss, None)

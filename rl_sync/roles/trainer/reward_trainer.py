@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.learning import pairs
+from rl_sync.learning.forward import RowInputs
 from rl_sync.learning.learning_settings import PAIR
 from rl_sync.learning.objective import Metrics, OfTokens
 from rl_sync.learning.pairs import Pairs
@@ -44,7 +45,7 @@ class PairUpdate(Update[Pairs, int]):
         del critic
         rows = known.rows
         scores = self.forward.scalars(
-            self._held(trained), frozen, rows.tokens, rows.packing, rows.images
+            self._held(trained), frozen, RowInputs(rows.tokens, rows.packing, images=rows.images)
         )
         loss, metrics = pairs.pair_loss(scores, known, totals)
         return loss, (metrics, {_SCORES: scores})
@@ -66,7 +67,7 @@ class RewardTrainer(Trainer):
         self, params: Params, tokens: Int[Array, "B T"], packing: Packing | None = None
     ) -> Float[Array, "B T"]:
         """Computes the score of each prefix; may be traced."""
-        return self._forward.scalars(*self._forward.split(params), tokens, packing)
+        return self._forward.scalars(*self._forward.split(params), RowInputs(tokens, packing))
 
     def _learned(
         self, state: TrainState, trained: Params, frozen: Params, batch: TrainBatch

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.microbatches import gradient
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.mesh_shape import MeshShape
@@ -36,7 +36,7 @@ def _gradient(on: Layout, tied: bool) -> CompiledProgramText:
     forward, abstract = Forward(model, 1.0, 1 << 22), abstract_params(model, on)
 
     def loss(params, tokens):
-        found = forward.outputs(constrain_like(params, abstract), None, {}, tokens)
+        found = forward.outputs(constrain_like(params, abstract), None, {}, RowInputs(tokens))
         return (found.logprobs.sum() + 0.1 * found.entropy.sum()), ({}, None)
 
     def by_params(params, tokens):

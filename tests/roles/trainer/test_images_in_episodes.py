@@ -15,7 +15,7 @@ from rl_sync.environments.environment_settings import EnvironmentSettings
 from rl_sync.environments.hosts.inline_host import InlineHost
 from rl_sync.environments.interface import ANEW, Message, Outcome, Turn
 from rl_sync.images import Image
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.objective import LossConfig
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.placement import move
@@ -115,7 +115,7 @@ def batching(kind, segments=True):
 
 def gap(params, rows):
     forward = Forward(MODEL, temperature=1.0, logits_bytes=1 << 20)
-    found = forward.logprobs(params, {}, rows.tokens, rows.packing, images=rows.images)
+    found = forward.logprobs(params, {}, RowInputs(rows.tokens, rows.packing, images=rows.images))
     return np.abs(np.asarray(found) - rows.behavior_logprobs)[np.asarray(rows.completion_mask)]
 
 

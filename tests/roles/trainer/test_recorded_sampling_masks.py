@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
@@ -105,7 +105,7 @@ def _forward(case, logits_bytes=1 << 20):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _compiled(forward, params, rows):
-    return forward.logprobs(params, {}, rows.tokens, rows.packing, rows.sampling_masks)
+    return forward.logprobs(params, {}, RowInputs.of(rows))
 
 
 def _logprobs(forward, params, rows):
@@ -207,7 +207,7 @@ def test_values_and_gradients_of_other_weights_are_those_of_the_definition():
 
     @functools.partial(jax.jit, static_argnums=1)
     def ours(params, forward):
-        found = forward.outputs(params, None, {}, rows.tokens, None, rows.sampling_masks)
+        found = forward.outputs(params, None, {}, RowInputs.of(rows))
         return (jnp.stack([found.logprobs[0, at], found.entropy[0, at]]) * weights).sum()
 
     expected = jax.value_and_grad(plain)(NEW)

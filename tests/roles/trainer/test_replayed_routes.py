@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.config import Experts
 from rl_sync.models.sharding import Layout
@@ -59,7 +59,7 @@ def _batching(kind, updates=1):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logprobs(forward, params, rows):
-    return forward.logprobs(params, {}, rows.tokens, rows.packing, None, rows.routes)
+    return forward.logprobs(params, {}, RowInputs.of(rows))
 
 
 def _gaps(model, params, rows):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.rows.batching import Batching, lay_out
 from rl_sync.learning.rows.row_images import in_parts, tile_places
 from rl_sync.roles.explorer.group_rows import columns_of
@@ -65,7 +65,7 @@ def batching(kind, updates=1, part_rows=0, microbatch_rows=0):
 
 @functools.partial(jax.jit, static_argnums=0)
 def logprobs(forward, params, rows):
-    return forward.logprobs(params, {}, rows.tokens, rows.packing, images=rows.images)
+    return forward.logprobs(params, {}, RowInputs(rows.tokens, rows.packing, images=rows.images))
 
 
 FORWARD = Forward(MODEL, 1.0, 1 << 20)
