@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from device_parts.memory_peak import memory_limit
 from device_parts.model_shape import shape_directory
 from rl_sync.models import flash
 from rl_sync.models.attention import AttentionLayer, Context, attend
+from rl_sync.models.blocks import QKV
 from rl_sync.models.config import AttentionPath, ModelConfig
 from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.layers import Rotation
@@ -119,17 +119,17 @@ def _way(config: ModelConfig, name: str, shape: Shape, dtype: str) -> Attend:
     if platform() == "cpu" and name in _INTERPRETED:
         if name == "splash":
             return lambda queries, keys, values: flash.splash(
-                queries * config.attention_scale, keys, values, segments, None, interpret=True
+                QKV(queries * config.attention_scale, keys, values), segments, None, interpret=True
             )
-        return functools.partial(
-            flash.triton, segments=segments, scale=config.attention_scale, interpret=True
+        return lambda *given: flash.triton(
+            QKV(*given), segments, config.attention_scale, interpret=True
         )
     chosen = dataclasses.replace(config, attention=cast(AttentionPath, name), dtype=dtype)
     layer = AttentionLayer(jnp.int32(0), jnp.int32(shape.tokens), jnp.bool_(False))
     nowhere = Rotation(jnp.zeros(0), jnp.zeros(0))
     positions = jnp.zeros((shape.rows, shape.tokens), jnp.int32)
     context = Context(positions, segments, None, nowhere, None)
-    return functools.partial(attend, chosen, layer=layer, context=context)
+    return lambda *given: attend(chosen, QKV(*given), layer, context)
 
 
 def _inputs(config: ModelConfig, shape: Shape) -> list[jax.Array]:

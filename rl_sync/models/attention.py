@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_sync.models.balance import cut_of, ordered, put_in_order, shards_of
-from rl_sync.models.blocks import Tokens, as_tokens, attend_by_blocks, visible
+from rl_sync.models.blocks import QKV, AskingTokens, Tokens, as_tokens, attend_by_blocks, visible
 from rl_sync.models.cache import (
     CacheSlots,
     KVCache,
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         if cache is None:
             if self.collect:
                 fresh = _collected(config, keys, values, context)
-            attended = attend(config, queries, keys, values, layer=layer, context=context)
+            attended = attend(config, QKV(queries, keys, values), layer, context)
         else:
             new = keys[:, 0], values[:, 0], context.positions[:, 0]
             if isinstance(cache, PagedCache):
@@ -232,35 +232,30 @@ def _rotation_of(layer: AttentionLayer, context: Context) -> Rotation:
 
 
 def attend(
-    config: ModelConfig,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
-    layer: AttentionLayer,
-    context: Context,
+    config: ModelConfig, qkv: QKV, layer: AttentionLayer, context: Context
 ) -> Float[Array, "B T K N H"]:
     """Attends within a call: each token to itself and to earlier tokens of its own sequence.
 
     A prompt that a sequence shares with other sequences counts as part of the sequence. Tokens of a
     tile may also attend to later ones of the tile; see `Context`.
     """
+    shape = qkv.queries.shape
     call = AttentionCall.of(
         config,
-        queries.shape[1],
+        shape[1],
         packed=context.segments is not None,
         shared=context.prompts is not None,
         both_ways=context.ends is not None,
     )
     kernel = kernel_for(config, call)
     if kernel and not cuts_positions():
-        by_kernel = functools.partial(attend_by, kernel, config, call)
+        by_kernel = attend_by(kernel, config, call)
         run = on_shards(by_kernel, _QUERIES, _KEYS, _KEYS, _TOKENS, ())
-        return run(queries, keys, values, context.segments, layer.slides)
-    indices = jnp.arange(queries.shape[1])[None] if context.indices is None else context.indices
+        return run(*qkv, context.segments, layer.slides)
+    indices = jnp.arange(shape[1])[None] if context.indices is None else context.indices
     # A shared prompt may be at another distance in the row than in the sequence.
     positions = indices if context.prompts is None else context.positions
     tokens = Tokens(positions, context.segments, context.prompts, context.ends)
-    dense = functools.partial(_attend_all, config)
     if (
         config.attention == "blocks"
         or cuts_positions()
@@ -269,15 +264,15 @@ def attend(
         to_rows = functools.partial(
             _attend_to_rows,
             config,
-            cut_of(queries.shape),
+            cut_of(shape),
             context.indices is not None,
             call if kernel == "splash" else None,
         )
         of_tokens: list[Any] = [*[_ASKING] * len(tokens), *map(_whole_rows, tokens)]
         run = on_shards(to_rows, _QUERIES, _KEYS, _KEYS, (), (), _ASKING, *of_tokens)
         of_layer = layer.window, layer.slides
-        return run(queries, keys, values, *of_layer, indices, *tokens, *tokens)
-    return dense(queries, keys, values, visible(tokens, tokens, layer.window))
+        return run(*qkv, *of_layer, indices, *tokens, *tokens)
+    return _attend_all(config, qkv, visible(tokens, tokens, layer.window))
 
 
 def _whole_rows(x: Int[Array, "B T"] | None) -> PartitionSpec:
@@ -314,32 +309,11 @@ def _attend_to_rows(
     if balanced:
         in_order = functools.partial(ordered, shards=shards_of(cut))
         keys, values, asked = jax.tree.map(in_order, (keys, values, asked))
-        if splash and queries.shape[1] // 2 >= SHORTEST_ROW:
-            segments = None
-            if asking.segments is not None and asked.segments is not None:
-                segments = asking.segments, asked.segments
-            return attend_to_rows(
-                config,
-                splash,
-                queries,
-                keys,
-                values,
-                indices=indices[0],
-                segments=segments,
-                slides=slides,
-            )
-    return attend_by_blocks(
-        functools.partial(_attend_all, config),
-        config.attention_scale,
-        2 if balanced else 1,
-        queries,
-        keys,
-        values,
-        window=window,
-        indices=indices[0],
-        asking=asking,
-        asked=asked,
-    )
+    qkv, both = QKV(queries, keys, values), AskingTokens(asking, asked, indices[0], window)
+    if balanced and splash and queries.shape[1] // 2 >= SHORTEST_ROW:
+        return attend_to_rows(config, splash, qkv, both, slides)
+    dense = functools.partial(_attend_all, config)
+    return attend_by_blocks(dense, config.attention_scale, 2 if balanced else 1, qkv, both)
 
 
 def _gathered(x: Float[Array, "B T K H"], cut: tuple[str, ...]) -> Float[Array, "B S K H"]:
@@ -349,13 +323,10 @@ def _gathered(x: Float[Array, "B T K H"], cut: tuple[str, ...]) -> Float[Array, 
 
 
 def _attend_all(
-    config: ModelConfig,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B S K H"],
-    values: Float[Array, "B S K H"],
-    visible: Bool[Array, "B T S"],
+    config: ModelConfig, qkv: QKV, visible: Bool[Array, "B T S"]
 ) -> Float[Array, "B T K N H"]:
     """Computes attention over all keys at once, under a mask; the softmax is in float32."""
+    queries, keys, values = qkv
     if _dot_product(config):
         B, T, K, N, H = queries.shape
         mask = jnp.broadcast_to(visible[:, None], (B, 1, T, keys.shape[1]))
@@ -451,7 +422,7 @@ def _attend_to_cache(
         else:
             keys, values = read_span(cache, layer, span)
         seen = visible(jnp.arange(span))[:, None]
-        return _attend_all(config, queries, keys, values, seen)
+        return _attend_all(config, QKV(queries, keys, values), seen)
     assert cache.values is not None
     slots = cache.values.shape[-2]
     page_tokens = slots * shares()

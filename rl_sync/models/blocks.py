@@ -69,6 +69,14 @@ def _or_of_tile(mask: Bool[Array, "B T S"], here: Tokens, there: Tokens) -> Bool
     return mask | ((ends >= 0) & (ends == there.ends[:, None, :]))
 
 
+class QKV(NamedTuple):
+    """Queries, and the keys and values that they attend to."""
+
+    queries: Float[Array, "B T K N H"]
+    keys: Float[Array, "B S K H"]
+    values: Float[Array, "B S K H"]
+
+
 class BlockSizes(NamedTuple):
     """Number and size of the blocks of queries in each run of positions, and of blocks of keys."""
 
@@ -116,17 +124,29 @@ def reached(
     return first, last // block + 1
 
 
+class AskingTokens(NamedTuple):
+    """Tokens of queries, and those of keys.
+
+    No query attends to a key after it in the row, unless both are of one tile.
+
+    Attributes:
+      asking, asked: tokens of the queries and of the keys.
+      indices: index in its row of each query.
+      window: number of newest tokens that a query attends to.
+    """
+
+    asking: Tokens
+    asked: Tokens
+    indices: Int[Array, " T"]
+    window: Int[Array, ""]
+
+
 def attend_by_blocks(
-    attend: Callable[[Array, Array, Array, Bool[Array, "B T S"]], Array],
+    attend: Callable[[QKV, Bool[Array, "B T S"]], Array],
     scale: float,
     runs: int,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B S K H"],
-    values: Float[Array, "B S K H"],
-    window: Int[Array, ""],
-    indices: Int[Array, " T"],
-    asking: Tokens,
-    asked: Tokens,
+    qkv: QKV,
+    tokens: AskingTokens,
 ) -> Float[Array, "B T K N H"]:
     """Attends from queries to keys of the same rows, of which there may be more.
 
@@ -134,14 +154,14 @@ def attend_by_blocks(
       attend: attends from all queries to all keys under a mask, if there is only one block.
       scale: factor of scores.
       runs: number of runs of equal length that the queries consist of, each of consecutive tokens.
-      indices: index in its row of each query. Keys are in the order of rows.
-      asking, asked: the queries and the keys. No query attends to a key after it in the row, unless
-        both are of one tile.
+      qkv: queries, and keys and values in the order of rows.
     """
+    queries, keys, values = qkv
+    asking, asked, indices, window = tokens
     B, T, K, N, _ = queries.shape
     sizes = BlockSizes.of(B * K * N, T // runs, keys.shape[1])
     if 4 * B * K * N * T * keys.shape[1] <= _SCORES_BYTES:
-        return attend(queries, keys, values, visible(asking, asked, window))
+        return attend(qkv, visible(asking, asked, window))
     run, more = T // runs, sizes.query_blocks * sizes.queries - T // runs
 
     def cut(x: Array) -> Array:
@@ -171,8 +191,8 @@ def attend_by_blocks(
     # All queries that share a key head are rows of one matrix.
     rows = cut(queries).transpose(0, 1, 3, 4, 2, 5)
     rows = rows.reshape(*rows.shape[:3], -1, rows.shape[-1])
-    by_head = [padded(x.swapaxes(1, 2), 2) for x in (keys, values)]
-    mixed = _attend(scale, sizes.keys, rows, *by_head, blocks)
+    by_head = QKV(rows, *(padded(x.swapaxes(1, 2), 2) for x in (keys, values)))
+    mixed = _attend(scale, sizes.keys, by_head, blocks)
     mixed = mixed.reshape(*mixed.shape[:3], N, sizes.queries, -1).transpose(0, 1, 4, 2, 3, 5)
     return join(mixed)
 
@@ -224,18 +244,20 @@ def _scaled(scale: float, rows: Array) -> Array:
 def _attend(
     scale: float,
     block: int,
-    rows: Float[Array, "blocks B K R H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
+    by_head: QKV,
     blocks: _Blocks,
 ) -> Float[Array, "blocks B K R H"]:
-    """Attends from each block of queries to all blocks of keys that it reaches."""
-    return _forward(scale, block, rows, keys, values, blocks)[0]
+    """Attends from each block of queries to all blocks of keys that it reaches.
+
+    Args:
+      by_head: queries [blocks, B, K, R, H], and keys and values [B, K, S, H].
+    """
+    return _forward(scale, block, by_head, blocks)[0]
 
 
-def _forward(
-    scale: float, block: int, rows: Array, keys: Array, values: Array, blocks: _Blocks
-) -> tuple[Array, Any]:
+def _forward(scale: float, block: int, by_head: QKV, blocks: _Blocks) -> tuple[Array, Any]:
+    rows, keys, values = by_head
+
     def attended(part: tuple[Array, Tokens, Array]) -> tuple[Array, Array]:
         own, here, indices = part
         own = _scaled(scale, own)
@@ -267,7 +289,7 @@ def _forward(
 
 def _backward(
     scale: float, block: int, kept: Any, gradient: Float[Array, "blocks B K R H"]
-) -> tuple[Array, Array, Array, None]:
+) -> tuple[QKV, None]:
     rows, keys, values, blocks, mixed, log_totals = kept
     dtype = keys.dtype
 
@@ -304,7 +326,7 @@ def _backward(
     # Sums over blocks are in float32.
     start = (jnp.zeros(keys.shape), jnp.zeros(values.shape))
     (of_keys, of_values), of_rows = jax.lax.scan(add_block, start, parts)
-    return of_rows, of_keys.astype(dtype), of_values.astype(dtype), None
+    return QKV(of_rows, of_keys.astype(dtype), of_values.astype(dtype)), None
 
 
 _attend.defvjp(_forward, _backward)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.models.blocks import QKV, AskingTokens
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.platform import Platform, has_flash_units, platform
 
@@ -132,46 +133,46 @@ def _obstacle(name: Kernel, config: ModelConfig, call: AttentionCall) -> str:
 
 
 def attend_by(
-    kernel: Kernel,
-    config: ModelConfig,
-    call: AttentionCall,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
-    segments: Int[Array, "B T"] | None,
-    slides: Bool[Array, ""],
-) -> Float[Array, "B T K N H"]:
-    """Attends within a call with a kernel, on one device.
+    kernel: Kernel, config: ModelConfig, call: AttentionCall
+) -> Callable[[Array, Array, Array, Array | None, Array], Array]:
+    """Makes a function that attends within a call with a kernel, on one device.
 
-    Args:
-      segments: see `Context`.
-      slides: whether this layer has a sliding window.
+    Its arguments are queries, keys, values, segments (see `Context`), and whether this layer has a
+    sliding window.
     """
-    attend = functools.partial(_ATTENDING[kernel], config)
-    return _by_layer(config, call, slides, attend, queries, keys, values, segments)
+    by_kernel = functools.partial(_ATTENDING[kernel], config)
+
+    def attend(
+        queries: Float[Array, "B T K N H"],
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K H"],
+        segments: Int[Array, "B T"] | None,
+        slides: Bool[Array, ""],
+    ) -> Float[Array, "B T K N H"]:
+        return _by_layer(config, call, slides, by_kernel, QKV(queries, keys, values), segments)
+
+    return attend
 
 
 def attend_to_rows(
     config: ModelConfig,
     call: AttentionCall,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B S K H"],
-    values: Float[Array, "B S K H"],
-    indices: Int[Array, " T"],
-    segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None,
+    qkv: QKV,
+    tokens: AskingTokens,
     slides: Bool[Array, ""],
 ) -> Float[Array, "B T K N H"]:
     """Attends from a device's part of balanced rows to whole rows with the splash kernel.
 
     Args:
-      keys, values: in the order of rows.
-      indices: index in its row of each query; see `rl_sync.models.balance`.
-      segments: of the queries, and of the keys; see `Context`.
+      qkv: queries, and keys and values in the order of rows.
+      tokens: tokens of both; see `rl_sync.models.balance`.
       slides: whether this layer has a sliding window.
     """
-
-    scaled = queries * config.attention_scale
-    return _by_layer(config, call, slides, splash_to_rows, scaled, keys, values, indices, segments)
+    scaled = qkv._replace(queries=qkv.queries * config.attention_scale)
+    segments = None
+    if tokens.asking.segments is not None and tokens.asked.segments is not None:
+        segments = tokens.asking.segments, tokens.asked.segments
+    return _by_layer(config, call, slides, splash_to_rows, scaled, tokens.indices, segments)
 
 
 def _by_layer(
@@ -194,23 +195,21 @@ def _by_layer(
 def _by_splash(
     config: ModelConfig,
     window: int | None,
-    queries: Array,
-    keys: Array,
-    values: Array,
+    qkv: QKV,
     segments: Array | None,
 ) -> Array:
-    return splash(queries * config.attention_scale, keys, values, segments, window)
+    scaled = qkv._replace(queries=qkv.queries * config.attention_scale)
+    return splash(scaled, segments, window)
 
 
 def _by_cudnn(
     config: ModelConfig,
     window: int | None,
-    queries: Array,
-    keys: Array,
-    values: Array,
+    qkv: QKV,
     segments: Array | None,
 ) -> Array:
     assert segments is None
+    queries, keys, values = qkv
     B, T, K, N, H = queries.shape
     return jax.nn.dot_product_attention(
         queries.reshape(B, T, K * N, H),
@@ -226,19 +225,15 @@ def _by_cudnn(
 def _by_triton(
     config: ModelConfig,
     window: int | None,
-    queries: Array,
-    keys: Array,
-    values: Array,
+    qkv: QKV,
     segments: Array | None,
 ) -> Array:
     assert window is None
-    return triton(queries, keys, values, segments, config.attention_scale)
+    return triton(qkv, segments, config.attention_scale)
 
 
 def splash(
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
+    qkv: QKV,
     segments: Int[Array, "B T"] | None,
     window: int | None,
     interpret: bool = False,
@@ -246,16 +241,16 @@ def splash(
     """Attends to earlier tokens of the same sequence with the splash kernel.
 
     Args:
-      queries: scaled queries.
+      qkv: scaled queries, keys and values.
       interpret: whether the kernel runs as plain operations, on any platform.
     """
     # Importing it takes long, and only a TPU needs it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    T, N = queries.shape[1], queries.shape[3]
+    T, N = qkv.queries.shape[1], qkv.queries.shape[3]
     block, width = _blocks(T)
-    queries, keys, values, segments = _padded(width - T, queries, keys, values, segments)
+    qkv, segments = _padded(width - T, qkv, segments)
     shape = (width, width)
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
     kernel = kernels.make_splash_mqa_single_device(
@@ -264,7 +259,7 @@ def splash(
         interpret=interpret,
     )
     ids = None if segments is None else kernels.SegmentIds(segments, segments)
-    return _by_heads(kernel, queries, keys, values, ids)[:, :T]
+    return _by_heads(kernel, qkv, ids)[:, :T]
 
 
 def _splash_sizes(queries: int, keys: int) -> Any:
@@ -280,10 +275,9 @@ def _splash_sizes(queries: int, keys: int) -> Any:
     )
 
 
-def _by_heads(
-    kernel: Callable[..., Any], queries: Array, keys: Array, values: Array, ids: Any
-) -> Array:
+def _by_heads(kernel: Callable[..., Any], qkv: QKV, ids: Any) -> Array:
     """Calls a splash kernel, which is for one key head of one row, for all of them."""
+    queries, keys, values = qkv
     of_row = jax.vmap(kernel, in_axes=(0, 0, 0, None))
     mixed = jax.vmap(of_row, in_axes=(0, 0, 0, None if ids is None else 0))(
         queries.transpose(0, 2, 3, 1, 4), keys.swapaxes(1, 2), values.swapaxes(1, 2), ids
@@ -293,9 +287,7 @@ def _by_heads(
 
 def splash_to_rows(
     window: int | None,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B S K H"],
-    values: Float[Array, "B S K H"],
+    qkv: QKV,
     indices: Int[Array, " T"],
     segments: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None,
     interpret: bool = False,
@@ -305,13 +297,14 @@ def splash_to_rows(
     The mask depends on the device, which computes from `indices` which blocks its kernel skips.
 
     Args:
-      queries: scaled queries.
+      qkv: scaled queries, and keys and values in the order of rows.
       indices: index in its row of each query.
       segments: of the queries, and of the keys.
       interpret: whether the kernel runs as plain operations, on any platform.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
+    queries, keys, values = qkv
     B, T, K, N, H = queries.shape
     (block, width), (key_block, key_width) = _blocks(T // 2), _blocks(keys.shape[1])
 
@@ -341,7 +334,7 @@ def splash_to_rows(
         mask_function=_sees(window),
         interpret=interpret,
     )
-    mixed = _by_heads(kernel, cut(queries), padded(keys), padded(values), ids)
+    mixed = _by_heads(kernel, QKV(cut(queries), padded(keys), padded(values)), ids)
     return mixed.reshape(B, 2, width, K, N, H)[:, :, : T // 2].reshape(B, T, K, N, H)
 
 
@@ -390,9 +383,7 @@ def _mask_infos(
 
 
 def triton(
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
+    qkv: QKV,
     segments: Int[Array, "B T"] | None,
     scale: float,
     interpret: bool = False,
@@ -407,8 +398,8 @@ def triton(
     # Importing it takes long, and only a GPU needs it.
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
-    T, N, block = queries.shape[1], queries.shape[3], _TRITON_BLOCK
-    queries, keys, values, segments = _padded(-T % block, queries, keys, values, segments)
+    T, N, block = qkv.queries.shape[1], qkv.queries.shape[3], _TRITON_BLOCK
+    (queries, keys, values), segments = _padded(-T % block, qkv, segments)
     mixed = mha(
         queries.reshape(*queries.shape[:2], -1, queries.shape[4]),
         jnp.repeat(keys, N, axis=2),
@@ -437,12 +428,10 @@ def _blocks(row_tokens: int) -> tuple[int, int]:
     return block, -(-row_tokens // block) * block
 
 
-def _padded(
-    more: int, queries: Array, keys: Array, values: Array, segments: Array | None
-) -> tuple[Array, Array, Array, Array | None]:
+def _padded(more: int, qkv: QKV, segments: Array | None) -> tuple[QKV, Array | None]:
     """Appends tokens that the earlier tokens do not attend to."""
 
     def pad(x: Array) -> Array:
         return jnp.pad(x, [(0, more if axis == 1 else 0) for axis in range(x.ndim)])
 
-    return pad(queries), pad(keys), pad(values), None if segments is None else pad(segments)
+    return QKV(*map(pad, qkv)), None if segments is None else pad(segments)

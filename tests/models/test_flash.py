@@ -56,7 +56,7 @@ def _dense(segments, window, queries, keys, values):
     config = dataclasses.replace(CONFIG, attention="einsum", dtype=str(queries.dtype))
     layer = AttentionLayer(jnp.int32(0), jnp.int32(window or TOKENS), jnp.bool_(bool(window)))
     context = Context(jnp.zeros((ROWS, TOKENS), int), segments, None, NOWHERE, None)
-    return attend(config, queries, keys, values, layer=layer, context=context)
+    return attend(config, blocks.QKV(queries, keys, values), layer, context)
 
 
 def _close(found, expected, dtype):
@@ -89,8 +89,8 @@ def test_splash_gives_the_values_and_gradients_of_dense_attention(rows, window, 
     segments = SEGMENTS if rows == "packed" else None
 
     def by_splash(queries, *others):
-        scaled = queries * CONFIG.attention_scale
-        return flash.splash(scaled, *others, segments, window, interpret=True)
+        scaled = blocks.QKV(queries * CONFIG.attention_scale, *others)
+        return flash.splash(scaled, segments, window, interpret=True)
 
     expected = _of(functools.partial(_dense, segments, window), dtype, REAL[rows])
     _close(_of(by_splash, dtype, REAL[rows]), expected, dtype)
@@ -105,7 +105,7 @@ def test_triton_gives_the_values_and_gradients_of_dense_attention(rows, dtype):
     segments = SEGMENTS if rows == "packed" else None
 
     def by_triton(*inputs):
-        return flash.triton(*inputs, segments, CONFIG.attention_scale, interpret=True)
+        return flash.triton(blocks.QKV(*inputs), segments, CONFIG.attention_scale, interpret=True)
 
     expected = _of(functools.partial(_dense, segments, None), dtype, REAL[rows])
     _close(_of(by_triton, dtype, REAL[rows]), expected, dtype)
@@ -132,7 +132,7 @@ def test_cudnn_is_asked_for_causal_attention_and_the_window(window, monkeypatch)
 
     def by_cudnn(*inputs):
         with compiling_for("gpu"):
-            return attend(config, *inputs, layer=layer, context=context)
+            return attend(config, blocks.QKV(*inputs), layer, context)
 
     found = _of(by_cudnn, "bfloat16", REAL["rows"])
     ((name, arguments),) = asked
