@@ -9,7 +9,7 @@ import jax
 from rl_sync.models.huggingface.adapters import module_prefix, write_adapters
 from rl_sync.models.huggingface.notes import NOTES_FILE, ScoreNotes
 from rl_sync.models.huggingface.reading import locate
-from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.sharding import Layout
 from rl_sync.records.metrics import read_metrics
@@ -53,10 +53,12 @@ def export(workdir: Path, target: Path, dtype: str | None, named: str | None = N
             target,
             model,
             policy.params,
-            source=None if path is None else locate(path),
-            dtype=dtype,
-            **tokenizer_of(settings, task),
-            notes=_notes(workdir, policy),
+            FrameSources(
+                source=None if path is None else locate(path),
+                dtype=dtype,
+                notes=_notes(workdir, policy),
+                **tokenizer_of(settings, task),
+            ),
         )
     except (ValueError, OSError) as error:
         raise ConfigError(f"The run in {workdir} cannot be exported: {error}") from error

@@ -16,7 +16,7 @@ import jax
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.reading import load_config
-from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
@@ -171,7 +171,7 @@ def _replace(
     made = target.with_name(f"{mine}{version:08d}")
     shutil.rmtree(made, ignore_errors=True)
     before = os.readlink(target) if target.is_symlink() else None
-    write_checkpoint(made, model, params, source=frame, dtype=dtype)
+    write_checkpoint(made, model, params, FrameSources(source=frame, dtype=dtype))
     link = target.with_name(f".{target.name}-link")
     link.unlink(missing_ok=True)
     link.symlink_to(made.name)

@@ -11,7 +11,7 @@ import pytest
 
 from rl_sync.models.heads import token_scalars
 from rl_sync.models.huggingface.notes import NOTES_FILE, ScoreNotes
-from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
 from rl_sync.models.transformer import init_params
 from rl_sync.reward_models.reward_model import RewardModel
 from rl_sync.rewards.judgement import Completion
@@ -34,14 +34,12 @@ NOTES = ScoreNotes(mean=0.25, std=2.0, accuracy=0.9, pairs=10)
 def write(path, model=MODEL, notes=NOTES):
     params = init_params(model, jax.random.key(1))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape), params)
-    write_checkpoint(
-        path,
-        model,
-        params,
+    frame = FrameSources(
         files=tokenizer_files(CHARACTERS),
         token_ids=token_ids(CHARACTERS),
         notes={NOTES_FILE: notes.to_json()} if notes else None,
     )
+    write_checkpoint(path, model, params, frame)
     return params
 
 

@@ -138,17 +138,37 @@ class CopiedTensor(NamedTuple):
 AnyTensor = Tensor | CopiedTensor
 
 
+class FrameSources(NamedTuple):
+    """Sources of the files of a checkpoint besides its weights, and the dtype that they name.
+
+    Attributes:
+      source: directory that the parameters were imported from; its config.json, its tokenizer, and
+        the weights of a vision that the parameters lack are copied. None for a model of our own.
+      tokenizer: directory of the tokenizer, if it is not `source`.
+      dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32 if
+        the tensor is not there.
+      files: files of a tokenizer of our own by name, which replace those of `source`.
+      token_ids: special tokens for config.json and generation_config.json, such as `eos_token_id`.
+      notes: other files, by name.
+    """
+
+    source: Path | None = None
+    tokenizer: Path | None = None
+    dtype: str | None = None
+    files: Mapping[str, str] | None = None
+    token_ids: TokenIds | None = None
+    notes: Mapping[str, str] | None = None
+
+
+OWN = FrameSources()
+"""Sources for a model of our own: none."""
+
+
 def write_checkpoint(
     target: Path,
     config: ModelConfig,
     params: Params,
-    *,
-    source: Path | None = None,
-    tokenizer: Path | None = None,
-    dtype: str | None = None,
-    files: Mapping[str, str] | None = None,
-    token_ids: TokenIds | None = None,
-    notes: Mapping[str, str] | None = None,
+    frame: FrameSources = OWN,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Writes a checkpoint. The host never holds more than one tensor of the files.
@@ -157,38 +177,20 @@ def write_checkpoint(
       target: a new or empty directory. It appears under its name once it is complete.
       config: model config.
       params: jax arrays that this process can address completely.
-      source: directory that the parameters were imported from; its config.json, its tokenizer, and
-        the weights of a vision that `params` lack are copied. None for a model of our own.
-      tokenizer: directory of the tokenizer, if it is not `source`.
-      dtype: float32, bfloat16 or float16; None for each tensor's dtype in `source`, or float32 if
-        the tensor is not there.
-      files: files of a tokenizer of our own by name, which replace those of `source`.
-      token_ids: special tokens for config.json and generation_config.json, such as `eos_token_id`.
-      notes: other files, by name.
+      frame: sources of the other files.
       max_file_bytes: maximum size of a file; larger checkpoints are split into several files with
         an index.
 
     Raises:
       ValueError: the target is in use, or transformers has no such model.
     """
-    with new_directory(target, dtype) as unfinished:
-        stored = _stored_tensors(source)
+    with new_directory(target, frame.dtype) as unfinished:
+        stored = _stored_tensors(frame.source)
         keeps_vision = config.vision is not None or (
             stored is not None and bool(stored.of_vision) and not config.scalar_head
         )
-        tensors = _tensors(config, params, stored, dtype, keeps_vision)
-        write_frame(
-            unfinished,
-            config,
-            source=source,
-            tokenizer=tokenizer,
-            dtype=dtype,
-            files=files,
-            token_ids=token_ids,
-            keeps_vision=keeps_vision,
-        )
-        for name, text in (notes or {}).items():
-            (unfinished / name).write_text(text)
+        tensors = _tensors(config, params, stored, frame.dtype, keeps_vision)
+        write_frame(unfinished, config, frame, keeps_vision)
         _write_tensors(unfinished, tensors, max_file_bytes)
 
 
@@ -221,12 +223,7 @@ def new_directory(target: Path, dtype: str | None) -> Iterator[Path]:
 def write_frame(
     target: Path,
     config: ModelConfig,
-    *,
-    source: Path | None = None,
-    tokenizer: Path | None = None,
-    dtype: str | None = None,
-    files: Mapping[str, str] | None = None,
-    token_ids: TokenIds | None = None,
+    frame: FrameSources = OWN,
     keeps_vision: bool = False,
 ) -> None:
     """Writes the files of a checkpoint besides its weights: config.json, and those of the tokenizer
@@ -234,18 +231,19 @@ def write_frame(
 
     Args:
       target: a new or empty directory.
-      config, source, tokenizer, dtype, files, token_ids: see `write_checkpoint`.
+      config, frame: see `write_checkpoint`.
       keeps_vision: whether config.json describes the vision of `source` though `config` has none.
 
     Raises:
       ValueError: transformers has no such model.
     """
     keeps_vision = keeps_vision or config.vision is not None
-    values = _config_values(config, source, dtype, token_ids or {}, keeps_vision)
+    source, token_ids = frame.source, frame.token_ids
+    values = _config_values(config, frame, keeps_vision)
     target.mkdir(parents=True, exist_ok=True)
     write_json(target / CONFIG_FILE, values)
-    giver = tokenizer or source
-    if giver is not None and files is None:
+    giver = frame.tokenizer or source
+    if giver is not None and frame.files is None:
         for name in _COPIED:
             if (giver / name).exists():
                 shutil.copyfile(giver / name, target / name)
@@ -255,17 +253,12 @@ def write_frame(
         generation = target / GENERATION_FILE
         copied = read_object(generation) if generation.exists() else {}
         write_json(generation, copied | dict(token_ids))
-    for name, text in (files or {}).items():
+    for name, text in {**(frame.files or {}), **(frame.notes or {})}.items():
         (target / name).write_text(text)
 
 
-def _config_values(
-    config: ModelConfig,
-    source: Path | None,
-    dtype: str | None,
-    token_ids: TokenIds,
-    keeps_vision: bool,
-) -> dict[str, Any]:
+def _config_values(config: ModelConfig, frame: FrameSources, keeps_vision: bool) -> dict[str, Any]:
+    source, dtype, token_ids = frame.source, frame.dtype, frame.token_ids or {}
     if source is None:
         return architectures.config_values(config, dtype or "float32") | dict(token_ids)
     values = read_values(source)

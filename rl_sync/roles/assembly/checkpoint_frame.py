@@ -8,7 +8,7 @@ from typing import Any
 
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.reading import locate
-from rl_sync.models.huggingface.writing import write_frame
+from rl_sync.models.huggingface.writing import FrameSources, write_frame
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
@@ -30,9 +30,11 @@ def frame_of(settings: RunSettings, task: Task, model: ModelConfig) -> dict[str,
             write_frame(
                 frame,
                 model,
-                source=None if path is None else locate(path),
-                dtype=settings.explorer_dtype,
-                **tokenizer_of(settings, task),
+                FrameSources(
+                    source=None if path is None else locate(path),
+                    dtype=settings.explorer_dtype,
+                    **tokenizer_of(settings, task),
+                ),
             )
         except ValueError:
             return {}

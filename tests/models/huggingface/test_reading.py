@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from rl_sync.models.huggingface import reading
 from rl_sync.models.huggingface.loading import load_params
-from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
 from tests.models.huggingface import golden
 
 
@@ -141,7 +141,7 @@ def test_an_unembedding_of_its_own_counts_though_the_config_says_that_it_is_tied
     assert not config.tie_embeddings
     np.testing.assert_array_equal(params["unembedding"], other)
     np.testing.assert_array_equal(params["embedding"], before["embedding"])
-    write_checkpoint(copy.parent / "out", config, params, source=copy)
+    write_checkpoint(copy.parent / "out", config, params, FrameSources(source=copy))
     written = json.loads((copy.parent / "out" / "config.json").read_text())
     assert written["tie_word_embeddings"] is False
     np.testing.assert_array_equal(stored(copy.parent / "out")["lm_head.weight"], other)

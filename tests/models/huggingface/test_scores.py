@@ -11,7 +11,7 @@ from rl_sync.models import heads, lora
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
-from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
 from rl_sync.models.transformer import init_params, param_axes
 from tests.models import tiny
 from tests.models.huggingface import golden
@@ -43,7 +43,7 @@ def test_a_reward_model_goes_through_files_and_back(name, tmp_path):
     source = golden.ROOT / name
     config, params = golden.load(source)
     for target, given in ((tmp_path / "own", None), (tmp_path / "copy", source)):
-        write_checkpoint(target, config, params, source=given)
+        write_checkpoint(target, config, params, FrameSources(source=given))
         again, same = golden.load(target)
         assert again == config
         jax.tree.map(np.testing.assert_array_equal, same, params)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from rl_sync.models.cache import empty_cache
 from rl_sync.models.huggingface.architectures import config_values, model_config
 from rl_sync.models.huggingface.loading import load_params
-from rl_sync.models.huggingface.writing import write_checkpoint
+from rl_sync.models.huggingface.writing import FrameSources, write_checkpoint
 from rl_sync.models.transformer import decode_step, hidden_states, logits, prefill
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
@@ -101,19 +101,21 @@ def test_a_language_model_leaves_its_vision_alone_and_its_export_keeps_it(model,
     text = {name: value for name, value in both.items() if name != "vision"}
     jax.tree.map(np.testing.assert_array_equal, params, text)
     params = {**params, "embedding": params["embedding"] + 1}
-    write_checkpoint(tmp_path / "out", config, params, source=directory)
+    write_checkpoint(tmp_path / "out", config, params, FrameSources(source=directory))
     again, found = golden.load(tmp_path / "out", vision=True)
     assert again == seeing
     jax.tree.map(np.testing.assert_array_equal, found, {**both, **params})
     before, after = stored(directory), stored(tmp_path / "out")
     assert before.keys() == after.keys()
-    write_checkpoint(tmp_path / "half", config, params, source=directory, dtype="bfloat16")
+    write_checkpoint(
+        tmp_path / "half", config, params, FrameSources(source=directory, dtype="bfloat16")
+    )
     assert {x.dtype.name for x in stored(tmp_path / "half").values()} == {"bfloat16"}
 
 
 def test_export_with_vision_gives_the_same_bytes(model, tmp_path):
     directory, config, params, _ = model
-    write_checkpoint(tmp_path / "theirs", config, params, source=directory)
+    write_checkpoint(tmp_path / "theirs", config, params, FrameSources(source=directory))
     before, after = stored(directory), stored(tmp_path / "theirs")
     assert before.keys() == after.keys()
     for name, values in before.items():
@@ -146,7 +148,7 @@ def test_tensors_of_gemma_are_found_under_old_and_new_names(tmp_path, new):
     same, expected = golden.load(source, vision=True)
     assert config == same
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    write_checkpoint(tmp_path / "out", config, params, source=tmp_path)
+    write_checkpoint(tmp_path / "out", config, params, FrameSources(source=tmp_path))
     assert stored(tmp_path / "out").keys() == tensors.keys()
 
 

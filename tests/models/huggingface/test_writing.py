@@ -20,7 +20,9 @@ def test_import_and_export_give_the_same_bytes(family, tmp_path):
     source = golden.ROOT / family
     config, params = golden.load(source)
     writing.write_checkpoint(tmp_path / "ours", config, params, max_file_bytes=40_000)
-    writing.write_checkpoint(tmp_path / "theirs", config, params, source=source)
+    writing.write_checkpoint(
+        tmp_path / "theirs", config, params, writing.FrameSources(source=source)
+    )
     before = stored(source)
     for target in (tmp_path / "ours", tmp_path / "theirs"):
         assert load_config(target) == config
@@ -56,18 +58,25 @@ def test_large_checkpoints_are_split_with_an_index(model, tmp_path):
 
 def test_the_dtype_is_as_imported_or_as_asked(model, tmp_path):
     config, params = model
-    writing.write_checkpoint(tmp_path / "half", config, params, dtype="bfloat16")
+    writing.write_checkpoint(
+        tmp_path / "half", config, params, writing.FrameSources(dtype="bfloat16")
+    )
     assert {x.dtype for x in stored(tmp_path / "half").values()} == {np.dtype(ml_dtypes.bfloat16)}
     values = json.loads((tmp_path / "half" / "config.json").read_text())
     assert values["torch_dtype"] == "bfloat16"
     # From there on as imported: widened to float32, and narrowed again without loss.
     _, widened = golden.load(tmp_path / "half")
     assert widened["embedding"].dtype == jnp.float32
-    writing.write_checkpoint(tmp_path / "again", config, widened, source=tmp_path / "half")
+    writing.write_checkpoint(
+        tmp_path / "again", config, widened, writing.FrameSources(source=tmp_path / "half")
+    )
     for name, values in stored(tmp_path / "half").items():
         assert values.tobytes() == stored(tmp_path / "again")[name].tobytes()
     writing.write_checkpoint(
-        tmp_path / "wide", config, params, source=tmp_path / "half", dtype="float32"
+        tmp_path / "wide",
+        config,
+        params,
+        writing.FrameSources(source=tmp_path / "half", dtype="float32"),
     )
     assert stored(tmp_path / "wide")["model.norm.weight"].dtype == np.float32
     values = json.loads((tmp_path / "wide" / "config.json").read_text())
@@ -76,7 +85,9 @@ def test_the_dtype_is_as_imported_or_as_asked(model, tmp_path):
 
 def test_files_and_token_ids_of_our_own_are_written_along(model, tmp_path):
     writing.write_checkpoint(
-        tmp_path / "out", *model, files={"tokenizer.json": "{}"}, token_ids={"eos_token_id": 7}
+        tmp_path / "out",
+        *model,
+        writing.FrameSources(files={"tokenizer.json": "{}"}, token_ids={"eos_token_id": 7}),
     )
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     for name in ("config.json", "generation_config.json"):
@@ -90,7 +101,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_half_done(model, tmp_path, m
     with pytest.raises(ValueError, match=r"full exists and is not empty"):
         writing.write_checkpoint(full, *model)
     with pytest.raises(ValueError, match=r"dtype='int8' is not one of float32"):
-        writing.write_checkpoint(tmp_path / "out", *model, dtype="int8")
+        writing.write_checkpoint(tmp_path / "out", *model, writing.FrameSources(dtype="int8"))
     with monkeypatch.context() as broken:
         broken.setattr(writing, "_write_file", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
