@@ -110,19 +110,19 @@ class Totals(NamedTuple):
 
 
 def totals(
-    algorithm: Algorithm,
+    loss: LossConfig,
     experience: BatchExperience,
     sequence_count: int,
-    max_tokens: int,
-    group_size: int,
     kl_coefficient: Float[Array, ""] | None = None,
 ) -> Totals:
     """Computes the figures of a whole update.
 
     Args:
       experience: all rows of the update.
+      sequence_count: number of trajectories of the update.
       kl_coefficient: weight of the divergence; None for the algorithm's value.
     """
+    algorithm = loss.algorithm
     rows, limit = experience.rows, jnp.zeros(())
     if algorithm.looks_ahead:
         assert experience.proximal_logprobs is not None
@@ -135,8 +135,8 @@ def totals(
     return Totals(
         token_count=rows.completion_mask.sum(),
         sequence_count=sequence_count,
-        max_tokens=max_tokens,
-        group_size=group_size,
+        max_tokens=loss.max_completion_tokens,
+        group_size=loss.group_size,
         second_moment_limit=limit,
         kl_coefficient=algorithm.kl_coefficient if kl_coefficient is None else kl_coefficient,
     )

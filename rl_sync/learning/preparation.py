@@ -6,7 +6,6 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -65,62 +64,39 @@ class Preparation:
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
 
-        def of_rows(one: Callable[[Rows], Array]) -> Float[Array, "B T"]:
-            of_update = mask.shape[0] // self.updates
-            return map_rows(one, rows, min(self.loss.microbatch_rows, of_update))
-
-        def logprobs_of(trained: Params, replays: bool) -> Float[Array, "B T"]:
+        def logprobs_of(trained: Params, replays: bool = True) -> Float[Array, "B T"]:
             def one(some: Rows) -> Float[Array, "B T"]:
                 given = RowInputs.of(some)
                 given = given if replays else given._replace(routes=None)
                 return self.forward.logprobs(trained, frozen, given)
 
-            return of_rows(one)
+            return self._by_rows(one, rows)
 
-        ref_logprobs = proximal_logprobs = values = None
+        ref_logprobs = proximal_logprobs = None
         if state.ref_params is not None:
             ref_logprobs = logprobs_of(state.ref_params, replays=False)
         if objective.needs_proximal(self.loss.algorithm, self.updates):
-            proximal_logprobs = logprobs_of(trained, replays=True)
-        if state.critic is not None:
-            critic = state.critic.params
-            values = of_rows(
-                lambda some: self.forward.values(trained, critic, frozen, RowInputs.of(some))
-            )
+            proximal_logprobs = logprobs_of(trained)
+        values = self._values(state, trained, frozen, rows)
         recorded = mismatch = None
         if self.kept is not None and not self.scores_in_update:
             recorded = rows.behavior_logprobs
             found, mismatch = scored(
-                rows,
-                state.step,
-                trained,
-                state.drawing,
-                functools.partial(logprobs_of, replays=True),
-                start=proximal_logprobs,
+                rows, state.step, trained, state.drawing, logprobs_of, start=proximal_logprobs
             )
             rows = rows._replace(behavior_logprobs=found)
             batch = batch._replace(rows=rows)
-        estimate, weights, metrics = credit.give(
-            self.loss.algorithm,
-            batch,
-            group_size=self.loss.group_size,
-            max_tokens=self.loss.max_completion_tokens,
-            end_ids=self.loss.end_ids,
-            ref_logprobs=ref_logprobs,
-            values=values,
-            kl_coefficient=state.kl_coefficient,
-        )
-        # Replicated, so each process of the trainer can read all of it.
-        metrics[credit.ADVANTAGES_NAME] = constrain(metrics[credit.ADVANTAGES_NAME])
-        if (of_tokens := metrics.get(credit.TOKEN_ADVANTAGES)) is not None:
-            metrics[credit.TOKEN_ADVANTAGES] = constrain(of_tokens, "batch", "length")
+        weight = state.kl_coefficient
+        estimate, weights, metrics = credit.give(self.loss, batch, ref_logprobs, values, weight)
+        metrics = _replicated(metrics)
         if ref_logprobs is not None:
-            weight = state.kl_coefficient
             metrics["kl_coefficient"] = jnp.float32(
                 self.loss.algorithm.kl_coefficient if weight is None else weight
             )
         metrics["staleness_mean"] = staleness.sum() / jnp.maximum(mask.sum(), 1)
         metrics["staleness_max"] = staleness.max().astype(jnp.float32)
+        if mismatch is not None:
+            metrics["mismatch"] = mismatch
         experience = BatchExperience(
             rows=rows,
             staleness=staleness,
@@ -131,6 +107,29 @@ class Preparation:
             values=values,
             recorded_logprobs=recorded,
         )
-        if mismatch is not None:
-            metrics["mismatch"] = mismatch
         return experience, metrics
+
+    def _values(
+        self, state: TrainState, trained: Params, frozen: Params, rows: Rows
+    ) -> Float[Array, "B T"] | None:
+        """Computes the critic's values; None without a critic."""
+        if state.critic is None:
+            return None
+        critic = state.critic.params
+        return self._by_rows(
+            lambda some: self.forward.values(trained, critic, frozen, RowInputs.of(some)), rows
+        )
+
+    def _by_rows(self, one: Callable[[Rows], Array], rows: Rows) -> Float[Array, "B T"]:
+        """Maps a function over as many rows at a time as an update has in memory."""
+        of_update = rows.tokens.shape[0] // self.updates
+        return map_rows(one, rows, min(self.loss.microbatch_rows, of_update))
+
+
+def _replicated(metrics: Metrics) -> Metrics:
+    """Replicates advantages, so that each process of the trainer can read all of them."""
+    of_tokens = metrics.get(credit.TOKEN_ADVANTAGES)
+    metrics = metrics | {credit.ADVANTAGES_NAME: constrain(metrics[credit.ADVANTAGES_NAME])}
+    if of_tokens is not None:
+        metrics[credit.TOKEN_ADVANTAGES] = constrain(of_tokens, "batch", "length")
+    return metrics

@@ -209,14 +209,7 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
     def _totals(
         self, share: BatchExperience, sequence_count: int, kl_coefficient: Float[Array, ""] | None
     ) -> Totals:
-        return objective.totals(
-            self.loss.algorithm,
-            share,
-            sequence_count,
-            self.loss.max_completion_tokens,
-            self.loss.group_size,
-            kl_coefficient=kl_coefficient,
-        )
+        return objective.totals(self.loss, share, sequence_count, kl_coefficient)
 
     def _loss(
         self,

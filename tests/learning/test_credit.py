@@ -8,17 +8,22 @@ import pytest
 from rl_sync.algorithms import returns
 from rl_sync.algorithms.algorithm import ADVANTAGES, ALGORITHMS
 from rl_sync.learning import credit
+from rl_sync.learning.objective import LossConfig
 from rl_sync.types import Rows, TrainBatch
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5], np.float32)
 MASK = np.array([[True, True, False], [True, True, True], [True, False, False], [True, True, True]])
 END = 1
-give = jax.jit(credit.give, static_argnames=("algorithm", "group_size", "max_tokens", "end_ids"))
+give = jax.jit(credit.give, static_argnames="loss")
 TOKENS = np.array([[2, 2, 2], [2, 2, 2], [2, 2, 2], [2, 2, END]], np.int32)
 """The second completion is cut at 3 tokens, the last one ends there."""
 BEHAVIOR = np.full((4, 3), -1.0, np.float32)
 REF = np.full((4, 3), -1.5, np.float32)
 ROWS = Rows(TOKENS, MASK, BEHAVIOR, policy_versions=np.zeros((4, 3), np.int32))
+
+
+def _loss(algorithm, most_tokens, group_size=2):
+    return LossConfig(algorithm, group_size, most_tokens, (END,), 0)
 
 
 def _give(ref_logprobs=None, baselines=None, values=None, **change):
@@ -28,7 +33,7 @@ def _give(ref_logprobs=None, baselines=None, values=None, **change):
 
 def _of(algorithm, baselines=None, group_size=2, **known):
     batch = TrainBatch(ROWS, REWARDS, baselines)
-    return give(algorithm, batch, group_size=group_size, max_tokens=3, end_ids=(END,), **known)
+    return give(_loss(algorithm, 3, group_size), batch, **known)
 
 
 @pytest.mark.gate
@@ -183,7 +188,7 @@ TURNS = Rows(
 def _given_turns(rewards=(1.75, 1.0), **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
     batch = TrainBatch(TURNS, jnp.array(rewards))
-    estimate, _, _ = give(algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,))
+    estimate, _, _ = give(_loss(algorithm, 6), batch)
     return np.asarray(estimate.advantages)
 
 
@@ -214,7 +219,7 @@ def test_groups_are_left_out_by_the_returns_that_are_compared(rewards, has_sprea
         ALGORITHMS["dr_grpo"], turn_discount=0.5, filter_zero_variance=True
     )
     batch = TrainBatch(TURNS, jnp.array(rewards))
-    given, weights, metrics = give(algorithm, batch, group_size=2, max_tokens=6, end_ids=(END,))
+    given, weights, metrics = give(_loss(algorithm, 6), batch)
     np.testing.assert_array_equal(weights, np.full(weights.shape, has_spread))
     assert metrics["groups_without_spread"] == 1 - has_spread
     assert np.asarray(given.advantages).any() == has_spread
@@ -232,7 +237,7 @@ def test_discounted_returns_of_tokens_fall_at_the_ends_of_replies():
 def test_episodes_that_a_limit_cut_have_no_weight_where_that_is_asked_for():
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], mask_truncated=True)
     batch = TrainBatch(TURNS, jnp.array([1.0, 0.0]), truncated=jnp.array([False, True]))
-    _, weights, metrics = give(algorithm, batch, group_size=2, max_tokens=4, end_ids=(END,))
+    _, weights, metrics = give(_loss(algorithm, 4), batch)
     np.testing.assert_array_equal(np.asarray(weights)[:, 0], [1, 0])
     assert metrics["truncated_fraction"] == 0.5
 
@@ -258,11 +263,8 @@ def _of_judged(
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], advantage=name, whiten=False, **change)
     batch = TrainBatch(rows, rewards, baselines=np.full(4, 0.25, np.float32))
     _, weights, metrics = give(
-        algorithm,
+        _loss(algorithm, 3, group_size=4),
         batch,
-        group_size=4,
-        max_tokens=3,
-        end_ids=(END,),
         ref_logprobs=ref_logprobs,
         values=np.zeros((4, 3), np.float32),
     )
@@ -348,9 +350,7 @@ def test_metrics_of_rewards_are_of_those_that_were_judged():
     mask = np.array([[False], [True], [False], [False], [True], [True]])
     nothing = np.zeros((6, 1), np.int32)
     rows = Rows(nothing, mask, np.zeros((6, 1), np.float32), nothing)
-    _, _, metrics = give(
-        ALGORITHMS["rloo"], TrainBatch(rows, rewards), group_size=2, max_tokens=3, end_ids=(END,)
-    )
+    _, _, metrics = give(_loss(ALGORITHMS["rloo"], 3), TrainBatch(rows, rewards))
     found = [float(metrics[f"reward_{of}"]) for of in ("mean", "std", "min", "max")]
     np.testing.assert_allclose(found, [0.5, (1 / 6) ** 0.5, 0, 1], rtol=1e-6)
     assert metrics["groups_without_spread"] == 0.5

@@ -45,7 +45,7 @@ SHARED = (
 
 
 def _program(function):
-    sizes = ("count", "dual_clip", "group_size", "sequence_count")
+    sizes = ("count", "dual_clip", "group_size", "loss", "sequence_count")
     return jax.jit(function, static_argnames=[name for name in sizes if takes(function, name)])
 
 
@@ -70,6 +70,10 @@ def _parts_are_programs():
 summary = compiled(objective.summary)
 
 
+def _loss_of(algorithm):
+    return objective.LossConfig(algorithm, GROUP_SIZE, MAX_TOKENS, (), 0)
+
+
 def _packed(values, fill=0.0):
     return packed(values, fill=fill, rows=SHARED_ROWS, padding=0)
 
@@ -91,11 +95,8 @@ def _known(
     rows = Rows(nothing, jnp.asarray(mask), behavior, nothing, packing)
     rewards, baselines = rewards[order], rewards[::-1][order]
     estimate, weights, metrics = credit.give(
-        algorithm,
+        _loss_of(algorithm),
         TrainBatch(rows, asarray(rewards), baselines=asarray(baselines)),
-        group_size=GROUP_SIZE,
-        max_tokens=MAX_TOKENS,
-        end_ids=(),
         ref_logprobs=ref,
         values=values,
     )
@@ -109,7 +110,7 @@ def _step(algorithm, layout, parts=None, order=IN_ORDER):
     """Computes the loss, its gradient by the logprobs, and the metrics, over parts of the rows."""
     columns, mask, sequences, staleness, entropy = layout
     known, of_batch = _known(algorithm, columns, mask, sequences, staleness, order=order)
-    totals = objective.totals(algorithm, known, len(VALUES["rewards"]), MAX_TOKENS, GROUP_SIZE)
+    totals = objective.totals(_loss_of(algorithm), known, len(VALUES["rewards"]))
     arguments = jax.device_get((columns["logprobs"].astype(np.float32), entropy, known))
 
     def differentiate(logprobs, entropy, known):
@@ -206,9 +207,7 @@ def test_the_weight_of_the_divergence_may_be_given():
     known, _ = _known(algorithm, columns, mask, sequences, staleness)
     of = []
     for weight in (0.6, 0.1):
-        totals = objective.totals(
-            algorithm, known, 12, MAX_TOKENS, GROUP_SIZE, kl_coefficient=np.float32(weight)
-        )
+        totals = objective.totals(_loss_of(algorithm), known, 12, kl_coefficient=np.float32(weight))
         gradient = jax.grad(
             lambda logprobs, totals=totals: objective.policy_loss(
                 algorithm, logprobs, entropy, known, totals
@@ -250,7 +249,7 @@ def test_what_is_left_out_is_in_neither_the_divergence_nor_the_entropy():
     known, _ = _known(algorithm, columns, mask, sequences, staleness)
     kept = np.resize([1.0, 0.0, 0.0], (12, 1)).astype(np.float32)
     known = known._replace(weights=jnp.asarray(kept))
-    totals = objective.totals(algorithm, known, 12, MAX_TOKENS, GROUP_SIZE)
+    totals = objective.totals(_loss_of(algorithm), known, 12)
 
     def loss_of(logprobs, entropy):
         return objective.policy_loss(algorithm, logprobs, entropy, known, totals)[0]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rl_sync.algorithms import advantages, masking, returns, shaping, values
 from rl_sync.algorithms.algorithm import ADVANTAGES, ALGORITHMS
 from rl_sync.learning import credit
+from rl_sync.learning.objective import LossConfig
 from rl_sync.types import Rows, TrainBatch
 
 B, T, SIZES = 56, 3, (2, 7, 8)
@@ -71,11 +72,8 @@ def of_algorithms(rewards, baselines, group_size):
     found = {}
     for name in sorted({*ALGORITHMS} - OF_DATA):
         estimate, _, metrics = credit.give(
-            ALGORITHMS[name],
+            LossConfig(ALGORITHMS[name], group_size, T, (1,), 0),
             batch,
-            group_size=group_size,
-            max_tokens=T,
-            end_ids=(1,),
             values=value,
             ref_logprobs=ROWS.behavior_logprobs,
         )
@@ -249,9 +247,7 @@ def test_the_spread_is_that_of_rewards_with_the_overlong_penalty(rewards, withou
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], overlong_tokens=1)
     rows = ROWS._replace(completion_mask=np.arange(T) < np.resize([3, 2], B)[:, None])
     batch = TrainBatch(rows, np.resize(np.float32(rewards), B))
-    give = jax.jit(
-        lambda batch: credit.give(algorithm, batch, group_size=2, max_tokens=T, end_ids=(1,))
-    )
+    give = jax.jit(lambda batch: credit.give(LossConfig(algorithm, 2, T, (1,), 0), batch))
     estimate, _, metrics = give(batch)
     assert metrics["groups_without_spread"] == without_spread
     assert np.asarray(estimate.advantages).any() != bool(without_spread)
@@ -267,9 +263,7 @@ def test_equal_episodes_have_equal_returns_wherever_their_replies_stand():
         zeros = np.zeros(mask.shape, np.int32)
         rows = Rows(zeros, mask, zeros.astype(np.float32), zeros, turn_rewards=turns)
         batch = TrainBatch(rows, rewards)
-        estimate, _, metrics = credit.give(
-            algorithm, batch, group_size=4, max_tokens=T, end_ids=(1,)
-        )
+        estimate, _, metrics = credit.give(LossConfig(algorithm, 4, T, (1,), 0), batch)
         return estimate.advantages, metrics["groups_without_spread"]
 
     for _ in range(20):

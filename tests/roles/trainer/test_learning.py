@@ -18,6 +18,7 @@ from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit, objective
 from rl_sync.learning.critic import value_loss
 from rl_sync.learning.learning_settings import CriticConfig
+from rl_sync.learning.objective import LossConfig
 from rl_sync.types import Rows, TrainBatch
 
 PROMPTS, GROUP_SIZE, LENGTH, VOCABULARY = 8, 8, 3, 4
@@ -57,20 +58,15 @@ def _learn(algorithm, sign):
         greedy = drawn_by.argmax(axis=-1)[PROMPT] == RIGHT[PROMPT]
         baselines = jnp.where(MASK, greedy, 0).sum(axis=1) / LENGTHS
         rows = Rows(tokens, jnp.asarray(MASK), behavior, jnp.zeros_like(tokens))
+        of_task = LossConfig(algorithm, GROUP_SIZE, LENGTH, tuple(range(VOCABULARY)), 0)
         estimate, weights, _ = credit.give(
-            algorithm,
-            TrainBatch(rows, rewards, baselines),
-            group_size=GROUP_SIZE,
-            max_tokens=LENGTH,
-            end_ids=tuple(range(VOCABULARY)),
-            ref_logprobs=ref,
-            values=values[PROMPT],
+            of_task, TrainBatch(rows, rewards, baselines), ref, values[PROMPT]
         )
         estimate = estimate._replace(advantages=sign * estimate.advantages)
         known = objective.BatchExperience(
             rows, jnp.ones_like(tokens), estimate, weights, proximal, ref, values[PROMPT]
         )
-        totals = objective.totals(algorithm, known, ROWS, LENGTH, GROUP_SIZE)
+        totals = objective.totals(of_task, known, ROWS)
 
         def update(carry, _):
             def loss_of(tables):
