@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rl_sync.models.config import HEAD, ModelConfig
 from rl_sync.models.vision.vision_config import Vision
@@ -92,10 +92,14 @@ class Naming(NamedTuple):
     projector: str = ""
 
 
-def assemblies(config: ModelConfig, naming: Naming) -> Any:
+Assemblies = Mapping[str, "ParameterParts | Assemblies"]
+"""Assemblies of parameters, in the tree of the parameters."""
+
+
+def assemblies(config: ModelConfig, naming: Naming) -> Assemblies:
     """Returns the assembly of every parameter, in the tree of `init_params`."""
     prefix, head = naming.prefix, naming.head
-    tree: dict[str, Any] = {
+    tree: dict[str, ParameterParts | Assemblies] = {
         "embedding": ParameterParts("VD", [TensorPiece(prefix + EMBEDDING, "V D", {})]),
         "final_norm": {
             "scale": ParameterParts("D", [TensorPiece(prefix + "norm.weight", "D", {})])
@@ -114,7 +118,7 @@ def assemblies(config: ModelConfig, naming: Naming) -> Any:
     return tree
 
 
-def parameters(tree: ParameterParts | Mapping[str, Any]) -> Iterator[ParameterParts]:
+def parameters(tree: ParameterParts | Assemblies) -> Iterator[ParameterParts]:
     """Yields every assembly of a tree, by sorted names."""
     if isinstance(tree, ParameterParts):
         yield tree
@@ -123,7 +127,7 @@ def parameters(tree: ParameterParts | Mapping[str, Any]) -> Iterator[ParameterPa
             yield from parameters(part)
 
 
-def _tower(vision: Vision, prefix: str) -> dict[str, Any]:
+def _tower(vision: Vision, prefix: str) -> Assemblies:
     def one(axes: str, name: str, dims: str) -> ParameterParts:
         return ParameterParts(axes, [TensorPiece(prefix + name, dims, {})])
 
@@ -171,7 +175,7 @@ def _tower(vision: Vision, prefix: str) -> dict[str, Any]:
     }
 
 
-def _projector(vision: Vision, prefix: str) -> dict[str, Any]:
+def _projector(vision: Vision, prefix: str) -> Assemblies:
     if vision.connector == "shuffled":
         return {"kernel": ParameterParts("wD", [TensorPiece(prefix + SHUFFLED, "D w", {})])}
     norm = TensorPiece(f"{prefix}mm_soft_emb_norm.weight", "w", {})
@@ -195,7 +199,7 @@ def _stacked(
     )
 
 
-def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
+def _blocks(config: ModelConfig, prefix: str) -> Assemblies:
     def stacked(axes: str, *parts: TensorPiece) -> ParameterParts:
         return _stacked("L", config.num_layers, prefix, axes, *parts)
 
@@ -204,7 +208,7 @@ def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
 
     N = config.heads_per_kv
     columns = {"q": slice(0, N), "k": _at(N), "v": _at(N + 1)}
-    attention: dict[str, Any] = {
+    attention: dict[str, ParameterParts | Assemblies] = {
         "qkv": stacked(
             "DKCH",
             *(
@@ -223,7 +227,7 @@ def _blocks(config: ModelConfig, prefix: str) -> dict[str, Any]:
         attention["query_norm"] = norm("self_attn.q_norm", "H")
         attention["key_norm"] = norm("self_attn.k_norm", "H")
     mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-    blocks: dict[str, Any] = {
+    blocks: dict[str, ParameterParts | Assemblies] = {
         "attention": attention,
         "attention_norm": norm("input_layernorm"),
         "mlp_norm": norm(mlp_norm),
