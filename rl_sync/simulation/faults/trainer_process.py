@@ -370,7 +370,7 @@ class _Sample(NamedTuple):
 
 
 class _Info(NamedTuple):
-    """What is known of a table."""
+    """State of a table."""
 
     current_size: int
 
