@@ -56,7 +56,7 @@ class MemorySession(Session):
         self.role = self.name = role
         self.spans: KeptSpans = KeptSpans(role)
         self.facts = {}
-        self.team = Team()
+        self.team, self.secret = Team(), ""
         self.answer, self.calls = answer, []
         self._stop = self._progress = None
 

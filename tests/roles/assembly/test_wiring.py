@@ -249,10 +249,10 @@ def test_rows_of_shared_prompts_have_room_for_a_trajectory():
 
 
 def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monkeypatch):
-    monkeypatch.setattr(engines, "Engine", lambda *_, **options: options)
+    monkeypatch.setattr(engines, "Engine", lambda config, layout, options: options)
     settings = settings_with(environment__kv_offload_bytes=1 << 20)
     options = engines.rollout_engine(settings, wiring.load_task(settings), layout())
-    assert options["kv_offload_bytes"] == 1 << 20
+    assert options.kv_offload_bytes == 1 << 20
 
 
 @pytest.mark.parametrize(
