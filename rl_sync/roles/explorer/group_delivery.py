@@ -46,6 +46,7 @@ class GroupDelivery:
         rollouts are then scored at once, and inserted in the order of the rollouts. If the
         explorer's rollouts end in parts, each group is scored by itself, and inserted once it is
         scored.
+      pause_secs: time between two looks at what may have changed.
 
     If the replay server may be started again, a thread inserts the last groups again when that has
     happened: the server's checkpoint is older than they are.
@@ -59,10 +60,11 @@ class GroupDelivery:
         replay: ReplayClient,
         table: str,
         beside: bool,
+        pause_secs: float = _PAUSE_SECS,
     ) -> None:
         self._session, self._task, self._explorer = session, task, explorer
         clock = session.clock
-        self._replay, self._table = replay, table
+        self._replay, self._table, self._pause_secs = replay, table, pause_secs
         ahead = session.settings.groups_ahead if explorer.in_parts else _ROLLOUTS_AHEAD
         self._room = clock.semaphore(ahead)
         self._scored: Mailbox[Future[list[Group]]] = clock.mailbox()
@@ -130,7 +132,7 @@ class GroupDelivery:
             try:
                 while not self._over.is_set():
                     try:
-                        scored = self._scored.get(timeout=_POLL_SECS / 4)
+                        scored = self._scored.get(timeout=self._pause_secs)
                     except queue.Empty:
                         continue
                     self._insert(scored.result())
@@ -188,14 +190,14 @@ class GroupDelivery:
             deadline = self._session.deadline("room in the replay buffer", "the trainer")
             while not self._is_put(groups, deadline):
                 deadline()
-                self._session.clock.sleep(_PAUSE_SECS)
+                self._session.clock.sleep(self._pause_secs)
             self._last.extend(groups)
             self._session.call(Happened(GroupsBuffered(tuple(leases))))
 
     def _insert_lost(self) -> None:
         """Inserts the last groups again whenever the replay server was started again."""
         known = 0
-        while not self._over.wait(_PAUSE_SECS):
+        while not self._over.wait(self._pause_secs):
             breaks = self._replay.breaks
             if breaks == known:
                 continue

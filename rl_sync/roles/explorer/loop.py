@@ -81,15 +81,7 @@ class ExplorerLoop:
         ):
             self.explorer.compile(self.blank())
         self.session.settle()
-        self._life = ExplorerLife(
-            ExplorerPlan(
-                groups=self.explorer.groups,
-                in_parts=self.explorer.in_parts,
-                streams=self.explorer.streams,
-                swaps=self.session.settings.rollout.swap == "in_flight",
-                is_elastic=self.session.settings.is_elastic,
-            )
-        )
+        self._life = ExplorerLife(self._plan())
         self._commands = self._life.commands()
         try:
             with self._span:
@@ -98,6 +90,15 @@ class ExplorerLoop:
             pass  # The master records our leases as dropped.
         finally:
             self.delivery.close()
+
+    def _plan(self) -> ExplorerPlan:
+        return ExplorerPlan(
+            groups=self.explorer.groups,
+            in_parts=self.explorer.in_parts,
+            streams=self.explorer.streams,
+            swaps=self.session.settings.rollout.swap == "in_flight",
+            is_elastic=self.session.settings.is_elastic,
+        )
 
     def _perform(self, event: commands.ExplorerEvent) -> None:
         """Sends an event, and executes the commands that follow.
@@ -194,13 +195,16 @@ class ExplorerLoop:
         return version
 
     def _swap(self, command: commands.Pull) -> commands.ExplorerEvent:
-        """Receives newer weights for completions in flight."""
+        """Receives newer weights for completions in flight, which go on without if that fails."""
         started = self.session.spans.now()
         try:
             version, params = self.puller.pull(
                 at_least=command.version, timeout_secs=_RECEIVE_POLL_SECS
             )
         except WeightsTimeoutError:
+            return commands.NotPulled(started)
+        except WeightsTransferError as error:
+            _log.warning("Newer weights did not arrive: %s", error)
             return commands.NotPulled(started)
         self._record_pull(started, version=version)
         self._state = self._state._replace(version=version, params=params)

@@ -1,31 +1,129 @@
-"""An explorer in the simulation: executes the commands of the explorer's life."""
+"""An explorer in the simulation: the real loop and delivery, with other ends and another actor."""
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable
-from typing import NamedTuple
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from rl_sync.messages.events import ExplorersSeen, GroupsBuffered, LeaseGrant
-from rl_sync.records.spans import SpanKind, sync_kind
-from rl_sync.roles.explorer import commands, life
-from rl_sync.roles.explorer.life import Commands, ExplorerLife, ExplorerPlan
+import numpy as np
+
+from rl_sync.cluster.session import RunStoppedError
+from rl_sync.messages.events import ExplorersSeen, LeaseGrant
+from rl_sync.messages.weight_calls import AskNewest
+from rl_sync.records.spans import sync_kind
+from rl_sync.replay.replay_interface import ReplayUnavailableError
+from rl_sync.roles.explorer import commands
+from rl_sync.roles.explorer.actor import ExplorerState, Newer
+from rl_sync.roles.explorer.group_delivery import GroupDelivery
+from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.rollout.stats import Stats
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
 from rl_sync.simulation.faults.joint_transfer import TakingSide
-from rl_sync.simulation.faults.master_process import AskVersion
-from rl_sync.simulation.faults.processes import Answerer, ArrivedCall, SimulatedProcess
+from rl_sync.simulation.faults.processes import RETRY_SECS, Answerer, ArrivedCall
 from rl_sync.simulation.faults.relays import BlockReader, FetchBlock
 from rl_sync.simulation.faults.replay_process import InsertGroup
+from rl_sync.simulation.faults.simulated_groups import group_of, simulated
 from rl_sync.simulation.faults.trainer_process import FetchWeights
+from rl_sync.simulation.faults.virtual_process import VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, applied
-from rl_sync.types import Lease
+from rl_sync.types import Group, Lease
 from rl_sync.weights.deltas.artifact import HeldVersion
+from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
 HEARTBEAT_SECS = 2.0
-WAIT_SECS = 300.0
 _RECEIVE_SECS = 1.0
+_TRAINER_SECS = 10.0
+"""Time after which a trainer that does not answer counts as gone."""
+
+_PAUSE_SECS = 0.5
+
+
+class NotedExplorerLoop(ExplorerLoop):
+    """Lists its commands, at each of which the process may crash, and checks what it is granted."""
+
+    def _execute(self, command: commands.ExplorerCommand) -> commands.ExplorerEvent:
+        process = self.explorer.process  # type: ignore[attr-defined]
+        process.command(command)
+        event = super()._execute(command)
+        if isinstance(event, commands.WorkAnswered) and isinstance(event.answer, LeaseGrant):
+            leases = event.answer.leases
+            process.world.invariants.granted(process.name, process.life, leases)
+        return event
+
+
+class SimulatedExplorer(VirtualProcess):
+    """Generates groups."""
+
+    loop: type[ExplorerLoop] = NotedExplorerLoop
+
+    def begin(self) -> None:
+        """Starts the loop."""
+        run = self.world.run
+        self.number = int(self.name.removeprefix("explorer"))
+        self.chance = random.Random(f"{run.seed} {self.name} {self.life}")
+        self.weights: int | None = None
+        self.held: HeldVersion | None = None
+        self.blocks = BlockReader(self)
+        self._beat()
+        super().begin()
+
+    def run(self) -> None:
+        """Runs the loop to its end."""
+        if self.world.run.fanout:
+            self.blocks.join()
+        self.clock.sleep(self.chance.uniform(0.1, 1.0))
+        self._loop().run()
+        self.command(commands.LeaveRun())
+        self.world.end(self)
+
+    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
+        """Hands on blocks of weights."""
+        self.command(request.message)
+        assert isinstance(request.message, FetchBlock), request.message
+        self.blocks.hand_on(request, answer)
+
+    def receive_offer(self, offer: Offer) -> tuple[int, int] | None:
+        """Returns the version and the weights of an offer; None if they arrived damaged."""
+        damaged = self.world.network.damages()
+        return self.accept(offer, None if damaged else applied(self.weights, offer))
+
+    def accept(self, offer: Offer, weights: int | None) -> tuple[int, int] | None:
+        """Takes weights if their digest is the right one; else a full copy is asked for."""
+        if weights is None:
+            self.held = None
+            return None
+        self.held, self.weights = offer.target, weights
+        self.blocks.keep(offer)
+        return offer.target.version, weights
+
+    def _beat(self) -> None:
+        self.call(MASTER, ExplorersSeen({self.number: 0.0}), lambda _: None, "heartbeat")
+        self.after(HEARTBEAT_SECS, self._beat)
+
+    def _loop(self) -> ExplorerLoop:
+        session, run = VirtualSession(self), self.world.run
+        actor: Any = _Actor(self)
+        puller: Any = _Puller(self, session)
+        replay: Any = _Replay(self)
+        task: Any = None
+        examination: Any = types.SimpleNamespace(requests=(), written=list)
+        return self.loop(
+            session=session,
+            number=self.number,
+            explorer=actor,
+            blank=lambda: None,
+            puller=puller,
+            began_secs=lambda: 0.0,
+            at_hand=lambda: None,
+            sync_kind=sync_kind(run.transfer),
+            delivery=_Delivery(
+                session, task, actor, replay, "groups", beside=True, pause_secs=_PAUSE_SECS
+            ),
+            examination=examination,
+        )
 
 
 class _InFlight(NamedTuple):
@@ -42,307 +140,184 @@ class _InFlight(NamedTuple):
     parts: int
 
 
-class SimulatedExplorer(SimulatedProcess):
-    """Generates groups."""
+class _Actor:
+    """The explorer's actor; see `Explorer`."""
 
-    def begin(self) -> None:
-        """Begins without weights and groups."""
-        run = self.world.run
-        self._number = int(self.name.removeprefix("explorer"))
-        self._chance = random.Random(f"{run.seed} {self.name} {self.life}")
-        self._commands = self.begin_life(
-            ExplorerPlan(
-                groups=run.groups,
-                in_parts=run.style == "stream",
-                streams=run.style == "stream",
-                swaps=run.swaps,
-                is_elastic=not run.is_joint,
+    def __init__(self, process: SimulatedExplorer) -> None:
+        run = process.world.run
+        self.process, self.groups = process, run.groups
+        self.in_parts = self.streams = run.style == "stream"
+        self.engine = types.SimpleNamespace(stats=Stats(), version=-1)
+
+    def compile(self, params: None) -> None:
+        """Compiles nothing."""
+
+    def room(self, state: ExplorerState) -> int:
+        return self.groups - len(state.unfinished)
+
+    def rollout(
+        self, state: ExplorerState, leases: Sequence[Lease], newer: Newer | None
+    ) -> tuple[ExplorerState, list[Group]]:
+        """Generates a part of each group; between its chunks newer weights may be taken."""
+        process = self.process
+        run, chance, invariants = process.world.run, process.chance, process.world.invariants
+        weights: Any = state.params
+        begun: list[Any] = [
+            _InFlight(
+                lease, state.version, weights, 1 if run.style == "whole" else chance.randint(1, 3)
             )
+            for lease in leases
+        ]
+        flying = [*state.unfinished, *begun]
+        invariants.generates(process.name, len(flying))
+        for left in range(2 if newer else 0, -1, -1):
+            invariants.decodes(process.name, state.version, weights)
+            process.clock.sleep(chance.uniform(0.1, 0.8))
+            if left and newer and (found := newer(state)) is not None:
+                state = state._replace(version=found.version, params=found.params)
+                weights = state.params
+        flying = [one._replace(parts=one.parts - 1) for one in flying]
+        whole = [self._group(one) for one in flying if one.parts <= 0]
+        return state._replace(unfinished=tuple(one for one in flying if one.parts > 0)), whole
+
+    def complete(
+        self, state: ExplorerState, requests: Sequence[Any]
+    ) -> tuple[ExplorerState, list[Any]]:
+        """Completes all that is in flight, too."""
+        del requests
+        self.process.clock.sleep(self.process.chance.uniform(0.1, 1.0))
+        flying: Any = state.unfinished
+        return state._replace(unfinished=tuple(one._replace(parts=1) for one in flying)), []
+
+    def _group(self, one: _InFlight) -> Group:
+        run, lease = self.process.world.run, one.lease
+        content = content_of(run, lease.ordinal, lease.attempt, one.weights)
+        number = self.process.number
+        return group_of(
+            SimulatedGroup(lease.lease_id, lease.ordinal, number, one.oldest_version, content)
         )
-        self._version: int | None = None
-        self._weights: int | None = None
-        self._held: HeldVersion | None = None
-        self._in_flight: list[_InFlight] = []
-        self._whole: list[SimulatedGroup] = []
-        self._deliveries: list[SimulatedGroup] = []
-        self._is_delivering = False
-        self._deadline: float | None = None
-        self._swaps_left = 0
-        self._since = self._now
-        self._sync_kind = sync_kind(run.transfer)
-        links = self.world.links
+
+
+class _Delivery(GroupDelivery):
+    """Delivers groups; to judge them takes a while."""
+
+    def _judge(self, groups: list[Group]) -> list[Group]:
+        process = self._explorer.process  # type: ignore[attr-defined]
+        process.clock.sleep(process.chance.uniform(0.0, 0.5))
+        return groups
+
+
+class _Puller:
+    """The explorer's end of a transfer; see `Puller`."""
+
+    def __init__(self, process: SimulatedExplorer, session: VirtualSession) -> None:
+        self._process, self._session = process, session
+        self._run, self._disk = process.world.run, process.world.disk
+        self._taken_by: Callable[..., None]
         self._meeting = TakingSide(
-            self, self._number, links, self._take, self._late, lambda: self.world.end(self)
+            process,
+            process.number,
+            process.world.links,
+            received=lambda *found: self._taken_by(found),
+            late=lambda: self._taken_by(WeightsTimeoutError("nobody granted it")),
+            over=lambda: self._taken_by(RunStoppedError("the trainer has made its last step")),
         )
-        self._blocks = BlockReader(self)
-        self._wanted: commands.Pull | None = None
-        self._beat()
-        if run.fanout:
-            self._blocks.join()
-        self.after(self._chance.uniform(0.1, 1.0), self._proceed)
 
-    def handle(self, request: ArrivedCall, answer: Answerer) -> None:
-        """Hands on blocks of weights."""
-        self.command(request.message)
-        assert isinstance(request.message, FetchBlock), request.message
-        self._blocks.hand_on(request, answer)
+    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
+        if self._run.transfer != "checkpoint":
+            return self._session.call(AskNewest(at_least, timeout_secs))
+        clock = self._process.clock
+        until = clock.now() + timeout_secs
+        while (found := max(self._files(), default=-1)) < at_least and clock.now() < until:
+            clock.sleep(0.2)
+        return found
 
-    def begin_life(self, plan: ExplorerPlan) -> Commands[None]:
-        """Begins what an explorer does."""
-        return ExplorerLife(plan).commands()
-
-    @property
-    def _now(self) -> float:
-        return self.world.queue.now_secs
-
-    def _beat(self) -> None:
-        self.call(MASTER, ExplorersSeen({self._number: 0.0}), lambda _: None, "heartbeat")
-        self.after(HEARTBEAT_SECS, self._beat)
-
-    def _proceed(self, event: commands.ExplorerEvent = None) -> None:
-        """Sends an event, and executes the commands that follow, up to one that takes time."""
-        is_done = True
-        while is_done:
-            command = self._commands.send(event)
-            self.command(command)
-            is_done, event = self._execute(command), None
-
-    def _execute(self, command: commands.ExplorerCommand) -> bool:
-        """Executes a command; returns False if the next one follows later, or none."""
-        match command:
-            case commands.Pause(secs):
-                self.after(secs, self._proceed)
-                return False
-            case commands.StartDeadline() | commands.RenewDeadline():
-                self._deadline = self._now + WAIT_SECS
-            case commands.CheckDeadline():
-                if self._deadline is None or self._now > self._deadline:
-                    self.give_up("has waited too long")
-            case commands.Look(newest_after_secs):
-                asks = newest_after_secs is not None and self._now >= newest_after_secs
-                newest = self._newest_at_hand() if asks else None
-                self._end_after(0.0, lambda: commands.Looked(self._now, None, newest))
-                return False
-            case commands.Ask():
-                self.world.invariants.waits(self.name, "work", command.poll_secs)
-                self.call(MASTER, command, self._take_answer, poll_secs=command.poll_secs)
-                return False
-            case commands.AwaitVersion(version, poll_secs):
-                self.world.invariants.waits(self.name, f"version {version}", poll_secs)
-                self._await(version, self._now + poll_secs, poll_secs)
-                return False
-            case commands.BeginWait(reason):
-                self._since, self._reason = self._now, reason
-            case commands.EndWait():
-                wait = {"reason": self._reason, "for_whom": life.TRAINER}
-                self.world.span(self.name, SpanKind.WAIT, self._since, **wait)
-            case commands.BeginRollout(step):
-                self._since, self._step, self._leases = self._now, step, list[int]()
-            case commands.EndRollout():
-                self.world.span(
-                    self.name,
-                    SpanKind.ROLLOUT,
-                    self._since,
-                    step=self._step,
-                    version=self._version,
-                    leases=self._leases,
-                )
-            case commands.Pull():
-                self._since = self._now
-                self._pull(command)
-                return False
-            case commands.RollOut():
-                self._roll_out(command)
-                return False
-            case commands.GoOn():
-                self._roll_on()
-                return False
-            case commands.Deliver():
-                self._deliveries += self._whole
-                self._deliver()
-            case commands.Evaluate():
-                self._in_flight = [one._replace(parts=1) for one in self._in_flight]
-                done = commands.RolledOut(0, len(self._in_flight), self._room())
-                self._end_after(self._chance.uniform(0.1, 1.0), lambda: done)
-                return False
-            case commands.GiveUp(why):
-                self.give_up(why)
-            case commands.LeaveRun():
-                self.world.end(self)
-                return False
-        return True
-
-    def _end_after(self, secs: float, event: Callable[[], commands.ExplorerEvent]) -> None:
-        """Ends a command after a time, with the event of that time."""
-        self.after(secs, lambda: self._proceed(event()))
-
-    # Weights.
-
-    def _newest_at_hand(self) -> int:
-        """Returns the newest version that can be pulled now."""
-        if self.world.run.transfer == "checkpoint":
-            names = [n for n in self.world.disk.names("weights-") if self.world.disk.read(n)]
-            return max((int(name.split("-")[1]) for name in names), default=-1)
-        return self.world.announced()
-
-    def _await(self, version: int, until: float, poll_secs: float) -> None:
-        if self.world.run.transfer != "checkpoint":
-            self.call(
-                MASTER,
-                AskVersion(version),
-                self._proceed,
-                poll_secs=poll_secs,
-            )
-            return
-        newest = self._newest_at_hand()
-        if newest >= version or self._now >= until:
-            self.after(0.0, lambda: self._proceed(newest))
-        else:
-            self.after(0.2, functools.partial(self._await, version, until, poll_secs))
-
-    def _pull(self, command: commands.Pull) -> None:
-        self._wanted = command
-        if self.world.run.is_joint:
-            self._meeting.pull(command.version, command.exactly)
-            return
-        if self.world.run.transfer == "checkpoint":
-            self.after(self._chance.uniform(0.05, 0.5), functools.partial(self._read, command))
-            return
-        message = FetchWeights(command.version, command.exactly, self._held)
-        receive = functools.partial(self._receive, command)
-        self.call(TRAINER, message, self._relayed if self.world.run.fanout else receive)
-
-    def _relayed(self, offer: Offer | None) -> None:
-        """Fetches the payloads of an offer from other explorers."""
-        if offer is None:
-            self._late()
-        else:
-            self._blocks.fetch(offer, functools.partial(self._receive, self._pulling))
-
-    def _read(self, command: commands.Pull) -> None:
-        """Reads a version that is whole from the disk."""
-        disk = self.world.disk
-        found = {int(n.split("-")[1]): disk.read(n) for n in disk.names("weights-")}
-        fitting = [
-            version
-            for version, records in found.items()
-            if records
-            and (version == command.version or (version > command.version and not command.exactly))
-        ]
-        if not fitting:
-            self._late()
-            return
-        weights = found[max(fitting)][0]
-        target = HeldVersion("files", max(fitting), digest_of(weights))
-        self._receive(command, Offer(target, (), weights))
-
-    def _receive(self, command: commands.Pull, offer: Offer | None) -> None:
-        if offer is None:
-            self._late()
-            return
-        damaged = self.world.network.damages()
-        self.accept(command, offer, None if damaged else applied(self._weights, offer))
-
-    def accept(self, command: commands.Pull, offer: Offer, weights: int | None) -> None:
-        """Takes weights if their digest is the right one, or asks for a full copy."""
-        if weights is None:
-            self._held = None
-            self._late()
-            return
-        self._held = offer.target
-        self._blocks.keep(offer)
-        self._take(offer.target.version, weights)
-
-    def _take(self, version: int, weights: int) -> None:
-        command, self._weights = self._pulling, weights
-        self._version = version
-        self.world.span(self.name, self._sync_kind, self._since, version=version, step=command.step)
-        self._proceed(version)
-
-    @property
-    def _pulling(self) -> commands.Pull:
-        assert self._wanted is not None
-        return self._wanted
-
-    def _late(self) -> None:
-        since = self._since if self._pulling.since_secs is None else self._pulling.since_secs
-        self._end_after(_RECEIVE_SECS, lambda: commands.NotPulled(since))
-
-    # Groups.
-
-    def _take_answer(self, answer: commands.Answer) -> None:
-        if isinstance(answer, LeaseGrant):
-            self.world.invariants.granted(self.name, self.life, answer.leases)
-        self._proceed(commands.WorkAnswered(answer, self._now))
-
-    def _room(self) -> int | None:
-        run = self.world.run
-        return run.groups - len(self._in_flight) if run.style == "stream" else None
-
-    def _roll_out(self, command: commands.RollOut) -> None:
-        version, weights = self._version, self._weights
-        self.world.invariants.decodes(self.name, version, weights)
+    def pull(
+        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
+    ) -> tuple[int, int]:
+        del timeout_secs
+        version = exactly if at_least is None else at_least
         assert version is not None
-        assert weights is not None
-        whole_only = self.world.run.style == "whole"
-        self._in_flight += [
-            _InFlight(lease, version, weights, 1 if whole_only else self._chance.randint(1, 3))
-            for lease in command.leases
-        ]
-        self.world.invariants.generates(self.name, len(self._in_flight))
-        self._leases += [lease.lease_id for lease in command.leases]
-        self._swaps_left = 2 if command.may_swap else 0
-        self._roll_on()
+        if self._run.is_joint:
+            return self._taken(version, at_least is None)
+        read = self._read if self._run.transfer == "checkpoint" else self._fetched
+        offer = read(version, at_least is None)
+        if offer is None:
+            self._process.clock.sleep(_RECEIVE_SECS)
+            raise WeightsTimeoutError(f"there is no version {version}")
+        found = self._process.receive_offer(offer)
+        if found is None:
+            raise WeightsTransferError(f"version {offer.target.version} arrived damaged")
+        return found
 
-    def _roll_on(self) -> None:
-        """Generates a chunk; between two chunks newer weights may be taken."""
-        self.world.invariants.decodes(self.name, self._version, self._weights)
-        secs = self._chance.uniform(0.1, 0.8)
-        if self._swaps_left:
-            self._swaps_left -= 1
-            self._end_after(secs, commands.SwapPossible)
-        else:
-            self.after(secs, self._end_part)
+    def _taken(self, version: int, exactly: bool) -> tuple[int, int]:
+        """Takes part in a collective transfer."""
+        process = self._process
 
-    def _end_part(self) -> None:
-        self._in_flight = [one._replace(parts=one.parts - 1) for one in self._in_flight]
-        self._collect()
-        self._proceed(commands.RolledOut(len(self._whole), len(self._in_flight), self._room()))
+        def begin(then: Callable[..., None]) -> None:
+            self._taken_by = then
+            self._meeting.pull(version, exactly)
 
-    def _collect(self) -> None:
-        """Makes groups of those that have no parts left."""
-        run = self.world.run
-        self._whole = [
-            SimulatedGroup(
-                one.lease.lease_id,
-                one.lease.ordinal,
-                self._number,
-                one.oldest_version,
-                content_of(run, one.lease.ordinal, one.lease.attempt, one.weights),
+        found: tuple[int, int] | Exception = process.blocking(begin)
+        if isinstance(found, Exception):
+            raise found
+        process.weights = found[1]
+        return found
+
+    def _fetched(self, version: int, exactly: bool) -> Offer | None:
+        """Fetches a version from the trainer, or its blocks from other explorers."""
+        process = self._process
+        process.command("fetch weights")
+        message = FetchWeights(version, exactly, process.held)
+        try:
+            offer: Offer | None = process.ask(TRAINER, message, secs=_TRAINER_SECS)
+            if offer is None or not self._run.fanout:
+                return offer
+            fetched: Offer | None = process.blocking(
+                lambda then: process.blocks.fetch(offer, then), _TRAINER_SECS
             )
-            for one in self._in_flight
-            if one.parts <= 0
-        ]
-        self._in_flight = [one for one in self._in_flight if one.parts > 0]
+        except TimeoutError as error:
+            raise WeightsTransferError("the trainer does not answer") from error
+        return fetched
 
-    def _deliver(self) -> None:
-        """Inserts one group after the other, and reports each, beside the generation."""
-        if self._is_delivering or not self._deliveries:
-            return
-        self._is_delivering, began = True, self._now
-        group = self._deliveries.pop(0)
+    def _files(self) -> dict[int, int]:
+        """Returns the weights of the versions that are whole on the disk."""
+        found = {name: self._disk.read(name) for name in self._disk.names("weights-")}
+        return {int(name.split("-")[1]): one[0] for name, one in found.items() if one}
 
-        def inserted(_: object) -> None:
-            self.command("report the group")
-            self.world.span(self.name, SpanKind.INSERT, began, leases=[group.lease_id])
-            event = GroupsBuffered((group.lease_id,))
-            self.call(MASTER, event, reported, "delivery")
+    def _read(self, version: int, exactly: bool) -> Offer | None:
+        self._process.clock.sleep(self._process.chance.uniform(0.05, 0.5))
+        files = self._files()
+        fitting = [one for one in files if one == version or (one > version and not exactly)]
+        if not fitting:
+            return None
+        weights = files[max(fitting)]
+        return Offer(HeldVersion("files", max(fitting), digest_of(weights)), (), weights)
 
-        def reported(_: object) -> None:
-            self._is_delivering = False
-            self._deliver()
 
-        def insert() -> None:
-            self.call(REPLAY, InsertGroup(group), inserted, "delivery")
+class _Replay:
+    """The explorer's client of the replay server; see `ReplayClient`."""
 
-        self.after(self._chance.uniform(0.0, 0.5), insert)
+    may_restart = True
+
+    def __init__(self, process: SimulatedExplorer) -> None:
+        self._process, self.breaks = process, 0
+
+    def insert_many(
+        self,
+        table: str,
+        items: Sequence[dict[str, np.ndarray]],
+        *,
+        priorities: Sequence[float],
+        timeout_secs: float,
+    ) -> None:
+        del table, priorities
+        for columns in items:
+            group = simulated(Group.from_columns(columns))
+            self._process.command(f"insert {group.lease_id}")
+            try:
+                secs = timeout_secs + 2 * RETRY_SECS
+                self._process.ask(REPLAY, InsertGroup(group), timeout_secs, secs)
+            except TimeoutError as error:
+                self.breaks += 1
+                raise ReplayUnavailableError("the replay server does not answer") from error

@@ -29,11 +29,13 @@ from rl_sync.messages.events import (
 from rl_sync.messages.master_calls import (
     AskBatch,
     AskBuffered,
+    AskLease,
     AskPosition,
     AskProgress,
     Buffered,
     Claim,
     EnterPhase,
+    HandInEvaluation,
     Happened,
     Progress,
     Report,
@@ -41,9 +43,9 @@ from rl_sync.messages.master_calls import (
     Trained,
     TrainerReady,
 )
+from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.run_totals import NUM_TOKENS
 from rl_sync.role_names import TRAINER
-from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.roles.master.transition import position as position_of
@@ -81,12 +83,6 @@ LEASE_SECS = 8.0
 TICK_SECS = 2.0
 FLUSH_SECS = 0.05
 _PROMPT = Prompt(0, "", "")
-
-
-class AskVersion(NamedTuple):
-    """Asks for the newest version, and waits for one."""
-
-    version: int
 
 
 class TrainerLost(NamedTuple):
@@ -286,7 +282,7 @@ class SimulatedMaster(SimulatedProcess):
         if self.answered_before(thread, request, answer):
             return
         self.command(request.message)
-        if isinstance(request.message, Ask | AskVersion | GrantAwaited | RequestsAwaited):
+        if isinstance(request.message, AskLease | AskNewest | GrantAwaited | RequestsAwaited):
             self._try(thread, request, answer, self._now + request.poll_secs)
         else:
             self._reply(thread, request, answer, self._result(thread, request))
@@ -326,7 +322,7 @@ class SimulatedMaster(SimulatedProcess):
                 return self._save()
             case Happened(event):
                 return self._apply(event, thread, number)
-            case EnterPhase() | Report() | Resumed() | Await():
+            case EnterPhase() | Report() | Resumed() | Await() | HandInEvaluation():
                 return None
             case ExplorersSeen(seen_secs):
                 return self._see(seen_secs)
@@ -374,7 +370,7 @@ class SimulatedMaster(SimulatedProcess):
         is_over = self._now >= until
         result = self._tried(thread, request)
         if is_over or not (isinstance(result, HoldBack) or result is None):
-            if isinstance(request.message, AskVersion):
+            if isinstance(request.message, AskNewest):
                 result = self._newest()
             self._reply(thread, request, answer, result)
             return
@@ -389,13 +385,13 @@ class SimulatedMaster(SimulatedProcess):
 
     def _tried(self, thread: Thread, request: ArrivedCall) -> Any:
         message = request.message
-        if isinstance(message, AskVersion):
-            return self._newest() if self._newest() >= message.version else None
+        if isinstance(message, AskNewest):
+            return self._newest() if self._newest() >= message.at_least else None
         if isinstance(message, GrantAwaited | RequestsAwaited):
             return seen(self.known.meeting, message)
-        explorer = int(request.client.removeprefix("explorer"))
-        unfinished, room, version = message.unfinished, message.room, message.version
-        event = LeaseRequested(explorer, self._now, unfinished, room, version)
+        event = LeaseRequested(
+            message.explorer, self._now, message.unfinished, message.room, message.version
+        )
         return self._apply(event, thread, request.number)
 
     def _newest(self) -> int:

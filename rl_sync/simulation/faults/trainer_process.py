@@ -27,7 +27,6 @@ from rl_sync.schedule import SyncSchedule
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY
 from rl_sync.simulation.faults.invariants import (
     BrokenRuleError,
-    SimulatedGroup,
     TrainedBatch,
     first_weights,
     trained,
@@ -36,6 +35,7 @@ from rl_sync.simulation.faults.joint_transfer import GivingSide
 from rl_sync.simulation.faults.processes import RETRY_SECS, Answerer, ArrivedCall
 from rl_sync.simulation.faults.relays import FetchBlock
 from rl_sync.simulation.faults.replay_process import ListGroups, SampleGroups, SaveBuffer
+from rl_sync.simulation.faults.simulated_groups import columns_of, simulated
 from rl_sync.simulation.faults.trainer_disk import (
     MEMORY,
     ComputedWeights,
@@ -402,30 +402,3 @@ class _Replay:
             return self._process.ask(REPLAY, message, poll_secs, secs)
         except TimeoutError as error:
             raise ReplayUnavailableError("the replay server does not answer") from error
-
-
-def columns_of(group: SimulatedGroup) -> dict[str, np.ndarray]:
-    """Returns a simulated group as columns of an item: one row, whose tokens are its content."""
-    shape = (1, group.tokens)
-    return {
-        "lease_id": np.array(group.lease_id),
-        "ordinal": np.array(group.ordinal),
-        "prompt_id": np.array(0),
-        "explorer": np.array(group.explorer),
-        "tokens": np.full(shape, group.content),
-        "completion_mask": np.ones(shape, bool),
-        "behavior_logprobs": np.zeros(shape),
-        "policy_versions": np.full(shape, group.oldest_version),
-        "rewards": np.zeros(1),
-    }
-
-
-def simulated(group: Group) -> SimulatedGroup:
-    """Inverts `columns_of`."""
-    return SimulatedGroup(
-        group.lease_id,
-        group.ordinal,
-        group.explorer,
-        group.oldest_version,
-        int(group.tokens[0, 0]),
-    )

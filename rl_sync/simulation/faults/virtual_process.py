@@ -16,7 +16,9 @@ from rl_sync.cluster.team import Team
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.configs import base
 from rl_sync.messages.call import Call
+from rl_sync.messages.master_calls import AskLease
 from rl_sync.messages.run_status import Silence
+from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.settings.config_reading import read_settings
@@ -192,10 +194,18 @@ class VirtualSession(Session):
 
     def call_alone(self, call: Call[T]) -> T:
         """See `Session`."""
-        if isinstance(call, Await):  # Its key is drawn anew in each run.
-            call = dataclasses.replace(call, key="")
-        self._process.command(call)
-        answer: T = self._process.ask(MASTER, call)
+        sent: Any = call
+        poll_secs = 0.0
+        match call:  # Keys and numbers of requests are drawn anew in each run.
+            case Await():
+                sent = dataclasses.replace(call, key="")
+            case AskLease():
+                sent = dataclasses.replace(call, request=None)
+                poll_secs = call.poll_secs
+            case AskNewest():
+                poll_secs = call.timeout_secs
+        self._process.command(sent)
+        answer: T = self._process.ask(MASTER, sent, poll_secs)
         return answer
 
     def settle(self) -> None:

@@ -13,7 +13,7 @@ from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.rollout.stats import Stats
 from rl_sync.types import Lease, Prompt
-from rl_sync.weights.ends_interface import WeightsTimeoutError
+from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 from tests.cluster.memory_session import MemorySession
 from tests.settings.changed import settings_with
 
@@ -187,6 +187,20 @@ def test_weights_that_were_withdrawn_are_gone_without(swapping, weights):
         return received
 
     weights.pull = pull_and_withdraw
+    swapping.run()
+    assert swapping.versions == [3] * 10
+
+
+def test_completions_in_flight_go_on_without_weights_whose_trainer_has_died(swapping, weights):
+    pull = weights.pull
+
+    def pull_once(**wanted):
+        if weights.version == 4:
+            raise WeightsTransferError("the trainer is gone")
+        received, weights.version = pull(**wanted), 4
+        return received
+
+    weights.version, weights.pull = 3, pull_once
     swapping.run()
     assert swapping.versions == [3] * 10
 

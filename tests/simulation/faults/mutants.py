@@ -10,7 +10,7 @@ from rl_sync.messages.events import GroupsRefused
 from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
-from rl_sync.simulation.faults.explorer_process import SimulatedExplorer
+from rl_sync.simulation.faults.explorer_process import NotedExplorerLoop, SimulatedExplorer
 from rl_sync.simulation.faults.joint_transfer import MeetingLeft, MeetingReset
 from rl_sync.simulation.faults.master_process import SimulatedMaster
 from rl_sync.simulation.faults.relays import BlockReader
@@ -105,21 +105,26 @@ class LostWakeUp(SimulatedTrainer):
     audit_secs = math.inf
 
 
+class AsksForEver(NotedExplorerLoop):
+    """Asks for work without a limit."""
+
+    def _execute(self, command):
+        if type(command) is Ask:
+            command = dataclasses.replace(command, poll_secs=math.inf)
+        return super()._execute(command)
+
+
 class WaitsForEver(SimulatedExplorer):
     """A request waits until it is answered, however long that takes."""
 
-    def begin_life(self, plan):
-        right, event = super().begin_life(plan), None
-        while True:
-            one = right.send(event)
-            event = yield dataclasses.replace(one, poll_secs=math.inf) if type(one) is Ask else one
+    loop = AsksForEver
 
 
 class CountsFailedUpdate(SimulatedExplorer):
     """Weights that did not arrive whole count as received."""
 
-    def accept(self, command, offer, weights):
-        super().accept(command, offer, self._weights if weights is None else weights)
+    def accept(self, offer, weights):
+        return super().accept(offer, self.weights if weights is None else weights)
 
 
 class IgnoresBases(WeightsStore):
@@ -143,14 +148,11 @@ class SendsDeltasOnPrunedBase(SimulatedTrainer):
 class DoesNotVerify(SimulatedExplorer):
     """Applies differences, and does not compare the digest of the result."""
 
-    def _receive(self, command, offer):
-        if offer is None:
-            self._late()
-            return
-        weights = self._weights if offer.full is None else offer.full
+    def receive_offer(self, offer):
+        weights = self.weights if offer.full is None else offer.full
         for payload in offer.deltas:
             weights ^= payload
-        self.accept(command, offer, weights)
+        return self.accept(offer, weights)
 
 
 class KeepsRequestsOfTheDead(SimulatedMaster):
@@ -162,11 +164,17 @@ class KeepsRequestsOfTheDead(SimulatedMaster):
         return super()._apply(event, *arguments, **named)
 
 
+class Elastic(NotedExplorerLoop):
+    """Takes the processes of a cluster for those that come and go."""
+
+    def _plan(self):
+        return dataclasses.replace(super()._plan(), is_elastic=True)
+
+
 class WaitsForGoneWeights(SimulatedExplorer):
     """Waits for a version that no process of its cluster has any more."""
 
-    def begin_life(self, plan):
-        return super().begin_life(dataclasses.replace(plan, is_elastic=True))
+    loop = Elastic
 
 
 class TrustsRelays(BlockReader):
@@ -186,7 +194,7 @@ class ReadsFromRelaysUnchecked(DoesNotVerify):
 
     def begin(self):
         super().begin()
-        self._blocks = TrustsRelays(self)
+        self.blocks = TrustsRelays(self)
 
 
 class RefusesCopies(BatchReader):
