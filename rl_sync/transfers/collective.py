@@ -10,7 +10,6 @@ thread may dispatch collectives in its process.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -57,6 +56,11 @@ class _WaitingVersion(NamedTuple):
     version: int
     params: Params
     digest: UInt32[Array, " 2"]
+
+    @property
+    def text(self) -> str:
+        """The digest as text."""
+        return to_text(self.digest)
 
 
 class CollectivePublisher:
@@ -108,8 +112,7 @@ class CollectivePublisher:
         # The old version is freed first. With `meet` no copy is needed: the transfer ends before
         # the caller can donate its parameters.
         self._held = None
-        held = params if self._meet else copied(params)
-        self._held = _WaitingVersion(version, held, digest_words(params))
+        self._held = self._waiting_version(version, params)
         self._session.call(Happened(VersionPublished(version)))
         self._granted_secs = None
         if self._meet:
@@ -137,6 +140,10 @@ class CollectivePublisher:
         """Frees the held version; explorers that still wait reach their deadlines."""
         self._held = None
 
+    def _waiting_version(self, version: int, params: Params) -> _WaitingVersion:
+        held = params if self._meet else copied(params)
+        return _WaitingVersion(version, held, digest_words(params))
+
     def _give_to_all(self, held: _WaitingVersion) -> None:
         start, missing = self._now(), set(self._links)
         while missing:
@@ -146,10 +153,12 @@ class CollectivePublisher:
             served = self._give(held, min(_SLICE_SECS, self._timeout_secs - waited))
             missing -= set(served)
             if missing and not served:
-                time.sleep(_PAUSE_SECS)  # Those that are ready may wait for later versions.
+                self._session.clock.sleep(
+                    _PAUSE_SECS
+                )  # Those that are ready may wait for later versions.
 
     def _now(self) -> float:
-        return self._session.agree("the time", time.monotonic)
+        return self._session.agree("the time", self._session.clock.now)
 
     def _give(self, held: _WaitingVersion, wait_secs: float) -> list[int]:
         """Sends a version to the explorers that are ready for it; waits for the first one."""
@@ -157,7 +166,7 @@ class CollectivePublisher:
         for request in self._session.agree("ready explorers", lambda: self._ready(wait_secs)):
             if not request.accepts(held.version):
                 continue
-            grant = Grant(held.version, to_text(held.digest))
+            grant = Grant(held.version, held.text)
             if not self._session.call(GrantWeights(request, grant)):
                 continue  # The explorer has withdrawn.
             self._end_wait()
@@ -264,12 +273,13 @@ class CollectivePuller:
     ) -> Grant | None:
         """Requests a version and waits for the trainer's grant; None if there is none in time."""
         call = self._session.call
-        deadline = time.monotonic() + timeout_secs
+        clock = self._session.clock
+        deadline = clock.now() + timeout_secs
         ticket = call(AskWeights(self._explorer, exactly, at_least, request_number()))
         wait = {"reason": "synchronization", "for_whom": "the trainer"}
         with self._session.spans.span(SpanKind.WAIT, version=exactly or at_least, **wait):
             grant, stopped = None, None
-            while not (grant or stopped) and (left := deadline - time.monotonic()) > 0:
+            while not (grant or stopped) and (left := deadline - clock.now()) > 0:
                 grant = call(AwaitGrant(ticket, min(left, _POLL_SECS)))
                 try:
                     self._session.check()

@@ -10,6 +10,7 @@ from rl_sync.messages.call import Call
 from rl_sync.messages.master_calls import AskStatus, Happened
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.messages.weight_calls import AskNewest
+from rl_sync.ports.clock_port import SystemClock
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.roles.master.weight_registry import WeightRegistry
 
@@ -39,7 +40,7 @@ class LoneSession:
 
     def __init__(self, call: Callable[[Call], Any], role: str = "trainer") -> None:
         self.call = self.call_alone = self.tell = call
-        self.role = role
+        self.role, self.clock = role, SystemClock()
         self.spans = SpanRecorder(None, role)
 
     def agree(self, what: str, thunk: Callable[[], Any]) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_sync.cluster.session import RunStoppedError
 from rl_sync.messages.events import ExplorersSeen, LeaseGrant
 from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.spans import sync_kind
@@ -21,7 +20,7 @@ from rl_sync.roles.explorer.loop import ExplorerLoop
 from rl_sync.rollout.stats import Stats
 from rl_sync.simulation.faults.drawn_run import MASTER, REPLAY, TRAINER
 from rl_sync.simulation.faults.invariants import SimulatedGroup, content_of, digest_of
-from rl_sync.simulation.faults.joint_transfer import TakingSide
+from rl_sync.simulation.faults.joint_transfer import VirtualLink
 from rl_sync.simulation.faults.processes import RETRY_SECS, Answerer, ArrivedCall
 from rl_sync.simulation.faults.relays import BlockReader, FetchBlock
 from rl_sync.simulation.faults.replay_process import InsertGroup
@@ -29,6 +28,7 @@ from rl_sync.simulation.faults.simulated_groups import group_of, simulated
 from rl_sync.simulation.faults.trainer_process import FetchWeights
 from rl_sync.simulation.faults.virtual_process import VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, applied
+from rl_sync.transfers.collective import CollectivePuller
 from rl_sync.types import Group, Lease
 from rl_sync.weights.deltas.artifact import HeldVersion
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
@@ -213,15 +213,8 @@ class _Puller:
     def __init__(self, process: SimulatedExplorer, session: VirtualSession) -> None:
         self._process, self._session = process, session
         self._run, self._disk = process.world.run, process.world.disk
-        self._taken_by: Callable[..., None]
-        self._meeting = TakingSide(
-            process,
-            process.number,
-            process.world.links,
-            received=lambda *found: self._taken_by(found),
-            late=lambda: self._taken_by(WeightsTimeoutError("nobody granted it")),
-            over=lambda: self._taken_by(RunStoppedError("the trainer has made its last step")),
-        )
+        link: Any = VirtualLink(process, process.name)
+        self._joint = CollectivePuller(session, link, process.number, check_digest=False)
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         if self._run.transfer != "checkpoint":
@@ -235,34 +228,23 @@ class _Puller:
     def pull(
         self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
     ) -> tuple[int, int]:
-        del timeout_secs
+        if self._run.is_joint:
+            found: Any = self._joint.pull(
+                exactly=exactly, at_least=at_least, timeout_secs=timeout_secs
+            )
+            self._process.weights = found[1]
+            return found[0], found[1]
         version = exactly if at_least is None else at_least
         assert version is not None
-        if self._run.is_joint:
-            return self._taken(version, at_least is None)
         read = self._read if self._run.transfer == "checkpoint" else self._fetched
         offer = read(version, at_least is None)
         if offer is None:
             self._process.clock.sleep(_RECEIVE_SECS)
             raise WeightsTimeoutError(f"there is no version {version}")
-        found = self._process.receive_offer(offer)
-        if found is None:
+        received = self._process.receive_offer(offer)
+        if received is None:
             raise WeightsTransferError(f"version {offer.target.version} arrived damaged")
-        return found
-
-    def _taken(self, version: int, exactly: bool) -> tuple[int, int]:
-        """Takes part in a collective transfer."""
-        process = self._process
-
-        def begin(then: Callable[..., None]) -> None:
-            self._taken_by = then
-            self._meeting.pull(version, exactly)
-
-        found: tuple[int, int] | Exception = process.blocking(begin)
-        if isinstance(found, Exception):
-            raise found
-        process.weights = found[1]
-        return found
+        return received
 
     def _fetched(self, version: int, exactly: bool) -> Offer | None:
         """Fetches a version from the trainer, or its blocks from other explorers."""

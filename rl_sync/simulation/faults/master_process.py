@@ -32,6 +32,7 @@ from rl_sync.messages.master_calls import (
     AskLease,
     AskPosition,
     AskProgress,
+    AskStatus,
     Buffered,
     Claim,
     EnterPhase,
@@ -43,22 +44,24 @@ from rl_sync.messages.master_calls import (
     Trained,
     TrainerReady,
 )
-from rl_sync.messages.weight_calls import AskNewest
+from rl_sync.messages.run_status import RunStatus
+from rl_sync.messages.weight_calls import (
+    AskNewest,
+    AskWaiting,
+    AskWeights,
+    AwaitGrant,
+    GrantWeights,
+    Withdraw,
+)
 from rl_sync.records.run_totals import NUM_TOKENS
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.roles.master.transition import position as position_of
 from rl_sync.simulation.faults.joint_transfer import (
-    AskFinished,
-    GrantAwaited,
     MeetingEvent,
     MeetingLeft,
     MeetingReset,
-    RequestGranted,
-    RequestsAwaited,
-    RequestWithdrawn,
-    WeightsRequested,
     met,
     seen,
 )
@@ -282,7 +285,7 @@ class SimulatedMaster(SimulatedProcess):
         if self.answered_before(thread, request, answer):
             return
         self.command(request.message)
-        if isinstance(request.message, AskLease | AskNewest | GrantAwaited | RequestsAwaited):
+        if isinstance(request.message, AskLease | AskNewest | AwaitGrant | AskWaiting):
             self._try(thread, request, answer, self._now + request.poll_secs)
         else:
             self._reply(thread, request, answer, self._result(thread, request))
@@ -344,9 +347,10 @@ class SimulatedMaster(SimulatedProcess):
                 return self._tree.path(reader, self._now)
             case RelayFailed(source):
                 return self._tree.report(source, 0, 0.0, True, self._now)
-            case AskFinished():
-                return self.known.state.trained_steps == self._settings.steps
-            case WeightsRequested() | RequestWithdrawn() | RequestGranted():
+            case AskStatus():
+                is_over = self.known.state.trained_steps == self._settings.steps
+                return RunStatus("end" if is_over else "rl", 0, 0)
+            case AskWeights() | Withdraw() | GrantWeights():
                 return self._apply(message, thread, number)
         raise AssertionError(f"the master does not know {message}")
 
@@ -372,6 +376,8 @@ class SimulatedMaster(SimulatedProcess):
         if is_over or not (isinstance(result, HoldBack) or result is None):
             if isinstance(request.message, AskNewest):
                 result = self._newest()
+            elif isinstance(request.message, AskWaiting):
+                result = result or []
             self._reply(thread, request, answer, result)
             return
         again = functools.partial(self._try, thread, request, answer, until)
@@ -387,7 +393,7 @@ class SimulatedMaster(SimulatedProcess):
         message = request.message
         if isinstance(message, AskNewest):
             return self._newest() if self._newest() >= message.at_least else None
-        if isinstance(message, GrantAwaited | RequestsAwaited):
+        if isinstance(message, AwaitGrant | AskWaiting):
             return seen(self.known.meeting, message)
         event = LeaseRequested(
             message.explorer, self._now, message.unfinished, message.room, message.version

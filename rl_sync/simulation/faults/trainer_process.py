@@ -31,7 +31,7 @@ from rl_sync.simulation.faults.invariants import (
     first_weights,
     trained,
 )
-from rl_sync.simulation.faults.joint_transfer import GivingSide
+from rl_sync.simulation.faults.joint_transfer import GivingEnd, VirtualLink
 from rl_sync.simulation.faults.processes import RETRY_SECS, Answerer, ArrivedCall
 from rl_sync.simulation.faults.relays import FetchBlock
 from rl_sync.simulation.faults.replay_process import ListGroups, SampleGroups, SaveBuffer
@@ -152,7 +152,7 @@ class SimulatedTrainer(VirtualProcess):
             parameters=actor,
             sft=actor,
             evaluator=actor,
-            end=lambda schedule: _End(self),
+            end=lambda schedule: self._end(session),
             source=source,
             snapshots=SnapshotKeeper(
                 session=session,
@@ -168,6 +168,9 @@ class SimulatedTrainer(VirtualProcess):
             consumed=lambda counted: ConsumptionRecord(None, counted),
             digests=lambda since, exact: PublishedDigests(None, since=since, exact=exact),
         )
+
+    def _end(self, session: VirtualSession) -> _End:
+        return _JointEnd(self, session) if self.world.run.is_joint else _End(self)
 
     def _buffer_saved(self) -> None:
         invariants = self.world.invariants
@@ -321,37 +324,35 @@ class _End:
 
     def __init__(self, process: SimulatedTrainer) -> None:
         self._process, self._run = process, process.world.run
-        self._meeting = GivingSide(process, process.world.links)
 
     def awaits(self, version: int) -> bool:
-        """A collective transfer awaits each step."""
+        """The next step is taken meanwhile."""
         del version
-        return self._run.is_joint
+        return False
 
     def publish(self, version: int, params: ComputedWeights) -> None:
         """Offers a version."""
-        process, run, clock = self._process, self._run, self._process.clock
-        clock.sleep(max(0.0, params.until_secs - clock.now()))
-        weights, began = params.value, clock.now()
+        process, run, began = self._process, self._run, self._process.clock.now()
+        weights = self._computed(params)
         process.world.invariants.published(version, weights)
         process.store_of_life.add(version, weights)
         if run.transfer == "checkpoint":
             self._write(version, weights)
-        self._meeting.hold(version, weights)
         process.ask(MASTER, Happened(VersionPublished(version)))
-        if run.is_joint and run.is_exact:
-            explorers, until = {*range(1, run.explorers + 1)}, began + WAIT_SECS
-            process.blocking(lambda then: self._meeting.give_to_all(explorers, until, then))
         kind = sync_kind(run.transfer)
         process.world.span(process.name, kind, began, version=version, step=version)
 
     def serve(self) -> None:
-        """Serves explorers that wait for weights, where the transfer needs it."""
-        if self._run.is_joint and not self._run.is_exact:
-            self._process.blocking(self._meeting.serve)
+        """Needs no call to serve."""
 
     def close(self) -> None:
         """Goes on serving."""
+
+    def _computed(self, params: ComputedWeights) -> int:
+        """Waits until a version is computed, and checks that it is the same as any time before."""
+        clock = self._process.clock
+        clock.sleep(max(0.0, params.until_secs - clock.now()))
+        return params.value
 
     def _write(self, version: int, weights: int) -> None:
         process, disk, name = self._process, self._process.world.disk, f"weights-{version:04d}"
@@ -361,6 +362,30 @@ class _End:
         disk.rename(f"partial-{name}", name)
         for old in disk.names("weights-")[: -self._run.schedule.versions_kept]:
             disk.delete(old)
+
+
+class _JointEnd(_End):
+    """The trainer's end of collective transfer: the real one."""
+
+    def __init__(self, process: SimulatedTrainer, session: VirtualSession) -> None:
+        super().__init__(process)
+        names = {number: f"explorer{number}" for number in range(1, self._run.explorers + 1)}
+        links: Any = {number: VirtualLink(process, name) for number, name in names.items()}
+        self._real = GivingEnd(
+            session,
+            links,
+            kind=sync_kind(self._run.transfer),
+            meet=self._run.is_exact,
+            timeout_secs=WAIT_SECS,
+        )
+        self.awaits, self.serve = self._real.awaits, self._real.serve  # type: ignore[method-assign]
+
+    def publish(self, version: int, params: ComputedWeights) -> None:
+        """Offers a version."""
+        weights = self._computed(params)
+        self._process.world.invariants.published(version, weights)
+        given: Any = params
+        self._real.publish(version, given)
 
 
 class _Sample(NamedTuple):

@@ -18,7 +18,7 @@ from rl_sync.configs import base
 from rl_sync.messages.call import Call
 from rl_sync.messages.master_calls import AskLease
 from rl_sync.messages.run_status import Silence
-from rl_sync.messages.weight_calls import AskNewest
+from rl_sync.messages.weight_calls import AskNewest, AskWaiting, AskWeights, AwaitGrant
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.settings.config_reading import read_settings
@@ -202,9 +202,12 @@ class VirtualSession(Session):
             case AskLease():
                 sent = dataclasses.replace(call, request=None)
                 poll_secs = call.poll_secs
-            case AskNewest():
+            case AskWeights():
+                sent = dataclasses.replace(call, number=None)
+            case AskNewest() | AwaitGrant() | AskWaiting():
                 poll_secs = call.timeout_secs
-        self._process.command(sent)
+        if not isinstance(call, AwaitGrant | AskWaiting):  # They come again and again.
+            self._process.command(sent)
         answer: T = self._process.ask(MASTER, sent, poll_secs)
         return answer
 
