@@ -45,6 +45,8 @@ class MemorySession(Session):
       calls: the calls to the master so far.
     """
 
+    secret = ""
+
     def __init__(
         self,
         answer: Callable[[Any], Any] = lambda call: None,
@@ -56,7 +58,7 @@ class MemorySession(Session):
         self.role = self.name = role
         self.spans: KeptSpans = KeptSpans(role)
         self.facts = {}
-        self.team, self.secret = Team(), ""
+        self.team = Team()
         self.answer, self.calls = answer, []
         self._stop = self._progress = None
 
