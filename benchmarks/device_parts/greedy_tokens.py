@@ -18,7 +18,7 @@ import numpy as np
 
 from device_parts.finding import CheckFailedError, Finding, PartOptions
 from device_parts.model_shape import random_weights, shape_directory
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.huggingface.loading import load_params
 from rl_sync.models.huggingface.reading import load_config
@@ -120,7 +120,7 @@ def completed(job: GreedyJob, precision: str | None) -> dict[str, Any]:
         for row, prompt, tokens in zip(rows, job.prompts, found, strict=True):
             row[: len(prompt) + job.tokens] = [*prompt, *tokens]
         score = jax.jit(Forward(config, 1.0, LOGITS_BYTES).logprobs)
-        scores = np.asarray(score(params, {}, jnp.asarray(rows), None))
+        scores = np.asarray(score(params, {}, RowInputs(jnp.asarray(rows))))
     starts = map(len, job.prompts)
     return {
         "tokens": found,

@@ -105,9 +105,9 @@ class SimulatedExplorer(VirtualProcess):
 
     def _loop(self) -> ExplorerLoop:
         session, run = VirtualSession(self), self.world.run
-        actor: Any = _Actor(self)
+        actor: Any = _GeneratingActor(self)
         puller: Any = _Puller(self, session)
-        replay: Any = _Replay(self)
+        replay: Any = _FilledReplay(self)
         task: Any = None
         examination: Any = types.SimpleNamespace(requests=(), written=list)
         return self.loop(
@@ -119,7 +119,7 @@ class SimulatedExplorer(VirtualProcess):
             began_secs=lambda: 0.0,
             at_hand=lambda: None,
             sync_kind=sync_kind(run.transfer),
-            delivery=_Delivery(
+            delivery=_SlowDelivery(
                 session, task, actor, replay, "groups", beside=True, pause_secs=_PAUSE_SECS
             ),
             examination=examination,
@@ -140,7 +140,7 @@ class _InFlight(NamedTuple):
     parts: int
 
 
-class _Actor:
+class _GeneratingActor:
     """The explorer's actor; see `Explorer`."""
 
     def __init__(self, process: SimulatedExplorer) -> None:
@@ -198,7 +198,7 @@ class _Actor:
         )
 
 
-class _Delivery(GroupDelivery):
+class _SlowDelivery(GroupDelivery):
     """Delivers groups; to judge them takes a while."""
 
     def _judge(self, groups: list[Group]) -> list[Group]:
@@ -277,7 +277,7 @@ class _Puller:
         return Offer(HeldVersion("files", max(fitting), digest_of(weights)), (), weights)
 
 
-class _Replay:
+class _FilledReplay:
     """The explorer's client of the replay server; see `ReplayClient`."""
 
     may_restart = True

@@ -120,7 +120,7 @@ class SimulatedTrainer(VirtualProcess):
     def _loop(self) -> TrainerLoop:
         session, run = VirtualSession(self), self.world.run
         log = SimulatedLog(self, self.chance)
-        actor: Any = _Actor(self)
+        actor: Any = _SteppingActor(self)
         snapshots: Any = self.folder(self, "snapshot-", self.chance, self.flush)
         memory: Any = self.folder(self, MEMORY, self.chance, self.world.disk.flush)
 
@@ -130,7 +130,7 @@ class SimulatedTrainer(VirtualProcess):
             actor.logged = point.logged
 
             def reader(on_taken: Callable[[int, list[Group]], None]) -> BatchReader:
-                replay: Any = _Replay(self)
+                replay: Any = _SampledReplay(self)
                 return self.reader(
                     session,
                     replay,
@@ -208,7 +208,7 @@ class _Placed(NamedTuple):
     groups: tuple[Group, ...]
 
 
-class _Actor:
+class _SteppingActor:
     """The trainer's actor, and all else that computes: steps take time, and weights are numbers.
 
     Attributes:
@@ -400,7 +400,7 @@ class _Info(NamedTuple):
     current_size: int
 
 
-class _Replay:
+class _SampledReplay:
     """The trainer's client of the replay server; see `ReplayClient`.
 
     An answer that does not come in time is lost, with the groups in it.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.ending import Ending
-from rl_sync.learning.forward import Forward
+from rl_sync.learning.forward import Forward, RowInputs
 from rl_sync.learning.rows.batching import Batching
 from rl_sync.models.sharding import Layout
 from rl_sync.roles.explorer.group_rows import columns_of
@@ -99,7 +99,7 @@ def _assert_learned(group, drawn, *, of_episodes=False):
         packing = rows.packing
         alone = np.arange(len(drawn))[:, None]
         belongs = alone if packing is None else np.asarray(packing.trajectories)
-        logprobs = LOGPROBS(PARAMS, {}, jnp.asarray(rows.tokens), packing)
+        logprobs = LOGPROBS(PARAMS, {}, RowInputs(jnp.asarray(rows.tokens), packing))
         assert mask.sum() == sum(len(tokens) for tokens, _ in drawn)
         for number, (tokens, recorded) in enumerate(drawn):
             here = mask & (belongs == number)
