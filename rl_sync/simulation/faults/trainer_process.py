@@ -183,7 +183,6 @@ class _NotedLoop(TrainerLoop):
     """Lists its commands, at each of which the process may crash."""
 
     def _execute(self, command: TrainerCommand) -> int | None:
-        self.session.spans.enter("command")
         process = self.trainer.process  # type: ignore[attr-defined]
         process.command(command)
         if isinstance(command, AbandonRun):

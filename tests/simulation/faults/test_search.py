@@ -54,6 +54,15 @@ def test_seeds_that_once_failed(seed):
     assert examine(seed).failed is None
 
 
+@pytest.mark.parametrize("steps", [1, 40])
+def test_runs_of_one_step_and_of_many_end_whatever_fails(steps):
+    """The search draws runs of three to six steps."""
+    found = [
+        examine(seed, alteration=Alteration(steps=steps)) for seed in range(31_000_000, 31_000_004)
+    ]
+    assert [one for one in found if one.failed] == []
+
+
 def test_without_faults_an_exact_run_gives_the_digest_of_its_schedule():
     runs = [CALM.applied(draw(seed)) for seed in range(40)]
     exact = [run for run in runs if run.is_exact]
