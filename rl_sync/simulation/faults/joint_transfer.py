@@ -1,7 +1,7 @@
 """Collective transfers in the simulation: the real ends, over links between processes.
 
-Both sides agree at the real meeting point, `rl_sync.weights.rendezvous.MeetingPoint`. It is asked
-without waiting; the simulated master lets callers wait.
+Both sides agree at the real meeting point, `rl_sync.weights.rendezvous.MeetingPoint`, which is with
+the simulated master.
 """
 
 from __future__ import annotations
@@ -11,52 +11,10 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rl_sync.messages.weight_calls import AskWaiting, AskWeights, AwaitGrant, GrantWeights, Withdraw
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.invariants import digest_of
 from rl_sync.simulation.faults.processes import SimulatedProcess
 from rl_sync.transfers.collective import CollectivePublisher
-from rl_sync.weights.rendezvous import Meeting, MeetingPoint
-
-
-class MeetingReset(NamedTuple):
-    """One side of the transfers has died; see `MeetingPoint.reset`."""
-
-
-class MeetingLeft(NamedTuple):
-    """An explorer has died; see `MeetingPoint.leave`."""
-
-    explorer: int
-
-
-MeetingEvent = AskWeights | Withdraw | GrantWeights | MeetingReset | MeetingLeft
-"""A call that changes the meeting point."""
-
-
-def met(meeting: Meeting, event: MeetingEvent) -> tuple[Meeting, Any]:
-    """Applies a call to a meeting point; returns its content afterwards, and the answer."""
-    point = MeetingPoint(meeting)
-    answer: Any = None
-    match event:
-        case AskWeights(explorer, exactly, at_least, number):
-            answer = point.ask(explorer, exactly, at_least, number)
-        case Withdraw(ticket):
-            answer = point.withdraw(ticket)
-        case GrantWeights(request, grant):
-            answer = point.grant(request, *grant)
-        case MeetingReset():
-            point.reset()
-        case MeetingLeft(explorer):
-            point.leave(explorer)
-    return point.content(), answer
-
-
-def seen(meeting: Meeting, message: AwaitGrant | AskWaiting) -> Any:
-    """Returns the grant or the requests that a call waits for; None if there are none."""
-    point = MeetingPoint(meeting)
-    if isinstance(message, AwaitGrant):
-        return point.granted(message.ticket, 0.0)
-    return point.waiting(0.0) or None
 
 
 class _LinkSide(NamedTuple):

@@ -10,31 +10,24 @@ from typing import Any, NamedTuple
 from rl_sync.cluster.pending import Await
 from rl_sync.messages.events import (
     LEASE_EXPIRED,
-    BatchRequested,
     BatchTrained,
     Event,
     ExplorerDied,
     ExplorersSeen,
-    GrantLeases,
     GroupsBuffered,
     GroupsRefused,
     HoldBack,
-    LeaseGrant,
     LeaseRequested,
     Record,
     SnapshotSaved,
-    Started,
     Ticked,
 )
 from rl_sync.messages.master_calls import (
-    AskBatch,
     AskBuffered,
     AskLease,
     AskPosition,
     AskProgress,
     AskStatus,
-    Buffered,
-    Claim,
     EnterPhase,
     HandInEvaluation,
     Happened,
@@ -42,7 +35,6 @@ from rl_sync.messages.master_calls import (
     Report,
     Resumed,
     Trained,
-    TrainerReady,
 )
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.messages.weight_calls import (
@@ -58,13 +50,6 @@ from rl_sync.role_names import TRAINER
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.roles.master.transition import position as position_of
-from rl_sync.simulation.faults.joint_transfer import (
-    MeetingEvent,
-    MeetingLeft,
-    MeetingReset,
-    met,
-    seen,
-)
 from rl_sync.simulation.faults.processes import (
     Answerer,
     ArrivedCall,
@@ -79,13 +64,21 @@ from rl_sync.simulation.faults.relays import (
     addresses_after,
     tree_of,
 )
-from rl_sync.types import Lease, Prompt
+from rl_sync.simulation.master_answers import (
+    MeetingEvent,
+    MeetingLeft,
+    MeetingReset,
+    answer_to,
+    buffered,
+    event_of,
+    met,
+    seen,
+)
 from rl_sync.weights.rendezvous import Meeting
 
 LEASE_SECS = 8.0
 TICK_SECS = 2.0
 FLUSH_SECS = 0.05
-_PROMPT = Prompt(0, "", "")
 
 
 class TrainerLost(NamedTuple):
@@ -217,7 +210,7 @@ class SimulatedMaster(SimulatedProcess):
             return known._replace(relays=addresses_after(known.relays, entry.event)), None, ()
         state, commands = transition(known.state, entry.event)
         answers = [one for one in commands if not isinstance(one, Record)]
-        answer = _answer_to(entry.event, state, answers[0] if answers else None)
+        answer = answer_to(entry.event, state, answers[0] if answers else None)
         if state is known.state:
             return known, answer, commands
         if isinstance(entry.event, BatchTrained):
@@ -305,26 +298,16 @@ class SimulatedMaster(SimulatedProcess):
     def _result(self, thread: Thread, request: ArrivedCall) -> Any:
         message, number = request.message, request.number
         match message:
-            case Claim(lease_ids):
-                return self._apply(GroupsBuffered(tuple(lease_ids)), thread, number)
             case Trained(event, metrics):
                 return self._apply(event, thread, number, int(metrics[NUM_TOKENS]))
             case AskProgress():
                 return self._progress()
-            case TrainerReady(position):
-                return self._apply(Started(position), thread, number)
             case AskBuffered():
-                live = self.known.state.live.values()
-                buffered = [one.lease_id for one in live if one.buffered]
-                return Buffered(self.known.state.trained_steps, buffered)
-            case AskBatch(step, at_hand):
-                return self._apply(BatchRequested(step, tuple(at_hand)), thread, number)
+                return buffered(self.known.state)
             case AskPosition():
                 return position_of(self.known.state)
             case Happened(SnapshotSaved()):
                 return self._save()
-            case Happened(event):
-                return self._apply(event, thread, number)
             case EnterPhase() | Report() | Resumed() | Await() | HandInEvaluation():
                 return None
             case ExplorersSeen(seen_secs):
@@ -352,6 +335,8 @@ class SimulatedMaster(SimulatedProcess):
                 return RunStatus("end" if is_over else "rl", 0, 0)
             case AskWeights() | Withdraw() | GrantWeights():
                 return self._apply(message, thread, number)
+        if (told := event_of(message)) is not None:
+            return self._apply(told, thread, number)
         raise AssertionError(f"the master does not know {message}")
 
     def forget(self, process: str, life: int) -> None:
@@ -435,16 +420,3 @@ class SimulatedMaster(SimulatedProcess):
         if not state.begun:
             return None
         return Progress(0, state.trained_steps, [], drops_buffered=run.is_joint and run.is_exact)
-
-
-def _answer_to(event: Event, state: MasterState, command: Any) -> Any:
-    """Returns the answer to the call that an event came with."""
-    if isinstance(event, GroupsBuffered):
-        return [one for one in event.lease_ids if one not in state.live]
-    if not isinstance(command, GrantLeases):
-        return command
-    leases = [
-        Lease(one.lease_id, one.ordinal, 0 if command.exactly else one.attempt, _PROMPT)
-        for one in command.leases
-    ]
-    return LeaseGrant(command.step, command.version, command.exactly, leases)

@@ -11,20 +11,18 @@ import greenlet
 
 from rl_sync.cluster.pending import Await
 from rl_sync.cluster.rpc import PeerLostError
-from rl_sync.cluster.session import Session
-from rl_sync.cluster.team import Team
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.configs import base
 from rl_sync.messages.call import Call
 from rl_sync.messages.master_calls import AskLease
-from rl_sync.messages.run_status import Silence
 from rl_sync.messages.weight_calls import AskNewest, AskWaiting, AskWeights, AwaitGrant
-from rl_sync.records.spans import SpanKind, SpanRecorder
+from rl_sync.records.spans import Span
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.simulation.faults.drawn_run import MASTER, DrawnRun
 from rl_sync.simulation.faults.processes import SimulatedProcess
+from rl_sync.simulation.simulated_session import SimulatedSession, VirtualSpans
 from rl_sync.simulation.virtual_clock import VirtualClock
 from rl_sync.weights.ends_interface import WeightsTransferError
 
@@ -151,46 +149,20 @@ class VirtualProcess(SimulatedProcess):
         self.world.kill(self, f"{type(error).__name__}: {error}")
 
 
-class VirtualSpans(SpanRecorder):
-    """Spans in virtual time, which the world gets.
-
-    Args:
-      process: the role's process.
-    """
-
-    def __init__(self, process: VirtualProcess) -> None:
-        self._process = process
-        super().__init__(None, process.name)
-
-    def now(self) -> float:
-        """See `SpanRecorder`."""
-        return self._process.world.queue.now_secs
-
-    def record(
-        self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any
-    ) -> None:
-        """See `SpanRecorder`."""
-        super().record(kind, start_secs, end_secs, **attributes)
-        attributes.pop("cpu_secs", None)  # It depends on the machine.
-        self._process.world.span(self.role, kind, start_secs, **attributes)
-
-
-class VirtualSession(Session):
-    """The session of a role's only process.
+class VirtualSession(SimulatedSession):
+    """The session of a role's only process, which calls the simulated master.
 
     Args:
       process: the process.
     """
 
     def __init__(self, process: VirtualProcess) -> None:
-        self.settings = settings_of(process.world.run)
-        self.role = self.name = process.name
-        self.spans = VirtualSpans(process)
-        self.facts = {}
-        self.team = Team()
-        self.clock = process.clock
+        def add(span: Span) -> None:
+            process.world.span(span.role, span.kind, span.start_secs, **span.attributes)
+
+        spans = VirtualSpans(process.name, lambda: process.world.queue.now_secs, add)
+        super().__init__(settings_of(process.world.run), spans, process.clock)
         self._process = process
-        self._stop = self._progress = None
 
     def call_alone(self, call: Call[T]) -> T:
         """See `Session`."""
@@ -210,13 +182,3 @@ class VirtualSession(Session):
             self._process.command(sent)
         answer: T = self._process.ask(MASTER, sent, poll_secs)
         return answer
-
-    def settle(self) -> None:
-        """Leaves the objects of this run to the garbage collection."""
-
-    def silences(self) -> list[Silence]:
-        """Nobody is silent."""
-        return []
-
-    def close(self) -> None:
-        """Has nothing open."""

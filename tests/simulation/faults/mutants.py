@@ -11,13 +11,13 @@ from rl_sync.roles.explorer.commands import Ask
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.simulation.faults.explorer_process import NotedExplorerLoop, SimulatedExplorer
-from rl_sync.simulation.faults.joint_transfer import MeetingLeft, MeetingReset
 from rl_sync.simulation.faults.master_process import SimulatedMaster
 from rl_sync.simulation.faults.relays import BlockReader
 from rl_sync.simulation.faults.trainer_disk import SimulatedFolder
 from rl_sync.simulation.faults.trainer_process import SimulatedTrainer
 from rl_sync.simulation.faults.weights_store import WeightsStore
 from rl_sync.simulation.faults.world import Parts
+from rl_sync.simulation.master_answers import MeetingLeft, MeetingReset
 
 
 class AnswersBeforeFlush(SimulatedMaster):
