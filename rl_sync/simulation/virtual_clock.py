@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import queue
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -117,7 +118,7 @@ class VirtualClock:
         self.require_life()
         own = greenlet.getcurrent()
         ticket = waiters.join(own)
-        if timeout is not None:
+        if timeout is not None and timeout < math.inf:
             self._after(max(0.0, timeout), functools.partial(self._wake, waiters, ticket))
         assert own.parent is not None, "only threads of the clock wait in it"
         own.parent.switch()

@@ -11,7 +11,7 @@ import statistics
 from typing import NamedTuple
 
 from rl_sync.schedule import SyncSchedule
-from rl_sync.simulation.speed.simulated_site import SimulatedSite
+from rl_sync.simulation.speed.simulated_site import lengths_of
 from rl_sync.simulation.speed.simulated_slots import SimulatedSlots
 from rl_sync.simulation.speed.speed_plan import SpeedPlan
 from rl_sync.simulation.speed.workload import Workload
@@ -101,11 +101,11 @@ def step_times(plan: SpeedPlan, work: Workload) -> StepTimes:
 
 def _rollout_secs(plan: SpeedPlan, work: Workload, groups: int) -> float:
     """Returns the mean time of a lease of some groups, over draws."""
-    site, times = SimulatedSite(plan, work, seed=0), []
+    times = []
     for lease in range(_DRAWN_LEASES):
-        slots = SimulatedSlots(plan.slots)
+        slots = SimulatedSlots(plan.settings.slots)
         for group in range(groups):
-            slots.add(group, site.lengths(lease * groups + group, 0))
+            slots.add(group, lengths_of(work, 0, lease * groups + group, 0))
         decoded = slots.advance()
         times.append(work.decoding.secs(decoded.steps, decoded.row_steps))
     return statistics.fmean(times) + work.decoding.prefill_secs * groups

@@ -5,7 +5,6 @@ The same figures are read from the spans of a real run, so that both can be comp
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,12 +12,11 @@ from typing import NamedTuple
 from rl_sync.records.buffer_level import fill_level
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import of_kind, staleness, summarize, union
-from rl_sync.role_names import TRAINER
-from rl_sync.simulation.speed.simulated_explorer import TimedExplorer
+from rl_sync.role_names import TRAINER, explorer_name
 from rl_sync.simulation.speed.simulated_site import Heard, SimulatedSite, unheard
-from rl_sync.simulation.speed.simulated_trainer import TimedTrainer
-from rl_sync.simulation.speed.simulated_weights import weights_of
-from rl_sync.simulation.speed.speed_plan import SpeedPlan
+from rl_sync.simulation.speed.speed_plan import SpeedPlan, plan_of
+from rl_sync.simulation.speed.timed_explorer import explorer_of
+from rl_sync.simulation.speed.timed_trainer import trainer_of
 from rl_sync.simulation.speed.workload import Workload
 
 _FILLING_SHARE = 4
@@ -61,20 +59,18 @@ def simulate(plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unhe
       StuckError: all roles wait for each other.
     """
     site = SimulatedSite(plan, work, seed, heard)
-    weights = weights_of(site)
-    trainer = TimedTrainer(site, weights)
-    explorers = [
-        TimedExplorer(site, weights, number) for number in range(1, plan.master.explorers + 1)
-    ]
-    for explorer in explorers:
-        explorer.begin()
-    trainer.begin()
-    while not trainer.is_over:
+    for number in range(1, plan.explorers + 1):
+        site.clock.thread(explorer_of(site, number), explorer_name(number))
+    site.clock.thread(trainer_of(site), TRAINER)
+    while not site.is_over:
         if not site.queue.step():
+            trained = site.master.trained_steps
             raise StuckError(
-                f"After {trainer.trained} of {plan.master.steps} steps nothing happens any more."
+                f"After {trained} of {plan.master.steps} steps nothing happens any more."
             )
-    return sorted(site.spans, key=lambda span: (span.start_secs, span.end_secs))
+    spans = sorted(site.spans, key=lambda span: (span.start_secs, span.end_secs))
+    site.clock.die()
+    return spans
 
 
 def figures_of(spans: Sequence[Span]) -> SpeedFigures:
@@ -142,4 +138,4 @@ def predict(plan: SpeedPlan, work: Workload, seeds: Sequence[int] = (0,)) -> Spe
 
 def with_steps(plan: SpeedPlan, steps: int) -> SpeedPlan:
     """Returns the plan of a run of another number of steps."""
-    return dataclasses.replace(plan, master=dataclasses.replace(plan.master, steps=steps))
+    return plan_of(plan.settings, steps=steps, in_parts=plan.in_parts)

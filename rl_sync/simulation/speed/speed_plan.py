@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from rl_sync.algorithms.screening import NO_SCREENING, UNBOUNDED, Screening
@@ -15,54 +16,67 @@ from rl_sync.tasks.curriculum import CurriculumSettings, PromptPool
 from rl_sync.transfer import TRANSFERS
 
 _POOL = PromptPool(count=1 << 12)  # Which prompt a group has changes no time.
-_ROLLOUTS_AHEAD = 4  # As `GroupDelivery` lets an explorer be ahead of the judges.
-
-USELESS, USEFUL = (0.0, 0.0), (0.0, 1.0)
-"""Rewards of simulated groups that the master has generated anew, and of those that it admits."""
+_FOREVER_SECS = 1e8  # As long as a setting may say.
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeedPlan:
-    """Settings of a simulated run.
+    """A run that is simulated.
 
     Attributes:
-      master: settings of the master actor, whose leases never expire here.
-      transfer: kind of weight transfer.
-      groups_trained: number of groups of a batch that its step trains on.
-      is_joint: whether trainer and explorers take part in a transfer together.
-      prefetches: whether explorers fetch newer versions while they generate.
-      slots: number of sequences that an explorer decodes at once.
-      chunk_tokens: decode steps between two looks of an explorer at its slots.
-      budget_tokens: tokens after which a rollout ends; 0 for no budget.
-      streams: whether an explorer takes leases while others are in flight.
+      settings: settings of the run, in which waits have no deadline to speak of.
       in_parts: whether groups are delivered one by one.
-      swaps: whether a streaming explorer looks for newer weights while it has no room.
-      beside: whether an explorer generates while its groups are judged and inserted.
-      deliveries_ahead: deliveries of an explorer that may be under judgement at once.
-      evaluate_every_steps: trainer steps between two evaluations by the trainer; 0 for none.
-      snapshot_every_steps: trainer steps between two snapshots; 0 for none.
     """
 
-    master: MasterSettings
-    transfer: str
-    groups_trained: int
-    is_joint: bool
-    prefetches: bool = False
-    slots: int = 1 << 30
-    chunk_tokens: int = 16
-    budget_tokens: int = 0
-    streams: bool = False
+    settings: RunSettings
     in_parts: bool = False
-    swaps: bool = False
-    beside: bool = True
-    deliveries_ahead: int = _ROLLOUTS_AHEAD
-    evaluate_every_steps: int = 0
-    snapshot_every_steps: int = 0
 
-    @property
+    @functools.cached_property
+    def master(self) -> MasterSettings:
+        """Settings of the master, whose leases never expire here.
+
+        A share of the groups is generated anew if the algorithm may ask for it; prompts are all
+        alike.
+        """
+        attempts = self.settings.algorithm.screening.max_attempts
+        return dataclasses.replace(
+            wiring.master_settings(self.settings, _POOL),
+            lease_secs=math.inf,
+            curriculum=CurriculumSettings(),
+            screening=Screening(True, -UNBOUNDED, UNBOUNDED, attempts)
+            if attempts > 1
+            else NO_SCREENING,
+        )
+
+    @functools.cached_property
     def schedule(self) -> SyncSchedule:
         """The sync schedule."""
-        return self.master.schedule
+        return self.settings.schedule
+
+    @functools.cached_property
+    def transfer(self) -> str:
+        """The kind of weight transfer."""
+        return self.settings.transfer
+
+    @property
+    def explorers(self) -> int:
+        """The number of explorers."""
+        return self.master.explorers
+
+    @property
+    def groups_trained(self) -> int:
+        """The number of groups of a batch that its step trains on."""
+        return self.settings.trainer.groups_per_step
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether trainer and explorers take part in a transfer together."""
+        return TRANSFERS[self.transfer].is_joint
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether explorers fetch newer versions while they generate."""
+        return self.settings.deltas and self.schedule.pull == "latest"
 
     @property
     def meets(self) -> bool:
@@ -92,34 +106,12 @@ def plan_of(
             f"algorithm.name={settings.algorithm.name} generates nothing, so there is no schedule"
             " to choose."
         )
-    attempts = settings.algorithm.screening.max_attempts
-    master = dataclasses.replace(
-        wiring.master_settings(settings, _POOL),
-        lease_secs=math.inf,
-        curriculum=CurriculumSettings(),
-        screening=Screening(True, -UNBOUNDED, UNBOUNDED, attempts)
-        if attempts > 1
-        else NO_SCREENING,
-        steps=settings.trainer.steps if steps is None else steps,
+    replace = dataclasses.replace
+    simulated = replace(
+        settings,
+        launch=replace(settings.launch, wait_secs=_FOREVER_SECS),
+        sync=replace(settings.sync, verify=False),
+        trainer=replace(settings.trainer, steps=settings.trainer.steps if steps is None else steps),
     )
-    rollout = settings.rollout
-    in_parts = rollout.streaming or (in_parts and wiring.delivers_beside(settings))
-    return SpeedPlan(
-        master=master,
-        transfer=settings.transfer,
-        groups_trained=settings.trainer.groups_per_step,
-        is_joint=TRANSFERS[settings.transfer].is_joint,
-        prefetches=settings.deltas and settings.schedule.pull == "latest",
-        slots=settings.slots,
-        chunk_tokens=rollout.chunk_tokens,
-        budget_tokens=rollout.budget_tokens,
-        streams=rollout.streaming,
-        in_parts=in_parts,
-        swaps=rollout.swap == "in_flight",
-        beside=wiring.delivers_beside(settings),
-        deliveries_ahead=settings.groups_ahead if in_parts else _ROLLOUTS_AHEAD,
-        evaluate_every_steps=(
-            0 if settings.evaluates_on_explorers else settings.evaluation.every_steps
-        ),
-        snapshot_every_steps=settings.checkpoint.every_steps,
-    )
+    streams = settings.rollout.streaming
+    return SpeedPlan(simulated, streams or (in_parts and wiring.delivers_beside(settings)))

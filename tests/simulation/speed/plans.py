@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import functools
 from typing import Any
 
-from rl_sync.roles.master.state import MasterSettings
-from rl_sync.schedule import MODES, resolve
-from rl_sync.simulation.speed.speed_plan import SpeedPlan
+from rl_sync.configs import base
+from rl_sync.schedule import MODES
+from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.run_settings import RunSettings
+from rl_sync.simulation.speed.speed_plan import SpeedPlan, plan_of
 from rl_sync.simulation.speed.workload import Decoding, Samples, TransferTimes, Workload
 from rl_sync.transfer import TRANSFERS
 
 GROUPS = 4
+
+
+@functools.cache
+def _base() -> RunSettings:
+    return read_settings({**base.get_config().to_dict(), "workdir": "simulated"})
 
 
 def plan_with(
@@ -19,26 +27,33 @@ def plan_with(
     *,
     explorers: int = 1,
     steps: int = 24,
+    groups: int = GROUPS,
+    groups_per_lease: int | None = None,
+    rows: int = 1,
     transfer: str | None = None,
     sync: dict[str, Any] | None = None,
-    **more: Any,
+    in_parts: bool = False,
+    **sections: dict[str, Any],
 ) -> SpeedPlan:
-    """Returns a plan of batches of four groups."""
-    transfer = transfer or MODES[mode].transfer
-    streams = more.get("streams", False)
-    master = MasterSettings(
-        schedule=resolve(mode, **(sync or {})),
-        steps=steps,
-        groups_per_step=GROUPS,
-        explorers=explorers,
-        groups_per_lease=more.pop("groups_per_lease", -(-GROUPS // explorers)),
-        lease_secs=math.inf,
-        carries_over=streams or more.get("budget_tokens", 0) > 0,
-        screening=more.pop("screening", MasterSettings.screening),
-        evaluate_every_steps=more.pop("explorers_evaluate_every", 0),
-    )
-    is_joint = TRANSFERS[transfer].is_joint
-    return SpeedPlan(master, transfer, groups_trained=GROUPS, is_joint=is_joint, **more)
+    """Returns a plan of batches of four groups; the settings' rules are not asked.
+
+    Args:
+      rows: completions of a group.
+      sections: further settings by section.
+    """
+    replace, whole = dataclasses.replace, _base()
+    defaults: dict[str, dict[str, Any]] = {
+        "sync": {"mode": mode, "transfer": transfer or MODES[mode].transfer, **(sync or {})},
+        "explorer": {"count": explorers, "groups_per_lease": groups_per_lease},
+        "trainer": {"steps": steps, "groups_per_step": groups, "group_size": rows},
+        "evaluation": {"every_steps": 0},
+        "checkpoint": {"every_steps": 0},
+    }
+    changed = {
+        name: replace(getattr(whole, name), **{**defaults.get(name, {}), **sections.get(name, {})})
+        for name in {*defaults, *sections}
+    }
+    return plan_of(replace(whole, **changed), in_parts=in_parts)
 
 
 def work_with(
