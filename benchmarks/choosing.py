@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,24 +160,20 @@ class Tables:
     def links(self) -> str:
         """Returns the table of slow links."""
         slow = (0.01, 0.3, 1.0, 3.0)
-        prefetching: Callable[[SpeedPlan], SpeedPlan] = lambda plan: dataclasses.replace(  # noqa: E731
-            plan, prefetches=True
-        )
-        same: Callable[[SpeedPlan], SpeedPlan] = lambda plan: plan  # noqa: E731
         cases = [
-            ("synchronous", "collective", same, ""),
-            ("synchronous, interval 4", "collective", same, ""),
-            ("one-step off-policy", "collective", same, ""),
-            ("offset 2", "checkpoint", same, ", checkpoint"),
-            ("asynchronous, bound 2", "checkpoint", same, ", checkpoint"),
-            ("asynchronous, bound 4", "checkpoint", same, ", checkpoint"),
-            ("asynchronous, bound 2", "server", prefetching, ", fetched beside"),
-            ("asynchronous, bound 4", "server", prefetching, ", fetched beside"),
-            ("asynchronous, bound 8", "server", prefetching, ", fetched beside"),
+            ("synchronous", "collective", ""),
+            ("synchronous, interval 4", "collective", ""),
+            ("one-step off-policy", "collective", ""),
+            ("offset 2", "checkpoint", ", checkpoint"),
+            ("asynchronous, bound 2", "checkpoint", ", checkpoint"),
+            ("asynchronous, bound 4", "checkpoint", ", checkpoint"),
+            ("asynchronous, bound 2", "server", ", fetched beside"),
+            ("asynchronous, bound 4", "server", ", fetched beside"),
+            ("asynchronous, bound 8", "server", ", fetched beside"),
         ]
         rows = []
-        for name, transfer, change, more in cases:
-            plan = change(plan_named(name, transfer))
+        for name, transfer, more in cases:
+            plan = plan_named(name, transfer)
             works = [
                 work_of(
                     1.0,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rl_sync.simulation.event_queue import EventQueue
 from rl_sync.simulation.faults.invariants import digest_of
 from rl_sync.simulation.faults.processes import SimulatedProcess
+from rl_sync.simulation.stand_ins import NumberedVersion
 from rl_sync.transfers.collective import CollectivePublisher
 
 
@@ -82,13 +83,7 @@ class GivingEnd(CollectivePublisher):
 
     def _waiting_version(self, version: int, params: Any) -> Any:
         """Waits until the weights are computed."""
-        return _NumberedVersion(version, params, digest_of(params.value))
-
-
-class _NumberedVersion(NamedTuple):
-    version: int
-    params: Any
-    text: str
+        return NumberedVersion(version, params, digest_of(params.value))
 
 
 class VirtualLink:

@@ -10,8 +10,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rl_sync.checkpoints.ledger import ConsumptionRecord
 from rl_sync.messages.events import VersionPublished
 from rl_sync.messages.master_calls import Happened
@@ -45,6 +43,12 @@ from rl_sync.simulation.faults.trainer_disk import (
 )
 from rl_sync.simulation.faults.virtual_process import WAIT_SECS, VirtualProcess, VirtualSession
 from rl_sync.simulation.faults.weights_store import Offer, WeightsStore
+from rl_sync.simulation.stand_ins import (
+    LaterNumber,
+    SampledItem,
+    StandInTrainer,
+    step_metrics,
+)
 from rl_sync.types import Group
 from rl_sync.weights.deltas.artifact import HeldVersion
 
@@ -190,32 +194,19 @@ class _NotedLoop(TrainerLoop):
         return super()._execute(command)
 
 
-class _Later:
-    """A number that the device has not computed yet."""
-
-    def __init__(self, value: float, ready: Callable[[], None]) -> None:
-        self._value, self._ready = value, ready
-
-    def __float__(self) -> float:
-        self._ready()
-        return float(self._value)
-
-
 class _Placed(NamedTuple):
     """A batch on the device."""
 
     groups: tuple[Group, ...]
 
 
-class _SteppingActor:
+class _SteppingActor(StandInTrainer):
     """The trainer's actor, and all else that computes: steps take time, and weights are numbers.
 
     Attributes:
       process: the trainer's process.
       logged: last step of the log.
     """
-
-    kind, row_tokens = "padded", 1
 
     def __init__(self, process: SimulatedTrainer) -> None:
         self.process, self.logged = process, 0
@@ -226,10 +217,7 @@ class _SteppingActor:
     def initial(self) -> ComputedWeights:
         return ComputedWeights(first_weights(self.process.world.run), 0.0)
 
-    def published(self, params: ComputedWeights) -> ComputedWeights:
-        return params
-
-    kept = held = published
+    kept = held = StandInTrainer.published
 
     def completed(self, params: ComputedWeights, base_digest: None) -> ComputedWeights:
         del base_digest
@@ -259,11 +247,6 @@ class _SteppingActor:
         del state
         return True
 
-    def run(self, begin: Callable[[], SimulatedState], goes_on: bool) -> SimulatedState:
-        """Does no SFT."""
-        del goes_on
-        return begin()
-
     def hand_in(self, params: ComputedWeights, moment: str, step: int) -> None:
         """Evaluates."""
         del moment, step
@@ -278,16 +261,9 @@ class _SteppingActor:
     def placed(self, groups: Sequence[Group]) -> tuple[_Placed, None]:
         return _Placed(tuple(groups)), None
 
-    def prepare(self, batch: _Placed) -> None:
-        """Compiles nothing."""
-
-    def of(self, batch: _Placed) -> Callable[..., tuple[SimulatedState, Mapping[str, _Later]]]:
-        del batch
-        return self._stepped
-
     def _stepped(
         self, state: SimulatedState, batch: _Placed
-    ) -> tuple[SimulatedState, Mapping[str, _Later]]:
+    ) -> tuple[SimulatedState, Mapping[str, LaterNumber]]:
         """Dispatches a step, which begins once the one before it is computed."""
         process = self.process
         began = max(process.clock.now(), self._free_secs)
@@ -304,11 +280,7 @@ class _SteppingActor:
                 process.world.invariants.stepped(step, TrainedBatch(groups, ()), is_again)
                 process.weights = value
 
-        staleness = step - 1 - min(one.oldest_version for one in groups)
-        values = {"staleness_mean": staleness, "staleness_max": staleness, "reward_mean": 0.0}
-        none = ("skipped_updates", "skipped_at_end", "unjudged_updates")
-        metrics = {name: _Later(value, ready) for name, value in values.items()}
-        metrics |= {name: _Later(0.0, ready) for name in none}
+        metrics = step_metrics(step, [one.oldest_version for one in groups], ready)
         return SimulatedState(step, ComputedWeights(value, until)), metrics
 
     def wait(self, until_secs: float) -> None:
@@ -387,12 +359,6 @@ class _JointEnd(_End):
         self._real.publish(version, given)
 
 
-class _Sample(NamedTuple):
-    """A sampled item of the buffer."""
-
-    columns: dict[str, np.ndarray]
-
-
 class _Info(NamedTuple):
     """State of a table."""
 
@@ -410,12 +376,12 @@ class _SampledReplay:
     def __init__(self, process: SimulatedTrainer) -> None:
         self._process = process
 
-    def sample(self, table: str, count: int, *, timeout_secs: float) -> list[_Sample]:
+    def sample(self, table: str, count: int, *, timeout_secs: float) -> list[SampledItem]:
         del table
         found = self._asked(SampleGroups(count), timeout_secs)
         if not found:
             raise ReplayTimeoutError("no group came")
-        return [_Sample(columns_of(group)) for group in found]
+        return [SampledItem(columns_of(group)) for group in found]
 
     def info(self) -> dict[str, _Info]:
         return {_TABLE: _Info(len(self._asked(ListGroups(), 0.0)))}

@@ -110,7 +110,7 @@ def plan_of(
     simulated = replace(
         settings,
         launch=replace(settings.launch, wait_secs=_FOREVER_SECS),
-        sync=replace(settings.sync, verify=False),
+        sync=replace(settings.sync, verify=False, delta="on" if settings.deltas else "off"),
         trainer=replace(settings.trainer, steps=settings.trainer.steps if steps is None else steps),
     )
     streams = settings.rollout.streaming

@@ -27,6 +27,8 @@ from tests.roles.master.mastering import (
 )
 from tests.simulation.speed.plans import GROUPS, plan_with, work_with
 
+SCREENING = {"max_attempts": 3, "filter_zero_variance": True}
+
 
 class CountedLeases(dict):
     """Leases that count how often all of them are looked at."""
@@ -96,13 +98,13 @@ def test_explorers_that_wait_ask_as_often_however_many_they_are(mode):
         """Requests of an explorer in a step."""
         lengths = tuple((length,) for length in range(700, 1300, 7))
         work = work_with(rollout=1.0, train=0.5, lengths=lengths)
-        plan = plan_with(mode, explorers=explorers, transfer="server", groups_per_lease=1)
-        master = dataclasses.replace(plan.master, groups_per_step=explorers)
-        plan = dataclasses.replace(plan, master=master, groups_trained=explorers)
+        plan = plan_with(
+            mode, explorers=explorers, groups=explorers, transfer="server", groups_per_lease=1
+        )
         work = dataclasses.replace(work, groups_per_step=explorers)
         heard = []
         simulate(plan, work, heard=lambda _, event: heard.append(event))
-        return sum(isinstance(one, LeaseRequested) for one in heard) / explorers / master.steps
+        return sum(isinstance(one, LeaseRequested) for one in heard) / explorers / plan.master.steps
 
     assert requests_each(32) < 1.5 * requests_each(8) < 6
 
@@ -113,10 +115,10 @@ def test_explorers_that_wait_ask_as_often_however_many_they_are(mode):
         ("synchronous", {}),
         ("one_step_off_policy", {}),
         ("multi_explorer", {"sync": {"max_staleness": 2}}),
-        ("multi_explorer", {"screening": needing_spread(3)}),
-        ("one_step_off_policy", {"screening": needing_spread(3)}),
-        ("multi_explorer", {"streams": True, "in_parts": True, "sync": {"max_staleness": 2}}),
-        ("multi_explorer", {"explorers_evaluate_every": 2}),
+        ("multi_explorer", {"algorithm": SCREENING}),
+        ("one_step_off_policy", {"algorithm": SCREENING}),
+        ("multi_explorer", {"rollout": {"streaming": True}, "sync": {"max_staleness": 2}}),
+        ("multi_explorer", {"evaluation": {"every_steps": 2}}),
     ],
 )
 def test_events_that_free_no_work_leave_everybody_held_back(mode, more):

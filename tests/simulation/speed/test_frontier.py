@@ -12,7 +12,7 @@ from rl_sync.simulation.speed.prediction import SpeedFigures
 from rl_sync.simulation.speed.schedule_grid import ScheduleGrid, candidates
 from rl_sync.simulation.speed.workload import Decoding, Samples
 from rl_sync.transfer import TRANSFERS
-from tests.simulation.speed.plans import work_with
+from tests.simulation.speed.plans import plan_with, work_with
 
 GRID = ScheduleGrid(
     modes=["synchronous", "one_step_off_policy", "asynchronous", "multi_explorer", "custom"],
@@ -106,9 +106,8 @@ def predicted(*points):
     first = candidates(config_of(), GRID, 16)[0]
     found = []
     for speed, stale, bound, explorers in points:
-        schedule = dataclasses.replace(first.plan.schedule, pull="latest", max_staleness=bound)
-        master = dataclasses.replace(first.plan.master, schedule=schedule, explorers=explorers)
-        plan = dataclasses.replace(first.plan, master=master)
+        sync = {"max_staleness": bound}
+        plan = plan_with("multi_explorer", explorers=explorers, steps=16, sync=sync)
         figures = SpeedFigures(
             steps_an_hour=speed,
             secs=60.0,

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.records.buffer_level import fill_level
 from rl_sync.records.spans import SYNC_KINDS, Span, SpanKind
 from rl_sync.records.summary import of_kind, staleness, summarize
 from rl_sync.role_names import TRAINER
-from rl_sync.schedule import SyncSchedule
 from rl_sync.simulation.speed.prediction import (
     figures_of,
     predict,
@@ -20,8 +18,10 @@ from rl_sync.simulation.speed.prediction import (
     step_secs,
     with_steps,
 )
+from rl_sync.simulation.speed.speed_plan import plan_of
 from rl_sync.simulation.speed.workload import Decoding, Samples, SharedCores
 from tests.simulation.speed.plans import GROUPS, plan_with, work_with
+from tests.simulation.speed.recorded_runs import run_settings
 
 UNEVEN = ((10, 400), (200, 300), (20, 1000), (50, 60))
 
@@ -76,19 +76,19 @@ def test_explorers_of_several_leases_make_more_groups():
     one = predict(plan_with("asynchronous", sync=sync), work)
     four = predict(plan_with("multi_explorer", explorers=4, sync=sync), work)
     assert four.steps_an_hour == pytest.approx(one.steps_an_hour, rel=0.05)  # One group each.
-    sequential = dataclasses.replace(plan_with("asynchronous", sync=sync), slots=1)
+    sequential = plan_with("asynchronous", sync=sync, rollout={"slots": 1})
     assert predict(sequential, work).steps_an_hour == pytest.approx(one.steps_an_hour / 4, rel=0.1)
 
 
 def test_a_rollout_ends_with_its_longest_completion():
-    spans = simulate(plan_with(), work_with(lengths=((10, 500), (1000, 20))))
+    spans = simulate(plan_with(rows=2), work_with(lengths=((10, 500), (1000, 20))))
     longest = max(span.duration_secs for span in of_kind(spans, SpanKind.ROLLOUT))
     assert longest == pytest.approx(2.0)
 
 
 def test_rows_and_prefills_add_to_a_rollout():
     decoding = Decoding(step_secs=0.001, row_secs=0.002, prefill_secs=0.5)
-    spans = simulate(plan_with(), work_with(lengths=((100, 50),), decoding=decoding))
+    spans = simulate(plan_with(rows=2), work_with(lengths=((100, 50),), decoding=decoding))
     rollout = of_kind(spans, SpanKind.ROLLOUT)[0]
     expected = 100 * 0.001 + GROUPS * 150 * 0.002 + GROUPS * 0.5
     assert rollout.duration_secs == pytest.approx(expected)
@@ -123,7 +123,7 @@ def test_judges_have_room_for_some_rollouts_of_an_explorer():
 
 def test_rollouts_are_inserted_in_order_and_single_groups_as_they_are_judged():
     work = work_with(rollout=1.0, train=0.1, pull=0.0, judge=Samples.of(0.1, 3.0))
-    plan = plan_with("asynchronous", sync={"max_staleness": 12}, deliveries_ahead=16)
+    plan = plan_with("asynchronous", sync={"max_staleness": 12})
     for one, in_order in ((plan, True), (dataclasses.replace(plan, in_parts=True), False)):
         inserted = [span.leases for span in of_kind(simulate(one, work), SpanKind.INSERT)]
         leases = [*itertools.chain(*inserted)]
@@ -132,10 +132,8 @@ def test_rollouts_are_inserted_in_order_and_single_groups_as_they_are_judged():
 
 
 def test_a_streaming_rollout_ends_after_as_many_groups_as_fill_the_slots():
-    plan = plan_with(
-        "asynchronous", sync={"max_staleness": 30}, slots=8, streams=True, in_parts=True,
-        deliveries_ahead=100, groups_per_lease=5,
-    )  # fmt: skip
+    rollout = {"slots": 8, "streaming": True}
+    plan = plan_with("asynchronous", sync={"max_staleness": 30}, rows=2, rollout=rollout)
     spans = simulate(plan, work_with(rollout=1.0, train=1000.0, lengths=((20, 30),)))
     before = [
         span
@@ -164,8 +162,8 @@ def test_a_trainer_of_a_joint_cluster_serves_explorers_after_every_step():
 
 
 def test_explorers_that_replace_groups_generate_more():
-    screening = Screening(True, -UNBOUNDED, UNBOUNDED, 10)
-    plan = plan_with("synchronous", screening=screening, beside=False)
+    screening = {"max_attempts": 10, "filter_zero_variance": True}
+    plan = plan_with("synchronous", algorithm=screening)
     work = work_with(pull=0.0, train=0.0, replaced=0.5)
     more = predict(plan, work).secs / predict(plan, dataclasses.replace(work, replaced=0.0)).secs
     assert more > 1.5
@@ -182,13 +180,20 @@ def test_versions_travel_in_the_background_and_late_ones_are_skipped():
 
 def test_explorers_that_prefetch_do_not_wait_for_weights():
     work = work_with(rollout=1.0, train=0.2, pull=0.9)
-    plan = plan_with("asynchronous", sync={"max_staleness": 4})
     fetching, having = (
-        predict(plan, work),
-        predict(dataclasses.replace(plan, prefetches=True), work),
+        predict(plan_with("asynchronous", sync={"max_staleness": 4, "delta": delta}), work)
+        for delta in ("off", "on")
     )
     assert 3600 / fetching.steps_an_hour == pytest.approx(1.9, rel=0.05)
     assert 3600 / having.steps_an_hour == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_run_with_deltas_fetches_beside_as_its_settings_say():
+    settings = run_settings("asynchronous", max_staleness=4, transfer="server")
+    learning = dataclasses.replace(settings.optimizer, learning_rate=1e-6)
+    model = dataclasses.replace(settings.model, dtype="bfloat16")
+    small = dataclasses.replace(settings, optimizer=learning, model=model)
+    assert [plan_of(one).prefetches for one in (small, settings)] == [True, False]
 
 
 def test_explorers_that_pull_at_once_share_the_link():
@@ -205,18 +210,21 @@ def test_streaming_keeps_slots_full_where_leases_wait_for_the_longest():
         train=0.01, pull=0.0, lengths=((10, 10, 10, 200), (20, 20, 20, 20)),
         decoding=Decoding(step_secs=0.01),
     )  # fmt: skip
-    plan = plan_with("asynchronous", sync={"max_staleness": 12}, slots=16, steps=40)
-    streaming = plan_with(
-        "asynchronous", sync={"max_staleness": 12}, slots=16, steps=40,
-        streams=True, in_parts=True, deliveries_ahead=100, groups_per_lease=5,
-    )  # fmt: skip
+    sync = {"max_staleness": 12}
+    plan, streaming = (
+        plan_with(
+            "asynchronous", sync=sync, steps=40, rows=4, rollout={"slots": 16, "streaming": streams}
+        )
+        for streams in (False, True)
+    )
     leases, stream = predict(plan, work), predict(streaming, work)
     assert stream.steps_an_hour > 1.5 * leases.steps_an_hour
     assert stream.max_staleness <= 12
 
 
 def test_a_budget_ends_rollouts_and_carries_groups_over():
-    plan = plan_with("asynchronous", sync={"max_staleness": 8}, budget_tokens=800)
+    sync, budget = {"max_staleness": 8}, {"budget_tokens": 800}
+    plan = plan_with("asynchronous", sync=sync, rows=2, rollout=budget)
     spans = simulate(plan, work_with(lengths=((10, 1000), (50, 60))))
     carried = [span.attributes["carried_over"] for span in of_kind(spans, SpanKind.ROLLOUT)]
     assert any(carried)
@@ -224,14 +232,14 @@ def test_a_budget_ends_rollouts_and_carries_groups_over():
 
 
 def test_explorers_evaluate_when_the_master_says_so():
-    plan = plan_with("asynchronous", explorers_evaluate_every=8)
+    plan = plan_with("asynchronous", evaluation={"every_steps": 8})
     spans = simulate(plan, work_with(evaluate=Samples.of(3.0)))
     evaluated = [span.step for span in of_kind(spans, SpanKind.EVALUATION)]
     assert evaluated == [8, 16]
 
 
 def test_the_trainer_evaluates_and_saves_between_steps():
-    plan = plan_with("synchronous", evaluate_every_steps=8, snapshot_every_steps=6)
+    plan = plan_with("synchronous", evaluation={"every_steps": 8}, checkpoint={"every_steps": 6})
     work = work_with(evaluate=Samples.of(3.0), snapshot=Samples.of(1.0))
     spans = simulate(plan, work)
     assert [span.step for span in of_kind(spans, SpanKind.EVALUATION)] == [8, 16]
@@ -281,24 +289,19 @@ def test_steps_with_compilation_do_not_count():
 def test_any_schedule_keeps_its_bound_and_ends(
     interval, offset, exact, more, explorers, transfer, streams, rollout, train, shared
 ):
-    if exact:
-        schedule = SyncSchedule(interval, offset, "exact", interval + offset - 1)
-    else:
-        schedule = SyncSchedule(interval, 0, "latest", interval - 1 + more)
-    streams = streams and not exact
-    about = {"streams": True, "in_parts": True, "slots": 8} if streams else {}
+    sync = {"interval": interval, "pull": "exact" if exact else "latest"}
+    sync |= {"offset": offset} if exact else {"max_staleness": interval - 1 + more}
+    about = {"rollout": {"streaming": True, "slots": 8}} if streams and not exact else {}
     plan = plan_with(
-        "multi_explorer", explorers=explorers, transfer=transfer, steps=8,
-        deliveries_ahead=99, **about,
-    )  # fmt: skip
-    plan = dataclasses.replace(plan, master=dataclasses.replace(plan.master, schedule=schedule))
+        "custom", explorers=explorers, transfer=transfer, steps=8, rows=2, sync=sync, **about
+    )
     cores = SharedCores(2.0, 1.5, 1.0) if shared else None
     work = work_with(rollout, train, 0.3, 0.2, lengths=UNEVEN, shared=cores)
     spans = simulate(plan, work)
     assert len(trained(spans)) == 8
     ages = staleness(spans)
     assert min(ages) >= 0
-    assert max(ages) <= schedule.staleness_bound
+    assert max(ages) <= plan.schedule.staleness_bound
     for role in {span.role for span in spans}:
         busy = [s for s in spans if s.role == role and s.kind in (SpanKind.ROLLOUT, SpanKind.TRAIN)]
         assert all(a.end_secs <= b.start_secs + 1e-9 for a, b in itertools.pairwise(busy))
