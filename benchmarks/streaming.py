@@ -21,8 +21,9 @@ within a seed.
   measured just before. They hardly depend on other load, and count no waits.
 - *waited*: the share of the time in which the explorer waited.
 
-With `--simulated` the same completions are simulated, for small bounds on staleness and three rules
-of waiting; see `streaming_simulation`. Each figure is the time of a run over that of full slots.
+With `--simulated` the loops run in virtual time, as for `tune`, with small bounds on staleness. A
+decode step takes a second, and a judgement as long as full slots need for 0, 1 or 5 batches. Each
+figure is the time of the steps after the first tenth over that of full slots.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import statistics
 import threading
 import time
@@ -37,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
-from streaming_simulation import GROUP_SIZE, LONGEST, length_of, table
+import numpy as np
 
 from rl_sync.cluster.pending import Await, Pending
 from rl_sync.cluster.session import RunStoppedError, Session
@@ -60,6 +62,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.sharding import Layout
 from rl_sync.models.transformer import init_params
 from rl_sync.records.spans import SpanKind, SpanRecorder, sync_kind
+from rl_sync.records.summary import of_kind
 from rl_sync.replay.client import ReplayClient
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.evaluation.evaluator import EvaluationSet
@@ -77,13 +80,24 @@ from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.stats import Stats
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
+from rl_sync.simulation.speed.prediction import simulate
+from rl_sync.simulation.speed.speed_plan import plan_of
+from rl_sync.simulation.speed.workload import NOTHING, Decoding, Samples, TransferTimes, Workload
 from rl_sync.tasks.task import Task
+from rl_sync.transfer import TRANSFERS
 from rl_sync.types import Lease, Params
 from rl_sync.weights.ends_interface import Puller
 
+GROUP_SIZE, LONGEST, SHORTEST, MEDIAN = 4, 512, 8, 64
 FILLING_STEPS = 4
 REWARDS = (0.0, 1.0, 5.0)  # In mean times of a leased rollout.
 NAMES = ("occupancy", "steps", "CPU", "waited", "groups/s")
+
+
+def length_of(seed: Sequence[int], row: int) -> int:
+    """Returns the length of a completion, in tokens."""
+    drawn = np.random.default_rng([*seed, row]).lognormal(np.log(MEDIAN), 1.0)
+    return int(np.clip(round(drawn), SHORTEST, LONGEST))
 
 
 class TimedAdmission(Admission):
@@ -397,6 +411,45 @@ class Bench:
         return (engine.stats - before).decode_tokens / (time.process_time() - began)
 
 
+def simulated_time(
+    streaming: bool, judging: float, max_staleness: int, seed: int, steps: int, slots: int
+) -> float:
+    """Returns the time of a simulated run, as a multiple of that of full slots.
+
+    Args:
+      judging: time of a judgement, in times in which full slots generate a batch.
+    """
+    lengths = tuple(
+        tuple(length_of((seed, group), row) for row in range(GROUP_SIZE)) for group in range(200)
+    )
+    batch_secs = statistics.mean(itertools.chain(*lengths))
+    work = Workload(
+        lengths=lengths,
+        decoding=Decoding(step_secs=1.0),
+        train=NOTHING,
+        groups_per_step=slots // GROUP_SIZE,
+        judge=Samples.of(judging * batch_secs),
+        transfers=dict.fromkeys(TRANSFERS, TransferTimes(NOTHING, NOTHING)),
+    )
+    settings = settings_of(streaming, slots, seed, max_staleness)
+    trained = of_kind(simulate(plan_of(settings, steps=steps), work, seed), SpanKind.TRAIN)
+    first = steps // 10
+    tokens = sum(span.attributes["tokens"] for span in trained[first + 1 :])
+    return (trained[-1].end_secs - trained[first].end_secs) * slots / tokens
+
+
+def simulated_table(seeds: Sequence[int], steps: int, slots: int) -> Iterator[str]:
+    """Yields the lines of a table: median of the seeds, the least and the greatest."""
+    yield "| judgement, batches | `max_staleness` | leases | streaming |"
+    yield "|---|---|---|---|"
+    for judging, bound in itertools.product((0, 1, 5), (2, 4, 8)):
+        cells = [
+            _of([simulated_time(streams, judging, bound, seed, steps, slots) for seed in seeds])
+            for streams in (False, True)
+        ]
+        yield f"| {judging} | {bound} | " + " | ".join(cells) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--simulated", action="store_true", help="simulate small bounds")
@@ -411,7 +464,7 @@ def main() -> None:
         *map(int, (arguments.seeds or ("0,1,2,3,4,5,6,7" if simulated else "0,1,2")).split(","))
     ]
     if simulated:
-        for line in table(seeds, steps, slots):
+        for line in simulated_table(seeds, steps, slots):
             print(line, flush=True)
         return
     bench = Bench(slots, arguments.max_staleness)

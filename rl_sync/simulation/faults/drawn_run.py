@@ -6,6 +6,7 @@ import dataclasses
 import random
 from typing import NamedTuple
 
+from rl_sync.algorithms.screening import UNBOUNDED, Screening
 from rl_sync.schedule import SyncSchedule, resolve
 
 MASTER, TRAINER, REPLAY = "master", "trainer", "replay"
@@ -31,7 +32,7 @@ _LISTED = ("crash", "outage", "stall", "partition", "full disk")
 _OF_ALL = {"outage": "all", "full disk": "the disk"}
 _COMMANDS = {MASTER: 300, REPLAY: 150, TRAINER: 60}
 _COMMANDS_OF_OTHERS = 100
-_SHARE_JOINT = 0.3
+_SHARE_JOINT, _SHARE_SCREENED, _ATTEMPTS = 0.3, 0.3, 3
 """Crashes come at one of this many first commands of a process."""
 
 FAULTY_SECS = 40.0
@@ -66,6 +67,8 @@ class DrawnRun:
     Attributes:
       seed: seed of everything that is random in the run.
       schedule, steps, groups_per_step, explorers, times_sampled: see `MasterSettings`.
+      left_over: number of groups that are generated for a step beyond those that it trains on.
+      screens: whether groups of equal rewards are generated anew; under latest pulls.
       groups: maximum number of groups that an explorer has in flight.
       style: `whole` rollouts, rollouts that leave groups to the next (`carry`), or `stream`.
       swaps: whether weights may change while completions are in flight.
@@ -95,6 +98,8 @@ class DrawnRun:
     fanout: int
     kinds: frozenset[str]
     faults: tuple[DrawnFault, ...]
+    left_over: int = 0
+    screens: bool = False
 
     @property
     def is_joint(self) -> bool:
@@ -107,6 +112,17 @@ class DrawnRun:
         return self.schedule.pull == "exact"
 
     @property
+    def screening(self) -> Screening:
+        """The rule by which groups are generated anew."""
+        attempts = _ATTEMPTS if self.screens else 1
+        return Screening(self.screens, -UNBOUNDED, UNBOUNDED, attempts)
+
+    @property
+    def groups_generated(self) -> int:
+        """Number of groups that are generated for a step."""
+        return self.groups_per_step + self.left_over
+
+    @property
     def processes(self) -> tuple[str, ...]:
         """Names of the processes, in the order in which they are started."""
         explorers = (f"explorer{n}" for n in range(1, self.explorers + 1))
@@ -117,8 +133,9 @@ class DrawnRun:
         how = f"interval {schedule.interval}, offset {schedule.offset}, {schedule.pull} pulls"
         return (
             f"seed {self.seed}: {how}, bound {schedule.staleness_bound}, {self.steps} steps of"
-            f" {self.groups_per_step} groups, {self.explorers} explorers ({self.style}, swaps"
-            f" {self.swaps}, {self.groups} groups each), {self.transfer} transfer (fanout"
+            f" {self.groups_per_step} groups of {self.groups_generated}"
+            f"{' (screened)' if self.screens else ''}, {self.explorers} explorers ({self.style},"
+            f" swaps {self.swaps}, {self.groups} groups each), {self.transfer} transfer (fanout"
             f" {self.fanout}), groups sampled {self.times_sampled} times, snapshots every"
             f" {self.save_every_steps} steps, in memory every {self.memory_every_steps}"
         )
@@ -164,6 +181,10 @@ def draw(seed: int) -> DrawnRun:
     if run.transfer == "server" and explorers > 1:
         fanout = random.Random(f"fanout {seed}").choice((0, 1, 2))
         run = dataclasses.replace(run, fanout=fanout)
+    if not exact:
+        screening = random.Random(f"screening {seed}")
+        left_over, screens = screening.choice((0, 0, 1, 2)), screening.random() < _SHARE_SCREENED
+        run = dataclasses.replace(run, left_over=left_over, screens=screens)
     kinds = [kind for kind in KINDS if chance.random() < 0.5]
     return dataclasses.replace(run, kinds=frozenset(kinds), faults=_faults(run, kinds, chance))
 

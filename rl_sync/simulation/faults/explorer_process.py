@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_sync.messages.events import ExplorersSeen, LeaseGrant
+from rl_sync.ending import FAILURES
+from rl_sync.messages.events import ExplorersSeen, FailedEpisode, GroupsJudged, LeaseGrant
 from rl_sync.messages.weight_calls import AskNewest
 from rl_sync.records.spans import sync_kind
 from rl_sync.replay.replay_interface import ReplayUnavailableError
@@ -39,6 +40,8 @@ _TRAINER_SECS = 10.0
 """Time after which a trainer that does not answer counts as gone."""
 
 _PAUSE_SECS = 0.5
+_OF_WHICH_ONE_FAILS = 9
+"""Of so many groups the environment of one fails, in runs that screen groups."""
 
 
 class NotedExplorerLoop(ExplorerLoop):
@@ -204,7 +207,16 @@ class _SlowDelivery(GroupDelivery):
     def _judge(self, groups: list[Group]) -> list[Group]:
         process = self._explorer.process  # type: ignore[attr-defined]
         process.clock.sleep(process.chance.uniform(0.0, 0.5))
-        return groups
+        if not process.world.run.screens:
+            return groups
+        rewards = tuple((group.lease_id, tuple(group.rewards.tolist())) for group in groups)
+        failed = tuple(
+            FailedEpisode(group.lease_id, 0, 0, 0, FAILURES[1], "no board", is_lost=True)
+            for group in groups
+            if simulated(group).content % _OF_WHICH_ONE_FAILS == 0
+        )
+        admit = process.ask(MASTER, GroupsJudged(rewards, failed))
+        return [group for group in groups if group.lease_id in admit.lease_ids]
 
 
 class _Puller:

@@ -189,6 +189,8 @@ class Invariants:
                 f"the ledger lost groups: {state.leased} leased, {ended} ended,"
                 f" {len(state.live)} live"
             )
+        if self._run.style != "whole" and self._run.times_sampled == 1:
+            self._meet_deadlines(state)
         newest = -1 if state.newest is None else state.newest
         is_anew = (
             newest == -1 and self._run.is_joint
@@ -200,6 +202,22 @@ class Invariants:
             raise BrokenRuleError(
                 f"{state.trained_steps} steps are trained, and tokens are known of {sorted(tokens)}"
             )
+
+    def _meet_deadlines(self, state: MasterState) -> None:
+        """All live groups can be trained on in time, the oldest versions first."""
+        run, live = self._run, state.live.values()
+        taken = max([state.trained_steps, *(one.taken for one in live)])
+        last = sorted(
+            min(run.steps, one.version + run.schedule.max_staleness + 1)
+            for one in live
+            if not one.taken
+        )
+        for number, step in enumerate(last, start=1):
+            if number > (step - taken) * run.groups_generated:
+                raise BrokenRuleError(
+                    f"{number} groups have to be trained on up to step {step}, of which {taken}"
+                    f" steps of {run.groups_generated} are taken"
+                )
 
     def master_restarted(self, state: MasterState) -> None:
         """The master has read its journal: it may not remember what nobody was told."""

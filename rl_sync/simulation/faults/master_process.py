@@ -15,6 +15,7 @@ from rl_sync.messages.events import (
     ExplorerDied,
     ExplorersSeen,
     GroupsBuffered,
+    GroupsJudged,
     GroupsRefused,
     HoldBack,
     LeaseRequested,
@@ -79,6 +80,7 @@ from rl_sync.weights.rendezvous import Meeting
 LEASE_SECS = 8.0
 TICK_SECS = 2.0
 FLUSH_SECS = 0.05
+_ATTEMPTS = 3
 
 
 class TrainerLost(NamedTuple):
@@ -137,11 +139,13 @@ class SimulatedMaster(SimulatedProcess):
         self._settings = MasterSettings(
             schedule=run.schedule,
             steps=run.steps,
-            groups_per_step=run.groups_per_step,
+            groups_per_step=run.groups_generated,
             explorers=run.explorers,
             groups_per_lease=run.groups,
             lease_secs=LEASE_SECS,
             carries_over=run.style != "whole",
+            screening=run.screening,
+            max_leases=_ATTEMPTS if run.screens else 1,
             times_sampled=run.times_sampled,
             evaluate_every_steps=run.evaluate_every_steps,
             seed=run.seed,
@@ -321,7 +325,7 @@ class SimulatedMaster(SimulatedProcess):
                 self._apply(RelayLeft(f"explorer{explorer}"))
                 self._apply(MeetingLeft(explorer))
                 return self._apply(ExplorerDied(explorer), thread, number)
-            case GroupsBuffered() | GroupsRefused():
+            case GroupsBuffered() | GroupsRefused() | GroupsJudged():
                 return self._apply(message, thread, number)
             case RelayJoined(reader, address):
                 self._tree.join(reader, address)

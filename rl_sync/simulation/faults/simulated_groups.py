@@ -25,7 +25,7 @@ def group_of(group: SimulatedGroup) -> Group:
         completion_mask=np.ones(shape, bool),
         behavior_logprobs=np.zeros(shape),
         policy_versions=np.full(shape, group.oldest_version),
-        rewards=np.zeros(1),
+        rewards=np.asarray([0.0, float(group.content % 4 > 0)]),  # A quarter teaches nothing.
     )
 
 

@@ -58,6 +58,12 @@ def settings_of(run: DrawnRun) -> RunSettings:
         trainer=dataclasses.replace(
             whole.trainer, steps=run.steps, groups_per_step=run.groups_per_step
         ),
+        algorithm=dataclasses.replace(
+            whole.algorithm,
+            over_sampling=run.groups_generated / run.groups_per_step,
+            max_attempts=run.screening.max_attempts,
+            filter_zero_variance=run.screens,
+        ),
         optimizer=dataclasses.replace(whole.optimizer, updates_per_batch=1),
         explorer=dataclasses.replace(
             whole.explorer, count=run.explorers, groups_per_lease=run.groups

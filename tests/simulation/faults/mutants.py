@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from typing import NamedTuple
+from unittest import mock
 
 from rl_sync.messages.events import GroupsRefused
 from rl_sync.roles.explorer.commands import Ask
+from rl_sync.roles.master import deadlines
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.simulation.faults.explorer_process import NotedExplorerLoop, SimulatedExplorer
@@ -76,6 +78,14 @@ class LeasesTooFarAhead(SimulatedMaster):
         super().__init__(world, name)
         schedule = one_more(self._settings.schedule)
         self._settings = dataclasses.replace(self._settings, schedule=schedule)
+
+
+class TakesAnyBatch(SimulatedMaster):
+    """Takes a batch though some of the groups that are left will be too late."""
+
+    def _folded(self, known, entry):
+        with mock.patch.object(deadlines, "_leaves_enough_places", return_value=True):
+            return super()._folded(known, entry)
 
 
 class AcceptsTooStale(SimulatedTrainer):
@@ -284,6 +294,7 @@ class Mutant(NamedTuple):
 
 STANDSTILL = "nothing goes on"
 MUTANTS = {
+    "a batch that leaves others late": Mutant(Parts(master=TakesAnyBatch), "have to be trained on"),
     "a lease granted twice": Mutant(
         Parts(master=AnswersBeforeFlush), "granted twice", frozenset({"power"})
     ),
