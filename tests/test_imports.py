@@ -37,7 +37,7 @@ ACTORS = {
     "roles/explorer/commands.py",
     "roles/explorer/group_rows.py",
     "roles/explorer/life.py",
-    "roles/master/deadlines.py",
+    "roles/master/group_deadlines.py",
     "roles/master/group_admission.py",
     "roles/master/prompt_choice.py",
     "roles/master/state.py",
@@ -285,7 +285,7 @@ def test_no_module_imports_one_that_imports_it():
         "environments/hosts",
         "messages",
         "schedule.py",
-        "roles/master/deadlines.py",
+        "roles/master/group_deadlines.py",
     ],
 )
 def test_parts_that_serve_without_a_model_do_not_import_jax(part):

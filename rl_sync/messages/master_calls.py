@@ -92,7 +92,7 @@ class AskBuffered(Call[Buffered]):
 class AskBatch(Call[GrantBatch]):
     """Asks which of the groups that the trainer took from the buffer it trains on in a step.
 
-    For runs whose groups have deadlines; see `rl_sync.roles.master.deadlines`.
+    For runs whose groups have deadlines; see `rl_sync.roles.master.group_deadlines`.
 
     Attributes:
       step, at_hand: see `BatchRequested`.

@@ -5,9 +5,9 @@ gets, the version of the weights, whether it may start at all, and the ledger th
 every lease. It uses no clock (events carry the time), no threads and no network.
 
 A lease ends in exactly one way: *trained*, or *dropped* for a reason that is recorded. Until then
-it is *leased* (an explorer works on it) or *buffered* (the group is in the replay buffer). If
-several steps may train on a group, its lease stays buffered after the first of them, and ends as
-trained, however many follow.
+it is *leased* (an explorer works on it, and each of its heartbeats moves `deadline_secs`) or
+*buffered* (the group is in the replay buffer). If several steps may train on a group, its lease
+stays buffered after the first of them, and ends as trained, however many follow.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from rl_sync.messages.events import (
     Ticked,
     VersionPublished,
 )
-from rl_sync.roles.master.deadlines import deadline_of, room_by_deadline, take_batch
 from rl_sync.roles.master.group_admission import admit
+from rl_sync.roles.master.group_deadlines import deadline_of, room_by_deadline, take_batch
 from rl_sync.roles.master.prompt_choice import chosen, may_choose
 from rl_sync.roles.master.state import (
     DueEvaluation,
@@ -326,7 +326,7 @@ def _lease_latest(state: MasterState, request: LeaseRequested) -> Outcome:
     The n-th group among all trained and live ones will be trained by step n // B + 1, if no group
     that is leased later overtakes it. A group that several steps may train on takes one place for
     each of them; but a batch has B different groups. Where explorers finish groups in any order,
-    each group has a deadline instead; see `rl_sync.roles.master.deadlines`.
+    each group has a deadline instead; see `rl_sync.roles.master.group_deadlines`.
 
     An explorer with unfinished groups is never held back, since other explorers may be held back
     until these groups are finished.
