@@ -1,4 +1,4 @@
-"""Judging in worker processes, each with a time and a memory limit."""
+"""Judging in worker processes, each with a time and a memory limit; failures are tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The explorer as an actor: it turns leases, and weights of a known version, into groups."""
+"""The explorer as an actor: it turns leases, and weights of a known version, into groups.
+
+`rl_sync.roles.explorer.life` decides when it does so, and when it takes newer weights.
+"""
 
 from __future__ import annotations
 
