@@ -118,7 +118,7 @@ class Evidence:
 
     @property
     def is_falling(self) -> bool:
-        """True if rewards of the last steps are clearly lower than those of the best ones."""
+        """True if rewards of the last steps are clearly lower than those of the best steps."""
         return self.best - self.mean("reward_mean") > _FALLEN * (self.highest - self.lowest)
 
 

@@ -80,7 +80,7 @@ class Sizes:
         return tuple(sorted({self.prompt_bucket(length) for length in lengths}))
 
     def prefill_rows(self, prompts: int, tokens: int) -> int:
-        """Returns the number of rows of a prefill of prompts that are padded to `tokens`."""
+        """Returns the rows of one prefill for `prompts` prompts, each padded to `tokens`."""
         return prefill_rows(prompts, tokens, _LEAST_PREFILL_TOKENS, _MOST_PREFILL_TOKENS)
 
     def recomputed_rows(self, rows: int, tokens: int) -> int:

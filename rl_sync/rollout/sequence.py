@@ -206,7 +206,7 @@ class GrowingSequence:
 class Pauses:
     """Tokens that were seen to contain a stop string by themselves.
 
-    Rows that sample one of them wait for the host. Otherwise they would decode in vain up to the
+    A row that samples such a token waits for the host. Otherwise it would decode in vain up to the
     end of the chunk.
     """
 

@@ -99,7 +99,7 @@ def _continues(
 
 
 def learned_lengths(row_tokens: int) -> list[int]:
-    """Returns the possible lengths of the lists of a row's learned tokens, smallest first."""
+    """Returns the lengths that a row's list of learned tokens is padded to, smallest first."""
     step = math.ceil(row_tokens / _LENGTHS)
     return sorted({min(row_tokens, step * count) for count in range(1, _LENGTHS + 1)})
 

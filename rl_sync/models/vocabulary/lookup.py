@@ -123,10 +123,11 @@ def _exchanges(cuts: Cuts) -> tuple[str, ...]:
 
 
 def _places(of: Lookup, tokens: Int[Array, "B T"]) -> Int[Array, "... B T"]:
-    """Returns the row indices, in this device's shard, of the tokens of all rows that need it.
+    """Returns where tokens are in this device's shard of the table.
 
-    There is a leading axis for each mesh axis along which rows are exchanged, in the order of
-    `_take`'s exchanges. A token of another shard has an index after the last row of the table.
+    The tokens are those of all sequences that need the shard. There is a leading axis for each mesh
+    axis along which they are exchanged, in the order of `_take`'s exchanges. A token of another
+    shard has an index after the last row of the table.
     """
     for axis in reversed(_exchanges(of.cuts)):
         if axis in of.cuts.tokens:

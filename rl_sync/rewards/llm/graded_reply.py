@@ -153,7 +153,7 @@ def _verdicts(text: str) -> list[_Verdict]:
 def _objects(text: str) -> list[tuple[int, int, dict[str, Any]]]:
     """Returns the outermost JSON objects of a text, with start and end.
 
-    An object inside a brace that is not JSON does not count: it may be a quotation in a reason.
+    Inside braces that are not JSON, objects do not count: they may be quotations in a reason.
     """
     decoder, found, at, depth, seen = json.JSONDecoder(), [], text.find("{"), 0, 0
     while at >= 0:

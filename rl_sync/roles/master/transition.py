@@ -135,8 +135,8 @@ def transition(state: MasterState, event: Event) -> Outcome:
 def may_free_work(event: Event, commands: Sequence[Command]) -> bool:
     """Says whether explorers that were held back may get work after an event.
 
-    Whoever waits for work asks again then. If all asked again after each group that is buffered, a
-    step of N groups with N explorers that wait would take N² requests.
+    If so, explorers that wait for work ask again. If they asked after each group that is buffered,
+    a step of N groups with N waiting explorers would take N² requests.
 
     Args:
       commands: commands of the transition.

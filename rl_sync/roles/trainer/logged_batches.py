@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedBatches:
-    """Batches of a trainer that goes on where an earlier process ended, or that begins.
+    """Batches of a trainer: logged ones of an earlier process first, then those of the reader.
 
     A batch is written in a thread, while its step is computed. Call `settle` before anything that
     others see depends on the step.

@@ -87,7 +87,7 @@ class BlockReader:
         self._held: dict[ArtifactKey, int] = {}
 
     def join(self) -> None:
-        """Tells the master that other explorers can ask here."""
+        """Tells the master that other explorers can fetch weights from this one."""
         joined = RelayJoined(self._name, self._address)
         self._explorer.call(MASTER, joined, lambda _: None, "relays")
 

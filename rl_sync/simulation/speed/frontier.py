@@ -27,7 +27,7 @@ class Predicted(NamedTuple):
 
     @property
     def groups_an_hour(self) -> float:
-        """Groups that trainer steps consume an hour, which compares batches of different sizes."""
+        """Consumed groups an hour, by which batches of different sizes can be compared."""
         return self.figures.steps_an_hour * self.candidate.plan.master.groups_per_step
 
     def secs_to(self, steps: int) -> float:

@@ -76,7 +76,7 @@ def simulate(plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unhe
 def figures_of(spans: Sequence[Span]) -> SpeedFigures:
     """Returns the figures of a run from its spans.
 
-    Steps in whose time a role compiled are left out of the pace.
+    The pace leaves out steps during which a role compiled.
 
     Raises:
       ValueError: the run has fewer than two steps, or no rollout.

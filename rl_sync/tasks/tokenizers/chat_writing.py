@@ -101,8 +101,8 @@ def write_chat(
       backend: the tokenizer.
       messages, tools: the conversation.
       arguments: values that the template reads.
-      day: the date that the template writes if it asks for today's, at midnight; None for the date
-        and time of the moment.
+      day: today's date for a template that asks for it, with midnight as the time; None for the
+        present date and time.
       way: `add_generation_prompt` or `continue_final_message`.
 
     Raises:

@@ -40,7 +40,7 @@ class SpecialTokens:
 
     @functools.cached_property
     def _encode(self) -> Callable[[str], list[int]]:
-        # Encoding names as text sets a flag of the backend, which another thread may be using.
+        # A copy, since encoding sets a flag here: another thread may be using the backend.
         encode = copy.deepcopy(self._backend).encode
         return functools.partial(encode, add_special_tokens=False, split_special_tokens=True)
 

@@ -130,7 +130,7 @@ class Tokenizer(Hashable, Protocol):
         """
 
     def describe_ends(self) -> str:
-        """Says which tokens end a reply if that may surprise; otherwise empty."""
+        """Names the tokens that end a reply, if they may surprise; empty otherwise."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes a completion up to the first id that ends it."""

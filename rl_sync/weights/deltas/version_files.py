@@ -208,7 +208,7 @@ class VersionFiles:
         return sorted(self._manifests.values(), key=lambda one: (one.version, one.base))
 
     def leave_out(self, stored: StoredArtifact) -> None:
-        """Leaves out an artifact, some file of which is damaged, until it is written again."""
+        """Leaves out an artifact with a damaged file until it is written again."""
         self._damaged.add(stored.made)
         self._manifests.pop(f"{stored.name}.json", None)
 

@@ -71,7 +71,7 @@ class Machines:
         """Returns a process that starts once its machine has joined; has that machine join.
 
         Args:
-          start: starts it, or returns None if something is missing.
+          start: starts the process, or returns None if its machine or another one is missing.
         """
         address = self._launch.elsewhere.get(name, JOIN)
         shell = None if address == JOIN else self._joining(address)
