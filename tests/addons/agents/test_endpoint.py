@@ -293,6 +293,7 @@ def test_a_body_that_is_no_json_object_is_refused(policy, body):
         '{"rewards": {"won": NaN}}',
         '{"rewards": {"won": 1e999}}',
         '{"rewards": {"won": "1"}}',
+        '{"rewards": {"": 1}}',
         '{"rewards": {"won": 1' + "0" * 400 + "}}",
         '{"rewards": {"won": 1}, "metrics": [1]}',
         '{"reward": 1}',
@@ -374,8 +375,29 @@ def test_other_paths_and_bodies_that_are_too_large_are_refused(policy):
     )
     assert (status, found["error"]["message"]) == (
         413,
-        "A request may have 16 MiB, not 16.0.",
+        "A request may have 16 MiB; this one has 16,777,217 bytes or more.",
     )
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"hello\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS begins so.
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5x\r\n\r\nhello",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n",
+    ],
+)
+def test_bytes_that_are_no_http_get_an_error_in_json(policy, sent):
+    parts = urllib.parse.urlsplit(policy.url)
+    with socket.create_connection((parts.hostname, parts.port), LATEST) as connection:
+        connection.sendall(sent)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.headers["Content-Type"]) == (400, "application/json")
+        assert json.loads(answer.read())["error"]["message"].startswith("The request is not HTTP/1")
+        assert connection.recv(1) == b""
+    assert policy.ask().choices[0].message.content == "fine"
 
 
 def test_a_body_of_unknown_length_is_read_up_to_the_most(policy):

@@ -34,7 +34,7 @@ from rl_sync.addons.agents.endpoint.chat_events import Events
 from rl_sync.addons.agents.endpoint.inbox import Inbox
 from rl_sync.addons.agents.endpoint.item_events import ItemEvents
 from rl_sync.addons.agents.endpoint.items import conversation_after, read_items, response
-from rl_sync.addons.agents.endpoint.refusals import RefusalError, closed
+from rl_sync.addons.agents.endpoint.refusals import RefusalError, closed, refuse
 from rl_sync.addons.agents.endpoint.requests import read_chat, read_outcome
 from rl_sync.environments.hosts.episode_limits import Access
 from rl_sync.environments.interface import PartialReply, Reply
@@ -153,6 +153,20 @@ class _Connection(H11Protocol):
         self.silent_since = time.monotonic()
         super().connection_made(transport)
 
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are no HTTP in the form of all errors, and closes the connection."""
+        del msg
+        error = refuse("The request is not HTTP/1: its first line, a header or a chunk is wrong.")
+        body = json.dumps(error.body()).encode()
+        head = (
+            f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\n"
+            "Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
     def on_response_complete(self) -> None:
         self.silent_since = time.monotonic()
         super().on_response_complete()
@@ -265,8 +279,8 @@ async def _answer(endpoint: AgentEndpoint, request: Request) -> ASGIApp:
             return await _respond(request, inbox, data)
     raise RefusalError(
         http.HTTPStatus.NOT_FOUND,
-        f"{what!r} is not served: POST chat/completions, responses and outcome, and GET models,"
-        " are.",
+        f"{request.method} {what!r} is not served: POST chat/completions, responses and outcome,"
+        " and GET models, are.",
     )
 
 
@@ -293,7 +307,7 @@ async def _body(request: Request) -> bytes:
             return bytes(data)
     raise RefusalError(
         http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"A request may have {MOST_BYTES >> 20} MiB, not {size / (1 << 20):.1f}.",
+        f"A request may have {MOST_BYTES >> 20} MiB; this one has {size:,} bytes or more.",
     )
 
 

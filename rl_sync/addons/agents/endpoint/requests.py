@@ -274,7 +274,7 @@ def read_length(body: Mapping[str, Any], names: Sequence[str]) -> int | None:
         if value is None:
             continue
         if type(value) is not int or value < 1:
-            raise refuse(f"{name} must be an integer of at least 1, not {value!r}.", name)
+            raise refuse(f"{name} must be an integer of at least 1, not {shown(value)}.", name)
         return value
     return None
 
@@ -291,6 +291,8 @@ def _numbers(body: Mapping[str, Any], name: str) -> dict[str, float]:
     values = body.get(name, {})
     if not isinstance(values, dict):
         raise refuse(f"{name} must be numbers by name, not {shown(values)}.", name)
+    if "" in values:
+        raise refuse(f"{name} must have names that are not empty.", name)
     for key, value in values.items():
         # Integers of JSON may be larger than any number of the machine.
         if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
