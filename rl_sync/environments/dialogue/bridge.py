@@ -69,8 +69,8 @@ class Bridge:
         """Returns the ids of an episode's first turn.
 
         Raises:
-          ValueError: the chat template refuses the messages or the tools, or an image cannot be
-            shown; none is decoded.
+          ValueError: the chat template refuses the messages or the tools, they have no tokens, or
+            an image cannot be shown; none is decoded.
         """
         conversation = Conversation().with_turn(turn)
         return self._anew(conversation, self._renderer.render(conversation, prompts=True))
@@ -138,6 +138,8 @@ class Bridge:
 
     def _anew(self, conversation: Conversation, rendered: str) -> ReplyPrompt:
         ids, images = self._encoded(rendered, conversation, begins=True)
+        if not len(ids):
+            raise ValueError("its messages are empty, and a reply follows a text: write one")
         return ReplyPrompt(_array(ids), True, conversation, images)
 
     def _encoded(

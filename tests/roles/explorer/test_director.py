@@ -202,6 +202,12 @@ def test_a_turn_that_the_tokenizer_cannot_say_is_a_fault_of_the_environment():
     assert ended.why.startswith("its turn cannot be said: Character 'H' at 0 of 'HELLO'")
 
 
+def test_a_first_turn_without_a_token_is_a_fault_of_the_environment():
+    ended = _begin(_director(), prompt="").ending
+    assert ended.reason == "environment failure"
+    assert ended.why.startswith("its turn cannot be said: its messages are empty")
+
+
 def test_a_reply_after_the_deadline_of_its_turn_ends_the_episode():
     director = _director()
     _begin(director, turn={"deadline_secs": 0.01})
@@ -338,6 +344,12 @@ def test_a_turn_with_a_place_that_cannot_be_rendered_is_refused(got):
     director, _ = _branching(("hi.", {}), ("you.", {"after": 0, "tools": tools}), ("on.", {}))
     assert _text(_say(director, "aa")) == "on."
     assert "without a chat template" in got[1].refusal
+
+
+def test_a_conversation_without_a_token_is_refused(got):
+    director, _ = _branching(("hi.", {}), ("", {"after": ANEW}), ("on.", {}))
+    assert _text(_say(director, "aa")) == "on."
+    assert "its messages are empty" in got[1].refusal
 
 
 def test_a_turn_behind_a_reply_that_never_was_is_a_failure(got):
