@@ -139,7 +139,7 @@ class Bridge:
     def _anew(self, conversation: Conversation, rendered: str) -> ReplyPrompt:
         ids, images = self._encoded(rendered, conversation, begins=True)
         if not len(ids):
-            raise ValueError("its messages are empty, and a reply follows a text: write one")
+            raise ValueError("all messages are empty, and a reply follows a text: write one")
         return ReplyPrompt(_array(ids), True, conversation, images)
 
     def _encoded(

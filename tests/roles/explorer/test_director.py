@@ -205,7 +205,7 @@ def test_a_turn_that_the_tokenizer_cannot_say_is_a_fault_of_the_environment():
 def test_a_first_turn_without_a_token_is_a_fault_of_the_environment():
     ended = _begin(_director(), prompt="").ending
     assert ended.reason == "environment failure"
-    assert ended.why.startswith("its turn cannot be said: its messages are empty")
+    assert ended.why.startswith("its turn cannot be said: all messages are empty")
 
 
 def test_a_reply_after_the_deadline_of_its_turn_ends_the_episode():
@@ -349,7 +349,7 @@ def test_a_turn_with_a_place_that_cannot_be_rendered_is_refused(got):
 def test_a_conversation_without_a_token_is_refused(got):
     director, _ = _branching(("hi.", {}), ("", {"after": ANEW}), ("on.", {}))
     assert _text(_say(director, "aa")) == "on."
-    assert "its messages are empty" in got[1].refusal
+    assert "all messages are empty" in got[1].refusal
 
 
 def test_a_turn_behind_a_reply_that_never_was_is_a_failure(got):
