@@ -32,7 +32,7 @@ class MetricsWriter:
 
     Args:
       workdir: the run's work directory.
-      backends: keys of `rl_sync.records.backends.backend_catalog.BACKENDS`.
+      backends: keys of `rl_sync.records.backends.backend_catalog.BACKENDS`, or references.
       labels: the run's names in the backends.
     """
 
@@ -110,7 +110,10 @@ class MetricsWriter:
 
 
 def _start(name: str, run: TrackedRun) -> Backend:
-    return starter(name)(run)
+    backend = starter(name)(run)
+    if not isinstance(backend, Backend):
+        raise TypeError(f"it returned a {type(backend).__name__}, not a Backend")
+    return backend
 
 
 def _point(line: Mapping[str, Any]) -> MetricPoint:

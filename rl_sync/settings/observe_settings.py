@@ -54,7 +54,8 @@ class ObserveSettings:
     backends: str = setting(
         TENSORBOARD,
         f"Systems that get the metrics besides metrics.jsonl, separated by commas:"
-        f" {', '.join(BACKENDS)}; none if empty.",
+        f" {', '.join(BACKENDS)}, or your own, `module:function` or `path/to/file.py:function`;"
+        " none if empty.",
     )
     project: str | None = setting(
         None,

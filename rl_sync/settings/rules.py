@@ -35,6 +35,7 @@ from rl_sync.models.config import Lora
 from rl_sync.models.mesh_shape import MESH_AXES
 from rl_sync.records.accuracy import MAJORITY, metric_names
 from rl_sync.records.backends.backend_catalog import BACKENDS
+from rl_sync.references import is_reference
 from rl_sync.rewards.reward_catalog import may_vote
 from rl_sync.role_names import process_name
 from rl_sync.schedule import MODES
@@ -192,7 +193,8 @@ def _servers(s: RunSettings) -> None:
 
 def _backends(s: RunSettings) -> None:
     for name in s.observe.chosen_backends:
-        require_one_of("observe.backends", name, BACKENDS)
+        if not is_reference(name):
+            require_one_of("observe.backends", name, BACKENDS)
 
 
 def _best_metric(s: RunSettings) -> None:

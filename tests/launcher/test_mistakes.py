@@ -320,3 +320,4 @@ def test_a_backend_of_metrics_that_is_unknown_or_not_installed_is_refused(mistak
     monkeypatch.setitem(backend_catalog.BACKENDS, "wandb", gone)
     told = mistake(CONFIG, "--config.observe.backends=wandb")
     assert 'not installed. Install it: pip install "rl_sync[wandb]"' in told
+    assert "there is no file none.py" in mistake(CONFIG, "--config.observe.backends=none.py:start")

@@ -1,13 +1,16 @@
-"""Table of the backends that metrics can go to besides `metrics.jsonl`; each is one line."""
+"""Table of the backends that metrics can go to besides `metrics.jsonl`; each is one line.
+
+A backend of the user's own is a reference to the function that starts it.
+"""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rl_sync.records.backends.backend import Start
+from rl_sync.references import is_reference, resolve
 
 
 class BackendKind(NamedTuple):
@@ -36,19 +39,25 @@ BACKENDS: dict[str, BackendKind] = {
 
 
 def starter(name: str) -> Start:
-    """Imports the function that starts a backend."""
-    module, _, function = BACKENDS[name].start.partition(":")
-    start: Start = getattr(importlib.import_module(module), function)
+    """Imports the function that starts a backend.
+
+    Raises:
+      ValueError: one of the user's own cannot be imported; the message says why.
+    """
+    start: Start = resolve(name if is_reference(name) else BACKENDS[name].start)
     return start
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Rejects backends whose package is not installed.
+    """Rejects backends whose package is not installed, and those that cannot be imported.
 
     Raises:
-      ValueError: the message says how to install it.
+      ValueError: the message says how to install the package, or what is wrong.
     """
     for name in names:
+        if is_reference(name):
+            resolve(name)
+            continue
         kind = BACKENDS[name]
         if importlib.util.find_spec(kind.package) is None:
             raise ValueError(

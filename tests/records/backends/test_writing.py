@@ -1,6 +1,7 @@
 """Metrics on their way to the backends that the settings name."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from rl_sync.settings.observe_settings import ObserveSettings
 from rl_sync.workdir import Workdir
 from tests.records.backends import fakes
 
+ROOT = Path(__file__).parents[3]
 HERE = "tests.records.backends.fakes"
 
 
@@ -68,6 +70,36 @@ def test_a_resumption_says_which_points_still_count(tmp_path):
     (_, run), *rest = _got(tmp_path)
     assert run.records == 4
     assert rest == [("resume", 1, [100, 1]), ("rl", 2, {"rl/reward": 0.5}), ("finish", True)]
+
+
+def test_one_of_the_users_own_is_a_file_and_a_function(tmp_path):
+    text = (ROOT / "docs" / "using.md").read_text().partition("observe.backends=my_metrics.py")[2]
+    file = tmp_path / "my_metrics.py"
+    file.write_text(text.partition("```python\n")[2].partition("```")[0])
+    name = f"{file}:start"
+    check_installed([name])
+    for step in (1, 2):
+        with MetricsWriter(tmp_path, [name]) as writer:
+            if step == 2:
+                writer.resume(1)
+            writer.write("rl", step, {"reward": step / 4})
+    lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"step": 1, "rl/reward": 0.25},
+        {"resumed_at": 1},
+        {"step": 2, "rl/reward": 0.5},
+    ]
+
+
+def test_one_of_the_users_own_that_cannot_be_is_refused(tmp_path, caplog):
+    file = tmp_path / "my_metrics.py"
+    file.write_text("def start(run): pass\n")
+    for name, said in {f"{file}:strat": "did you mean 'start'", "no.py:start": "no file"}.items():
+        with pytest.raises(ValueError, match=said):
+            check_installed([name])
+    with MetricsWriter(tmp_path, [f"{file}:start"]) as writer:
+        writer.write("rl", 1, {})
+    assert "TypeError: it returned a NoneType, not a Backend" in caplog.text
 
 
 def test_missing_packages_are_refused(monkeypatch):
