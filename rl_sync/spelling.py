@@ -54,9 +54,10 @@ def require_one_of(name: str, value: object, allowed: Collection[str]) -> None:
     """Rejects a value that is not allowed.
 
     Raises:
-      ValueError: the message gives the name, all allowed values, and the nearest one.
+      ValueError: the message gives the name, all allowed values, and the nearest one; of a Python
+        file, how to name what is in it.
     """
     if value not in allowed:
-        raise ValueError(
-            f"{name}={value!r} is not one of {', '.join(allowed)}{hint(value, allowed)}"
-        )
+        is_file = str(value).endswith(".py")
+        end = f"; name what is in the file: {value}:NAME." if is_file else hint(value, allowed)
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}{end}")

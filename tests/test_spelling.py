@@ -40,3 +40,8 @@ def test_a_word_that_is_not_allowed_is_named_with_all_that_are():
     with pytest.raises(ValueError) as error:
         require_one_of("pace", "slwo", ("slow", "fast"))
     assert str(error.value) == "pace='slwo' is not one of slow, fast; did you mean 'slow'?"
+
+
+def test_of_a_file_it_is_said_how_to_name_what_is_in_it():
+    with pytest.raises(ValueError, match=r"name what is in the file: my/slow\.py:NAME\.$"):
+        require_one_of("pace", "my/slow.py", ("slow", "fast"))
