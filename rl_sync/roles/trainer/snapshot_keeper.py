@@ -1,4 +1,4 @@
-"""The trainer's snapshots in a run: when they are saved, loaded and kept."""
+"""The trainer's snapshots in a run: what they hold, and when they are saved, loaded and kept."""
 
 from __future__ import annotations
 
