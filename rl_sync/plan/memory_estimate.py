@@ -358,7 +358,7 @@ def _loss_bytes(
     whole = (length - 1) * position
     if layout.mesh.size > 1 or (platform != "cpu" and whole > most):
         with using(layout):
-            # Positions stay cut evenly only if there are as many as in the row.
+            # Where positions are cut, all of the row count: one fewer could not be cut evenly.
             positions = length if cuts_positions() else length - 1
             plan = plan_of(matrix, (rows * layout.batch_shards, positions), 1.0, most)
         cuts = plan.cuts

@@ -15,7 +15,7 @@ _SLICE_SECS = 1.0
 class PrefetchingPuller:
     """Fetches each newer version in a thread, as soon as there is one.
 
-    For latest pulls, and for explorers of one process. A version counts as available once it has
+    It serves latest pulls, and explorers of one process. A version counts as available once it has
     arrived and its digest was verified. At most three versions are in memory: the one that the
     explorer uses, the newest that has arrived, and the one that arrives.
 

@@ -56,7 +56,7 @@ class VisionReward:
         _ = self._rewards
 
     def check(self, row: Row) -> None:
-        """Refuses a row of an unknown kind, or one that the reward of its kind refuses.
+        """Refuses a row if its kind is unknown, or if the reward of its kind refuses it.
 
         Raises:
           ValueError: the row is refused; the message names the field, the value and the way out.

@@ -59,8 +59,8 @@ def items(text: str, count: int | None = None) -> list[str]:
     arrows, or commas.
 
     Args:
-      count: the expected number of items. With 1, the answer is not split. `and` separates items
-        only where commas alone do not give this number.
+      count: the expected number of items. With 1, the answer is not split. If commas alone give
+        another number, `and` separates items, too.
     """
     text = text.strip()
     if text.startswith("[") and (listed := _json_list(text)) is not None:
