@@ -237,8 +237,9 @@ class ModelSettings:
         require(
             max_length <= stored.max_length,
             f"The task's rows have {max_length} tokens, but the model in config.model.path={path!r}"
-            f" was made for at most {stored.max_length} (max_position_embeddings): shorten prompts"
-            " or completions.",
+            f" was made for at most {stored.max_length} (max_position_embeddings): lower"
+            " task.max_prompt_tokens or task.max_completion_tokens, or for episodes"
+            " environment.max_tokens.",
         )
         return stored
 

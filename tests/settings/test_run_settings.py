@@ -14,6 +14,7 @@ from rl_sync.models.config import Lora
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.replay_tables import replay_tables
 from rl_sync.settings.config_reading import read_settings
+from rl_sync.settings.model_settings import ModelSettings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.curriculum import PromptPool
 from rl_sync.workdir import Workdir
@@ -205,3 +206,10 @@ def test_adapters_of_peft_say_their_rank_alpha_and_targets(subtests):
         ConfigError, match=r"config\.model\.lora\.path='no/such': 'no/such' is neither"
     ):
         settings_with(model__lora__path="no/such", **given)
+
+
+def test_rows_that_are_too_long_for_a_checkpoint_are_refused_with_the_settings_to_lower():
+    model = ModelSettings(path=str(DATA / "models" / "qwen2"))
+    assert model.config(vocab_size=10, max_length=512).max_length == 512
+    with pytest.raises(ConfigError, match=r"have 513 tokens.*or for episodes environment.max_tok"):
+        model.config(vocab_size=10, max_length=513)
