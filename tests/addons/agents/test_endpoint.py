@@ -279,7 +279,27 @@ def test_calls_whose_arguments_are_no_json_are_refused(policy):
         policy.ask(user("hi"), message)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[1]", b'{"messages": "\\ud800"}', b"[" * 200_000, b""])
+def nested(levels):
+    return '{"a": ' * levels + "1" + "}" * levels
+
+
+def test_json_of_too_many_levels_is_refused(policy):
+    """Later steps need more of Python's stack for each level than the reader of JSON."""
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": nested(100)}}
+    asked = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+    assert policy.send("chat/completions", json.dumps(asked))[0] == 200
+    call["function"]["arguments"] = nested(101)
+    assert policy.send("chat/completions", json.dumps(asked))[0] == 400
+    body = '{"messages": [{"role": "user", "content": "hi"}], "x": %s}'
+    assert policy.send("chat/completions", body % nested(99))[0] == 200
+    status, found = policy.send("chat/completions", body % nested(100))
+    assert status == 400
+    assert "it has more than 100 levels" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[1]", b'{"messages": "\\ud800"}', b"[" * 200_000, b"5", b""]
+)
 def test_a_body_that_is_no_json_object_is_refused(policy, body):
     status, found = policy.send("chat/completions", body)
     assert status == 400

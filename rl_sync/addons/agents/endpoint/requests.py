@@ -24,6 +24,8 @@ _ROLES = {"developer": "system"}
 _IMAGE_TYPES = ("image_url", "input_image")
 _SHOWN_CHARACTERS = 200
 _MOST_CHOICES = 128
+_MOST_LEVELS = 100
+"""Maximum nesting of lists and objects: deeper ones would exceed Python's stack later on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +128,31 @@ def ignored(body: Mapping[str, Any], heeded: Collection[str]) -> tuple[str, ...]
 def read_object(data: bytes) -> dict[str, Any]:
     """Reads a body that must be an object of JSON."""
     try:
-        body = json.loads(data)
+        body = _loaded(data)
         # An escaped half of a surrogate pair is legal JSON, but cannot be encoded as text.
         json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise refuse(f"The body is not JSON: {error}.") from error
+        raise refuse(f"The body cannot be read as JSON: {error}.") from error
     if not isinstance(body, dict):
         raise refuse(f"The body must be a JSON object, not {shown(body)}.")
     return body
+
+
+def _loaded(text: str | bytes) -> Any:
+    """Loads JSON.
+
+    Raises:
+      ValueError: it is not JSON, or has too many levels.
+      RecursionError: it has very many levels.
+    """
+    value = json.loads(text)
+    level: list[Any] = [[value]]
+    for _ in range(_MOST_LEVELS + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for items in inner for one in items if isinstance(one, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"it has more than {_MOST_LEVELS} levels")
 
 
 def read_message(value: Any, place: str, reasoning: Reasoning = _DEFAULT) -> Message:
@@ -235,7 +254,7 @@ def read_call(value: Any, place: str) -> ToolCall:
 def read_arguments(written: Any, place: str, field: str) -> dict[str, Any]:
     """Reads the arguments of a call, which are JSON in a text; errors name the field."""
     try:
-        arguments = json.loads(written) if isinstance(written, str) else None
+        arguments = _loaded(written) if isinstance(written, str) else None
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
