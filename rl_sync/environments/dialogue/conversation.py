@@ -105,9 +105,9 @@ class TemplateRenderer:
         tools = conversation.tools
         if tools and "tools" not in self._tokenizer.template(has_tools=True):
             raise ValueError(
-                "The environment has tools, but the tokenizer's chat template has no place for"
-                " them, so the policy would not see them: describe them in a system message, and"
-                " give Turn.tools=(), or use a template with tools."
+                "The conversation has tools, but the tokenizer's chat template has no place for"
+                " them, so the policy would not see them: describe them in a system message instead"
+                " of giving them, or use a template with tools."
             )
         # Roles are the environment's own words, which templates compare.
         covered_messages = (
@@ -173,7 +173,7 @@ class PlainRenderer:
         """
         if conversation.tools:
             raise ValueError(
-                "The environment has tools, but without a chat template they have no place in a"
+                "The conversation has tools, but without a chat template they have no place in a"
                 " prompt: use a tokenizer with a chat template, and not tokenizer.chat=no."
             )
         written, images = "", 0

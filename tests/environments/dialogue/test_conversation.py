@@ -115,7 +115,7 @@ def test_a_template_that_refuses_a_conversation_says_so():
 def test_tools_that_the_policy_would_not_see_are_refused(name):
     bare = "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer = family("plain") if name == "plain" else load_model(model(("</s>",)), bare, "</s>")
-    with pytest.raises(ValueError, match="The environment has tools, but"):
+    with pytest.raises(ValueError, match="The conversation has tools, but"):
         encoded(tokenizer, Message("user", "a"), tools=(TOOL,))
 
 
