@@ -9,7 +9,7 @@ from unittest import mock
 
 from rl_sync.messages.events import GroupsRefused
 from rl_sync.roles.explorer.commands import Ask
-from rl_sync.roles.master import deadlines
+from rl_sync.roles.master import group_deadlines
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.roles.trainer.logged_batches import LoggedBatches
 from rl_sync.simulation.faults.explorer_process import NotedExplorerLoop, SimulatedExplorer
@@ -84,7 +84,7 @@ class TakesAnyBatch(SimulatedMaster):
     """Takes a batch though some of the groups that are left will be too late."""
 
     def _folded(self, known, entry):
-        with mock.patch.object(deadlines, "_leaves_enough_places", return_value=True):
+        with mock.patch.object(group_deadlines, "_leaves_enough_places", return_value=True):
             return super()._folded(known, entry)
 
 
