@@ -165,17 +165,22 @@ def _example(row: DataRow, row_format: RowFormat, placeholder: str) -> Example:
         unanswered=unanswered,
         dialogue=dialogue,
     )
+    _require_whole_characters(found, row.where)
+    return found
+
+
+def _require_whole_characters(found: Example, where: str) -> None:
+    """Rejects texts with an unpaired surrogate, which no tokenizer encodes."""
     texts = {name: getattr(found, name) for name in ("prompt", "answer", "demonstration")}
-    texts |= dict(zip(("chosen completion", "rejected completion"), pair or (), strict=False))
-    if dialogue is not None:
-        texts["demonstration"] = json.dumps(dialogue, ensure_ascii=False, default=str)
+    texts |= dict(zip(("chosen completion", "rejected completion"), found.pair or (), strict=False))
+    if found.dialogue is not None:
+        texts["demonstration"] = json.dumps(found.dialogue, ensure_ascii=False, default=str)
     for name, text in texts.items():
         if text is not None and (half := _HALF_CHARACTER.search(text)):
             raise ValueError(
-                f"{row.where}: the {name} holds half a character, \\u{ord(half[0]):04x}: a"
+                f"{where}: the {name} holds half a character, \\u{ord(half[0]):04x}: a"
                 " surrogate counts only in a pair with its other half. Write the character itself."
             )
-    return found
 
 
 def _prompt(
