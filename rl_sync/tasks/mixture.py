@@ -99,17 +99,7 @@ def mixed(
     Raises:
       ValueError: a set cannot be loaded (the message names it), or lacks answers.
     """
-    parts: list[Problems] = []
-    for one in sets:
-        try:
-            part = load(one)
-        except ValueError as error:
-            raise ValueError(f"The set {one.name} of task.mixture.sets: {error}") from error
-        if one.name in played:
-            part = dataclasses.replace(part, reward="environment")
-        if part.unanswered and reads_answer(part.reward):
-            raise ValueError(f"The set {one.name} of task.mixture.sets: {part.unanswered}")
-        parts.append(part)
+    parts = [_part(one, load, one.name in played) for one in sets]
     train: list[Prompt] = []
     held_out: list[tuple[float, Prompt]] = []
     demonstrations: list[Prompt] = []
@@ -135,18 +125,34 @@ def mixed(
             f" out, weight {one.weight:g}, scored by {part.reward}."
         )
     spread = [prompt for _, prompt in sorted(held_out, key=lambda one: one[0])]
-    charsets = [part.charset for part in parts]
     return Problems(
         train=train,
         held_out=[prompt._replace(prompt_id=i) for i, prompt in enumerate(spread)],
         demonstrations=demonstrations,
         reward=by_set({s.name: p.reward for s, p in zip(sets, parts, strict=True)}),
-        charset=None
-        if None in charsets
-        else "".join(dict.fromkeys("".join(one or "" for one in charsets))),
+        charset=_charset(parts),
         notes=notes,
         dialogues=dialogues,
     )
+
+
+def _part(one: TaskSet, load: Callable[[TaskSet], Problems], is_played: bool) -> Problems:
+    """Loads a set; errors name it."""
+    try:
+        part = load(one)
+    except ValueError as error:
+        raise ValueError(f"The set {one.name} of task.mixture.sets: {error}") from error
+    if is_played:
+        part = dataclasses.replace(part, reward="environment")
+    if part.unanswered and reads_answer(part.reward):
+        raise ValueError(f"The set {one.name} of task.mixture.sets: {part.unanswered}")
+    return part
+
+
+def _charset(parts: Sequence[Problems]) -> str | None:
+    """Returns the characters of all sets, each once; None if a set has no charset."""
+    charsets = [part.charset for part in parts if part.charset is not None]
+    return "".join(dict.fromkeys("".join(charsets))) if len(charsets) == len(parts) else None
 
 
 def _of_set(prompt: Prompt, name: str, first: int) -> Prompt:
