@@ -219,11 +219,7 @@ def problems_of(
                 " either trained on or held out."
             )
         train, held_out = _split(section, config, train, seed)
-    demonstrations = [
-        Prompt(i, one.prompt, one.demonstration, _asked_alone(one))
-        for i, one in enumerate(train)
-        if one.demonstration is not None and one.dialogue is None
-    ]
+    demonstrations = _demonstrations(train)
     dialogues = [Spoken(i, one.dialogue) for i, one in enumerate(train) if one.dialogue is not None]
     imitated = len(demonstrations) + len(dialogues)
     if row_format.demonstration is not None and imitated < len(train):
@@ -241,6 +237,15 @@ def problems_of(
         notes=notes,
         unanswered=next((one.unanswered for one in (*train, *held_out) if one.unanswered), ""),
     )
+
+
+def _demonstrations(examples: Sequence[Example]) -> list[Prompt]:
+    """Returns the demonstrations that are texts."""
+    return [
+        Prompt(i, one.prompt, one.demonstration, _asked_alone(one))
+        for i, one in enumerate(examples)
+        if one.demonstration is not None and one.dialogue is None
+    ]
 
 
 def _preferences(examples: Sequence[Example]) -> list[Preference]:
