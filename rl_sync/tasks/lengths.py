@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from rl_sync.images import ImageError, images_of
 from rl_sync.setting import check, setting
 from rl_sync.tasks.dialogues import Demonstrated, Rendering
-from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
+from rl_sync.tasks.pictures.places import PLACE, placed
 from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.problems import Problems
@@ -63,38 +63,25 @@ class LengthLimits:
 
 def fit(
     problems: Problems,
-    tokenizer: Tokenizer,
+    encoder: PromptEncoder,
     limits: LengthLimits,
     episode_tokens: int = 0,
-    *,
     rendering: Rendering | None = None,
-    processor: TileProcessor | None = None,
-    placeholder: str = PLACEHOLDER,
 ) -> Task:
     """Makes a task from the problems that fit the limits, and notes how many do not.
 
     Args:
+      encoder: encoder of all texts, with the images that the policy sees.
       episode_tokens: see `Task`; if it is not 0, a demonstration is a whole episode.
       rendering: writes dialogues; required if there are any.
-      processor, placeholder: see `Task`.
 
     Raises:
       ValueError: no problem is left to train on or to hold out, a chat template or the images of a
         prompt alone are too long, an image cannot be read, or the length of completions is not
         given.
     """
-    encoder = PromptEncoder(tokenizer, processor, placeholder)
-    _require_images_outside_dialogues(problems, processor)
-    if limits.max_prompt_tokens is not None:
-        problems = _with_short_prompts(problems, encoder, limits.max_prompt_tokens, limits.too_long)
-    if episode_tokens:
-        longest = max(encoder.length(one.text, one.row) for one in problems.train)
-        room = episode_tokens - longest
-        problems = _with_short_demonstrations(problems, encoder, room, "environment.max_tokens")
-    elif limits.max_completion_tokens is not None:
-        problems = _with_short_demonstrations(problems, encoder, limits.max_completion_tokens)
-    if limits.max_completion_tokens is not None:
-        problems = _with_short_pairs(problems, encoder, limits.max_completion_tokens)
+    _require_images_outside_dialogues(problems, encoder.processor)
+    problems = _shortened(problems, encoder, limits, episode_tokens)
     asked = [*problems.train, *problems.held_out]
     pairs = [*problems.preferences, *problems.held_out_preferences]
     answers = [(one.answer, one.row) for one in (*asked, *problems.demonstrations)]
@@ -116,7 +103,7 @@ def fit(
         train=problems.train,
         held_out=problems.held_out,
         demonstrations=[*problems.demonstrations, *dialogues],
-        tokenizer=tokenizer,
+        tokenizer=encoder.tokenizer,
         reward=problems.reward,
         max_prompt_tokens=longest,
         max_completion_tokens=limits.max_completion_tokens
@@ -125,9 +112,26 @@ def fit(
         held_out_preferences=problems.held_out_preferences,
         notes=tuple(notes),
         episode_tokens=episode_tokens,
-        processor=processor,
-        placeholder=placeholder,
+        processor=encoder.processor,
+        placeholder=encoder.placeholder,
     )
+
+
+def _shortened(
+    problems: Problems, encoder: PromptEncoder, limits: LengthLimits, episode_tokens: int
+) -> Problems:
+    """Applies the limits to prompts, then to demonstrations and pairs of what is left."""
+    if limits.max_prompt_tokens is not None:
+        problems = _with_short_prompts(problems, encoder, limits.max_prompt_tokens, limits.too_long)
+    if episode_tokens:
+        longest = max(encoder.length(one.text, one.row) for one in problems.train)
+        room = episode_tokens - longest
+        problems = _with_short_demonstrations(problems, encoder, room, "environment.max_tokens")
+    elif limits.max_completion_tokens is not None:
+        problems = _with_short_demonstrations(problems, encoder, limits.max_completion_tokens)
+    if limits.max_completion_tokens is not None:
+        problems = _with_short_pairs(problems, encoder, limits.max_completion_tokens)
+    return problems
 
 
 def _dialogues(

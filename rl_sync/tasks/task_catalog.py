@@ -25,6 +25,7 @@ from rl_sync.tasks.jsonl import JsonlConfig
 from rl_sync.tasks.lengths import LengthLimits, fit
 from rl_sync.tasks.mixture import MixtureConfig
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER
+from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.problems import Problems, TaskKind, with_images
 from rl_sync.tasks.shots import TEMPLATE, require_template, with_shots
@@ -242,12 +243,10 @@ def _load(
         made.image_id(processor.marks)  # Raises if there is none.
     return fit(
         problems,
-        made,
+        PromptEncoder(made, processor, placeholder),
         config,
         episode_tokens,
-        rendering=rendering,
-        processor=processor,
-        placeholder=placeholder,
+        rendering,
     )
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from rl_sync.tasks.lengths import LengthLimits, fit, truncated
+from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.tokenizers import pretrained
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
@@ -18,7 +19,7 @@ PROBLEMS = Problems(
 
 
 def _fit(prompt=None, completion=None, too_long="drop", problems=PROBLEMS):
-    return fit(problems, CHARACTERS, LengthLimits(prompt, completion, too_long))
+    return fit(problems, PromptEncoder(CHARACTERS), LengthLimits(prompt, completion, too_long))
 
 
 def test_without_limits_the_data_decide():

@@ -12,6 +12,7 @@ from rl_sync.tasks.data_rows import DataRow
 from rl_sync.tasks.dialogues import Demonstrated
 from rl_sync.tasks.mapping import example
 from rl_sync.tasks.pictures.places import PLACE
+from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.row_formats import FORMATS
 from tests.environments.families import family
 from tests.odd_images import drawn, encoded
@@ -335,7 +336,7 @@ def test_a_demonstrated_conversation_needs_no_template(tmp_path):
     config = DatasetConfig(path=str(path), held_out_path=str(path), format="messages")
     problems = load_problems(config, 0)
     characters = CharacterTokenizer.of_texts([json.dumps(row), "\n"])
-    task = fit(problems, characters, LengthLimits(), rendering=demonstrated)
+    task = fit(problems, PromptEncoder(characters), LengthLimits(), rendering=demonstrated)
     assert task.tokenizer.decode(task.asked(task.train)[0].ids) == "Be brief.1+1?"
     [shown] = task.demonstrations
     assert isinstance(shown, Demonstrated)
