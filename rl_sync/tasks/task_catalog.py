@@ -11,7 +11,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_sync.images import MOST_PIXELS, images_of
 from rl_sync.rewards.reward_catalog import reads_answer
@@ -159,16 +159,29 @@ class TaskConfig(TaskSections, LengthLimits):
             require_one_of("task.name", self.name, TASKS)
 
 
+class EpisodeNeeds(NamedTuple):
+    """Needs of the episodes that a task's problems are played in.
+
+    Attributes:
+      characters: characters that a character tokenizer needs in addition to those of the problems.
+      tokens: maximum number of tokens of an episode; 0 without an environment.
+      reward: reward of completions if `task.reward` names none; None for the problems' own.
+      played: sets of a mixture whose environment gives the reward.
+      rendering: writes dialogues of demonstrations.
+    """
+
+    characters: str = ""
+    tokens: int = 0
+    reward: str | None = None
+    played: frozenset[str] = frozenset()
+    rendering: Rendering | None = None
+
+
 def load_task(
     config: TaskConfig,
     tokenizer: TokenizerConfig,
     seed: int,
-    *,
-    more_characters: str = "",
-    episode_tokens: int = 0,
-    reward: str | None = None,
-    rendering: Rendering | None = None,
-    played: frozenset[str] = frozenset(),
+    needs: EpisodeNeeds = EpisodeNeeds(),  # noqa: B008
     processor: TileProcessor | None = None,
 ) -> Task:
     """Loads the problems of the named task, and their tokenizer.
@@ -177,12 +190,6 @@ def load_task(
     `transformers` or `datasets`, which a second thread would find half imported.
 
     Args:
-      more_characters: characters that a character tokenizer needs in addition to those of the
-        problems.
-      episode_tokens: see `Task`.
-      rendering: writes dialogues of demonstrations.
-      reward: reward of completions if `config.reward` names none; None for the problems' own.
-      played: sets of a mixture whose environment gives the reward.
       processor: processing of images; None for a policy that reads text alone. The images of rows
         then serve rewards only.
 
@@ -191,17 +198,7 @@ def load_task(
       message says where.
     """
     with _loading:
-        return _load(
-            config,
-            tokenizer,
-            seed,
-            more_characters,
-            episode_tokens,
-            reward,
-            rendering,
-            played,
-            processor,
-        )
+        return _load(config, tokenizer, seed, needs, processor)
 
 
 @functools.lru_cache(maxsize=1)  # A role loads more than once.
@@ -209,17 +206,13 @@ def _load(
     config: TaskConfig,
     tokenizer: TokenizerConfig,
     seed: int,
-    more: str,
-    episode_tokens: int,
-    reward: str | None,
-    rendering: Rendering | None,
-    played: frozenset[str],
+    needs: EpisodeNeeds,
     processor: TileProcessor | None,
 ) -> Task:
-    problems = with_images(_problems(config, seed, played), config.max_image_pixels)
+    problems = with_images(_problems(config, seed, needs.played), config.max_image_pixels)
     if config.exchange_images:
         problems = with_exchanged_images(problems, seed)
-    if (named := config.reward or reward) is not None:
+    if (named := config.reward or needs.reward) is not None:
         problems = dataclasses.replace(problems, reward=named)
     if problems.unanswered and reads_answer(problems.reward):
         raise ValueError(problems.unanswered)
@@ -237,7 +230,7 @@ def _load(
         tokenizer = dataclasses.replace(tokenizer, chat="no")
     placeholder = config.image_placeholder
     shows = placeholder if processor is not None else None
-    made = _tokenizer(tokenizer, problems, more, shows)
+    made = _tokenizer(tokenizer, problems, needs.characters, shows)
     _require_template(problems, made, config.shots)
     if processor is not None:
         made.image_id(processor.marks)  # Raises if there is none.
@@ -245,8 +238,8 @@ def _load(
         problems,
         PromptEncoder(made, processor, placeholder),
         config,
-        episode_tokens,
-        rendering,
+        needs.tokens,
+        needs.rendering,
     )
 
 

@@ -56,7 +56,6 @@ def load_task(settings: RunSettings) -> Task:
     processor, unread = _processor(settings)
     try:
         construction = environment_of(settings)
-        more = construction.charset if construction else ""
         needs = construction is not None and construction.needs_sight
         may_show = construction is not None and construction.may_show_images
         of_sets = environments_of_sets(name)
@@ -64,12 +63,14 @@ def load_task(settings: RunSettings) -> Task:
             settings.task,
             tokenizer,
             settings.seed,
-            more_characters=more,
-            episode_tokens=settings.environment.max_tokens if construction else 0,
-            rendering=demonstrated,
-            reward="environment" if name is not None and gives_rewards(name) else None,
-            played=frozenset(of for of, one in of_sets.items() if gives_rewards(one)),
-            processor=processor,
+            task_catalog.EpisodeNeeds(
+                characters=construction.charset if construction else "",
+                tokens=settings.environment.max_tokens if construction else 0,
+                reward="environment" if name is not None and gives_rewards(name) else None,
+                played=frozenset(of for of, one in of_sets.items() if gives_rewards(one)),
+                rendering=demonstrated,
+            ),
+            processor,
         )
         if (task.shows_images or needs) and unread is not None:
             raise unread

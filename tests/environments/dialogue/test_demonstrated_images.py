@@ -15,7 +15,7 @@ from rl_sync.tasks.demonstrations import draw
 from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
 from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.pictures.tile_processor import SquareTiles
-from rl_sync.tasks.task_catalog import TaskConfig, load_task
+from rl_sync.tasks.task_catalog import EpisodeNeeds, TaskConfig, load_task
 from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from tests.odd_images import drawn, encoded
 from tests.tasks.loading import write_lines
@@ -36,7 +36,7 @@ def _load(path, processor=TILES, tokenizer=None, **fields):
         (config if name in config else config.dataset)[name] = value
     task = build(TaskConfig, config.to_dict(), "config.task")
     named = TokenizerConfig(None if tokenizer is None else str(tokenizer), "auto", None)
-    return load_task(task, named, 0, processor=processor, rendering=demonstrated)
+    return load_task(task, named, 0, EpisodeNeeds(rendering=demonstrated), processor)
 
 
 def user(*parts):
