@@ -568,16 +568,8 @@ def load(
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # We need no torch.
     backend, eos_ids = _read(path)
     has_template = backend.chat_template is not None
-    if chat == "yes" and not has_template:
-        raise ValueError(
-            f"tokenizer.chat=yes, but the tokenizer of {path} has no chat template: use"
-            " tokenizer.chat=no, or the tokenizer of an instruction-tuned checkpoint."
-        )
-    if system is not None and not has_template:
-        raise ValueError(
-            f"tokenizer.system={system!r} needs a chat template, but the tokenizer of {path} has"
-            " none: leave it out."
-        )
+    if not has_template:
+        _require_none_needed(path, chat, system)
     chats = chat != "no" and has_template
     arguments, day = arguments_of(template_arguments), day_of(date) or datetime.date.today()
     if arguments:
@@ -593,15 +585,8 @@ def load(
         day=day,
         thoughts=marks_of(thoughts),
     )
-    if chats:
-        try:
-            end = made.template_end()
-        except Exception as error:  # Errors of Jinja, or of the template's own code.
-            raise ValueError(
-                f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
-                " Correct it, or use tokenizer.chat=no."
-            ) from error
-        eos_ids = tuple(dict.fromkeys((end, *eos_ids))) if end is not None else eos_ids
+    if chats and (end := _template_end(made, path)) is not None:
+        eos_ids = tuple(dict.fromkeys((end, *eos_ids)))
     if not eos_ids:
         raise ValueError(
             f"The tokenizer of {path} names no end-of-sequence token, so no completion would end:"
@@ -610,14 +595,44 @@ def load(
     pad_id = eos_ids[0] if made.pad_id is None else made.pad_id
     made = dataclasses.replace(made, eos_ids=eos_ids, pad_id=pad_id)
     if system is not None and chats:
-        try:
-            made.encode_prompt(_ASKED)
-        except ValueError as error:
-            raise ValueError(
-                f"tokenizer.system={system!r:.100}: {error} Leave it out, or write its text into"
-                " each prompt (task.dataset.template)."
-            ) from error
+        _require_system_written(made)
     return made
+
+
+def _require_none_needed(path: str, chat: str, system: str | None) -> None:
+    """Rejects settings that need a chat template, where there is none."""
+    if chat == "yes":
+        raise ValueError(
+            f"tokenizer.chat=yes, but the tokenizer of {path} has no chat template: use"
+            " tokenizer.chat=no, or the tokenizer of an instruction-tuned checkpoint."
+        )
+    if system is not None:
+        raise ValueError(
+            f"tokenizer.system={system!r} needs a chat template, but the tokenizer of {path} has"
+            " none: leave it out."
+        )
+
+
+def _template_end(made: PretrainedTokenizer, path: str) -> int | None:
+    """Returns the id that ends a reply in the chat template; raises if the template fails."""
+    try:
+        return made.template_end()
+    except Exception as error:  # Errors of Jinja, or of the template's own code.
+        raise ValueError(
+            f"The chat template of {path} cannot be used: {str(error).partition(chr(10))[0]}."
+            " Correct it, or use tokenizer.chat=no."
+        ) from error
+
+
+def _require_system_written(made: PretrainedTokenizer) -> None:
+    """Rejects a system message that the chat template refuses."""
+    try:
+        made.encode_prompt(_ASKED)
+    except ValueError as error:
+        raise ValueError(
+            f"tokenizer.system={made.system!r:.100}: {error} Leave it out, or write its text into"
+            " each prompt (task.dataset.template)."
+        ) from error
 
 
 def _require_read(path: str, template: Any, arguments: Mapping[str, Any], chats: bool) -> None:
