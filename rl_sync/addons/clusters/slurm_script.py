@@ -49,26 +49,10 @@ def render_slurm(job: ClusterJob) -> Rendered:
     """
     components = _components(job)
     settings = job.joined()
-    container = _container(job)
-    first = '"${nodes_0[0]}"'
-    launch, stop, ready = job.program, 'kill -TERM "$launcher"', []
-    address = _address(components)
+    container, address = _container(job), _address(components)
+    launch, stop, ready = job.program, 'kill -TERM "$launcher"', list[str]()
     if container:
-        step = 1 if len(address) > 1 else 0
-        group = " --het-group=0" if components[0].suffix else ""
-        launch = (
-            f"srun{group} --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist={first} \\\n"
-            f'  "${{container[@]}}" {job.program}'
-        )
-        # srun answers SIGTERM by killing its step at once.
-        stop = f'scancel --signal=TERM "$SLURM_JOB_ID.{step}"'
-        ready = [
-            f"# The launcher's step has number {step}, by which it is told to save.",
-            f'until scontrol show step "$SLURM_JOB_ID.{step}" > /dev/null 2>&1; do',
-            '  kill -0 "$launcher" 2> /dev/null || break # It has failed to start.',
-            "  sleep 1",
-            "done",
-        ]
+        launch, stop, ready = _contained(job, components, 1 if len(address) > 1 else 0)
     file = f"{job.name}.sbatch"
     text = rendered_text(
         "run.sbatch",
@@ -102,6 +86,32 @@ def render_slurm(job: ClusterJob) -> Rendered:
         steps=[*_steps(components)],
     )
     return Rendered({file: text}, ["sbatch {0}"])
+
+
+def _contained(
+    job: ClusterJob, components: Sequence[JobComponent], step: int
+) -> tuple[str, str, list[str]]:
+    """Returns the commands that start a launcher in a container, have it save, and await it.
+
+    Args:
+      step: number of its step.
+    """
+    first = '"${nodes_0[0]}"'
+    group = " --het-group=0" if components[0].suffix else ""
+    launch = (
+        f"srun{group} --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist={first} \\\n"
+        f'  "${{container[@]}}" {job.program}'
+    )
+    # srun answers SIGTERM by killing its step at once.
+    stop = f'scancel --signal=TERM "$SLURM_JOB_ID.{step}"'
+    ready = [
+        f"# The launcher's step has number {step}, by which it is told to save.",
+        f'until scontrol show step "$SLURM_JOB_ID.{step}" > /dev/null 2>&1; do',
+        '  kill -0 "$launcher" 2> /dev/null || break # It has failed to start.',
+        "  sleep 1",
+        "done",
+    ]
+    return launch, stop, ready
 
 
 def _components(job: ClusterJob) -> list[JobComponent]:
