@@ -65,13 +65,7 @@ def read_items(
         status 400.
     """
     body = requests.read_object(data)
-    for name, instead in _UNSERVED.items():
-        if body.get(name) not in (None, 1 if name == "n" else None):
-            raise refuse(f"{name!r} is no field of responses here: {instead}.", name)
-    if requests.read_flag(body, "background"):
-        raise refuse(
-            "'background' is not served: wait for the response, or stream it.", "background"
-        )
+    _require_served(body)
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise refuse(f"instructions must be a text, not {shown(instructions)}.", "instructions")
@@ -104,6 +98,17 @@ def read_items(
         "top_p": None,
     }
     return ItemsRequest(chat, conversation, body.get("store") is not False, echoed)
+
+
+def _require_served(body: Mapping[str, Any]) -> None:
+    """Refuses fields that ask for what responses do not do here."""
+    for name, instead in _UNSERVED.items():
+        if body.get(name) not in (None, 1 if name == "n" else None):
+            raise refuse(f"{name!r} is no field of responses here: {instead}.", name)
+    if requests.read_flag(body, "background"):
+        raise refuse(
+            "'background' is not served: wait for the response, or stream it.", "background"
+        )
 
 
 class ResponseItem(NamedTuple):
