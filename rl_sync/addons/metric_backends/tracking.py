@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl_sync.addons.metric_backends.run_ids import read_identity, write_identity
@@ -35,21 +35,16 @@ def start_wandb(run: TrackedRun) -> Backend:
     """
     wandb: Any = importlib.import_module("wandb")
     known = read_identity(run.workdir, "wandb")
-    identity = {
-        "id": known.get("id") or secrets.token_hex(4),
-        "project": known.get("project")
-        or _chosen(run.labels.project, "WANDB_PROJECT", run.default_project),
-        "name": known.get("name") or _chosen(run.labels.run_name, "WANDB_NAME", run.default_name),
-    }
-    folder = run.workdir.backends
-    folder.mkdir(parents=True, exist_ok=True)
+    names = _names(run, known, "WANDB_PROJECT", "WANDB_NAME")
+    identity = {"id": known.get("id") or secrets.token_hex(4), **names}
+    run.workdir.backends.mkdir(parents=True, exist_ok=True)
     tracked = wandb.init(
         **identity,
         resume="allow",
         config=dict(run.settings),
         allow_val_change=True,
         # W&B's own variable has priority.
-        dir=None if os.environ.get("WANDB_DIR") else str(folder),
+        dir=None if os.environ.get("WANDB_DIR") else str(run.workdir.backends),
         # The master's output is in its log, and does not belong to the run.
         settings=wandb.Settings(console="off"),
     )
@@ -68,8 +63,7 @@ def start_wandb(run: TrackedRun) -> Backend:
     def resume(step: int, earlier: Sequence[MetricPoint]) -> None:
         del step
         nonlocal repeated
-        secs = (0.0 if _FINISHED in known else _UNSAVED_SECS) if known else math.inf
-        lacking = _last(earlier, secs)
+        lacking = _lacking(known, earlier)
         # The next start counts them, too, since metrics.jsonl does not have them twice.
         repeated = str(int(repeated) + len(lacking))
         write_identity(run.workdir, "wandb", {**identity, _REPEATED: repeated})
@@ -87,10 +81,7 @@ def start_trackio(run: TrackedRun) -> Backend:
     """Starts or resumes a run of trackio; each record has the step of its phase."""
     trackio: Any = importlib.import_module("trackio")
     known = read_identity(run.workdir, "trackio")
-    identity = {
-        "project": known.get("project") or _chosen(run.labels.project, "", run.default_project),
-        "name": known.get("name") or _chosen(run.labels.run_name, "", run.default_name),
-    }
+    identity = _names(run, known)
     tracked = trackio.init(
         **identity,
         resume="allow" if known else "never",  # trackio finds a resumed run by its name.
@@ -111,8 +102,9 @@ def start_trackio(run: TrackedRun) -> Backend:
     return Backend(log, resume, lambda is_well: finish())
 
 
-def _last(points: Sequence[MetricPoint], secs: float) -> list[MetricPoint]:
-    """Returns the points of the last seconds before the last of them."""
+def _lacking(known: Mapping[str, str], points: Sequence[MetricPoint]) -> list[MetricPoint]:
+    """Returns the points that W&B may lack: all of a new run, the last ones of a killed one."""
+    secs = (0.0 if _FINISHED in known else _UNSAVED_SECS) if known else math.inf
     end = max((point.secs for point in points), default=0.0)
     return [point for point in points if point.secs > end - secs]
 
@@ -121,6 +113,20 @@ def _step(phase: str) -> str:
     return f"{phase}/step"
 
 
-def _chosen(setting: str | None, variable: str, default: str) -> str:
-    """Returns a setting; if it is not set, the environment's value, or else a default."""
-    return setting or os.environ.get(variable, "") or default
+def _names(
+    run: TrackedRun, known: Mapping[str, str], project: str = "", name: str = ""
+) -> dict[str, str]:
+    """Returns the project and the name that a run had before, or else the ones it gets.
+
+    Args:
+      known: identity of the run before; empty if it is new.
+      project, name: environment variables that have them if no setting does; empty for none.
+    """
+
+    def chosen(setting: str | None, variable: str, default: str) -> str:
+        return setting or os.environ.get(variable, "") or default
+
+    return {
+        "project": known.get("project") or chosen(run.labels.project, project, run.default_project),
+        "name": known.get("name") or chosen(run.labels.run_name, name, run.default_name),
+    }
