@@ -233,85 +233,76 @@ def _prompt_sets(train: Sequence[Prompt], mixture: MixtureConfig | None) -> tupl
     return tuple(sets)
 
 
-def choose(
-    settings: CurriculumSettings,
-    pool: PromptPool,
-    history: PromptHistory,
-    *,
-    seed: int,
-    ordinals: Sequence[int],
-    busy: Collection[int] = (),
-) -> list[ChosenPrompt]:
-    """Chooses the next prompts, all different as long as there are enough.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curriculum:
+    """The choice of a run's prompts by their history.
 
-    Args:
-      ordinals: place of each prompt in the run's order, which seeds the draws.
-      busy: prompts with groups in flight, which come last.
+    Attributes:
+      settings: the rule of the choice.
+      pool: prompts to choose from.
+      seed: seed of the run.
     """
-    if not pool.sets:
-        return _chosen(
-            settings,
-            pool,
-            history,
-            seed=seed,
-            ordinal=ordinals[0],
-            picks=len(ordinals),
-            busy=busy,
-        )
-    history = history.of(pool.count)
-    numbers = sets_at(pool, history, seed, ordinals)
-    found = {}
-    for number in set(numbers):
-        members, picks = pool.sets[number].members, numbers.count(number)
-        part = PromptHistory(
-            *(x[members] for x in (history.uses, history.success, history.last_step))
-        )
-        difficulty = None if pool.difficulty is None else pool.difficulty[members]
-        places = np.flatnonzero(np.isin(members, list(busy))).tolist()
-        choices = _chosen(
-            settings,
-            PromptPool(len(members), difficulty),
-            part,
-            seed=seed,
-            ordinal=ordinals[0],
-            picks=picks,
-            busy=places,
-        )
-        found[number] = iter([one._replace(prompt=int(members[one.prompt])) for one in choices])
-    return [next(found[number]) for number in numbers]
 
+    settings: CurriculumSettings
+    pool: PromptPool
+    seed: int
 
-def _chosen(
-    settings: CurriculumSettings,
-    pool: PromptPool,
-    history: PromptHistory,
-    *,
-    seed: int,
-    ordinal: int,
-    picks: int,
-    busy: Collection[int],
-) -> list[ChosenPrompt]:
-    history, rank = history.of(pool.count), _ranks(seed, ordinal // pool.count, pool.count)
-    is_busy = np.zeros(pool.count, bool)
-    is_busy[[prompt for prompt in busy if prompt < pool.count]] = True
-    if settings.selection == BAND:
-        order = _band_order(settings, history, rank, is_busy, [seed, _DRAWS, ordinal], picks)
-    elif settings.selection == EASY_TO_HARD:
-        measured = np.where(history.uses > 0, 1 - history.success, 0.0)
-        difficulty = measured if pool.difficulty is None else pool.difficulty
-        order = np.lexsort((rank, difficulty, history.uses + is_busy))
-    else:
-        order = np.lexsort((rank, history.last_step, history.uses + is_busy))
-    chosen = [int(prompt) for prompt in np.resize(order[:picks], picks)]
-    if settings.selection != BAND:
-        return [ChosenPrompt(prompt) for prompt in chosen]
-    in_band = settings.is_in_band(history.success)
-    return [
-        ChosenPrompt(
-            prompt, (IN_BAND if in_band[prompt] else OUTSIDE) if history.uses[prompt] else UNSEEN
-        )
-        for prompt in chosen
-    ]
+    def choose(
+        self, history: PromptHistory, ordinals: Sequence[int], busy: Collection[int] = ()
+    ) -> list[ChosenPrompt]:
+        """Chooses the next prompts, all different as long as there are enough.
+
+        Args:
+          ordinals: place of each prompt in the run's order, which seeds the draws.
+          busy: prompts with groups in flight, which come last.
+        """
+        if not self.pool.sets:
+            return self._chosen(history, ordinals[0], len(ordinals), busy)
+        history = history.of(self.pool.count)
+        numbers = sets_at(self.pool, history, self.seed, ordinals)
+        found = {}
+        for number in set(numbers):
+            members, picks = self.pool.sets[number].members, numbers.count(number)
+            part = PromptHistory(
+                *(x[members] for x in (history.uses, history.success, history.last_step))
+            )
+            places = np.flatnonzero(np.isin(members, list(busy))).tolist()
+            choices = self._of_set(members)._chosen(part, ordinals[0], picks, places)
+            found[number] = iter([one._replace(prompt=int(members[one.prompt])) for one in choices])
+        return [next(found[number]) for number in numbers]
+
+    def _of_set(self, members: Int[np.ndarray, " M"]) -> Curriculum:
+        """Returns the choice among the prompts of one set."""
+        difficulty = None if self.pool.difficulty is None else self.pool.difficulty[members]
+        return dataclasses.replace(self, pool=PromptPool(len(members), difficulty))
+
+    def _chosen(
+        self, history: PromptHistory, ordinal: int, picks: int, busy: Collection[int]
+    ) -> list[ChosenPrompt]:
+        settings, pool = self.settings, self.pool
+        history, rank = history.of(pool.count), _ranks(self.seed, ordinal // pool.count, pool.count)
+        is_busy = np.zeros(pool.count, bool)
+        is_busy[[prompt for prompt in busy if prompt < pool.count]] = True
+        if settings.selection == BAND:
+            draws = np.random.default_rng([self.seed, _DRAWS, ordinal]).random(picks)
+            order = _band_order(settings, history, rank, is_busy, draws < settings.explore)
+        elif settings.selection == EASY_TO_HARD:
+            measured = np.where(history.uses > 0, 1 - history.success, 0.0)
+            difficulty = measured if pool.difficulty is None else pool.difficulty
+            order = np.lexsort((rank, difficulty, history.uses + is_busy))
+        else:
+            order = np.lexsort((rank, history.last_step, history.uses + is_busy))
+        chosen = [int(prompt) for prompt in np.resize(order[:picks], picks)]
+        if settings.selection != BAND:
+            return [ChosenPrompt(prompt) for prompt in chosen]
+        in_band = settings.is_in_band(history.success)
+        return [
+            ChosenPrompt(
+                prompt,
+                (IN_BAND if in_band[prompt] else OUTSIDE) if history.uses[prompt] else UNSEEN,
+            )
+            for prompt in chosen
+        ]
 
 
 def _band_order(
@@ -319,12 +310,15 @@ def _band_order(
     history: PromptHistory,
     rank: Int[np.ndarray, " P"],
     is_busy: Bool[np.ndarray, " P"],
-    words: list[int],
-    picks: int,
+    explores: Bool[np.ndarray, " N"],
 ) -> Int[np.ndarray, " P"]:
     """Sorts prompts: prompts in the band, mixed with prompts to explore.
 
     If the band has too few prompts, new prompts follow, then the prompts nearest to the band.
+
+    Args:
+      rank: order of prompts that are equal otherwise.
+      explores: whether each place in the result takes a prompt to explore.
     """
     is_new, rates = history.uses == 0, history.success
     in_band = settings.is_in_band(rates) & ~is_new
@@ -335,7 +329,6 @@ def _band_order(
     main = np.lexsort((rank, history.last_step, away, stage, is_busy))
     aside = np.where(is_new, 0, np.where(in_band, 2, 1))
     explored = np.lexsort((rank, history.last_step, aside, is_busy))
-    explores = np.random.default_rng(words).random(picks) < settings.explore
     queues, taken = {True: iter(explored.tolist()), False: iter(main.tolist())}, dict[int, None]()
     for of in explores.tolist():
         found = next((prompt for prompt in queues[of] if prompt not in taken), None)

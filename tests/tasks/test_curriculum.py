@@ -9,9 +9,9 @@ from rl_sync.tasks.curriculum import (
     IN_BAND,
     OUTSIDE,
     UNSEEN,
+    Curriculum,
     CurriculumSettings,
     PromptPool,
-    choose,
     pool_of,
 )
 from rl_sync.tasks.prompt_history import PromptHistory
@@ -34,7 +34,7 @@ def pick(settings, past, picks, count=None, ordinal=0, seed=0, busy=(), difficul
     count = count or len(past.uses)
     pool = PromptPool(count, None if difficulty is None else np.array(difficulty, float))
     ordinals = range(ordinal, ordinal + picks)
-    chosen = choose(settings, pool, past, seed=seed, ordinals=ordinals, busy=busy)
+    chosen = Curriculum(settings, pool, seed).choose(past, ordinals, busy)
     return [one.prompt for one in chosen], [one.why for one in chosen]
 
 

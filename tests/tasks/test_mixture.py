@@ -9,10 +9,10 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
 from rl_sync.scoring.judging import first_score, solves
 from rl_sync.tasks.curriculum import (
+    Curriculum,
     CurriculumSettings,
     PromptPool,
     PromptSet,
-    choose,
     pool_of,
     shuffled_at,
 )
@@ -132,7 +132,7 @@ def test_by_progress_sets_that_teach_get_more(seed):
     uses = [Use(1, i, 0, i, 1.0 if i < 100 else 0.5 if i < 200 else 0.0) for i in range(300)]
     past = PromptHistory().after(uses, 0.5)
     assert two.shares(past) == pytest.approx([0.1 / 1.3, 1.1 / 1.3, 0.1 / 1.3])
-    chosen = choose(CurriculumSettings(), two, past, seed=seed, ordinals=range(64))
+    chosen = Curriculum(CurriculumSettings(), two, seed).choose(past, range(64))
     counts = collections.Counter(one.prompt // 100 for one in chosen)
     assert counts[1] > 40
     assert len({one.prompt for one in chosen}) == 64
@@ -142,7 +142,7 @@ def test_selection_works_within_each_set():
     band = CurriculumSettings(selection="difficulty_band", explore=0.0)
     uses = [Use(1, i, 0, i, 0.5 if i % 10 == 0 else 1.0) for i in range(200)]
     past = PromptHistory().after(uses, 0.5)
-    chosen = choose(band, pool(1, 1), past, seed=0, ordinals=range(16), busy=[0, 100])
+    chosen = Curriculum(band, pool(1, 1), 0).choose(past, range(16), busy=[0, 100])
     assert all(one.prompt % 10 == 0 and one.prompt not in (0, 100) for one in chosen)
     assert len({one.prompt for one in chosen}) == 16
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from rl_sync.messages.events import Assignment, LiveLease
 from rl_sync.roles.master.state import MasterState, counted
-from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, choose, shuffled_at
+from rl_sync.tasks.curriculum import BAND, IN_BAND, UNSEEN, Curriculum, shuffled_at
 from rl_sync.types import ChosenPrompt
 
 
@@ -78,14 +78,8 @@ def _planned(state: MasterState, step: int) -> MasterState:
 
 def _choices(state: MasterState, ordinals: Sequence[int], busy: set[int]) -> list[ChosenPrompt]:
     settings = state.settings
-    return choose(
-        settings.curriculum,
-        settings.pool,
-        state.history,
-        seed=settings.seed,
-        ordinals=ordinals,
-        busy=busy,
-    )
+    curriculum = Curriculum(settings.curriculum, settings.pool, settings.seed)
+    return curriculum.choose(state.history, ordinals, busy)
 
 
 def metrics(state: MasterState, leases: Sequence[LiveLease]) -> dict[str, float]:
