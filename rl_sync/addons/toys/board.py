@@ -13,8 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from rl_sync.addons.toys import drawn_problems
-from rl_sync.addons.toys.drawn_problems import DrawnProblem, QuestionKind, named_kinds
+from rl_sync.addons.toys.drawn_problems import (
+    DrawnProblem,
+    DrawnTaskConfig,
+    QuestionKind,
+    draw_problems,
+    named_kinds,
+)
 from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems, TaskKind
 
@@ -37,12 +42,14 @@ Square = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class BoardConfig:
+class BoardConfig(DrawnTaskConfig):
     """`config.task.board`.
 
     Raises:
       ValueError: a kind of question is unknown, or a value is outside its range.
     """
+
+    section = "task.board"
 
     questions: str = setting(
         ",".join(KINDS),
@@ -54,18 +61,10 @@ class BoardConfig:
     side_pixels: int = setting(
         56, "Side of the square image.", unit="pixels", least=18, greatest=1024
     )
-    problems: int = setting(4000, "Problems to train on.", least=1)
-    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
-    demonstrated: float = setting(
-        0.1,
-        "Fraction of the training problems whose answer is demonstrated in SFT.",
-        least=0,
-        greatest=1,
-    )
 
     def __post_init__(self) -> None:
-        check(self, "task.board")
-        named_kinds("task.board", self.questions, KINDS)
+        check(self, self.section)
+        named_kinds(self.section, self.questions, KINDS)
         needed = self.squares * _LEAST_SQUARE_PIXELS
         if self.side_pixels < needed:
             raise ValueError(
@@ -76,7 +75,7 @@ class BoardConfig:
     @property
     def names(self) -> list[str]:
         """Kinds of questions in use."""
-        return named_kinds("task.board", self.questions, KINDS)
+        return named_kinds(self.section, self.questions, KINDS)
 
 
 class Board(NamedTuple):
@@ -218,17 +217,9 @@ def load(config: BoardConfig, seed: int) -> Problems:
         "safe": QuestionKind(safe_squares, safe),
         "move": QuestionKind(tuple(MOVES), first_move),
     }
-    wanted = config.problems + config.held_out_problems
-    drawn = drawn_problems.draw_problems(
-        {name: kinds[name] for name in config.names}, wanted, random
-    )
-    if len(drawn) < wanted:
-        raise ValueError(
-            f"task.board has {len(drawn)} different problems with squares={config.squares} and"
-            f" holes={config.holes}, fewer than the {wanted} wanted: use more squares, or a"
-            " probability of holes nearer to 0.3."
-        )
-    return drawn_problems.split(drawn, config.problems, config.demonstrated, random)
+    drawn = draw_problems({name: kinds[name] for name in config.names}, config.wanted, random)
+    way_out = "use more squares, or a probability of holes nearer to 0.3"
+    return config.divide(drawn, random, ("squares", "holes"), way_out)
 
 
 TASK = TaskKind(BoardConfig, load, "Questions about a board with holes, a player and a goal.")

@@ -12,8 +12,13 @@ import dataclasses
 import numpy as np
 from jaxtyping import UInt8
 
-from rl_sync.addons.toys import drawn_problems
-from rl_sync.addons.toys.drawn_problems import DrawnProblem, QuestionKind, named_kinds
+from rl_sync.addons.toys.drawn_problems import (
+    DrawnProblem,
+    DrawnTaskConfig,
+    QuestionKind,
+    draw_problems,
+    named_kinds,
+)
 from rl_sync.addons.toys.scenes import COLORS, WHITE
 from rl_sync.setting import check, setting
 from rl_sync.tasks.problems import Problems, TaskKind
@@ -25,12 +30,14 @@ _GRID, _FIFTH, _AXIS = 225, 165, 0
 
 
 @dataclasses.dataclass(frozen=True)
-class ChartConfig:
+class ChartConfig(DrawnTaskConfig):
     """`config.task.chart`.
 
     Raises:
       ValueError: a kind of question is unknown, or a value is outside its range.
     """
+
+    section = "task.chart"
 
     questions: str = setting(
         ",".join(KINDS), f"Kinds of questions, separated by commas: {', '.join(KINDS)}."
@@ -48,18 +55,10 @@ class ChartConfig:
     side_pixels: int = setting(
         56, "Side of the square image.", unit="pixels", least=16, greatest=1024
     )
-    problems: int = setting(4000, "Problems to train on.", least=1)
-    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
-    demonstrated: float = setting(
-        0.1,
-        "Fraction of the training problems whose answer is demonstrated in SFT.",
-        least=0,
-        greatest=1,
-    )
 
     def __post_init__(self) -> None:
-        check(self, "task.chart")
-        named_kinds("task.chart", self.questions, KINDS)
+        check(self, self.section)
+        named_kinds(self.section, self.questions, KINDS)
         needed = self.most_value * _LEAST_UNIT_PIXELS + 1
         if self.side_pixels < needed:
             raise ValueError(
@@ -71,7 +70,7 @@ class ChartConfig:
     @property
     def names(self) -> list[str]:
         """Kinds of questions in use."""
-        return named_kinds("task.chart", self.questions, KINDS)
+        return named_kinds(self.section, self.questions, KINDS)
 
 
 def load(config: ChartConfig, seed: int) -> Problems:
@@ -82,16 +81,10 @@ def load(config: ChartConfig, seed: int) -> Problems:
     """
     random = np.random.default_rng([seed, config.problems])
     artist = _ChartArtist(config)
-    wanted = config.problems + config.held_out_problems
     kinds = {name: artist.kind(name) for name in config.names}
-    drawn = drawn_problems.draw_problems(kinds, wanted, random)
-    if len(drawn) < wanted:
-        raise ValueError(
-            f"task.chart has {len(drawn)} different problems with most_value={config.most_value}"
-            f" and most_bars={config.most_bars}, fewer than the {wanted} wanted: use a higher scale"
-            " or more bars."
-        )
-    return drawn_problems.split(drawn, config.problems, config.demonstrated, random)
+    drawn = draw_problems(kinds, config.wanted, random)
+    bounds = ("most_value", "most_bars")
+    return config.divide(drawn, random, bounds, "use a higher scale or more bars")
 
 
 def chart_pixels(

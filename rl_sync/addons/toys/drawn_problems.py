@@ -7,13 +7,15 @@ question says. No two problems have the same image, so no held-out image is trai
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rl_sync.images import FIELD, Image
+from rl_sync.setting import setting
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks.problems import Problems
 from rl_sync.types import Prompt
@@ -47,6 +49,62 @@ class QuestionKind(NamedTuple):
 
     aims: Sequence[Any]
     draw: Callable[[Any, np.random.Generator], DrawnProblem | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnTaskConfig:
+    """Settings of a task of drawn problems: how many there are, and how many are demonstrated.
+
+    Attributes:
+      section: name of the section in the config.
+    """
+
+    section: ClassVar[str]
+
+    problems: int = setting(4000, "Problems to train on.", least=1)
+    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
+    demonstrated: float = setting(
+        0.1,
+        "Fraction of the training problems whose answer is demonstrated in SFT.",
+        least=0,
+        greatest=1,
+    )
+
+    @property
+    def wanted(self) -> int:
+        """Number of all problems."""
+        return self.problems + self.held_out_problems
+
+    def divide(
+        self,
+        drawn: Sequence[Prompt],
+        random: np.random.Generator,
+        bounds: Sequence[str],
+        way_out: str,
+    ) -> Problems:
+        """Divides different prompts into the first ones, to train on, and held-out ones.
+
+        Args:
+          bounds: settings that bound how many different problems there are.
+          way_out: what to change if there are too few.
+
+        Raises:
+          ValueError: there are fewer than wanted.
+        """
+        if len(drawn) < self.wanted:
+            bounded = " and ".join(f"{name}={getattr(self, name)}" for name in bounds)
+            raise ValueError(
+                f"{self.section} has {len(drawn)} different problems with {bounded}, fewer than the"
+                f" {self.wanted} wanted: {way_out}."
+            )
+        train = drawn[: self.problems]
+        shown = random.permutation(len(train))[: round(len(train) * self.demonstrated)]
+        return Problems(
+            train=train,
+            held_out=[one._replace(prompt_id=i) for i, one in enumerate(drawn[self.problems :])],
+            demonstrations=[train[i]._replace(row=None) for i in sorted(shown)],
+            reward="vision",
+        )
 
 
 def named_kinds(section: str, questions: str, known: Collection[str]) -> list[str]:
@@ -90,21 +148,3 @@ def draw_problems(
         row = {**drawn.fields, "category": name, FIELD: [image]}
         prompts.append(Prompt(len(prompts), drawn.text, drawn.answer, row))
     return prompts
-
-
-def split(
-    drawn: Sequence[Prompt], problems: int, demonstrated: float, random: np.random.Generator
-) -> Problems:
-    """Divides drawn prompts into the first `problems` to train on, and held-out ones.
-
-    Args:
-      demonstrated: fraction of the training problems whose answer is demonstrated in SFT.
-    """
-    train = drawn[:problems]
-    shown = random.permutation(len(train))[: round(len(train) * demonstrated)]
-    return Problems(
-        train=train,
-        held_out=[one._replace(prompt_id=i) for i, one in enumerate(drawn[problems:])],
-        demonstrations=[train[i]._replace(row=None) for i in sorted(shown)],
-        reward="vision",
-    )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_sync.addons.toys import drawn_problems
+from rl_sync.addons.toys.drawn_problems import DrawnTaskConfig, draw_problems, named_kinds
 from rl_sync.addons.toys.scenes import COLORS, LEAST_CELL_PIXELS, SHAPES, Scene, SceneShape
 from rl_sync.addons.toys.shape_images import KINDS, OF_TWO, ShapesArtist
 from rl_sync.setting import check, setting
@@ -106,12 +106,14 @@ TEXT_QUESTIONS: dict[str, Ask] = {"count": _count, "color": _color, "side": _sid
 
 
 @dataclasses.dataclass(frozen=True)
-class ShapesConfig:
+class ShapesConfig(DrawnTaskConfig):
     """`config.task.shapes`.
 
     Raises:
       ValueError: a kind of question is unknown, or a value is outside its range.
     """
+
+    section = "task.shapes"
 
     questions: str | None = setting(
         None,
@@ -129,17 +131,9 @@ class ShapesConfig:
         "Writes the image as characters in front of the question, for policies that read only"
         " text.",
     )
-    problems: int = setting(4000, "Problems to train on.", least=1)
-    held_out_problems: int = setting(512, "Number of held-out problems.", least=1)
-    demonstrated: float = setting(
-        0.1,
-        "Fraction of the training problems whose answer is demonstrated in SFT.",
-        least=0,
-        greatest=1,
-    )
 
     def __post_init__(self) -> None:
-        check(self, "task.shapes")
+        check(self, self.section)
         for name in self.names:
             if self.as_text and name not in TEXT_QUESTIONS:
                 raise ValueError(
@@ -173,7 +167,7 @@ class ShapesConfig:
         """Kinds of questions in use."""
         if self.questions is None:
             return list(TEXT_QUESTIONS if self.as_text else KINDS)
-        return drawn_problems.named_kinds("task.shapes", self.questions, KINDS)
+        return named_kinds(self.section, self.questions, KINDS)
 
 
 def load(config: ShapesConfig, seed: int) -> Problems:
@@ -183,53 +177,30 @@ def load(config: ShapesConfig, seed: int) -> Problems:
       ValueError: there are not enough different problems.
     """
     random = np.random.default_rng([seed, config.problems])
-    return _written(config, random) if config.as_text else _drawn(config, random)
+    drawn = _written(config, random) if config.as_text else _drawn(config, random)
+    problems = config.divide(drawn, random, ("cells", "most_shapes"), "use more cells")
+    return dataclasses.replace(problems, charset=_charset() if config.as_text else None)
 
 
-def _drawn(config: ShapesConfig, random: np.random.Generator) -> Problems:
+def _drawn(config: ShapesConfig, random: np.random.Generator) -> list[Prompt]:
     artist = ShapesArtist(config.cells, config.most_shapes, config.side_pixels)
-    wanted = config.problems + config.held_out_problems
     kinds = {name: artist.kind(name) for name in config.names}
-    drawn = drawn_problems.draw_problems(kinds, wanted, random)
-    _require_enough(config, len(drawn))
-    return drawn_problems.split(drawn, config.problems, config.demonstrated, random)
+    return draw_problems(kinds, config.wanted, random)
 
 
-def _written(config: ShapesConfig, random: np.random.Generator) -> Problems:
-    wanted = config.problems + config.held_out_problems
+def _written(config: ShapesConfig, random: np.random.Generator) -> list[Prompt]:
     asked: dict[tuple[Scene, str], ShapesQuestion] = {}
-    for number in range(wanted * _TRIES):
+    for number in range(config.wanted * _TRIES):
         scene = Scene.drawn(config.cells, config.most_shapes, random)
         question = TEXT_QUESTIONS[config.names[number % len(config.names)]](scene, random)
         if question is not None:
             asked.setdefault((scene, question.text), question)
-        if len(asked) == wanted:
+        if len(asked) == config.wanted:
             break
-    _require_enough(config, len(asked))
-    drawn = [(scene, question) for (scene, _), question in asked.items()]
-    train, held_out = drawn[: config.problems], drawn[config.problems :]
-    prompts = [_prompt(i, *one) for i, one in enumerate(train)]
-    shown = random.permutation(len(prompts))[: round(len(prompts) * config.demonstrated)]
-    return Problems(
-        train=prompts,
-        held_out=[_prompt(i, *one) for i, one in enumerate(held_out)],
-        demonstrations=[prompts[i]._replace(row=None) for i in sorted(shown)],
-        reward="vision",
-        charset=_charset(),
-    )
-
-
-def _require_enough(config: ShapesConfig, found: int) -> None:
-    wanted = config.problems + config.held_out_problems
-    if found < wanted:
-        raise ValueError(
-            f"task.shapes has {found} different problems with cells={config.cells} and"
-            f" most_shapes={config.most_shapes}, fewer than the {wanted} wanted: use more cells."
-        )
-
-
-def _prompt(number: int, scene: Scene, question: ShapesQuestion) -> Prompt:
-    return Prompt(number, scene.text() + question.text, question.answer, question.fields)
+    return [
+        Prompt(i, scene.text() + question.text, question.answer, question.fields)
+        for i, ((scene, _), question) in enumerate(asked.items())
+    ]
 
 
 def _charset() -> str:
