@@ -158,7 +158,9 @@ class HostDesk:
             self._attempts[name] += 1
             attempt = self._attempts[name]
             machine.states[name] = ProcessState(name, attempt, None)
-            self._send(machine, "start", name, attempt, list(arguments), dict(environment))
+            number = machine.last_order + 1
+            start = Order(number, "start", name, attempt, list(arguments), dict(environment))
+            self._send(machine, start)
             return attempt
 
     def signal(self, name: str, attempt: int, kind: str) -> None:
@@ -166,7 +168,7 @@ class HostDesk:
         with self._changed:
             machine = self._machine_of(name)
             if machine is not None and machine.states.get(name, _NONE).attempt == attempt:
-                self._send(machine, kind, name, attempt)
+                self._send(machine, Order(machine.last_order + 1, kind, name, attempt))
 
     def state(self, name: str, attempt: int) -> int | str | None:
         """Returns the exit status of a process, None while it runs, or why it was lost."""
@@ -209,7 +211,7 @@ class HostDesk:
         with self._changed:
             machines = [one for one in self._machines.values() if not one.lost]
             for machine in machines:
-                self._send(machine, "leave", "", 0, status=status)
+                self._send(machine, Order(machine.last_order + 1, "leave", status=status))
             deadline = time.monotonic() + _LEAVE_SECS
             limit = self._settings.launch.master_lost_secs
 
@@ -232,20 +234,8 @@ class HostDesk:
                 return machine if also_lost or not (machine.lost or machine.has_left) else None
         return None
 
-    def _send(
-        self,
-        machine: _Machine,
-        kind: str,
-        name: str,
-        attempt: int,
-        arguments: list[str] | None = None,
-        environment: dict[str, str] | None = None,
-        status: int = 0,
-    ) -> None:
-        machine.last_order += 1
-        order = Order(
-            machine.last_order, kind, name, attempt, arguments or [], environment or {}, status
-        )
+    def _send(self, machine: _Machine, order: Order) -> None:
+        machine.last_order = order.number
         machine.orders.append(order)
         self._changed.notify_all()
 
