@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +81,9 @@ def execute(arguments: Arguments) -> int:
         )
     print(f"Times of {workdir} ({found.steps} trainer steps):")
     print(f"  {describe_work(work, settings.transfer)}")
-    if found.overlapped > _OVERLAPPED:
-        print(
-            f"  Explorers worked beside {found.overlapped:.0%} of the trainer's time, on the same"
-            " cores. What each takes alone is then a guess: a run with sync.mode=synchronous"
-            " measures it."
-        )
     assumed = sorted({one.plan.transfer for one in tried} & {*found.assumed})
-    if assumed and asked.link is None:
-        print(
-            f"  The run did not use {', '.join(assumed)}: the times of {settings.transfer} are"
-            " assumed, so measure a run with it before you trust its figures."
-        )
+    for doubt in _doubts(found, assumed if asked.link is None else (), settings.transfer):
+        print(f"  {doubt}")
     predicted = [*predict_all(tried, work, range(asked.seeds))]
     best, chosen = frontier(predicted), choose(predicted, asked.within)
     steps = asked.steps or settings.trainer.steps
@@ -100,7 +91,7 @@ def execute(arguments: Arguments) -> int:
     shown = best if chosen in best else sorted([*best, chosen], key=lambda one: -one.groups_an_hour)
     print(frontier_table(shown, chosen, steps))
     folder = Path(flags.get("out") or Path(workdir, _FOLDER))
-    paths = _write(folder, workdir, found, predicted, best, chosen, work)
+    paths = _write(folder, workdir, found, predicted, chosen, work)
     print(f"\nChosen: the fastest with a staleness of at most {asked.within} (--within).")
     print(f"  {program()} --config={paths[-1]}")
     print(f"or with the flags\n  {' '.join(chosen.candidate.flags)}\n")
@@ -167,6 +158,25 @@ def _work(flags: Mapping[str, Any], workdir: str, settings: RunSettings) -> Meas
     return read_work(workdir, settings, None if settings.launch.elsewhere else os.cpu_count())
 
 
+def _doubts(found: MeasuredWork, assumed: Sequence[str], transfer: str) -> Iterator[str]:
+    """Yields reasons to doubt the times.
+
+    Args:
+      assumed: transfers to which the times of the run's `transfer` are given.
+    """
+    if found.overlapped > _OVERLAPPED:
+        yield (
+            f"Explorers worked beside {found.overlapped:.0%} of the trainer's time, on the same"
+            " cores. What each takes alone is then a guess: a run with sync.mode=synchronous"
+            " measures it."
+        )
+    if assumed:
+        yield (
+            f"The run did not use {', '.join(assumed)}: the times of {transfer} are assumed, so"
+            " measure a run with it before you trust its figures."
+        )
+
+
 def _changed(work: Workload, asked: _TuneFlags, settings: RunSettings) -> Workload:
     """Returns the work with the network and the devices that were asked for."""
     work = work.on_devices(*asked.devices)
@@ -182,7 +192,6 @@ def _write(
     workdir: str,
     found: MeasuredWork,
     predicted: Sequence[Predicted],
-    best: Sequence[Predicted],
     chosen: Predicted,
     work: Workload,
 ) -> list[Path]:
@@ -193,7 +202,7 @@ def _write(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         paths = [
-            *_draw_frontier(folder, predicted, best, chosen),
+            *_draw_frontier(folder, predicted, chosen),
             *_draw_timeline(folder, chosen.candidate, work),
         ]
         schedules, measured, tuned = (
@@ -211,11 +220,11 @@ def _write(
     return [*paths, schedules, measured, tuned]
 
 
-def _draw_frontier(
-    folder: Path, predicted: Sequence[Predicted], best: Sequence[Predicted], chosen: Predicted
-) -> list[Path]:
+def _draw_frontier(folder: Path, predicted: Sequence[Predicted], chosen: Predicted) -> list[Path]:
     from rl_sync.addons.tune.frontier_figure import SchedulePoint, draw_frontier
+    from rl_sync.simulation.speed.frontier import frontier
 
+    best = frontier(predicted)
     groups = {one.candidate.plan.master.groups_per_step for one in predicted}
     several = len(groups) > 1
     points = [
