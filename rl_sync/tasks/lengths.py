@@ -82,23 +82,14 @@ def fit(
     """
     _require_images_outside_dialogues(problems, encoder.processor)
     problems = _shortened(problems, encoder, limits, episode_tokens)
-    asked = [*problems.train, *problems.held_out]
-    pairs = [*problems.preferences, *problems.held_out_preferences]
-    answers = [(one.answer, one.row) for one in (*asked, *problems.demonstrations)]
-    answers += [(text, one.prompt.row) for one in pairs for text in (one.chosen, one.rejected)]
+    asked = (*problems.train, *problems.held_out)
     longest = max(encoder.length(one.text, one.row) for one in asked)
     drawn = limits.max_completion_tokens
     room = episode_tokens or (longest + drawn if drawn is not None else 0)
     dialogues, notes = _dialogues(
         problems, encoder, rendering, room=room, cuts=limits.too_long == "truncate"
     )
-    most = max((len(one.tokens) - longest for one in dialogues), default=0)
-    if limits.max_completion_tokens is None and not any(text for text, _ in answers) and most < 1:
-        raise ValueError(
-            "task.max_completion_tokens is not set, and the task has no answers or"
-            " demonstrations that give their maximum length: set the maximum tokens of a"
-            " completion (in an environment, of a reply)."
-        )
+    spoken = max((len(one.tokens) - longest for one in dialogues), default=0)
     return Task(
         train=problems.train,
         held_out=problems.held_out,
@@ -107,7 +98,7 @@ def fit(
         reward=problems.reward,
         max_prompt_tokens=longest,
         max_completion_tokens=limits.max_completion_tokens
-        or max(most, *(encoder.completion_length(*answer) for answer in answers)),
+        or _longest_completion(problems, encoder, spoken),
         preferences=problems.preferences,
         held_out_preferences=problems.held_out_preferences,
         notes=tuple(notes),
@@ -132,6 +123,28 @@ def _shortened(
     if limits.max_completion_tokens is not None:
         problems = _with_short_pairs(problems, encoder, limits.max_completion_tokens)
     return problems
+
+
+def _longest_completion(problems: Problems, encoder: PromptEncoder, spoken: int) -> int:
+    """Returns the length of the longest answer, demonstration or completion of a pair, in tokens.
+
+    Args:
+      spoken: length of the longest dialogue behind its prompt.
+
+    Raises:
+      ValueError: there is none of them.
+    """
+    asked = (*problems.train, *problems.held_out, *problems.demonstrations)
+    pairs = (*problems.preferences, *problems.held_out_preferences)
+    answers = [(one.answer, one.row) for one in asked]
+    answers += [(text, one.prompt.row) for one in pairs for text in (one.chosen, one.rejected)]
+    if not any(text for text, _ in answers) and spoken < 1:
+        raise ValueError(
+            "task.max_completion_tokens is not set, and the task has no answers or"
+            " demonstrations that give their maximum length: set the maximum tokens of a"
+            " completion (in an environment, of a reply)."
+        )
+    return max(spoken, *(encoder.completion_length(*answer) for answer in answers))
 
 
 def _dialogues(
