@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_sync.addons.clusters.hosts.host_desk import HostDesk
-from rl_sync.addons.clusters.hosts.remote_command import remote_command
 from rl_sync.addons.clusters.hosts.remote_process import AwaitedProcess, RemoteProcess
+from rl_sync.cluster import malloc
 from rl_sync.launcher.processes.supervisor import Process, RoleProcess
 from rl_sync.settings.launch_settings import JOIN
 from rl_sync.settings.records import ConfigError
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
+
+_CARRIED = ("GLIBC_TUNABLES", "HF_HOME", "JAX_", "LIBTPU_", "NCCL_", "TPU_", "XLA_")
+"""Beginnings of the environment variables that a remote machine gets."""
 
 
 class Machines:
@@ -126,3 +131,22 @@ class Machines:
             shell.tell(self._secret)
             self._shells[address] = shell
         return shell
+
+
+def remote_command(shell: str, host: str, command: Sequence[str]) -> list[str]:
+    """Returns the command that starts a command on a remote machine.
+
+    It passes on some environment variables, and starts in this directory if it exists there. The
+    command reads the shell's standard input, so it ends when the shell here ends.
+
+    Args:
+      shell: `launch.remote_shell`.
+      command: the path of a program there, and its arguments.
+    """
+    environment = malloc.environment(os.environ)
+    carried = [
+        f"{name}={value}" for name, value in environment.items() if name.startswith(_CARRIED)
+    ]
+    there = shlex.join(["env", "PYTHONUNBUFFERED=1", *sorted(carried), *command])
+    words = [word.format(host=host) for word in shlex.split(shell)]
+    return [*words, f"cd {shlex.quote(os.getcwd())} 2>/dev/null; exec {there}"]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from rl_sync.addons.clusters.hosts.remote_command import remote_command
+from rl_sync.addons.clusters.hosts.machines import remote_command
 
 TELL = "import json, os, sys; print(json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]))"
 SHELL = "sh -c 'exec sh -c \"$1\"' {host}"
