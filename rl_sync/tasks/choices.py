@@ -6,7 +6,7 @@ import json
 import reprlib
 import string
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rl_sync.row_answers import without_padding
 
@@ -23,7 +23,7 @@ class Choices(NamedTuple):
     labels: tuple[str, ...]
 
     @classmethod
-    def of_field(cls, value: Any) -> Choices:
+    def of_field(cls, value: object) -> Choices:
         """Reads the choices of a field: a list of texts, or {"text": [...], "label": [...]}.
 
         The JSON of either is read, too. Nulls at the end of a list are left out.
@@ -64,7 +64,7 @@ class Choices(NamedTuple):
             for letter, text in zip(string.ascii_uppercase, self.texts, strict=False)
         )
 
-    def letter(self, answer: Any) -> str:
+    def letter(self, answer: object) -> str:
         """Returns the letter of the right option.
 
         Args:

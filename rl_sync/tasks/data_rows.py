@@ -175,7 +175,7 @@ def _json_rows(path: Path, text: str) -> Iterator[DataRow]:
         yield _row(f"{path}, row {number}", value)
 
 
-def _is_list_of_rows(value: Any) -> bool:
+def _is_list_of_rows(value: object) -> bool:
     """Says whether a value is a list of objects that are no messages."""
     return (
         isinstance(value, list)
@@ -184,7 +184,7 @@ def _is_list_of_rows(value: Any) -> bool:
     )
 
 
-def _are_messages(value: Any) -> bool:
+def _are_messages(value: object) -> bool:
     """Says whether a value is a list of messages, in the form of OpenAI or ShareGPT."""
     return isinstance(value, list) and all(
         isinstance(one, dict) and _SPEAKERS & set(one) for one in value
@@ -294,7 +294,7 @@ def _int_or_text(digits: str) -> int | str:
         return digits
 
 
-def _row(where: str, value: Any) -> DataRow:
+def _row(where: str, value: object) -> DataRow:
     if not isinstance(value, dict):
         raise ValueError(f'{where} is not an object {{"field": …}}, but {reprlib.repr(value)}.')
     return DataRow(where, value)
@@ -362,7 +362,7 @@ def _undecoded(loaded: Any) -> Iterator[Mapping[str, Any]]:
         yield from table.to_pylist()
 
 
-def _has_images(feature: Any) -> bool:
+def _has_images(feature: object) -> bool:
     import datasets
 
     if isinstance(feature, Mapping):

@@ -127,7 +127,7 @@ processor of images. It returns several sequences if the template rewrites earli
 raises ValueError if it cannot write the dialogue."""
 
 
-def is_messages(value: Any) -> bool:
+def is_messages(value: object) -> bool:
     """Says whether a field of a row is a list of messages."""
     return (
         isinstance(value, list)
@@ -136,7 +136,7 @@ def is_messages(value: Any) -> bool:
     )
 
 
-def is_share_gpt(value: Any) -> bool:
+def is_share_gpt(value: object) -> bool:
     """Says whether a field of a row is a list of messages in the form of ShareGPT."""
     return (
         isinstance(value, list)
@@ -146,7 +146,7 @@ def is_share_gpt(value: Any) -> bool:
 
 
 def messages_of_share_gpt(
-    turns: Sequence[Mapping[str, Any]], system: Any = None
+    turns: Sequence[Mapping[str, Any]], system: object = None
 ) -> list[dict[str, Any]]:
     """Returns messages of ShareGPT's form, `{"from": "human", "value": …}`, in OpenAI's form.
 
@@ -190,7 +190,7 @@ def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     return replies[-1].strip() if replies else ""
 
 
-def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Dialogue:
+def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: object = None) -> Dialogue:
     """Reads a dialogue.
 
     Args:
@@ -217,7 +217,7 @@ def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Dia
     return Dialogue(tuple(_with_ids(lines[: replies[-1] + 1])), _tools(tools))
 
 
-def prompt_of(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> PromptMessages:
+def prompt_of(messages: Sequence[Mapping[str, Any]], tools: object = None) -> PromptMessages:
     """Reads a conversation that the policy answers, or whose last reply it continues.
 
     Args:
@@ -303,7 +303,7 @@ def _call(call: Any) -> DialogueCall:
     return DialogueCall(function["name"], arguments, call.get("id") or None)
 
 
-def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+def _tools(tools: object) -> tuple[Mapping[str, Any], ...]:
     found = _parsed(tools) or []
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
         raise ValueError(
@@ -314,7 +314,7 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> Any:
     """Parses a JSON text, or returns another value."""
     if not isinstance(value, str):
         return value

@@ -258,7 +258,7 @@ def _lines(choices: Choices | None) -> str:
     return "" if choices is None else f"\n{choices.lines()}"
 
 
-def _images(row: DataRow, field: str | None, in_parts: Sequence[Any]) -> list[Image]:
+def _images(row: DataRow, field: str | None, in_parts: Sequence[object]) -> list[Image]:
     """Returns the images of a row: those in the parts of its message, and those of its field.
 
     A part without an image of its own shows the next image of the field.
@@ -280,7 +280,7 @@ def _of_field(row: DataRow, field: str | None) -> list[tuple[str, Any]]:
     return [(f"{field!r} [{number}]", one) for number, one in enumerate(values)]
 
 
-def _image(row: DataRow, name: str, value: Any) -> Image:
+def _image(row: DataRow, name: str, value: object) -> Image:
     place = f"{row.where}: {name}"
     try:
         image = Image.of(value)
@@ -479,7 +479,7 @@ def _last_match(pattern: str, text: str) -> str:
     return (matches[-1][matches[-1].lastindex or 0] or "").strip() if matches else ""
 
 
-def _letter(row: DataRow, field: str, choices: Choices, answer: Any) -> str:
+def _letter(row: DataRow, field: str, choices: Choices, answer: object) -> str:
     try:
         return choices.letter(answer)
     except ValueError as error:
@@ -566,7 +566,7 @@ def _lookup(row: DataRow, field: str) -> Any:
         raise _refusal(row, field, str(error)) from error
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_nulls(one) for name, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -592,7 +592,7 @@ def _missing(row: DataRow, field: str) -> ValueError:
     return _OtherFieldError(*_told(row, field, complaint))
 
 
-def _not_text(row: DataRow, field: str, value: Any) -> ValueError:
+def _not_text(row: DataRow, field: str, value: object) -> ValueError:
     complaint = f"is {_shown(value)}; it must be text that is not empty."
     return _OtherFieldError(*_told(row, field, complaint))
 
@@ -612,6 +612,6 @@ def _named(row: DataRow, field: str) -> str:
     return repr(found[0]) if found else " or ".join(map(repr, paths))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"…{text[-_SHOWN_CHARACTERS:]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_sync.expression import parse_call
@@ -59,7 +59,7 @@ def load(name: str, config: DatasetConfig, seed: int, placeholder: str = PLACEHO
     return dataset.problems_of(config, some, None, seed, placeholder=placeholder)
 
 
-def _called(function: Any, options: dict[str, Any], seed: int, name: str) -> Any:
+def _called(function: Callable[..., object], options: dict[str, Any], seed: int, name: str) -> Any:
     parameters = inspect.signature(function).parameters
     for option in options:
         if option not in parameters:
@@ -75,7 +75,7 @@ def _called(function: Any, options: dict[str, Any], seed: int, name: str) -> Any
         raise ValueError(f"The task {name} failed: {type(error).__name__}: {error}") from error
 
 
-def _rows(name: str, part: str, found: Any) -> list[DataRow]:
+def _rows(name: str, part: str, found: object) -> list[DataRow]:
     where = f"{name}, {part} row" if part else f"{name}, row"
     if not isinstance(found, Iterable) or isinstance(found, str):
         raise ValueError(

@@ -267,7 +267,7 @@ def _of_set(config: TaskConfig, one: mixture.TaskSet, seed: int) -> Problems:
     return _loaded(config, one.task, dataclasses.replace(section, **one.options), seed)
 
 
-def _loaded(config: TaskConfig, name: str, section: Any, seed: int) -> Problems:
+def _loaded(config: TaskConfig, name: str, section: object, seed: int) -> Problems:
     """Loads the problems of a named task from its section."""
     if isinstance(section, DatasetConfig):  # Only its rows may be conversations to imitate.
         return dataset.load(section, seed, placeholder=config.image_placeholder)

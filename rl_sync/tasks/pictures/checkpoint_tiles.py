@@ -201,7 +201,7 @@ def _backend(directory: Path, name: str) -> Any:
     return backend
 
 
-def _require(directory: Path, field: str, value: Any, needed: Any) -> None:
+def _require(directory: Path, field: str, value: object, needed: object) -> None:
     if value != needed:
         raise ValueError(
             f"{directory}: the processor's {field}={value!r} is not supported; it must be"

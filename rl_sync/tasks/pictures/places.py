@@ -86,7 +86,7 @@ def unused_character(texts: Sequence[str]) -> str:
     raise ValueError("The text has all of U+FDD0 to U+FDEF, which are no characters: remove them.")
 
 
-def has_images(content: Any) -> bool:
+def has_images(content: object) -> bool:
     """Says whether a message's content is a list of parts with an image."""
     return isinstance(content, list) and any(map(_is_image, content))
 
@@ -112,5 +112,5 @@ def text_and_images(content: Sequence[Any]) -> tuple[str, list[Any]]:
     return "".join(texts), values
 
 
-def _is_image(part: Any) -> bool:
+def _is_image(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS

@@ -319,7 +319,7 @@ class PretrainedTokenizer:
         contents = [] if asked is None else [str(one.get("content")) for one in asked[0]]
         cut = unused_character([*texts, *contents, self.system or ""])
 
-        def cover(value: Any) -> Any:
+        def cover(value: object) -> Any:
             if isinstance(value, str):
                 value = _cut_names(value, marks, cut)
                 return self._shield.cover(value) if self.chat else value
@@ -635,7 +635,7 @@ def _require_system_written(made: PretrainedTokenizer) -> None:
         ) from error
 
 
-def _require_read(path: str, template: Any, arguments: Mapping[str, Any], chats: bool) -> None:
+def _require_read(path: str, template: object, arguments: Mapping[str, Any], chats: bool) -> None:
     """Rejects arguments that no chat template reads."""
     source = json.dumps(template)
     for name in arguments:

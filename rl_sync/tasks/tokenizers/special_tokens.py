@@ -75,7 +75,7 @@ class Shield:
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._pattern = re.compile("|".join(map(re.escape, self._names)))
 
-    def cover(self, value: Any) -> Any:
+    def cover(self, value: object) -> Any:
         """Covers the names in a text, or in all texts of a JSON value."""
         if isinstance(value, str):
             return self._pattern.sub(self._mark, value)
