@@ -126,7 +126,7 @@ def _apps_tests(value: Any, tolerance: float) -> CodeTests:
     return CodeTests([], ProgramTests(calls))
 
 
-def _apps_call(call: str, given: Any, right: Any, tolerance: float) -> dict[str, Any]:
+def _apps_call(call: str, given: object, right: object, tolerance: float) -> dict[str, Any]:
     if isinstance(given, str):
         given = [_parsed(line) for line in given.splitlines()]
         right = _parsed(right) if isinstance(right, str) else right
@@ -138,7 +138,7 @@ def _apps_call(call: str, given: Any, right: Any, tolerance: float) -> dict[str,
     return {"call": call, "args": given, "expected": right, "also": also, "tolerance": tolerance}
 
 
-def _lines(value: Any) -> str:
+def _lines(value: object) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -153,7 +153,7 @@ def _parsed(text: str) -> Any:
         ) from error
 
 
-def _test(test: Any, entry_point: str, tolerance: float) -> dict[str, Any]:
+def _test(test: object, entry_point: str, tolerance: float) -> dict[str, Any]:
     if isinstance(test, str):
         if "check(candidate)" in test.replace(" ", "") and not entry_point:
             raise ValueError(
@@ -192,6 +192,6 @@ def _compiles(text: str) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:120]}…"

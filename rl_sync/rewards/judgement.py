@@ -137,7 +137,7 @@ NOT_APPLICABLE = Judgement.unknown("does not apply")
 """The judgement of a term that does not count for a row; a sum then has the others."""
 
 
-def _require_finite(name: str, value: Any) -> None:
+def _require_finite(name: str, value: object) -> None:
     if not _is_finite(value):
         raise ValueError(f"A reward must return finite numbers, and its {name} is {_shown(value)}.")
 
@@ -149,7 +149,7 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if type(value) is int:
         return "beyond float32"  # Python refuses to print integers of thousands of digits.
     text = repr(value)

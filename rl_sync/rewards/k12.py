@@ -138,7 +138,7 @@ def _of_table(row: Row) -> Row:
     return given
 
 
-def _of_texts_and_labels(choices: Mapping[str, Any], answer: Any) -> Any:
+def _of_texts_and_labels(choices: Mapping[str, Any], answer: object) -> Any:
     """Returns choices such as ARC's by label, or as a list if the answer is none of the labels."""
     texts, labels = without_padding(choices["text"]), without_padding(choices["label"])
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):

@@ -192,7 +192,7 @@ def _scores(found: Any) -> list[Any]:
     return [NOT_APPLICABLE if one is None else one for one in found]
 
 
-def _score(found: Any) -> Any:
+def _score(found: object) -> Any:
     """Reads what verl's manager reads: a number, a dict with `score`, or a list that begins with
     it. Other numbers of a dict are components, and its `pred` is the answer of `majority@k`."""
     if isinstance(found, Mapping):

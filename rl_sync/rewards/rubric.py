@@ -291,7 +291,7 @@ def _columns(items: Sequence[ScoringRequest]) -> tuple[list[Row], list[Completio
     return [item.row for item in items], [item.completion for item in items]
 
 
-def _of_one(part: _Part, judge: Callable[[], Any]) -> Judgement:
+def _of_one(part: _Part, judge: Callable[[], object]) -> Judgement:
     try:
         found = judge()
     except BaseException as error:  # Also `sys.exit`, which would end the process that judges.
@@ -299,7 +299,7 @@ def _of_one(part: _Part, judge: Callable[[], Any]) -> Judgement:
     return _read(part, found)
 
 
-def _read(part: _Part, found: Any) -> Judgement:
+def _read(part: _Part, found: object) -> Judgement:
     try:
         return _judgement(found)
     except Exception as error:
@@ -318,7 +318,7 @@ def _of_batch(
     return [_read(part, one) for one in found]
 
 
-def _judgement(found: Any) -> Judgement:
+def _judgement(found: object) -> Judgement:
     """Converts the value that a reward returned into a judgement.
 
     Raises:
@@ -342,7 +342,7 @@ def _judgement(found: Any) -> Judgement:
     raise ValueError(f"it returned {text}, not a number or a Judgement")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Returns the number in an array of NumPy, of JAX or of PyTorch with one entry."""
     if not hasattr(value, "item"):
         return value

@@ -173,7 +173,7 @@ class _Mean:
         self.value = value if not self.value else 0.8 * self.value + 0.2 * value
 
 
-def _is_sound(found: Any, count: int) -> bool:
+def _is_sound(found: object, count: int) -> bool:
     """Says whether a worker's answer consists of judgements for that many completions."""
     return (
         isinstance(found, ScoredShare)

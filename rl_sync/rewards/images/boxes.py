@@ -97,7 +97,7 @@ def read_points(text: str) -> list[tuple[float, float]]:
     return [(x, y) for (x, y), _ in _groups(text, 2, _POINT_FIELDS)]
 
 
-def boxes_of(value: Any, order: str) -> list[Box]:
+def boxes_of(value: object, order: str) -> list[Box]:
     """Reads the boxes of a row's field: one box or a list of them, as JSON text or as values.
 
     Raises:
@@ -235,7 +235,7 @@ def _json_parts(text: str) -> Iterator[str]:
 
 
 def _walk(
-    value: Any, count: int, fields: Sequence[str], label: str | None = None, depth: int = 0
+    value: object, count: int, fields: Sequence[str], label: str | None = None, depth: int = 0
 ) -> Iterator[_Group]:
     """Yields the groups of numbers in a value, at any depth."""
     if depth > _DEEPEST:

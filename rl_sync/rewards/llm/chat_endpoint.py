@@ -18,9 +18,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_sync.rewards.llm.reply_text import ModelReply, Replies
+
+if TYPE_CHECKING:
+    import httpx2
 
 _TRANSIENT = (408, 409, 425, 429)
 _FIRST_DELAY_SECS = 0.5
@@ -143,7 +146,7 @@ class _RequestThreads:
                 await asyncio.sleep(delay)
         raise EndpointError(f"no reply in {self._endpoint.attempts} attempts; the last: {fault}")
 
-    async def _post(self, body: Mapping[str, Any]) -> Any:
+    async def _post(self, body: Mapping[str, Any]) -> httpx2.Response:
         endpoint = self._endpoint
         if self._plain:
             body = {name: value for name, value in body.items() if name != "response_format"}
@@ -171,7 +174,7 @@ class _RequestThreads:
             await asyncio.sleep(found)
         return found
 
-    def _fault(self, response: Any) -> str:
+    def _fault(self, response: httpx2.Response) -> str:
         text = response.text[:_SHOWN_CHARACTERS].strip()
         variable = self._endpoint.key_variable
         key = os.environ.get(variable, "") if variable else ""
@@ -217,7 +220,7 @@ def _reply(found: Any) -> ModelReply:
     return ModelReply(None if refusal else text, refusal or None, tokens_in, tokens_out)
 
 
-def _used(response: Any) -> float:
+def _used(response: httpx2.Response) -> float:
     """Returns the tokens that a response counts; 0 if it counts none."""
     try:
         total = response.json()["usage"]["total_tokens"]
@@ -226,7 +229,7 @@ def _used(response: Any) -> float:
     return float(total) if isinstance(total, int) else 0.0
 
 
-def _refuses_schema(response: Any, body: Mapping[str, Any]) -> bool:
+def _refuses_schema(response: httpx2.Response, body: Mapping[str, Any]) -> bool:
     """Says whether an endpoint refused the schema that a request asks replies to follow."""
     if "response_format" not in body or response.status_code not in (400, 404, 415, 422, 501):
         return False

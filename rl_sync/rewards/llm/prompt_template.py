@@ -117,7 +117,7 @@ def delimiter_of(text: str) -> str:
     return f"{COMPLETION}-{digest[:_DIGITS]}"
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping | list | tuple):
