@@ -110,7 +110,7 @@ class Message:
         return {"role": self.role, "content": self.content, **present}
 
 
-def _text_and_images(parts: Sequence[Any]) -> tuple[str, list[Image]]:
+def _text_and_images(parts: Sequence[object]) -> tuple[str, list[Image]]:
     """Reads the parts of a content: the text with places of images, and the images.
 
     Raises:

@@ -35,7 +35,7 @@ def sandboxed(function: Callable[..., Any], interpreter: Interpreter | None = No
     source = _text_alone(function)
     made.prepare()
 
-    def call(**arguments: Any) -> Any:
+    def call(**arguments: object) -> Any:
         returned = made.call(source, function.__name__, arguments)
         return f"Error: {returned.fault}" if returned.fault else returned.value
 

@@ -67,7 +67,7 @@ def wrong_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     return None
 
 
-def _wrong(schema: Mapping[str, Any], value: Any, place: str) -> str | None:
+def _wrong(schema: Mapping[str, Any], value: object, place: str) -> str | None:
     if value is None and schema.get("nullable"):
         return None
     if "anyOf" in schema:
@@ -83,7 +83,7 @@ def _wrong(schema: Mapping[str, Any], value: Any, place: str) -> str | None:
     return _wrong_inside(schema, value, place)
 
 
-def _wrong_inside(schema: Mapping[str, Any], value: Any, place: str) -> str | None:
+def _wrong_inside(schema: Mapping[str, Any], value: object, place: str) -> str | None:
     inner: list[tuple[Mapping[str, Any], Any, str]] = []
     if isinstance(value, list):
         firsts = schema.get("prefixItems")
@@ -98,7 +98,7 @@ def _wrong_inside(schema: Mapping[str, Any], value: Any, place: str) -> str | No
     return next((wrong for part in inner if (wrong := _wrong(*part)) is not None), None)
 
 
-def _is(name: str, value: Any) -> bool:
+def _is(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return name == "boolean"
     return isinstance(value, _KINDS.get(name, (object,)))

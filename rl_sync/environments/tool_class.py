@@ -24,7 +24,7 @@ _NOT_TOOLS = {"reset", "close", "warm_up", *_REWARDS}
 _CALL_SECS = 10.0
 
 
-def is_tool_class(made: Any) -> bool:
+def is_tool_class(made: object) -> bool:
     """Says whether an object has this interface: `reset` and a reward, and no `step`."""
     return (
         callable(getattr(made, "reset", None))
@@ -96,7 +96,7 @@ class ToolClass(ToolEnvironment):
             _plain(close)()
 
 
-def _tools(made: Any) -> list[str]:
+def _tools(made: object) -> list[str]:
     """Returns the names of the public methods, without reading properties."""
     routines = inspect.getmembers_static(type(made), _is_routine)
     return [
@@ -109,7 +109,7 @@ def _tools(made: Any) -> list[str]:
     ]
 
 
-def _is_routine(member: Any) -> bool:
+def _is_routine(member: object) -> bool:
     return inspect.isroutine(member) or isinstance(member, staticmethod | classmethod)
 
 
@@ -119,7 +119,7 @@ def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
         return method
 
     @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> Any:
         return asyncio.run(method(*args, **kwargs))
 
     return run

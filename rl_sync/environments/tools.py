@@ -226,7 +226,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _text(result: Any) -> str:
+def _text(result: object) -> str:
     return (
         result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     )

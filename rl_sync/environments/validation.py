@@ -52,7 +52,7 @@ async def close(environment: Environment) -> None:
     await _settled(environment.close())
 
 
-def check_turn(environment: Environment, value: Any) -> Turn:
+def check_turn(environment: Environment, value: object) -> Turn:
     """Returns what `reset` returned.
 
     Raises:
@@ -67,7 +67,7 @@ def check_turn(environment: Environment, value: Any) -> Turn:
     return value
 
 
-def check_answer(environment: Environment, value: Any) -> Turn | Outcome:
+def check_answer(environment: Environment, value: object) -> Turn | Outcome:
     """Returns what `step` returned.
 
     Raises:
@@ -84,7 +84,7 @@ def check_answer(environment: Environment, value: Any) -> Turn | Outcome:
     return value
 
 
-async def _settled(value: Any) -> Any:
+async def _settled(value: object) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
@@ -95,7 +95,7 @@ class _Place:
         self.name = f"{type(environment).__name__}.{method}()"
         self.players = players_of(environment)
 
-    def refuse(self, rule: str, value: Any, way_out: str) -> NoReturn:
+    def refuse(self, rule: str, value: object, way_out: str) -> NoReturn:
         shown = repr(value)
         if len(shown) > _SHOWN_CHARACTERS:
             shown = f"{shown[:_SHOWN_CHARACTERS]}…"
@@ -164,7 +164,7 @@ class _Place:
                     self.refuse(f"must give {field} names that are texts", name, "Name it.")
                 self._check_number(f"{field}[{name!r}]", value)
 
-    def _check_messages(self, messages: Any) -> None:
+    def _check_messages(self, messages: object) -> None:
         for message in self._tuple("messages", messages):
             if not isinstance(message, Message):
                 self.refuse(
@@ -183,7 +183,7 @@ class _Place:
                 if not isinstance(call, ToolCall):
                     self.refuse("must give tool_calls that are ToolCall records", call, "Use them.")
 
-    def _check_tool(self, tool: Any) -> None:
+    def _check_tool(self, tool: object) -> None:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             self.refuse(
@@ -192,16 +192,16 @@ class _Place:
                 "Make them with rl_sync.environments.tools.Tool.of(function).schema.",
             )
 
-    def _tuple(self, field: str, value: Any) -> tuple[Any, ...]:
+    def _tuple(self, field: str, value: object) -> tuple[Any, ...]:
         if not isinstance(value, tuple):
             self.refuse(f"must give {field} as a tuple", value, f"Use {field}=(..., ).")
         return value
 
-    def _check_count(self, field: str, value: Any, least: int) -> None:
+    def _check_count(self, field: str, value: object, least: int) -> None:
         if value is not None and not (type(value) is int and value >= least):
             self.refuse(f"must give {field} of at least {least}", value, "Leave it out.")
 
-    def _check_number(self, what: str, value: Any) -> None:
+    def _check_number(self, what: str, value: object) -> None:
         if not _is_finite(value):
             self.refuse(
                 f"must give {what} as a finite number",
@@ -210,6 +210,6 @@ class _Place:
             )
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     # A number of numpy, also one of 32 bits, is a `Real`.
     return isinstance(value, numbers.Real) and math.isfinite(value)

@@ -251,7 +251,7 @@ class _Calls:
             return self.refuse(f"it is not JSON ({error})", text)
         return self.add(value)
 
-    def add(self, value: Any) -> bool:
+    def add(self, value: object) -> bool:
         """Adds a call from its object, and says if it could be read."""
         if not isinstance(value, dict):
             return self.refuse("it is not an object", json.dumps(value))

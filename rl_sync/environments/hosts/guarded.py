@@ -63,7 +63,7 @@ class Guarded:
         return failure
 
     def _answer(
-        self, method: str, call: Callable[[], Any], check: Callable[[Environment, Any], Result]
+        self, method: str, call: Callable[[], object], check: Callable[[Environment, Any], Result]
     ) -> Result:
         found, failure = self._called(method, call)
         if failure is not None:
@@ -74,7 +74,7 @@ class Guarded:
         except ValueError as error:
             return Failure(str(error), "nonsense")
 
-    def _called(self, method: str, call: Callable[[], Any]) -> tuple[Any, Failure | None]:
+    def _called(self, method: str, call: Callable[[], object]) -> tuple[Any, Failure | None]:
         """Calls a method, and runs its coroutine if it returns one."""
         try:
             found = call()
@@ -88,7 +88,7 @@ class Guarded:
             return None, Failure(f"{self._construction.name}.{method}: {_described(error)}", kind)
 
 
-def _check_first(environment: Environment, found: Any) -> Turn | Outcome:
+def _check_first(environment: Environment, found: object) -> Turn | Outcome:
     """Checks a first turn, or an outcome if opponents ended the game before the policy's turn."""
     if isinstance(found, SeatedOutcome):
         return check_answer(environment, found)

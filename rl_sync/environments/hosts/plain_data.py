@@ -30,7 +30,7 @@ _ATOMS = (str, int, float, bool, bytes, type(None))
 _DEEPEST = 32
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: object, where: str) -> Any:
     """Copies a record of plain data; scalars of NumPy become numbers of Python.
 
     Images get the bytes of their files, since the environment may delete or change a file.
@@ -47,7 +47,7 @@ def plain(value: Any, where: str) -> Any:
     return _copy(value, where, _DEEPEST)
 
 
-def _copy(value: Any, where: str, depth: int) -> Any:
+def _copy(value: object, where: str, depth: int) -> Any:
     if type(value) in _ATOMS:
         return value
     if not depth:
