@@ -52,7 +52,7 @@ def record(cls: C) -> C:
 record(Image)
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Encodes numbers, text, bytes, arrays, records, errors, and collections of them.
 
     Raises:
@@ -61,7 +61,7 @@ def encode(value: Any) -> bytes:
     return _packed(value, _extension)
 
 
-def encode_for_worker(value: Any) -> bytes:
+def encode_for_worker(value: object) -> bytes:
     """Encodes a value for a worker of this process; objects of other classes are pickled.
 
     Rows of data may have any fields, such as dates.
@@ -90,7 +90,7 @@ def decode_of_host(data: bytes) -> Any:
     return _unpacked(data, _value_of_host)
 
 
-def _packed(value: Any, extension: Callable[[Any], msgpack.ExtType]) -> bytes:
+def _packed(value: object, extension: Callable[[object], msgpack.ExtType]) -> bytes:
     packer = msgpack.Packer(
         default=extension, strict_types=True, unicode_errors=_TEXT, buf_size=_BUFFER_BYTES
     )
@@ -101,7 +101,7 @@ def _unpacked(data: bytes, value: Callable[[int, bytes], Any]) -> Any:
     return msgpack.unpackb(data, ext_hook=value, strict_map_key=False, unicode_errors=_TEXT)
 
 
-def _extension(value: Any) -> msgpack.ExtType:
+def _extension(value: object) -> msgpack.ExtType:
     """Encodes a value that msgpack does not support."""
     found = _extended(value, encode)
     if found is None:
@@ -109,7 +109,7 @@ def _extension(value: Any) -> msgpack.ExtType:
     return found
 
 
-def _extension_for_worker(value: Any) -> msgpack.ExtType:
+def _extension_for_worker(value: object) -> msgpack.ExtType:
     """Encodes a value that msgpack does not support, or pickles it."""
     try:
         found = _extended(value, encode_for_worker)
@@ -118,7 +118,7 @@ def _extension_for_worker(value: Any) -> msgpack.ExtType:
     return found or msgpack.ExtType(_PICKLE, pickle.dumps(value, protocol=5))
 
 
-def _extended(value: Any, encode: Callable[[Any], bytes]) -> msgpack.ExtType | None:
+def _extended(value: object, encode: Callable[[object], bytes]) -> msgpack.ExtType | None:
     """Encodes a value with one of the extensions here; None if none fits."""
     if (name := type(value).__name__) in _records and type(value) is _records[name]:
         fields = {field: getattr(value, field) for field in _fields(name)}
@@ -197,7 +197,7 @@ def _columns(records: Records[Any]) -> list[Any]:
     ]
 
 
-def _column(values: Sequence[Any]) -> list[Any]:
+def _column(values: Sequence[object]) -> list[Any]:
     """Returns values as a list, which is encoded column by column if they are records."""
     kind = type(values[0])
     is_known = _records.get(kind.__name__) is kind

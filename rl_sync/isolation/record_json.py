@@ -22,7 +22,7 @@ _MAPPINGS = (dict, Mapping, collections.abc.Mapping)
 _LISTS = (list, Records)
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Returns the JSON form of numbers, text, records, and collections of them."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -75,7 +75,7 @@ def given_fields(kind: Any, form: Mapping[str, Any]) -> dict[str, Any]:
     return {name: of_json(hints[name], form[name]) for name in names if name in form}
 
 
-def _of_union(kinds: tuple[Any, ...], form: Any) -> Any:
+def _of_union(kinds: tuple[Any, ...], form: object) -> Any:
     """Reads an optional value; a union of records is none, as their forms do not say which."""
     (kind,) = [one for one in kinds if one is not type(None)]
     return None if form is None else of_json(kind, form)

@@ -294,7 +294,7 @@ class _Server:
         self.control.close()
 
 
-def encoded(request: Any, what: str) -> bytes:
+def encoded(request: object, what: str) -> bytes:
     """Encodes a request for a worker.
 
     Args:

@@ -27,7 +27,7 @@ class WorkerProgram(Protocol):
     def begin(self) -> str:
         """Prepares a new worker; returns the reason why it may not serve well, or an empty text."""
 
-    def answer(self, request: Any) -> Any:
+    def answer(self, request: object) -> Any:
         """Answers a request; an exception that it raises is an answer, too."""
 
 

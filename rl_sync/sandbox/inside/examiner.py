@@ -211,7 +211,7 @@ class Function:
         self._pipe, self._expression = pipe, expression
         self.__name__ = expression
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
         """Calls the function in the program."""
         shown = _call_text(self._expression, arguments, keywords)
         sent = self._pipe.send(arguments, keywords)
@@ -222,7 +222,7 @@ class Function:
 class Class(Function):
     """A proxy of a class of the program, whose objects stay in the program."""
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
         """Makes an object in the program, and returns its proxy."""
         shown = _call_text(self._expression, arguments, keywords)
         sent = self._pipe.send(arguments, keywords)
@@ -245,7 +245,7 @@ class Object:
         except RefusedResultError:
             return Method(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise TestError(f"tests cannot set {name} of an object of the program")
 
 
@@ -259,7 +259,7 @@ class Method:
     def __init__(self, owner: Object, name: str):
         self._owner, self._name = owner, name
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
         """Calls the method in the program."""
         pipe, kind = self._owner._pipe, self._owner._kind
         shown = _call_text(f"{kind}().{self._name}", arguments, keywords)
@@ -269,7 +269,7 @@ class Method:
         name = known if known in pipe._in_place else self._name
         return pipe.ask(shown, request, _by_name(arguments, keywords), name)
 
-    def misused(self, *_: Any) -> Any:
+    def misused(self, *_: object) -> Any:
         """Fails a test that does anything but call the method."""
         kind, pipe = self._owner._kind, self._owner._pipe
         raise pipe.refuse(f"{kind}().{self._name} is no plain value, which tests cannot receive")
@@ -477,7 +477,7 @@ def _finish(result: Any) -> None:
         asyncio.run(result)
 
 
-def equal(got: Any, expected: Any, tolerance: float) -> bool:
+def equal(got: object, expected: object, tolerance: float) -> bool:
     """Compares a value with one from JSON, where a tuple is a list and floats are nearly equal."""
     if isinstance(expected, list):
         if not isinstance(got, list | tuple) or len(got) != len(expected):
@@ -592,7 +592,7 @@ def _call_text(function: str, arguments: tuple, keywords: dict) -> str:
     return f"{function}({', '.join(parts)})"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     try:
         text = repr(value)
     except Exception:

@@ -44,7 +44,7 @@ class MessageError(ValueError):
     """Raised for a message that breaks the rules, so its sender cannot be trusted."""
 
 
-def encode(value: Any, depth: int = 0) -> Any:
+def encode(value: object, depth: int = 0) -> Any:
     """Turns a value into what JSON can hold.
 
     Subclasses of the types become the types, and numbers and arrays of NumPy become Python's.
@@ -69,7 +69,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     raise error
 
 
-def decode(value: Any, depth: int = 0) -> Any:
+def decode(value: object, depth: int = 0) -> Any:
     """Turns what JSON held back into a value.
 
     Raises:
@@ -179,7 +179,7 @@ class _Reading:
     parse_constant = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": -float("inf")}.get
 
 
-def _refuse(value: Any) -> Any:
+def _refuse(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} in a message")
 
 

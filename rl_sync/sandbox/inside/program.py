@@ -87,7 +87,7 @@ def _fulfil(request: list, namespace: dict[str, Any], objects: list[Any]) -> tup
     return value, changed
 
 
-def _answer(action: Callable[..., tuple[Any, dict]], *operands: Any) -> list:
+def _answer(action: Callable[..., tuple[Any, dict]], *operands: object) -> list:
     try:
         value, changed = action(*operands)
         return ["value", value, changed]
