@@ -219,7 +219,7 @@ async def _awaited(found: Any) -> Any:
     return await found
 
 
-def _outcome(found: Any) -> Outcome:
+def _outcome(found: object) -> Outcome:
     """Makes an outcome of what a function returned; the host checks its rewards."""
     if found is None:
         return _NOT_JUDGED

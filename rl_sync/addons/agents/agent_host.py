@@ -247,7 +247,7 @@ def _json(task: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, Image):
         return value.data_url()
     raise TypeError(f"a {type(value).__name__} has no form in JSON")

@@ -181,7 +181,7 @@ def _pairs(hosts: Mapping[str, str]) -> str:
     return ",".join(f"{name}={address}" for name, address in hosts.items())
 
 
-def rendered_text(template: str, **values: Any) -> str:
+def rendered_text(template: str, **values: object) -> str:
     """Fills in a template of this package. The filters `sh` and `yaml` quote a value."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rl_sync.addons.clusters", "templates"),

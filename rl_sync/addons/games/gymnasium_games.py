@@ -116,7 +116,7 @@ class GymnasiumGame:
     def _metrics(self) -> dict[str, float]:
         return {"return": self._return, "steps": float(self._steps)}
 
-    def _shown(self, observation: Any) -> str:
+    def _shown(self, observation: object) -> str:
         if isinstance(observation, str):
             return observation
         state = getattr(self._env, "unwrapped", self._env)

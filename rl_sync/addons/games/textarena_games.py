@@ -38,7 +38,9 @@ class TextArenaGame:
       options: options of the game, such as `max_turns=5`.
     """
 
-    def __init__(self, game: str = "", players: int = 0, invalid: int = 0, **options: Any) -> None:
+    def __init__(
+        self, game: str = "", players: int = 0, invalid: int = 0, **options: object
+    ) -> None:
         for name, value in (("players", players), ("invalid", invalid)):
             if value < 0:
                 raise ValueError(f"{name}={value} must be at least 0.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +117,9 @@ def load(config: SchoolConfig, seed: int) -> Problems:
     )
 
 
-def _questions(gym: Any, source: GeneratorSource, seed: int, count: int) -> list[SchoolQuestion]:
+def _questions(
+    gym: ModuleType, source: GeneratorSource, seed: int, count: int
+) -> list[SchoolQuestion]:
     """Returns `count` different questions of a generator, or fewer if it has fewer."""
     name = source.name
     # Entry i is made from the sum of the seed and i, so the seeds of generators must lie far apart.
@@ -142,7 +145,7 @@ def _questions(gym: Any, source: GeneratorSource, seed: int, count: int) -> list
     return list(found.values())
 
 
-def _level(gym: Any, name: str, difficulty: int) -> dict[str, Any]:
+def _level(gym: ModuleType, name: str, difficulty: int) -> dict[str, Any]:
     """Returns a generator's config values at a level of difficulty."""
     if not gym.factory.has_curriculum(name):
         return {}

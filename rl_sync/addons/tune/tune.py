@@ -18,6 +18,8 @@ from rl_sync.settings.records import ConfigError
 from rl_sync.transfer import TRANSFERS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from rl_sync.settings.run_settings import RunSettings
     from rl_sync.simulation.speed.frontier import Predicted
     from rl_sync.simulation.speed.measured_work import MeasuredWork
@@ -260,7 +262,7 @@ def _draw_timeline(folder: Path, candidate: Candidate, work: Workload) -> list[P
     return _save(folder / "timeline", figure)
 
 
-def _save(path: Path, figure: Any) -> list[Path]:
+def _save(path: Path, figure: Figure) -> list[Path]:
     from rl_sync.display.timeline_figure import encoded
 
     paths = [path.with_suffix(f".{kind}") for kind in ("png", "svg")]

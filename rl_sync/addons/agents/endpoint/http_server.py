@@ -21,7 +21,6 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
@@ -401,5 +400,5 @@ def _stream(
     return stream
 
 
-def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(json.dumps(body), status, headers, media_type="application/json")

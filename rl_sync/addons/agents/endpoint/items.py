@@ -124,7 +124,7 @@ class ResponseItem(NamedTuple):
     text: str
     call: ToolCall | None = None
 
-    def fields(self, number: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    def fields(self, number: str, status: str, logprobs: Sequence[object] = ()) -> dict[str, Any]:
         """Makes the fields of the item, whose id is `number`."""
         head = {"id": number, "type": self.kind, "status": status}
         if self.call is not None:
@@ -134,7 +134,7 @@ class ResponseItem(NamedTuple):
             return head | {"summary": [], "content": [self.part()]}
         return head | {"role": "assistant", "content": [self.part(logprobs)]}
 
-    def part(self, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    def part(self, logprobs: Sequence[object] = ()) -> dict[str, Any]:
         """Makes the fields of the item's one content."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
@@ -210,7 +210,7 @@ def conversation_after(request: ItemsRequest, reply: Reply) -> tuple[Message, ..
 
 
 def _before(
-    response_id: Any, kept: Callable[[str], tuple[Message, ...] | None]
+    response_id: object, kept: Callable[[str], tuple[Message, ...] | None]
 ) -> tuple[Message, ...]:
     if response_id is None:
         return ()
@@ -237,7 +237,7 @@ def _tool(value: Any, place: str) -> ToolSchema:
     return requests.read_tool({"type": "function", "function": function}, place)
 
 
-def _input(value: Any, form: Reasoning) -> tuple[Message, ...]:
+def _input(value: object, form: Reasoning) -> tuple[Message, ...]:
     """Reads the input. Items of one reply, which follow each other, become one message."""
     if isinstance(value, str):
         return (Message("user", value),)
@@ -290,7 +290,7 @@ class _OpenReply:
         return [Message("assistant", text, tool_calls=self.calls)]
 
 
-def _texts(content: Any) -> Any:
+def _texts(content: object) -> Any:
     """Returns the parts of a content, with each refusal as a part of text."""
     if not isinstance(content, list):
         return content

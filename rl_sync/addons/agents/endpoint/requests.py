@@ -187,7 +187,7 @@ def _reasoning(value: Mapping[str, Any]) -> str:
     return next((text for text in found if text.strip()), "").strip("\n")
 
 
-def read_content(value: Any, place: str, may_lack: bool = False) -> str:
+def read_content(value: object, place: str, may_lack: bool = False) -> str:
     """Reads a content: a text, or parts of text."""
     if isinstance(value, str):
         return value
@@ -206,7 +206,7 @@ def read_content(value: Any, place: str, may_lack: bool = False) -> str:
     return "".join(part["text"] for part in value)
 
 
-def read_shown(value: Any, place: str) -> str | list[str | Image]:
+def read_shown(value: object, place: str) -> str | list[str | Image]:
     """Reads a content that the policy is shown: a text, or parts of text and images."""
     if not (isinstance(value, list) and any(map(_is_image, value))):
         return read_content(value, place)
@@ -218,7 +218,7 @@ def read_shown(value: Any, place: str) -> str | list[str | Image]:
     ]
 
 
-def _is_image(part: Any) -> bool:
+def _is_image(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in _IMAGE_TYPES
 
 
@@ -251,7 +251,7 @@ def read_call(value: Any, place: str) -> ToolCall:
     return ToolCall(name, arguments, call_id if isinstance(call_id, str) else None)
 
 
-def read_arguments(written: Any, place: str, field: str) -> dict[str, Any]:
+def read_arguments(written: object, place: str, field: str) -> dict[str, Any]:
     """Reads the arguments of a call, which are JSON in a text; errors name the field."""
     try:
         arguments = _loaded(written) if isinstance(written, str) else None
@@ -278,7 +278,7 @@ def read_list(body: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
     return values
 
 
-def read_stop(value: Any) -> tuple[str, ...]:
+def read_stop(value: object) -> tuple[str, ...]:
     """Reads texts that end a reply."""
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
@@ -319,7 +319,7 @@ def _numbers(body: Mapping[str, Any], name: str) -> dict[str, float]:
     return {key: float(value) for key, value in values.items()}
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Writes a value for an error message, and cuts it if it is long."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -21,7 +21,7 @@ def rewrite(config: Mapping[str, Any], changes: Iterable[tuple[str, str]], root:
     """
     ordered = sorted(changes, key=lambda change: -len(change[0]))
 
-    def renewed(value: Any) -> Any:
+    def renewed(value: object) -> Any:
         if isinstance(value, Mapping):
             return {name: renewed(one) for name, one in value.items()}
         if not isinstance(value, str):

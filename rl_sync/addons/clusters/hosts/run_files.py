@@ -214,7 +214,7 @@ def _paths_of(settings: RunSettings) -> Iterator[tuple[str, str]]:
                 yield entry.name, value
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
