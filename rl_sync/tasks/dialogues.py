@@ -11,7 +11,7 @@ from rl_sync.tasks.pictures.placed_images import PlacedImages
 from rl_sync.tasks.pictures.places import PLACE, has_images, text_and_images
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers.prompt_messages import PromptMessages
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import Messages, Tokenizer
 
 _CALL_ROLE = "function_call"
 _SHARE_GPT_ROLES = {
@@ -184,13 +184,13 @@ def messages_of_share_gpt(
     return messages
 
 
-def last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
+def last_reply(messages: Messages) -> str:
     """Returns the text of the last assistant message, or an empty text."""
     replies = [content_of(one) for one in messages if one["role"] == "assistant"]
     return replies[-1].strip() if replies else ""
 
 
-def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: object = None) -> Dialogue:
+def dialogue_of(messages: Messages, tools: object = None) -> Dialogue:
     """Reads a dialogue.
 
     Args:
@@ -217,7 +217,7 @@ def dialogue_of(messages: Sequence[Mapping[str, Any]], tools: object = None) -> 
     return Dialogue(tuple(_with_ids(lines[: replies[-1] + 1])), _tools(tools))
 
 
-def prompt_of(messages: Sequence[Mapping[str, Any]], tools: object = None) -> PromptMessages:
+def prompt_of(messages: Messages, tools: object = None) -> PromptMessages:
     """Reads a conversation that the policy answers, or whose last reply it continues.
 
     Args:

@@ -32,6 +32,7 @@ from rl_sync.tasks.pictures.places import PLACEHOLDER, has_images, text_and_imag
 from rl_sync.tasks.pictures.shown_contents import shown_contents
 from rl_sync.tasks.row_formats import RowFormat
 from rl_sync.tasks.tokenizers.prompt_messages import PromptMessages
+from rl_sync.tasks.tokenizers.tokenizer import Messages
 
 SECTION = "task.dataset"
 """Section of the settings that say what fields mean; other sections only have sources of rows."""
@@ -236,9 +237,7 @@ def _asked_field(row: DataRow, row_format: RowFormat) -> tuple[str, Any]:
     return row_format.prompt, value
 
 
-def _end_of_question(
-    row: DataRow, row_format: RowFormat, messages: Sequence[Mapping[str, Any]]
-) -> int:
+def _end_of_question(row: DataRow, row_format: RowFormat, messages: Messages) -> int:
     """Returns the number of messages before the answer, if the same list also holds the answer.
 
     A list that is demonstrated, and ends with a question, is asked as a whole.
@@ -308,7 +307,7 @@ def _only_reply(row: DataRow, field: str) -> str | None:
     return _last_reply(row, field, messages)
 
 
-def _is_completion(messages: Sequence[Mapping[str, Any]]) -> bool:
+def _is_completion(messages: Messages) -> bool:
     """Says whether messages are one text of the assistant, which completes the prompt."""
     return [one["role"] for one in messages] == ["assistant"] and not messages[0].get("tool_calls")
 
@@ -318,7 +317,7 @@ def _is_whole(value: Any) -> bool:
     return is_messages(value) and value[0]["role"] != "assistant"
 
 
-def _shows(messages: Sequence[Mapping[str, Any]]) -> bool:
+def _shows(messages: Messages) -> bool:
     return any(has_images(one.get("content")) for one in messages)
 
 
@@ -351,7 +350,7 @@ def _dialogue(row: DataRow, row_format: RowFormat, placeholder: str) -> Dialogue
 def _shown_messages(
     row: DataRow,
     field: str,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Messages,
     images_field: str | None,
     placeholder: str,
 ) -> tuple[list[dict[str, Any]], list[tuple[Image, ...]]]:
@@ -428,7 +427,7 @@ def _has_several_answers(value: Any) -> bool:
     return isinstance(value, list | Mapping) and any(isinstance(one, list) for one in parts)
 
 
-def _last_reply(row: DataRow, field: str, messages: Sequence[Mapping[str, Any]]) -> str:
+def _last_reply(row: DataRow, field: str, messages: Messages) -> str:
     try:
         return last_reply(messages)
     except ValueError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.tasks.dialogues import content_of
 from rl_sync.tasks.pictures.places import PLACE, has_images, text_and_images
+from rl_sync.tasks.tokenizers.tokenizer import Messages
 
 
 class ShownContent(NamedTuple):
@@ -17,7 +17,7 @@ class ShownContent(NamedTuple):
 
 
 def shown_contents(
-    messages: Sequence[Mapping[str, Any]], placeholder: str, count: int, field: str | None
+    messages: Messages, placeholder: str, count: int, field: str | None
 ) -> list[ShownContent | None]:
     """Finds the images in the messages of a conversation.
 
@@ -41,9 +41,7 @@ def shown_contents(
     return _with_every_image(contents, messages, count, field)
 
 
-def _contents(
-    messages: Sequence[Mapping[str, Any]], placeholder: str, has_field: bool
-) -> list[ShownContent | None]:
+def _contents(messages: Messages, placeholder: str, has_field: bool) -> list[ShownContent | None]:
     """Returns the contents that have images; None for the others.
 
     Args:
@@ -72,7 +70,7 @@ def _contents(
 
 def _with_every_image(
     contents: list[ShownContent | None],
-    messages: Sequence[Mapping[str, Any]],
+    messages: Messages,
     count: int,
     field: str | None,
 ) -> list[ShownContent | None]:

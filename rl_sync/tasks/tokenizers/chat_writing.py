@@ -10,6 +10,8 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from rl_sync.tasks.tokenizers.tokenizer import Messages, Schemas
+
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _OWN = frozenset(
     {
@@ -88,8 +90,8 @@ def day_of(given: str | None) -> datetime.date | None:
 
 def write_chat(
     backend: Any,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] = (),
+    messages: Messages,
+    tools: Schemas = (),
     *,
     arguments: Mapping[str, Any] = _NONE,
     day: datetime.date | None = None,

@@ -30,7 +30,7 @@ from rl_sync.tasks.tokenizers.chat_writing import (
 )
 from rl_sync.tasks.tokenizers.prompt_messages import SYSTEM_ROLES
 from rl_sync.tasks.tokenizers.special_tokens import Shield, SpecialTokens
-from rl_sync.tasks.tokenizers.tokenizer import plain_text
+from rl_sync.tasks.tokenizers.tokenizer import Messages, Schemas, plain_text
 from rl_sync.thoughts import KNOWN, ThoughtMarks, marks_of
 
 CHAT_CHOICES = ("auto", "yes", "no")
@@ -150,9 +150,7 @@ class PretrainedTokenizer:
             return self.encode_messages([{"role": "user", "content": text}])
         return self._continued(self.backend.encode(text))
 
-    def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
+    def encode_messages(self, messages: Messages, tools: Schemas = ()) -> list[int]:
         """Encodes a conversation as a prompt; see `Tokenizer`.
 
         The ids are those of `apply_chat_template` with `add_generation_prompt`, or with
@@ -165,8 +163,8 @@ class PretrainedTokenizer:
 
     def _asked(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
+        messages: Messages,
+        tools: Schemas,
         cover: Callable[[Any], Any],
         shows: bool = False,
     ) -> str:
@@ -308,7 +306,7 @@ class PretrainedTokenizer:
         texts: Sequence[str],
         pictures: Sequence[Sequence[str | int]],
         marks: PictureMarks | None,
-        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None,
+        asked: tuple[Messages, Schemas] | None = None,
     ) -> list[list[int] | int]:
         """Encodes a prompt with images; see `Tokenizer`.
 
@@ -440,7 +438,7 @@ class PretrainedTokenizer:
     def render(
         self,
         messages: Sequence[dict[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Schemas = (),
         prompts: bool = True,
         continues: bool = False,
     ) -> str:
@@ -471,9 +469,7 @@ class PretrainedTokenizer:
                 f" {str(error).partition(chr(10))[0]}. Change the messages, or the template."
             ) from error
 
-    def _apply(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], **way: bool
-    ) -> str:
+    def _apply(self, messages: Sequence[dict[str, Any]], tools: Schemas, **way: bool) -> str:
         return write_chat(
             self.backend, messages, tools, arguments=self.arguments, day=self.day, **way
         )
@@ -498,7 +494,7 @@ class PretrainedTokenizer:
 
     def describe_prompt(
         self,
-        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None,
+        asked: tuple[Messages, Schemas] | None,
     ) -> str:
         """Says in words what writes a prompt, and which system message it has."""
         if not self.chat:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.images import images_of
 from rl_sync.rewards.judgement import MESSAGES, TOOLS
 from rl_sync.tasks.pictures.places import PLACE
-from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
+from rl_sync.tasks.tokenizers.tokenizer import Messages, Schemas, Tokenizer
 
 SYSTEM_ROLES = ("system", "developer")
 _REMEMBERED_LENGTHS = 1 << 16
@@ -26,8 +26,8 @@ class PromptMessages(NamedTuple):
       tools: JSON schemas of the tools that the assistant may call.
     """
 
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] = ()
+    messages: Messages
+    tools: Schemas = ()
 
     @property
     def text(self) -> str:

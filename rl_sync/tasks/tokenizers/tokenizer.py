@@ -19,6 +19,12 @@ _REMEMBERED_LENGTHS = 1 << 18
 BEFORE_TOKENS = 40
 """Number of ids before a reply in which the mark is looked for that begins its thoughts."""
 
+Messages = Sequence[Mapping[str, Any]]
+"""Messages of a conversation, as chat templates of `transformers` take them."""
+
+Schemas = Sequence[Mapping[str, Any]]
+"""JSON schemas of tools, as chat templates take them."""
+
 
 class Tokenizer(Hashable, Protocol):
     """Operations of a tokenizer that tasks and roles need."""
@@ -56,9 +62,7 @@ class Tokenizer(Hashable, Protocol):
     def encode_prompt(self, text: str) -> list[int]:
         """Encodes a text as a prompt that the policy continues."""
 
-    def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
+    def encode_messages(self, messages: Messages, tools: Schemas = ()) -> list[int]:
         """Encodes a conversation as a prompt that the policy continues.
 
         Names of special tokens in contents are plain text, except in a reply that is begun.
@@ -92,7 +96,7 @@ class Tokenizer(Hashable, Protocol):
         texts: Sequence[str],
         pictures: Sequence[Sequence[str | int]],
         marks: PictureMarks | None,
-        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None,
+        asked: tuple[Messages, Schemas] | None = None,
     ) -> list[list[int] | int]:
         """Encodes a prompt with images, in which the names of image tokens are plain text.
 
@@ -121,7 +125,7 @@ class Tokenizer(Hashable, Protocol):
 
     def describe_prompt(
         self,
-        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None,
+        asked: tuple[Messages, Schemas] | None,
     ) -> str:
         """Says in words what writes a prompt, and which system message it has.
 
@@ -165,9 +169,7 @@ def begun_reply(tokenizer: Tokenizer, before: Sequence[int]) -> str:
     return begun_by(tokenizer.decode_all(before[-BEFORE_TOKENS:]), tokenizer.thoughts)
 
 
-def plain_text(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> str:
+def plain_text(messages: Messages, tools: Schemas = ()) -> str:
     """Returns the contents of messages one after the other, as without a chat template.
 
     Raises:
@@ -264,9 +266,7 @@ class CharacterTokenizer:
         """
         return self.encode(text)
 
-    def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
+    def encode_messages(self, messages: Messages, tools: Schemas = ()) -> list[int]:
         """Encodes the contents of the messages, one after the other.
 
         Raises:
@@ -298,7 +298,7 @@ class CharacterTokenizer:
         texts: Sequence[str],
         pictures: Sequence[Sequence[str | int]],
         marks: PictureMarks | None = None,
-        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None = None,
+        asked: tuple[Messages, Schemas] | None = None,
     ) -> list[list[int] | int]:
         """Encodes a prompt with images; see `Tokenizer`.
 
@@ -325,7 +325,7 @@ class CharacterTokenizer:
 
     def describe_prompt(
         self,
-        asked: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None,
+        asked: tuple[Messages, Schemas] | None,
     ) -> str:
         """Says that prompts are characters."""
         del asked
