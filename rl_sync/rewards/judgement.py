@@ -19,7 +19,7 @@ _GREATEST = 3.4e38
 """The largest reward: rewards are stored as float32."""
 
 Row = Mapping[str, Any]
-"""A row of data by field: at least `prompt` and `answer`, and every other field of the row."""
+"""A row of data by field. Rewards get `prompt`, `answer` and every other field of the row."""
 
 MESSAGES = "prompt_messages"
 """Field of a row: the messages of its prompt, if they are more than one text of a user."""

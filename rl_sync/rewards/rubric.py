@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -400,7 +400,7 @@ def _short(text: str, most: int) -> str:
 
 
 def example_rows(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     count: int,
     encode: Callable[[str], Sequence[int]] = lambda text: (),
 ) -> list[ScoringRequest]:

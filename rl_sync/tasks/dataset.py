@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rl_sync.images import FIELD, images_of
+from rl_sync.rewards.judgement import Row
 from rl_sync.setting import check, setting
 from rl_sync.tasks.data_rows import DataRow, RowSource, read_rows
 from rl_sync.tasks.dialogues import Spoken
@@ -256,7 +256,7 @@ def _preferences(examples: Sequence[Example]) -> list[Preference]:
     ]
 
 
-def _asked_alone(example: Example) -> Mapping[str, Any] | None:
+def _asked_alone(example: Example) -> Row | None:
     """Returns a row with the messages and the images of a prompt; None if it has neither."""
     asked = messages_of(example.fields)
     fields = {} if asked is None else asked.fields

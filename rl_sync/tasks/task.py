@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from rl_sync.images import images_of
+from rl_sync.rewards.judgement import Row
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.dialogues import Demonstrated
 from rl_sync.tasks.pictures.places import PLACEHOLDER
@@ -181,7 +182,7 @@ class Task:
             return AskedPrompt(shown.ids, None)
         return AskedPrompt(shown.ids, SequenceImages(shown.at, shown.tiles, shown.digests))
 
-    def _row_of(self, prompt: Prompt) -> Mapping[str, Any] | None:
+    def _row_of(self, prompt: Prompt) -> Row | None:
         """Returns the row of a prompt; those of leases and demonstrations are in `train`."""
         if prompt.row is None and 0 <= prompt.prompt_id < len(self.train):
             problem = self.train[prompt.prompt_id]

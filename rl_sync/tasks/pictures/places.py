@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_sync.images import images_of
+from rl_sync.rewards.judgement import Row
 
 PLACE = "\ufffc"
 """Character in a prompt's text where an image stands: Unicode's object replacement character."""
@@ -49,7 +50,7 @@ def placed(text: str, images: int, placeholder: str = PLACEHOLDER) -> str:
     return text
 
 
-def row_with_places(row: Mapping[str, Any], placeholder: str) -> Mapping[str, Any]:
+def row_with_places(row: Row, placeholder: str) -> Row:
     """Marks the places of a row's images in its `prompt` with `PLACE`, if it has placeholders.
 
     Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
 from rl_sync.images import Image, images_of
+from rl_sync.rewards.judgement import Row
 from rl_sync.tasks.pictures.places import PLACE, PLACEHOLDER, placed
 from rl_sync.tasks.pictures.tile_processor import PictureMarks, TileLayout, TileProcessor, cut
 from rl_sync.tasks.tokenizers.prompt_messages import (
@@ -70,7 +71,7 @@ class PromptEncoder:
     processor: TileProcessor | None = None
     placeholder: str = PLACEHOLDER
 
-    def length(self, text: str, row: Mapping[str, Any] | None) -> int:
+    def length(self, text: str, row: Row | None) -> int:
         """Counts the tokens of a prompt; no image is decoded.
 
         Args:
@@ -87,14 +88,14 @@ class PromptEncoder:
         key = None if asked is None else asked.key
         return _length(self, self._placed(text, images), self._layouts(images), key)
 
-    def images_length(self, row: Mapping[str, Any] | None) -> int:
+    def images_length(self, row: Row | None) -> int:
         """Counts the tokens of a row's images alone, without those around them."""
         if self.processor is None:
             return 0
         tiles = sum(one.tiles for one in self._layouts(images_of(row or {})))
         return tiles * self.processor.tile_tokens
 
-    def expanded(self, text: str, row: Mapping[str, Any] | None) -> ExpandedPrompt:
+    def expanded(self, text: str, row: Row | None) -> ExpandedPrompt:
         """Encodes a prompt; no image is decoded. It raises as `length` does."""
         if self.processor is None:
             ids = np.array(encode_asked(self.tokenizer, text, row), np.int32)
@@ -102,7 +103,7 @@ class PromptEncoder:
         images = images_of(row or {})
         return self._expanded(self._placed(text, images), self._layouts(images), messages_of(row))
 
-    def pictured(self, text: str, row: Mapping[str, Any] | None) -> PicturedPrompt:
+    def pictured(self, text: str, row: Row | None) -> PicturedPrompt:
         """Encodes a prompt and decodes its images.
 
         Raises:
@@ -114,7 +115,7 @@ class PromptEncoder:
         assert (at >= 0).sum() == len(tiles) * self.processor.tile_tokens, "each tile has a place"
         return PicturedPrompt(ids, at, tiles, digests)
 
-    def completion(self, text: str, row: Mapping[str, Any] | None) -> list[int]:
+    def completion(self, text: str, row: Row | None) -> list[int]:
         """Encodes a completion to learn, without its end of sequence.
 
         Args:
@@ -123,7 +124,7 @@ class PromptEncoder:
         """
         return self.tokenizer.encode_reply(text, continues=is_begun(row), marks=self._marks)
 
-    def completion_length(self, text: str, row: Mapping[str, Any] | None) -> int:
+    def completion_length(self, text: str, row: Row | None) -> int:
         """Counts the tokens of a completion to learn, its end of sequence included."""
         return completion_tokens(self.tokenizer, text, is_begun(row), self._marks)
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from rl_sync.images import images_of
-from rl_sync.rewards.judgement import MESSAGES, TOOLS
+from rl_sync.rewards.judgement import MESSAGES, TOOLS, Row
 from rl_sync.tasks.pictures.places import PLACE
 from rl_sync.tasks.tokenizers.tokenizer import Messages, Schemas, Tokenizer
 
@@ -53,26 +53,26 @@ class PromptMessages(NamedTuple):
         return cls(*json.loads(key))
 
 
-def messages_of(row: Mapping[str, Any] | None) -> PromptMessages | None:
+def messages_of(row: Row | None) -> PromptMessages | None:
     """Returns the conversation that a row's prompt is; None if the prompt is one text."""
     if row is None or not row.get(MESSAGES):
         return None
     return PromptMessages(row[MESSAGES], row.get(TOOLS) or ())
 
 
-def is_begun(row: Mapping[str, Any] | None) -> bool:
+def is_begun(row: Row | None) -> bool:
     """Says whether a row's prompt ends with a reply that the policy continues."""
     asked = messages_of(row)
     return asked is not None and asked.messages[-1]["role"] == "assistant"
 
 
-def identity(text: str, row: Mapping[str, Any] | None) -> Hashable:
+def identity(text: str, row: Row | None) -> Hashable:
     """Returns a key that is equal for prompts with the same text, messages and images."""
     asked = messages_of(row)
     return (text, None if asked is None else asked.key, *images_of(row or {}))
 
 
-def _without_images(row: Mapping[str, Any] | None) -> PromptMessages | None:
+def _without_images(row: Row | None) -> PromptMessages | None:
     """Returns the conversation of a row as a policy without vision reads it."""
     asked = messages_of(row)
     if asked is None or not images_of(row or {}):
@@ -85,9 +85,7 @@ def _without_images(row: Mapping[str, Any] | None) -> PromptMessages | None:
     )
 
 
-def encode_asked(
-    tokenizer: Tokenizer, text: str, row: Mapping[str, Any] | None = None
-) -> list[int]:
+def encode_asked(tokenizer: Tokenizer, text: str, row: Row | None = None) -> list[int]:
     """Encodes a prompt without images: the conversation of its row, or otherwise its text.
 
     Raises:
@@ -97,7 +95,7 @@ def encode_asked(
     return tokenizer.encode_prompt(text) if asked is None else tokenizer.encode_messages(*asked)
 
 
-def asked_tokens(tokenizer: Tokenizer, text: str, row: Mapping[str, Any] | None = None) -> int:
+def asked_tokens(tokenizer: Tokenizer, text: str, row: Row | None = None) -> int:
     """Counts the tokens of a prompt without images; it raises as `encode_asked` does."""
     asked = _without_images(row)
     return _length(tokenizer, text, None if asked is None else asked.key)
