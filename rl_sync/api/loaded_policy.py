@@ -32,7 +32,7 @@ from rl_sync.tasks.pictures.places import PLACEHOLDER
 from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.tokenizers import pretrained
-from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
+from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer, TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
@@ -250,7 +250,9 @@ def load(
     else:
         try:
             located = locate(str(path))
-            tokenizer = pretrained.load(str(located), chat, system, template_arguments)
+            tokenizer = pretrained.load(
+                TokenizerConfig(str(located), chat, system, template_arguments)
+            )
             model = load_config(located)
             model = dataclasses.replace(model, dtype=dtype or "float32")
             params = load_params(

@@ -32,6 +32,7 @@ from rl_sync.roles.saved_policy import (
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.prompt_messages import encode_asked
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
@@ -229,7 +230,7 @@ def tokenizer_of(path: str, chat: str, system: str | None) -> Tokenizer:
     """
     if is_run(path):
         return wiring.load_task(settings_of_run(_workdir(path))).tokenizer
-    return pretrained.load(str(locate(path)), chat, system)
+    return pretrained.load(TokenizerConfig(str(locate(path)), chat, system))
 
 
 def require_fit(

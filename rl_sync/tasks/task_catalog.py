@@ -280,14 +280,7 @@ def _tokenizer(
     """Makes the tokenizer; `placeholder` stands for images, and is None for text alone."""
     shows = placeholder is not None
     if config.path is not None:
-        return pretrained.load(
-            config.path,
-            config.chat,
-            config.system,
-            template_arguments=config.template_arguments,
-            date=config.date,
-            thoughts=config.thoughts,
-        )
+        return pretrained.load(config)
     if problems.charset is not None:
         new = "".join(dict.fromkeys(c for c in more if c not in problems.charset))
         return CharacterTokenizer(problems.charset + new, shows, marks_of(config.thoughts))

@@ -17,7 +17,7 @@ from tokenizers import (
 )
 
 from rl_sync.tasks.tokenizers import pretrained
-from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer
+from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer, TokenizerConfig
 
 CORPUS = [
     "user assistant system tool What is the sum of seven and five? The answer is 12.",
@@ -211,7 +211,7 @@ def load_model(
             ids = [tokenizer.token_to_id(end) for end in (eos, *ends)]
             with open(f"{directory}/generation_config.json", "w") as file:
                 file.write(f'{{"eos_token_id": {ids}}}')
-        return pretrained.load(directory, chat, system)
+        return pretrained.load(TokenizerConfig(directory, chat, system))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.llm.prompt_template import delimiter_of
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from tests.models.huggingface import golden
 from tests.roles.test_policy_export import TOKENIZER, run_in
 
@@ -47,7 +48,7 @@ def question(text):
 )
 def test_the_score_is_the_share_of_yes(chat, verdicts):
     config, params = golden.load(LLAMA)
-    tokenizer = pretrained.load(str(LLAMA), chat, None)
+    tokenizer = pretrained.load(TokenizerConfig(str(LLAMA), chat, None))
     texts = ["2", "1", "three"]
     judge = SelfJudge(str(LLAMA), question=SHORT, chat=chat, rows=4)
     judged = judge([ROW] * 3, [Completion(text) for text in texts])
@@ -78,7 +79,7 @@ def test_equal_completions_are_computed_once(monkeypatch):
 @pytest.mark.nightly
 def test_verdicts_of_one_s_own_have_values_of_one_s_own():
     config, params = golden.load(LLAMA)
-    tokenizer = pretrained.load(str(LLAMA), "no", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(LLAMA), "no", None))
     verdicts = {"1": 0.0, "2": 0.5, "3": 1.0}
     judge = SelfJudge(str(LLAMA), question=SHORT, verdicts=verdicts, chat="no")
     (one,) = judge([ROW], [Completion("4")])
@@ -96,7 +97,7 @@ def test_a_run_s_policy_judges_as_it_began_and_as_it_is(tmp_path):
     ]
     assert len({*scores}) == 3
     assert scores[2] == scores[3]
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     yes, no = (
         probability(model, params, tokenizer, question("4"), verdict) for verdict in ("yes", "no")
     )

@@ -22,6 +22,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
 from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer_files import IMAGE
 from rl_sync.workdir import Workdir
 from tests.models import tiny as tiny_model
@@ -194,7 +195,7 @@ def test_the_tokenizer_of_a_run_is_exported_with_the_ids_that_end_a_completion(p
     export(tmp_path / "run", tmp_path / "out", None)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "out" / name).read_text() == (tokenizer / name).read_text()
-    stored = pretrained.load(str(tmp_path / "out"), "auto", None)
+    stored = pretrained.load(TokenizerConfig(str(tmp_path / "out")))
     used = wiring.load_task(settings).tokenizer
     assert (stored.eos_ids, stored.pad_id) == (used.eos_ids, used.pad_id)
     values, generation = (
@@ -228,7 +229,7 @@ def test_a_checkpoint_keeps_all_that_ends_a_reply_the_templates_end_first(tmp_pa
     )
     assert values["eos_token_id"] == generation["eos_token_id"] == [7, 2, 4]
     assert generation["top_k"] == 20
-    again = pretrained.load(str(tmp_path / "out"), "no", None)
+    again = pretrained.load(TokenizerConfig(str(tmp_path / "out"), "no", None))
     assert set(again.eos_ids) == {2, 4, 7}, "whoever asks without the template stops there, too"
 
 

@@ -4,6 +4,7 @@ from rl_sync.tasks.lengths import LengthLimits, fit, truncated
 from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.problems import Problems
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt
 from tests.tasks.loading import TOKENIZER
@@ -85,7 +86,7 @@ def test_limits_that_leave_nothing_are_refused():
 
 
 def test_a_cut_prompt_keeps_its_chat_template_whole():
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", "Be brief.")
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER), "auto", "Be brief."))
     around = len(tokenizer.encode_prompt(""))
     text = truncated("0123456789", tokenizer, around + 4)
     assert text == "6789"
@@ -93,7 +94,7 @@ def test_a_cut_prompt_keeps_its_chat_template_whole():
 
 
 def test_a_template_that_leaves_no_room_is_named():
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     around = len(tokenizer.encode_prompt(""))
     with pytest.raises(ValueError, match=rf"={around} has no room .* alone take {around}\."):
         truncated("0123456789", tokenizer, around)

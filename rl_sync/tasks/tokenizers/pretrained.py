@@ -544,42 +544,37 @@ def _cut_names(text: str, marks: PictureMarks, cut: str) -> str:
     return re.sub(marks.names, lambda name: name[0][:1] + cut + name[0][1:], text)
 
 
-def load(
-    path: str,
-    chat: str,
-    system: str | None,
-    template_arguments: str | None = None,
-    date: str | None = None,
-    thoughts: str | None = None,
-) -> PretrainedTokenizer:
+def load(config: TokenizerConfig) -> PretrainedTokenizer:
     """Loads a tokenizer from a directory, from the hub's cache, or otherwise from the hub.
 
     Args:
-      path, chat, system, template_arguments, date, thoughts: see `TokenizerConfig`.
+      config: settings, with a path.
 
     Raises:
       ValueError: there is no tokenizer; it has no end of sequence; or it lacks a chat template that
         the settings need.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # We need no torch.
+    assert config.path is not None, "the caller has a path"
+    path = config.path
     backend, eos_ids = _read(path)
     has_template = backend.chat_template is not None
     if not has_template:
-        _require_none_needed(path, chat, system)
-    chats = chat != "no" and has_template
-    arguments, day = arguments_of(template_arguments), day_of(date) or datetime.date.today()
+        _require_none_needed(config)
+    chats = config.chat != "no" and has_template
+    arguments = arguments_of(config.template_arguments)
     if arguments:
         _require_read(path, backend.chat_template, arguments, chats)
     made = PretrainedTokenizer(
         backend=backend,
         chat=chats,
-        system=system,
+        system=config.system,
         vocab_size=max(backend.get_vocab().values()) + 1,
         pad_id=backend.pad_token_id,
         eos_ids=eos_ids,
         arguments=arguments,
-        day=day,
-        thoughts=marks_of(thoughts),
+        day=day_of(config.date) or datetime.date.today(),
+        thoughts=marks_of(config.thoughts),
     )
     if chats and (end := _template_end(made, path)) is not None:
         eos_ids = tuple(dict.fromkeys((end, *eos_ids)))
@@ -590,22 +585,22 @@ def load(
         )
     pad_id = eos_ids[0] if made.pad_id is None else made.pad_id
     made = dataclasses.replace(made, eos_ids=eos_ids, pad_id=pad_id)
-    if system is not None and chats:
+    if config.system is not None and chats:
         _require_system_written(made)
     return made
 
 
-def _require_none_needed(path: str, chat: str, system: str | None) -> None:
+def _require_none_needed(config: TokenizerConfig) -> None:
     """Rejects settings that need a chat template, where there is none."""
-    if chat == "yes":
+    if config.chat == "yes":
         raise ValueError(
-            f"tokenizer.chat=yes, but the tokenizer of {path} has no chat template: use"
+            f"tokenizer.chat=yes, but the tokenizer of {config.path} has no chat template: use"
             " tokenizer.chat=no, or the tokenizer of an instruction-tuned checkpoint."
         )
-    if system is not None:
+    if config.system is not None:
         raise ValueError(
-            f"tokenizer.system={system!r} needs a chat template, but the tokenizer of {path} has"
-            " none: leave it out."
+            f"tokenizer.system={config.system!r} needs a chat template, but the tokenizer of"
+            f" {config.path} has none: leave it out."
         )
 
 

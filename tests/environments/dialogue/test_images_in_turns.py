@@ -17,6 +17,7 @@ from rl_sync.tasks.pictures.checkpoint_tiles import checkpoint_tiles
 from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import SquareTiles
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from tests.odd_images import drawn
 from tests.tasks.pictures.checkpoints import gemma3, smolvlm
@@ -46,7 +47,7 @@ def _family(request, tmp_path):
     processor = checkpoint_tiles(path)
 
     def made(chat="yes"):
-        return PromptEncoder(pretrained.load(str(tmp_path), chat, None), processor)
+        return PromptEncoder(pretrained.load(TokenizerConfig(str(tmp_path), chat, None)), processor)
 
     made.name = request.param
     return made

@@ -13,6 +13,7 @@ from rl_sync.tasks.pictures.places import PLACE, placed, unused_character
 from rl_sync.tasks.pictures.prompt_encoder import PromptEncoder
 from rl_sync.tasks.pictures.tile_processor import PictureMarks, SquareTiles
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from tests.odd_images import drawn
 from tests.tasks.pictures.checkpoints import gemma3, smolvlm
@@ -25,7 +26,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "data" / "smolvlm_prompts.json"
 def _tokenizer(backend, directory, chat="yes", system=None):
     directory.mkdir(exist_ok=True)
     backend.save_pretrained(directory)
-    return pretrained.load(str(directory), chat, system)
+    return pretrained.load(TokenizerConfig(str(directory), chat, system))
 
 
 @pytest.fixture

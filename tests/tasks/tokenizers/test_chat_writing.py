@@ -27,7 +27,7 @@ def loaded(template, special=SPECIAL, **settings):
     made = load_model(model(special), template, special[0]).backend
     return lambda directory: (
         made.save_pretrained(directory),
-        pretrained.load(str(directory), "auto", None, **settings),
+        pretrained.load(TokenizerConfig(str(directory), "auto", None, **settings)),
     )[1]
 
 

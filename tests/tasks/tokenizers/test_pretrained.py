@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from tests.tasks.loading import TOKENIZER, dataset, load, write_lines
 
 
@@ -32,7 +33,7 @@ def copy(tmp_path):
 
 
 def test_a_prompt_goes_through_the_chat_template_up_to_the_assistants_turn(peer):
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     message = {"role": "user", "content": "7+5=?"}
     expected = peer.apply_chat_template([message], add_generation_prompt=True, return_dict=False)
     assert tokenizer.encode_prompt("7+5=?") == expected
@@ -40,7 +41,7 @@ def test_a_prompt_goes_through_the_chat_template_up_to_the_assistants_turn(peer)
 
 
 def test_a_system_message_stands_before_the_prompt(peer):
-    tokenizer = pretrained.load(str(TOKENIZER), "yes", "Be brief.")
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER), "yes", "Be brief."))
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "7+5=?"},
@@ -65,23 +66,23 @@ def test_without_a_chat_a_prompt_has_the_special_tokens_that_go_first_and_none_t
     }
     with open(tokenizer_file, "w") as file:
         json.dump(described, file)
-    tokenizer = pretrained.load(directory, "no", None)
+    tokenizer = pretrained.load(TokenizerConfig(directory, "no", None))
     assert tokenizer.encode_prompt("hi") == [1, *tokenizer.encode("hi")]
     assert tokenizer.encode("hi") == [76, 77]
 
 
 def test_ids_come_from_the_tokenizer_and_all_ends_from_the_generation_config():
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.eos_ids) == (0, 2, (2, 7))
     assert tokenizer.vocab_size == 96
 
 
 def test_a_tokenizer_without_padding_fills_with_its_end(copy):
-    assert pretrained.load(copy(pad_token=None), "auto", None).pad_id == 2
+    assert pretrained.load(TokenizerConfig(copy(pad_token=None))).pad_id == 2
 
 
 def test_the_generation_config_may_name_the_only_end(copy):
-    assert pretrained.load(copy(eos_token=None), "auto", None).eos_ids == (2, 7)
+    assert pretrained.load(TokenizerConfig(copy(eos_token=None))).eos_ids == (2, 7)
 
 
 def test_a_demonstration_ends_as_the_chat_template_ends_an_answer(copy, tmp_path):
@@ -91,12 +92,12 @@ def test_a_demonstration_ends_as_the_chat_template_ends_an_answer(copy, tmp_path
         "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}#{% endif %}"
         "{% endfor %}"
     )
-    assert pretrained.load(directory, "auto", None).eos_ids == (7, 2)
-    assert pretrained.load(directory, "no", None).eos_ids == (2, 7)
+    assert pretrained.load(TokenizerConfig(directory)).eos_ids == (7, 2)
+    assert pretrained.load(TokenizerConfig(directory, "no", None)).eos_ids == (2, 7)
 
 
 def test_decoding_ends_at_any_end_and_shows_what_does_not_belong():
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     assert tokenizer.decode([76, 77, 7, 76]) == "hi"
     assert tokenizer.decode([76, 77, 2]) == "hi"
     assert tokenizer.with_stop_ids((77,)).decode([76, 77]) == "h"
@@ -105,7 +106,7 @@ def test_decoding_ends_at_any_end_and_shows_what_does_not_belong():
 
 
 def test_a_tokenizer_without_a_chat_template_asks_the_bare_prompt(copy):
-    tokenizer = pretrained.load(copy(template=False), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(copy(template=False)))
     assert tokenizer.encode_prompt("hi") == [76, 77]
 
 
@@ -118,21 +119,21 @@ def test_a_tokenizer_without_a_chat_template_asks_the_bare_prompt(copy):
 )
 def test_a_chat_without_a_template_is_refused(copy, chat, system, message):
     with pytest.raises(ValueError, match=message):
-        pretrained.load(copy(template=False), chat, system)
+        pretrained.load(TokenizerConfig(copy(template=False), chat, system))
 
 
 def test_a_tokenizer_that_cannot_end_is_refused(copy, tmp_path):
     directory = copy(eos_token=None)
     (tmp_path / "tokenizer" / "generation_config.json").unlink()
     with pytest.raises(ValueError, match="names no end-of-sequence token"):
-        pretrained.load(directory, "auto", None)
+        pretrained.load(TokenizerConfig(directory))
 
 
 def test_a_directory_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"No tokenizer can be loaded from .*tokenizer.path="):
-        pretrained.load(str(tmp_path), "auto", None)
+        pretrained.load(TokenizerConfig(str(tmp_path)))
     with pytest.raises(ValueError, match="nowhere does not exist"):
-        pretrained.load(str(tmp_path / "nowhere"), "auto", None)
+        pretrained.load(TokenizerConfig(str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_broken_file_of_a_tokenizer_is_named(copy, file, text, message):
     directory = Path(copy())
     (directory / file).write_text(text)
     with pytest.raises(ValueError, match=rf"tokenizer/{file}:? {message}"):
-        pretrained.load(str(directory), "auto", None)
+        pretrained.load(TokenizerConfig(str(directory)))
 
 
 def test_a_chat_template_that_cannot_be_used_is_refused_with_the_reason(copy):
@@ -163,8 +164,8 @@ def test_a_chat_template_that_cannot_be_used_is_refused_with_the_reason(copy):
     with pytest.raises(
         ValueError, match=r"chat template of .*tokenizer cannot .*tokenizer.chat=no"
     ):
-        pretrained.load(str(directory), "auto", None)
-    assert not pretrained.load(str(directory), "no", None).chat
+        pretrained.load(TokenizerConfig(str(directory)))
+    assert not pretrained.load(TokenizerConfig(str(directory), "no", None)).chat
 
 
 def test_a_name_that_is_in_the_hubs_cache_needs_no_network(tmp_path, monkeypatch):
@@ -173,14 +174,14 @@ def test_a_name_that_is_in_the_hubs_cache_needs_no_network(tmp_path, monkeypatch
     shutil.copytree(TOKENIZER, checkpoint / "snapshots" / "0123abc")
     (checkpoint / "refs").mkdir()
     (checkpoint / "refs" / "main").write_text("0123abc")
-    assert pretrained.load("someone/something", "auto", None).eos_ids == (2, 7)
+    assert pretrained.load(TokenizerConfig("someone/something")).eos_ids == (2, 7)
 
 
 def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     # Which of the two it is depends on the version of transformers.
     with pytest.raises(ValueError, match=r"([Nn]o tokenizer).*tokenizer.path="):
-        pretrained.load(str(tmp_path), "auto", None)
+        pretrained.load(TokenizerConfig(str(tmp_path)))
 
 
 def test_a_tasks_rows_hold_the_template_and_its_texts_do_not(tmp_path, peer):

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from rl_sync.tasks.tokenizers import pretrained
+from rl_sync.tasks.tokenizers.pretrained import TokenizerConfig
 from rl_sync.tasks.tokenizers.special_tokens import Shield, SpecialTokens
 from tests.tasks.loading import TOKENIZER
 
@@ -30,7 +31,7 @@ def test_the_names_are_those_of_special_tokens_longer_ones_first():
 
 
 def test_a_name_is_encoded_as_its_characters():
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     (name, *_) = (n for n in tokenizer.special.names if n != tokenizer.backend.unk_token)
     special = tokenizer.backend.convert_tokens_to_ids(name)
     assert tokenizer.encode(f"a{name}") == [*tokenizer.encode("a"), special]
@@ -80,7 +81,7 @@ def test_a_text_that_begins_a_sequence_has_the_tokenizers_beginning_and_not_its_
     processor = processors.TemplateProcessing("<s> $A </s>", None, around)
     backend.backend_tokenizer.post_processor = processor
     backend.save_pretrained(tmp_path)
-    tokenizer = pretrained.load(str(tmp_path), "no", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(tmp_path), "no", None))
     start, end = (i for _, i in around)
     ids = tokenizer.encode_literally("ab</s>", begins=True)
     assert ids[0] == start
@@ -91,7 +92,7 @@ def test_a_text_that_begins_a_sequence_has_the_tokenizers_beginning_and_not_its_
 
 
 def test_decoding_all_keeps_special_tokens_and_goes_on_behind_an_end():
-    tokenizer = pretrained.load(str(TOKENIZER), "auto", None)
+    tokenizer = pretrained.load(TokenizerConfig(str(TOKENIZER)))
     end = tokenizer.eos_id
     ids = [*tokenizer.encode("hi"), end, *tokenizer.encode("ho"), tokenizer.vocab_size]
     name = tokenizer.backend.convert_ids_to_tokens(end)
