@@ -14,59 +14,28 @@ from rl_sync.ending import Ending
 from rl_sync.isolation.codec import Records
 from rl_sync.messages.call import Call
 from rl_sync.messages.scoring_calls import CompletionToScore, RequestScores, Scores
-from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.prompt_messages import messages_of
-from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS, begun_reply
-from rl_sync.types import NO_LEASE, Group, Prompt
+from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS, Tokenizer, begun_reply
+from rl_sync.types import Group, Prompt
 
 T = TypeVar("T")
 
 
-def written(
-    task: Task,
-    tokens: Sequence[int],
-    *,
-    is_cut: bool,
-    prompt_id: int,
-    held_out: bool = False,
-    lease_id: int = NO_LEASE,
-    sample: int = 0,
-    ending: Ending | None = None,
-    before: Sequence[int] = (),
-) -> CompletionToScore:
-    """Makes the request to score a completion of a problem, or the last reply of an episode.
-
-    Args:
-      tokens: token ids, including the end of sequence.
-      is_cut: whether a limit ended it.
-      before: ids before the reply; the last `BEFORE_TOKENS` are enough.
-      prompt_id, held_out, lease_id, sample, ending: see `CompletionToScore`.
-    """
-    problem = (task.held_out if held_out else task.train)[prompt_id]
-    ids = list(tokens)
-    return CompletionToScore(
-        prompt_id=prompt_id,
-        held_out=held_out,
-        lease_id=lease_id,
-        text=task.tokenizer.decode(ids),
-        tokens=ids,
-        truncated=is_cut,
-        sample=sample,
-        ending=ending,
-        begun=_begun(task, before, None if ending and ending.turns > 1 else problem),
-    )
-
-
-def _begun(task: Task, before: Sequence[int], problem: Prompt | None) -> str:
+def begun_of(
+    tokenizer: Tokenizer, before: Sequence[int], problem: Prompt, ending: Ending | None = None
+) -> str:
     """Returns what the prompt has written of a reply: a message that is begun, or a mark.
 
     Args:
-      problem: the problem whose prompt the reply follows; None if other turns stand between.
+      before: ids before the reply; the last `BEFORE_TOKENS` are enough.
+      problem: the problem of the reply.
+      ending: end of its episode, if it is the last reply of one.
     """
-    asked = messages_of(problem.row) if problem else None
+    stands_between = ending is not None and ending.turns > 1  # Other turns follow the prompt.
+    asked = None if stands_between else messages_of(problem.row)
     if asked is not None and asked.messages[-1]["role"] == "assistant":
         return str(asked.messages[-1].get("content") or "")
-    return begun_reply(task.tokenizer, before)
+    return begun_reply(tokenizer, before)
 
 
 def last_replies(group: Group) -> Iterator[tuple[list[int], list[int]]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
-from rl_sync.ending import RESULTS
+from rl_sync.ending import RESULTS, Ending
 from rl_sync.isolation.codec import Records
 from rl_sync.messages.master_calls import AwaitEvaluations, HandInEvaluation
 from rl_sync.messages.scoring_calls import CompletionToScore
@@ -23,10 +23,10 @@ from rl_sync.rollout.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.scoring.judging import SOLVING_SCORE
-from rl_sync.scoring.score_requests import await_call, judged, written
+from rl_sync.scoring.score_requests import await_call, begun_of, judged
 from rl_sync.tasks.task import Task
 from rl_sync.tasks.tokenizers.tokenizer import BEFORE_TOKENS
-from rl_sync.types import Params, Prompt
+from rl_sync.types import NO_LEASE, Params, Prompt
 
 _SEED = 0x65766C
 """Word in the seeds of evaluations, so that these seeds differ from the seeds of rollouts."""
@@ -101,21 +101,33 @@ class EvaluationSet:
     ) -> list[CompletionToScore]:
         """Returns the completions of each problem as records for scoring."""
         return [
-            written(
-                self.task,
-                one.last_reply.tolist() if isinstance(one, Played) else one.tokens.tolist(),
-                is_cut=one.ending.is_cut if isinstance(one, Played) else one.finish == "length",
-                prompt_id=prompt.prompt_id,
-                held_out=True,
-                sample=sample,
-                ending=one.ending if isinstance(one, Played) else None,
-                before=one.before_last_reply.tolist() if isinstance(one, Played) else asked,
-            )
-            for prompt, asked, completions in zip(
+            self._written(prompt, before, one)._replace(sample=sample)
+            for prompt, before, completions in zip(
                 self.prompts, self._prompt_ends, generated, strict=True
             )
             for sample, one in enumerate(completions)
         ]
+
+    def _written(
+        self, prompt: Prompt, before: Sequence[int], one: FinishedCompletion | Played
+    ) -> CompletionToScore:
+        ending: Ending | None = None
+        if isinstance(one, Played):
+            before, ending = one.before_last_reply.tolist(), one.ending
+            tokens, is_cut = one.last_reply.tolist(), ending.is_cut
+        else:
+            tokens, is_cut = one.tokens.tolist(), one.finish == "length"
+        tokenizer = self.task.tokenizer
+        return CompletionToScore(
+            prompt_id=prompt.prompt_id,
+            held_out=True,
+            lease_id=NO_LEASE,
+            text=tokenizer.decode(tokens),
+            tokens=tokens,
+            truncated=is_cut,
+            ending=ending,
+            begun=begun_of(tokenizer, before, prompt, ending),
+        )
 
 
 class Measure(Protocol):

@@ -23,7 +23,7 @@ from rl_sync.replay.replay_interface import (
     ReplayUnavailableError,
 )
 from rl_sync.roles.explorer.actor import Explorer
-from rl_sync.scoring.score_requests import judged, last_replies, written
+from rl_sync.scoring.score_requests import begun_of, judged, last_replies
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
 
@@ -169,15 +169,17 @@ class GroupDelivery:
         assert group.truncated is not None, "the explorer says it"
         endings = group.endings or [None] * len(group.tokens)
         cut = [one.is_cut for one in group.endings or ()] or group.truncated.tolist()
+        tokenizer, problem = self._task.tokenizer, self._task.train[group.prompt_id]
         return [
-            written(
-                self._task,
-                ids,
-                is_cut=is_cut,
+            CompletionToScore(
                 prompt_id=group.prompt_id,
+                held_out=False,
                 lease_id=group.lease_id,
+                text=tokenizer.decode(ids),
+                tokens=ids,
+                truncated=is_cut,
                 ending=ending,
-                before=before,
+                begun=begun_of(tokenizer, before, problem, ending),
             )
             for (before, ids), ending, is_cut in zip(last_replies(group), endings, cut, strict=True)
         ]

@@ -17,7 +17,7 @@ from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.scoring_calls import ScoredCompletion, Scores
 from rl_sync.replay.replay_interface import ReplayUnavailableError
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
-from rl_sync.scoring.score_requests import last_replies, written
+from rl_sync.scoring.score_requests import begun_of, last_replies
 from rl_sync.tasks.tokenizers.tokenizer import CharacterTokenizer
 from rl_sync.types import Prompt
 from tests.cluster.memory_session import MemorySession
@@ -299,16 +299,8 @@ def test_the_last_reply_of_each_row_is_its_last_run_of_learned_tokens():
 def test_what_the_prompt_has_written_of_a_reply_is_handed_in(prompt, last, turns, begun):
     tokenizer = CharacterTokenizer.of_texts(["1+?\n</think>"])
     row = None if last is None else {"prompt_messages": [{"role": "user", "content": "?"}, last]}
-    task = types.SimpleNamespace(tokenizer=tokenizer, train=[Prompt(0, "1+1?", "2", row)])
-    item = written(
-        task,
-        tokenizer.encode("1"),
-        is_cut=False,
-        prompt_id=0,
-        ending=Ending({}, {}, "done", "", turns=turns),
-        before=tokenizer.encode("?" * 50 + prompt),
-    )
-    assert (item.text, item.begun) == ("1", begun)
+    ending, before = Ending({}, {}, "done", "", turns=turns), tokenizer.encode("?" * 50 + prompt)
+    assert begun_of(tokenizer, before, Prompt(0, "1+1?", "2", row), ending) == begun
 
 
 def test_the_last_groups_are_inserted_again_once_the_replay_server_was_started_again():
