@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_sync.environments.first_messages import first_messages
 from rl_sync.environments.hosts.construction import Construction
-from rl_sync.environments.interface import Outcome, Reply, Turn, players_of
+from rl_sync.environments.interface import Environment, Outcome, Reply, Turn, players_of
 from rl_sync.spelling import require_one_of
 from rl_sync.tasks.tokenizers.prompt_messages import messages_of
 
@@ -29,7 +29,7 @@ class EnvironmentBySet:
 
     def __init__(self, **environments: str) -> None:
         self._makers = constructions(environments)
-        self._env: Any = None
+        self._env: Environment | None = None
 
     @classmethod
     def check(cls, **environments: str) -> None:
@@ -51,7 +51,7 @@ class EnvironmentBySet:
         """The number of players of the episode's game."""
         return 1 if self._env is None else players_of(self._env)
 
-    def reset(self, task: Mapping[str, Any], seed: int) -> Any:
+    def reset(self, task: Mapping[str, Any], seed: int) -> Turn | Awaitable[Turn]:
         """Begins an episode of the row's set."""
         maker = self._makers.get(str(task.get(_SET)))
         self._env = None if maker is None else maker.make()
@@ -61,7 +61,7 @@ class EnvironmentBySet:
             return Turn(first_messages(task), tools=tools)
         return self._env.reset(task, seed)
 
-    def step(self, reply: Reply) -> Any:
+    def step(self, reply: Reply) -> Turn | Outcome | Awaitable[Turn | Outcome]:
         """Takes the policy's reply."""
         if self._env is None:
             return Outcome({}, why=_JUDGED)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rl_sync.ending import Ending, Fault, Move
 from rl_sync.expression import parse_sum
@@ -21,6 +21,8 @@ from rl_sync.rewards.judgement import NOT_APPLICABLE, Completion, Judgement, Row
 from rl_sync.rewards.other_trainers import is_foreign, translated
 from rl_sync.rewards.reward_catalog import MadeReward, is_quick, make
 from rl_sync.row_answers import answer_text
+
+T = TypeVar("T")
 
 _SHOWN_CHARACTERS = 500
 _SURELY_FINITE = 1e30  # In float32, too.
@@ -273,7 +275,7 @@ async def _gathered(
     return list(await asyncio.gather(*map(one, items)))
 
 
-async def _lasting(judging: Awaitable[Any]) -> Any:
+async def _lasting(judging: Awaitable[T]) -> T:
     """Waits for a reward, and keeps it from ending the event loop of other rewards.
 
     Raises:

@@ -12,10 +12,12 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rl_sync.models.huggingface.files import LFS_POINTER
 from rl_sync.spelling import hint
+
+T = TypeVar("T")
 
 _PARQUET = ".parquet"
 _JSON = ".json"
@@ -149,7 +151,7 @@ def _has_a_row_a_line(path: Path, text: str) -> bool:
     return _is_json(first, _value) or (_is_json(second, _value) and not _is_json(text, _values))
 
 
-def _is_json(text: str, read: Callable[[str], Any]) -> bool:
+def _is_json(text: str, read: Callable[[str], object]) -> bool:
     try:
         read(text)
     except (ValueError, RecursionError):
@@ -277,7 +279,7 @@ def _behind_space(text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-def _parsed(where: str, text: str, read: Callable[[str], Any]) -> Any:
+def _parsed(where: str, text: str, read: Callable[[str], T]) -> T:
     try:
         return read(text)
     except RecursionError as error:
