@@ -69,7 +69,7 @@ class TextArenaGame:
         known = textarena.envs.registration.ENV_REGISTRY
         if game not in known:
             raise ValueError(f"TextArena has no game {game!r}{hint(game, known)}")
-        env: Any = textarena.make(game, **self._options)
+        env = textarena.make(game, **self._options)
         # Wrappers render the whole game in each turn, although the conversation already has it.
         while isinstance(env, textarena.Wrapper):
             env = env.env

@@ -25,7 +25,7 @@ RESUMED = "rl_sync.resumed_at"
 
 def start(run: TrackedRun) -> Backend:
     """Starts or resumes a run; in names, characters that MLflow forbids become underscores."""
-    tracking: Any = importlib.import_module("mlflow.tracking")
+    tracking = importlib.import_module("mlflow.tracking")
     client = tracking.MlflowClient(tracking_uri=run.labels.mlflow_uri)
     known = read_identity(run.workdir, "mlflow")
     run_id = known.get("run_id") or _create(client, run)
@@ -50,7 +50,7 @@ def _create(client: Any, run: TrackedRun) -> str:
 
 def _describe(client: Any, run_id: str, settings: Mapping[str, Any]) -> None:
     """Writes the settings that the run does not have yet as its parameters."""
-    entities: Any = importlib.import_module("mlflow.entities")
+    entities = importlib.import_module("mlflow.entities")
     there = client.get_run(run_id).data.params
     new = iter(
         entities.Param(_named(name), str(value)[:_MOST_CHARACTERS])
@@ -62,7 +62,7 @@ def _describe(client: Any, run_id: str, settings: Mapping[str, Any]) -> None:
 
 
 def _log(client: Any, run_id: str, point: MetricPoint) -> None:
-    entities: Any = importlib.import_module("mlflow.entities")
+    entities = importlib.import_module("mlflow.entities")
     msecs = round(point.secs * 1000)
     metrics = [
         entities.Metric(_named(name), float(value), msecs, point.step)

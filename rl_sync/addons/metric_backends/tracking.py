@@ -11,7 +11,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rl_sync.addons.metric_backends.run_ids import read_identity, write_identity
 from rl_sync.records.backends.backend import Backend, MetricPoint, TrackedRun
@@ -33,7 +32,7 @@ def start_wandb(run: TrackedRun) -> Backend:
     records and never falls, since W&B drops what is older. If the process was killed, a resumed run
     logs the last records before it again.
     """
-    wandb: Any = importlib.import_module("wandb")
+    wandb = importlib.import_module("wandb")
     known = read_identity(run.workdir, "wandb")
     names = _names(run, known, "WANDB_PROJECT", "WANDB_NAME")
     identity = {"id": known.get("id") or secrets.token_hex(4), **names}
@@ -79,7 +78,7 @@ def start_wandb(run: TrackedRun) -> Backend:
 
 def start_trackio(run: TrackedRun) -> Backend:
     """Starts or resumes a run of trackio; each record has the step of its phase."""
-    trackio: Any = importlib.import_module("trackio")
+    trackio = importlib.import_module("trackio")
     known = read_identity(run.workdir, "trackio")
     identity = _names(run, known)
     tracked = trackio.init(
