@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from rl_sync.models.cache import reads_by_pages
 from rl_sync.models.config import ModelConfig
@@ -33,6 +33,7 @@ from rl_sync.rollout.sampling import LogitsProcessors, Sampling
 from rl_sync.rollout.sequence import GrowingSequence, Pauses
 from rl_sync.rollout.slot_admission import Admission
 from rl_sync.rollout.slot_table import SlotTable
+from rl_sync.rollout.slots import Chunk
 from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages, SequenceImages, after
 from rl_sync.types import Params
@@ -285,14 +286,7 @@ class Engine:
         if not self.unfinished:
             return []
         started, compiled = time.monotonic(), self._batch.compile_secs
-        stepped, reused = self._continuations.flush()
-        if self._supply is not None:
-            self._supply.supply()
-        rows = self._admission.rows(self._chunks)
-        if rows != self._batch.rows:
-            self._batch.resize(rows, self._occupancy.resize(rows))
-        prompts, prompt_tokens, known_stepped, known = self._admission.admit()
-        restepped, restored = self._continuations.flush()
+        prompts, use = self._start()
         live = self._occupancy.live
         chunk = self._batch.decode(
             self._occupancy.mask,
@@ -300,7 +294,7 @@ class Engine:
             self._pauses.tokens,
             longest=max(s.length for s in live.values()),
         )
-        use = self._cache_use()
+        use += self._cache_use()
         self._chunks += 1
         # The device computes from here on. Meanwhile the host looks for stop strings in the
         # previous chunk's text. Tokens that are now sampled after a stop string are dropped.
@@ -309,51 +303,79 @@ class Engine:
         )
         jax.block_until_ready(prompts)
         prefilled = time.monotonic()
-        tokens, logprobs, goes_on, steps, kept, routes = jax.device_get(chunk)
+        read = jax.device_get(chunk)
         ended = time.monotonic()
-        if not np.isfinite(logprobs[:steps]).all():
-            dtype = self._config.dtype
-            remedy = (
-                " float16 has no values beyond 65,504: use bfloat16 or float32 (model.dtype;"
-                " explorer.dtype and trainer.compute_dtype for one role)."
-            )
-            raise NonFiniteLogitsError(
-                "The model's logits are NaN or infinite: either its weights are, or values"
-                f" computed with them in {dtype} are.{remedy if dtype == 'float16' else ''}"
-            )
-        done = {}
+        finished += self._take_out(self._append(read))
+        steps = int(read.steps)
+        compile_secs = self._batch.compile_secs - compiled
+        prefill_secs = max(0.0, prefilled - started - compile_secs) if prompts else 0.0
+        self._counted += use + Stats(
+            completions=len(finished),
+            prefill_secs=prefill_secs,
+            decode_tokens=int((read.tokens >= 0).sum()),
+            decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
+            steps=steps,
+            row_steps=steps * self._batch.rows,
+        )
+        return finished
+
+    def _start(self) -> tuple[list[Int[Array, "R P"]], Stats]:
+        """Chooses the number of slots, and starts waiting sequences in the free ones.
+
+        Returns:
+          Tokens of each prefix that the device computes, and counts of the work.
+        """
+        stepped, reused = self._continuations.flush()
+        if self._supply is not None:
+            self._supply.supply()
+        rows = self._admission.rows(self._chunks)
+        if rows != self._batch.rows:
+            self._batch.resize(rows, self._occupancy.resize(rows))
+        admitted = self._admission.admit()
+        restepped, restored = self._continuations.flush()
+        stepped += restepped + admitted.stepped_tokens
+        work = Stats(
+            prefill_tokens=admitted.prompt_tokens + stepped,
+            stepped_tokens=stepped,
+            reused_tokens=reused + restored + admitted.reused_tokens,
+        )
+        return admitted.prompts, work
+
+    def _append(self, chunk: Chunk) -> dict[int, GrowingSequence]:
+        """Appends a chunk, read from the device, to the live sequences; returns those it ends."""
+        steps = int(chunk.steps)
+        self._require_finite(chunk.logprobs[:steps])
         # Converting all rows at once takes a third of the time that one row after the other takes.
-        of_slots = tokens[:steps].T.tolist(), logprobs[:steps].T.tolist()
+        tokens, logprobs = chunk.tokens[:steps].T.tolist(), chunk.logprobs[:steps].T.tolist()
+        done = {}
         for slot, sequence in self._occupancy.live.items():
             sequence.append(
-                of_slots[0][slot],
-                of_slots[1][slot],
+                tokens[slot],
+                logprobs[slot],
                 self._version,
-                None if kept is None else kept[:steps, slot],
+                None if chunk.kept is None else np.asarray(chunk.kept[:steps, slot]),
                 self._config.vocab_size,
             )
-            if routes is not None:
-                sequence.record_routes(routes[:steps, slot])
-            if not goes_on[slot]:
+            if chunk.routes is not None:
+                sequence.record_routes(np.asarray(chunk.routes[:steps, slot]))
+            if not chunk.live[slot]:
                 sequence.cut(self._options.decode)
                 if sequence.is_over:
                     done[slot] = sequence
-        finished += self._take_out(done)
-        compile_secs = self._batch.compile_secs - compiled
-        prefill_secs = max(0.0, prefilled - started - compile_secs) if prompts else 0.0
-        self._counted += Stats(
-            completions=len(finished),
-            prefill_tokens=prompt_tokens + stepped + restepped + known_stepped,
-            prefill_secs=prefill_secs,
-            stepped_tokens=stepped + restepped + known_stepped,
-            reused_tokens=reused + restored + known,
-            decode_tokens=int((tokens >= 0).sum()),
-            decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
-            steps=int(steps),
-            row_steps=int(steps) * self._batch.rows,
+        return done
+
+    def _require_finite(self, logprobs: Float[Array, "C B"]) -> None:
+        if np.isfinite(logprobs).all():
+            return
+        dtype = self._config.dtype
+        remedy = (
+            " float16 has no values beyond 65,504: use bfloat16 or float32 (model.dtype;"
+            " explorer.dtype and trainer.compute_dtype for one role)."
         )
-        self._counted += use
-        return finished
+        raise NonFiniteLogitsError(
+            "The model's logits are NaN or infinite: either its weights are, or values"
+            f" computed with them in {dtype} are.{remedy if dtype == 'float16' else ''}"
+        )
 
     def progress(self, handles: Collection[Handle]) -> dict[Handle, CompletionProgress]:
         """Returns the tokens so far of each given completion that is in flight.
