@@ -26,7 +26,7 @@ from rl_sync.rollout.image_features import ImageFeatures, encoded
 from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.paging.page_table import PageFill, PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
-from rl_sync.rollout.slots import Chunk, Prefix, SlotRows, Slots
+from rl_sync.rollout.slots import Chunk, ChunkProgram, Prefix, SlotRows, Slots
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.types import Params
 
@@ -319,10 +319,9 @@ class Batch:
             live,
             np.int32(enough),
             pauses,
-            span=span,
-            chunk_tokens=self.options.chunk_tokens,
-            changes=self.changes,
-            records_routes=self.options.records_routes,
+            ChunkProgram(
+                span, self.options.chunk_tokens, self.changes, self.options.records_routes
+            ),
         )
         self._keep(slots)
         return chunk

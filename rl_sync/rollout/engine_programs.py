@@ -32,7 +32,7 @@ from rl_sync.rollout.paging import paged_slots
 from rl_sync.rollout.paging.page_table import PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.sequence import Pauses
-from rl_sync.rollout.slots import Prefix, SlotRows, Slots
+from rl_sync.rollout.slots import ChunkProgram, Prefix, SlotRows, Slots
 from rl_sync.types import Params
 
 LEAST_STOP_IDS = 4
@@ -278,10 +278,7 @@ class EnginePrograms:
             jax.ShapeDtypeStruct((rows,), jnp.bool_),
             _given(),
             Pauses().tokens,
-            span=span,
-            chunk_tokens=self.chunk_tokens,
-            changes=LogitsProcessors(*changes),
-            records_routes=self.records_routes,
+            ChunkProgram(span, self.chunk_tokens, LogitsProcessors(*changes), self.records_routes),
         )
 
     def _rearrange(self, rows: int, after: int, stop_ids: int) -> jax.stages.Lowered:

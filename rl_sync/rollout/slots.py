@@ -10,7 +10,7 @@ prompt. While the newest token lies before the prompt's last token, a decode ste
 token from the prompt, and samples none.
 
 All functions map state to state. Parameters and sampling choices are arguments, so new values of
-them need no recompilation. Programs are compiled for shapes, `span` and `chunk_tokens`.
+them need no recompilation. Programs are compiled for shapes, and for a `ChunkProgram` or a `span`.
 
 Letters in shapes: B rows (slots), S positions of a slot, P positions of a prompt, R prompts of a
 prefill, T tokens that extend a sequence, C steps of a chunk, W words of the vocabulary, L layers,
@@ -127,6 +127,23 @@ class Chunk(NamedTuple):
     steps: Int[Array, ""]
     kept: UInt32[Array, "C B W"] | None = None
     routes: UInt[Array, "C B L E"] | None = None
+
+
+class ChunkProgram(NamedTuple):
+    """Choices that a program for chunks is compiled for, apart from the shapes of its arrays.
+
+    Attributes:
+      span: number of cache positions that are read; it must exceed the position of every sampled
+        token.
+      chunk_tokens: maximum number of steps.
+      changes: see `adjusted_logits`.
+      records_routes: whether `Chunk.routes` are recorded.
+    """
+
+    span: int
+    chunk_tokens: int
+    changes: LogitsProcessors = ALL_CHANGES
+    records_routes: bool = False
 
 
 @functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width", "paged"))
@@ -252,11 +269,7 @@ def with_rows(rows: SlotRows, targets: Int[Array, " B"], new: SlotRows) -> SlotR
     return jax.tree.map(lambda old, row: old.at[targets].set(row, mode="drop"), rows, new)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("config", "span", "chunk_tokens", "changes", "records_routes"),
-    donate_argnames="slots",
-)
+@functools.partial(jax.jit, static_argnames=("config", "program"), donate_argnames="slots")
 def decode_chunk(
     config: ModelConfig,
     params: Params,
@@ -264,10 +277,7 @@ def decode_chunk(
     live: Bool[Array, " B"],
     enough: Int[Array, ""],
     pauses: Int[Array, " N"],
-    span: int,
-    chunk_tokens: int,
-    changes: LogitsProcessors = ALL_CHANGES,
-    records_routes: bool = False,
+    program: ChunkProgram,
 ) -> tuple[Slots, Chunk]:
     """Takes up to `chunk_tokens` steps: in each, a live row samples or reads a token.
 
@@ -278,64 +288,75 @@ def decode_chunk(
       enough: number of live rows at which the chunk ends early.
       pauses: tokens at which a row stops being live, once it has its minimum number of tokens; the
         host then checks whether they complete a stop string.
-      span: number of cache positions that are read; it must exceed the position of every sampled
-        token.
-      changes: see `adjusted_logits`.
     """
-    B, S = slots.tokens.shape
-    everyone = jnp.arange(B)
-
-    def step(carry: tuple[Slots, Chunk]) -> tuple[Slots, Chunk]:
-        slots, chunk = carry
-        (tokens, cache, rows), live = slots, chunk.live
-        assert cache is not None
-        positions = jnp.where(live, rows.newest, -1)
-        hidden, cache, routes = transformer.decode_step(
-            config, params, tokens[everyone, positions], positions, cache, span, records_routes
-        )
-        generated = rows.newest + 1 - rows.prompt_lengths
-        draws = live & (generated >= 0)
-        drawn, logprobs, kept = by_rows(
-            functools.partial(_sampled, changes, config.vision.token_id if config.vision else None),
-            transformer.logits(config, params, hidden),
-            ("batch", "vocab"),
-            rows.choice,
-            RowHistory(tokens[:, :span], rows.newest, generated, draws),
-            rows.keys,
-        )
-        newest = rows.newest + live
-        tokens = tokens.at[everyone, jnp.where(draws, newest, S)].set(drawn, mode="drop")
-        stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
-        paused = (drawn[:, None] == pauses).any(axis=-1)
-        stopped |= paused & (generated + 1 >= rows.choice.min_new_tokens)
-        stopped &= draws
-        after = Chunk(
-            tokens=chunk.tokens.at[chunk.steps].set(jnp.where(draws, drawn, NOT_DRAWN)),
-            logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(draws, logprobs, 0.0)),
-            live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
-            steps=chunk.steps + 1,
-            kept=None if chunk.kept is None else chunk.kept.at[chunk.steps].set(kept),
-            routes=None if chunk.routes is None else chunk.routes.at[chunk.steps].set(routes),
-        )
-        return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
 
     def unfinished(carry: tuple[Slots, Chunk]) -> Bool[Array, ""]:
         chunk = carry[1]
-        return (chunk.steps < chunk_tokens) & (chunk.live.sum() > enough)
+        return (chunk.steps < program.chunk_tokens) & (chunk.live.sum() > enough)
 
-    nothing = Chunk(
-        tokens=jnp.full((chunk_tokens, B), NOT_DRAWN, jnp.int32),
-        logprobs=jnp.zeros((chunk_tokens, B), jnp.float32),
-        live=live,
-        steps=jnp.int32(0),
-        kept=jnp.zeros((chunk_tokens, B, word_count(config.vocab_size)), jnp.uint32)
-        if changes.masks
-        else None,
-        routes=_no_routes(config, chunk_tokens, B) if records_routes else None,
-    )
-    slots, chunk = jax.lax.while_loop(unfinished, step, (slots, nothing))
+    step = functools.partial(_step, config, params, pauses, program)
+    start = slots, _no_tokens(config, live, program)
+    slots, chunk = jax.lax.while_loop(unfinished, step, start)
     # Every process's host reads the whole chunk.
     return on_mesh(slots), jax.tree.map(constrain, chunk)
+
+
+def _step(
+    config: ModelConfig,
+    params: Params,
+    pauses: Int[Array, " N"],
+    program: ChunkProgram,
+    carry: tuple[Slots, Chunk],
+) -> tuple[Slots, Chunk]:
+    """Takes one step of a chunk."""
+    (tokens, cache, rows), chunk = carry
+    assert cache is not None
+    (B, S), span, live = tokens.shape, program.span, chunk.live
+    everyone = jnp.arange(B)
+    positions = jnp.where(live, rows.newest, -1)
+    fed = tokens[everyone, positions]
+    hidden, cache, routes = transformer.decode_step(
+        config, params, fed, positions, cache, span, program.records_routes
+    )
+    generated = rows.newest + 1 - rows.prompt_lengths
+    draws = live & (generated >= 0)
+    never = config.vision.token_id if config.vision else None
+    drawn, logprobs, kept = by_rows(
+        functools.partial(_sampled, program.changes, never),
+        transformer.logits(config, params, hidden),
+        ("batch", "vocab"),
+        rows.choice,
+        RowHistory(tokens[:, :span], rows.newest, generated, draws),
+        rows.keys,
+    )
+    newest = rows.newest + live
+    tokens = tokens.at[everyone, jnp.where(draws, newest, S)].set(drawn, mode="drop")
+    stopped = (drawn[:, None] == rows.choice.stop_ids).any(axis=-1)
+    paused = (drawn[:, None] == pauses).any(axis=-1)
+    stopped |= paused & (generated + 1 >= rows.choice.min_new_tokens)
+    stopped &= draws
+    after = Chunk(
+        tokens=chunk.tokens.at[chunk.steps].set(jnp.where(draws, drawn, NOT_DRAWN)),
+        logprobs=chunk.logprobs.at[chunk.steps].set(jnp.where(draws, logprobs, 0.0)),
+        live=live & ~stopped & (generated + 1 < rows.choice.max_new_tokens),
+        steps=chunk.steps + 1,
+        kept=None if chunk.kept is None else chunk.kept.at[chunk.steps].set(kept),
+        routes=None if chunk.routes is None else chunk.routes.at[chunk.steps].set(routes),
+    )
+    return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
+
+
+def _no_tokens(config: ModelConfig, live: Bool[Array, " B"], program: ChunkProgram) -> Chunk:
+    """Makes a chunk before its first step."""
+    shape, words = (program.chunk_tokens, live.size), word_count(config.vocab_size)
+    return Chunk(
+        tokens=jnp.full(shape, NOT_DRAWN, jnp.int32),
+        logprobs=jnp.zeros(shape, jnp.float32),
+        live=live,
+        steps=jnp.int32(0),
+        kept=jnp.zeros((*shape, words), jnp.uint32) if program.changes.masks else None,
+        routes=_no_routes(config, *shape) if program.records_routes else None,
+    )
 
 
 def _no_routes(config: ModelConfig, *shape: int) -> UInt[Array, "... L E"]:

@@ -375,8 +375,7 @@ def test_sampling_takes_as_much_as_the_compiled_program_does():
         jax.ShapeDtypeStruct((64,), bool),
         jax.ShapeDtypeStruct((), np.int32),
         jax.ShapeDtypeStruct((32,), np.int32),
-        span=model.max_length,
-        chunk_tokens=16,
+        core.ChunkProgram(model.max_length, chunk_tokens=16),
     ).compile()
     taken = compiled.memory_analysis().temp_size_in_bytes
     assert SAMPLING_ARRAYS["cpu"] * 4 * 64 * model.vocab_size == pytest.approx(taken, rel=0.2)

@@ -104,8 +104,7 @@ def test_each_device_holds_its_rows_and_heads_of_the_cache():
             live=np.ones(8, bool),
             enough=np.int32(0),
             pauses=np.full(2, -1, np.int32),
-            span=16,
-            chunk_tokens=4,
+            program=slots.ChunkProgram(span=16, chunk_tokens=4),
         )
         rows = jax.device_get(after.rows)
         after = slots.extend(after, np.ones((8, 3), np.int32), np.arange(8, dtype=np.int32), rows)
