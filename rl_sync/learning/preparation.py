@@ -6,6 +6,7 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -63,15 +64,7 @@ class Preparation:
         """
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
-
-        def logprobs_of(trained: Params, replays: bool = True) -> Float[Array, "B T"]:
-            def one(some: Rows) -> Float[Array, "B T"]:
-                given = RowInputs.of(some)
-                given = given if replays else given._replace(routes=None)
-                return self.forward.logprobs(trained, frozen, given)
-
-            return self._by_rows(one, rows)
-
+        logprobs_of = functools.partial(self._logprobs, frozen, rows)
         ref_logprobs = proximal_logprobs = None
         if state.ref_params is not None:
             ref_logprobs = logprobs_of(state.ref_params, replays=False)
@@ -108,6 +101,22 @@ class Preparation:
             recorded_logprobs=recorded,
         )
         return experience, metrics
+
+    def _logprobs(
+        self, frozen: Params, rows: Rows, trained: Params, replays: bool = True
+    ) -> Float[Array, "B T"]:
+        """Computes the log-probability of each token.
+
+        Args:
+          replays: whether tokens go to the experts that their rows name.
+        """
+
+        def one(some: Rows) -> Float[Array, "B T"]:
+            given = RowInputs.of(some)
+            given = given if replays else given._replace(routes=None)
+            return self.forward.logprobs(trained, frozen, given)
+
+        return self._by_rows(one, rows)
 
     def _values(
         self, state: TrainState, trained: Params, frozen: Params, rows: Rows
