@@ -44,6 +44,22 @@ class Learned(NamedTuple):
     loss_scale: LossScale | None = None
 
 
+class StepValues(NamedTuple):
+    """Values that all updates of a trainer step share.
+
+    Attributes:
+      frozen: the parameters that are not trained.
+      sequence_count: number of trajectories of each update.
+      kl_coefficient: see `TrainState`.
+      learns: whether the policy learns yet.
+    """
+
+    frozen: Params
+    sequence_count: int
+    kl_coefficient: Float[Array, ""] | None
+    learns: Bool[Array, ""]
+
+
 class HasRows(Protocol):
     """Container of rows of tokens."""
 
@@ -79,11 +95,7 @@ class Update(ABC, Generic[Share, Common]):
         learned: Learned,
         share: Share,
         demonstrations: Demonstrations | None,
-        frozen: Params,
-        *,
-        sequence_count: int,
-        kl_coefficient: Float[Array, ""] | None,
-        learns: Bool[Array, ""],
+        step: StepValues,
     ) -> tuple[Learned, Metrics, OfTokens]:
         """Applies one update, or skips it.
 
@@ -94,41 +106,12 @@ class Update(ABC, Generic[Share, Common]):
         Args:
           share: rows of the update, with the inputs of the loss.
           demonstrations: demonstrations to mix in; None for none.
-          frozen: the parameters that are not trained.
-          sequence_count: number of trajectories of the update.
-          kl_coefficient: see `TrainState`.
-          learns: whether the policy learns yet.
+          step: values of the update's step.
 
         Returns:
           The learned state, the metrics, and per-token figures from before the update.
         """
-        totals = self._totals(share, sequence_count, kl_coefficient)
-
-        def loss(
-            params: tuple[Params, Params | None], some: Share
-        ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
-            return self._loss(*params, frozen, some, totals)
-
-        params = learned.trained, learned.critic.params if learned.critic else None
-        scaling = learned.loss_scale
-        scale = None if scaling is None else scaling.scale
-        gradients, (metrics, tokens) = gradient(
-            loss, params, share, self.loss.microbatch_rows, scale
-        )
-        if demonstrations is not None:
-            plain = self.forward.plain
-            mixed, more = demonstration_loss.mix_in(
-                gradients[0],
-                lambda trained, rows: plain.logprobs(
-                    self._held(trained), frozen, RowInputs(rows.tokens, images=rows.images)
-                ),
-                learned.trained,
-                demonstrations,
-                share=self.loss.algorithm.demonstration_coefficient,
-                microbatch_rows=self.loss.microbatch_rows,
-                scale=scale,
-            )
-            gradients, metrics = (mixed, gradients[1]), metrics | more
+        gradients, metrics, tokens = self._gradients(learned, share, demonstrations, step)
         metrics["gradient_norm"] = optax.tree.norm(gradients[0])
         if learned.critic is not None:
             metrics["critic_gradient_norm"] = optax.tree.norm(gradients[1])
@@ -139,11 +122,47 @@ class Update(ABC, Generic[Share, Common]):
         finite = has_loss & has_gradient
         judged = self._has_tokens(share) | (demonstrations is not None)
         metrics |= {"skipped": judged & ~finite, "unjudged": ~judged}
-        after = self._learn(learned, gradients, learns, finite & judged)
+        after = self._learn(learned, gradients, step.learns, finite & judged)
+        scaling = learned.loss_scale
         if scaling is not None:
             scaling, overflows = next_scale(scaling, judged & has_loss, has_gradient)
             metrics |= {"skipped": metrics["skipped"] & ~overflows, "overflows": overflows}
         return after._replace(loss_scale=scaling), metrics, tokens
+
+    def _gradients(
+        self,
+        learned: Learned,
+        share: Share,
+        demonstrations: Demonstrations | None,
+        step: StepValues,
+    ) -> tuple[tuple[Params, Params], Metrics, OfTokens]:
+        """Computes the gradients of policy and critic, the losses, and per-token figures."""
+        frozen, microbatch_rows = step.frozen, self.loss.microbatch_rows
+        totals = self._totals(share, step.sequence_count, step.kl_coefficient)
+
+        def loss(
+            params: tuple[Params, Params | None], some: Share
+        ) -> tuple[Float[Array, ""], tuple[Metrics, OfTokens]]:
+            return self._loss(*params, frozen, some, totals)
+
+        params = learned.trained, learned.critic.params if learned.critic else None
+        scale = None if learned.loss_scale is None else learned.loss_scale.scale
+        gradients, (metrics, tokens) = gradient(loss, params, share, microbatch_rows, scale)
+        if demonstrations is None:
+            return gradients, metrics, tokens
+        plain = self.forward.plain
+        mixed, more = demonstration_loss.mix_in(
+            gradients[0],
+            lambda trained, rows: plain.logprobs(
+                self._held(trained), frozen, RowInputs(rows.tokens, images=rows.images)
+            ),
+            learned.trained,
+            demonstrations,
+            share=self.loss.algorithm.demonstration_coefficient,
+            microbatch_rows=microbatch_rows,
+            scale=scale,
+        )
+        return (mixed, gradients[1]), metrics | more, tokens
 
     def _learn(
         self,

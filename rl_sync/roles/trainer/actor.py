@@ -31,7 +31,7 @@ from rl_sync.learning.opt_state import ShardedOptimizer, all_finite, updates_tak
 from rl_sync.learning.optimizer import rl_optimizer, rl_rate, sft_optimizer, sft_rate
 from rl_sync.learning.preparation import Preparation
 from rl_sync.learning.train_state import TrainState
-from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, Update
+from rl_sync.learning.update import Common, Learned, PolicyUpdate, Share, StepValues, Update
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.placement import (
     abstract_params,
@@ -442,19 +442,17 @@ class Trainer:
     ) -> tuple[Learned, Metrics, OfTokens]:
         """Computes the updates of a step, each on its share of the prepared batch."""
         shares = jax.tree.map(self._share, (known, batch.demonstrations))
-        learns = state.step >= self._critic_steps
+        step = StepValues(
+            frozen,
+            batch.rewards.size // self.optimizer.updates_per_batch,
+            state.kl_coefficient,
+            learns=state.step >= self._critic_steps,
+        )
 
         def take(
             learned: Learned, shares: tuple[Share, Demonstrations | None]
         ) -> tuple[Learned, tuple[Metrics, OfTokens]]:
-            learned, metrics, of_tokens = update.take(
-                self._as_stored(learned),
-                *shares,
-                frozen,
-                sequence_count=batch.rewards.size // self.optimizer.updates_per_batch,
-                kl_coefficient=state.kl_coefficient,
-                learns=learns,
-            )
+            learned, metrics, of_tokens = update.take(self._as_stored(learned), *shares, step)
             return self._as_stored(learned), (metrics, of_tokens)
 
         before = Learned(trained, state.opt_state, state.critic, state.loss_scale)
