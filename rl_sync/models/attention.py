@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -62,7 +62,7 @@ from rl_sync.models.paging.paged_cache import (
 from rl_sync.models.paging.ragged import attend_by_kernel
 from rl_sync.models.platform import platform
 from rl_sync.models.sharding import GROUP, HEADS, constrain, cuts_positions, in_use, kv_group
-from rl_sync.models.shards import on_shards
+from rl_sync.models.shards import Cut, on_shards
 from rl_sync.models.slot_shares import PartialAttention, combined, positions_of, shares
 
 _MASKED = -1e30
@@ -138,9 +138,7 @@ class Attention(nn.Module):
         config = self.config
         D, K, N, H = config.embed_dim, config.num_kv_heads, config.heads_per_kv, config.head_dim
         axes = ("embed", "kv", None, "head_dim")
-        stored: list[Any] = [
-            kernel(self, config, "qkv", fan_in(D), shape=(D, K, N + 2, H), axes=axes)
-        ]
+        weights = kernel(self, config, "qkv", fan_in(D), shape=(D, K, N + 2, H), axes=axes)
         out = kernel(
             self,
             config,
@@ -150,28 +148,10 @@ class Attention(nn.Module):
             axes=("kv", "heads", "head_dim", "embed"),
             inputs=(0, 1, 2),
         )
+        bias = None
         if config.qkv_bias:
-            stored.append(param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:]))
-        deltas = self._adapt_qkv(x) if config.lora else {}
-
-        def project_by(weights: Kernel, *bias: Array, targets: tuple[LoraTarget, ...]) -> Array:
-            y = project(x, weights)
-            for one in bias:
-                y = y + one.astype(x.dtype)
-            return y + jnp.concatenate([deltas[of] for of in targets], axis=-2) if deltas else y
-
-        if kv_group() == 1:
-            qkv = project_by(*stored, targets=("q", "k", "v"))
-            queries, keys, values = qkv[..., :N, :], qkv[..., N, :], qkv[..., N + 1, :]
-        else:
-            own = jax.tree.map(lambda x: _own_heads(x[..., :N, :], axes[-x.ndim :]), stored)
-            queries = project_by(*own, targets=("q",))
-            rest = jax.tree.map(lambda x: x[..., N:, :], stored)
-            both = project_by(*rest, targets=("k", "v"))
-            keys, values = both[..., 0, :], both[..., 1, :]
-        if config.qk_norm:
-            queries = RMSNorm(config, axis="head_dim", name="query_norm")(queries)
-            keys = RMSNorm(config, axis="head_dim", name="key_norm")(keys)
+            bias = param(self, "qkv_bias", initializers.zeros, (K, N + 2, H), axes[1:])
+        queries, keys, values = self._project(x, weights, bias)
         by = _rotation_of(layer, context)
         queries, keys = rotate(queries, by), rotate(keys, by)
         fresh: AnyCache | None = None
@@ -193,6 +173,35 @@ class Attention(nn.Module):
             adapter = Adapter(config, {"o": ((D,), ("embed",))}, inputs=3, name="out_lora")
             y = y + adapter(attended)["o"]
         return y, fresh
+
+    def _project(self, x: Float[Array, "B T D"], weights: Kernel, bias: Array | None) -> QKV:
+        """Computes queries, keys and values before their rotation."""
+        config, axes = self.config, ("embed", "kv", None, "head_dim")
+        N = config.heads_per_kv
+        deltas = self._adapt_qkv(x) if config.lora else {}
+
+        def project_by(
+            weights: Kernel, bias: Array | None, *, targets: tuple[LoraTarget, ...]
+        ) -> Array:
+            y = project(x, weights)
+            if bias is not None:
+                y = y + bias.astype(x.dtype)
+            return y + jnp.concatenate([deltas[of] for of in targets], axis=-2) if deltas else y
+
+        stored = weights, bias
+        if kv_group() == 1:
+            qkv = project_by(*stored, targets=("q", "k", "v"))
+            queries, keys, values = qkv[..., :N, :], qkv[..., N, :], qkv[..., N + 1, :]
+        else:
+            own = jax.tree.map(lambda x: _own_heads(x[..., :N, :], axes[-x.ndim :]), stored)
+            queries = project_by(*own, targets=("q",))
+            rest = jax.tree.map(lambda x: x[..., N:, :], stored)
+            both = project_by(*rest, targets=("k", "v"))
+            keys, values = both[..., 0, :], both[..., 1, :]
+        if config.qk_norm:
+            queries = RMSNorm(config, axis="head_dim", name="query_norm")(queries)
+            keys = RMSNorm(config, axis="head_dim", name="key_norm")(keys)
+        return QKV(queries, keys, values)
 
     def _adapt_qkv(self, x: Float[Array, "B T D"]) -> dict[LoraTarget, Array]:
         config = self.config
@@ -261,15 +270,14 @@ def attend(
         or cuts_positions()
         or (config.attention == "auto" and platform() != "cpu")
     ):
-        to_rows = functools.partial(
-            _attend_to_rows,
+        of_rows = _RowAttention(
             config,
             cut_of(shape),
             context.indices is not None,
             call if kernel == "splash" else None,
         )
-        of_tokens: list[Any] = [*[_ASKING] * len(tokens), *map(_whole_rows, tokens)]
-        run = on_shards(to_rows, _QUERIES, _KEYS, _KEYS, (), (), _ASKING, *of_tokens)
+        of_tokens: list[Cut] = [*[_ASKING] * len(tokens), *map(_whole_rows, tokens)]
+        run = on_shards(of_rows.attend, _QUERIES, _KEYS, _KEYS, (), (), _ASKING, *of_tokens)
         of_layer = layer.window, layer.slides
         return run(*qkv, *of_layer, indices, *tokens, *tokens)
     return _attend_all(config, qkv, visible(tokens, tokens, layer.window))
@@ -280,40 +288,50 @@ def _whole_rows(x: Int[Array, "B T"] | None) -> PartitionSpec:
     return PartitionSpec() if x is None else PartitionSpec(in_use().cuts(_ASKING, x.shape)[0])
 
 
-def _attend_to_rows(
-    config: ModelConfig,
-    cut: tuple[str, ...],
-    balanced: bool,
-    splash: AttentionCall | None,
-    queries: Float[Array, "B T K N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
-    window: Int[Array, ""],
-    slides: Bool[Array, ""],
-    indices: Int[Array, "1 T"],
-    *tokens: Int[Array, "B T"] | None,
-) -> Float[Array, "B T K N H"]:
-    """Attends from a device's positions to those of whole rows.
+class _RowAttention(NamedTuple):
+    """Attention from a device's positions to those of whole rows.
 
-    Args:
+    Attributes:
+      config: model config.
       cut: mesh axes along which devices have other positions.
       balanced: whether rows are balanced.
       splash: the call if the splash kernel supports it; None to attend by blocks.
-      indices: index in its row of each token of the device.
-      tokens: the fields of `Tokens`, first of the device's tokens, then of whole rows.
     """
-    if cut:
-        keys, values = (_gathered(x, cut) for x in (keys, values))
-    fields = len(tokens) // 2
-    asking, asked = as_tokens(tokens[:fields]), as_tokens(tokens[fields:])
-    if balanced:
-        in_order = functools.partial(ordered, shards=shards_of(cut))
-        keys, values, asked = jax.tree.map(in_order, (keys, values, asked))
-    qkv, both = QKV(queries, keys, values), AskingTokens(asking, asked, indices[0], window)
-    if balanced and splash and queries.shape[1] // 2 >= SHORTEST_ROW:
-        return attend_to_rows(config, splash, qkv, both, slides)
-    dense = functools.partial(_attend_all, config)
-    return attend_by_blocks(dense, config.attention_scale, 2 if balanced else 1, qkv, both)
+
+    config: ModelConfig
+    cut: tuple[str, ...]
+    balanced: bool
+    splash: AttentionCall | None
+
+    def attend(
+        self,
+        queries: Float[Array, "B T K N H"],
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K H"],
+        window: Int[Array, ""],
+        slides: Bool[Array, ""],
+        indices: Int[Array, "1 T"],
+        *tokens: Int[Array, "B T"] | None,
+    ) -> Float[Array, "B T K N H"]:
+        """Attends from queries of a device.
+
+        Args:
+          indices: index in its row of each token of the device.
+          tokens: the fields of `Tokens`, first of the device's tokens, then of whole rows.
+        """
+        config, cut, balanced, splash = self
+        if cut:
+            keys, values = (_gathered(x, cut) for x in (keys, values))
+        fields = len(tokens) // 2
+        asking, asked = as_tokens(tokens[:fields]), as_tokens(tokens[fields:])
+        if balanced:
+            in_order = functools.partial(ordered, shards=shards_of(cut))
+            keys, values, asked = jax.tree.map(in_order, (keys, values, asked))
+        qkv, both = QKV(queries, keys, values), AskingTokens(asking, asked, indices[0], window)
+        if balanced and splash and queries.shape[1] // 2 >= SHORTEST_ROW:
+            return attend_to_rows(config, splash, qkv, both, slides)
+        dense = functools.partial(_attend_all, config)
+        return attend_by_blocks(dense, config.attention_scale, 2 if balanced else 1, qkv, both)
 
 
 def _gathered(x: Float[Array, "B T K H"], cut: tuple[str, ...]) -> Float[Array, "B S K H"]:
@@ -360,7 +378,7 @@ def attend_cached(
     """
     positions = context.positions[:, 0]
     own_heads = shares() > 1 and bool(in_use().cuts(_QUERIES, queries.shape)[3])
-    attend_to = functools.partial(_attend_to_cache, config, span, own_heads)
+    attend_to = _CacheAttention(config, span, own_heads).attend
     if isinstance(cache, KVCache) and shares() == 1:
         return attend_to(queries, cache, positions, layer.number, layer.window)
     kind = type(cache)
@@ -376,69 +394,107 @@ def attend_cached(
     return run(queries, positions, layer.number, layer.window, *cache)
 
 
-def _attend_to_cache(
-    config: ModelConfig,
-    span: int,
-    own_heads: bool,
-    queries: Float[Array, "B 1 K N H"],
-    cache: AnyCache,
-    positions: Int[Array, " B"],
-    layer: Int[Array, ""],
-    window: Int[Array, ""],
-) -> Float[Array, "B 1 K N H"]:
-    """Attends to a cache, or to a device's share of it, whose results are then combined.
+_Visible = Callable[[Int[Array, " S"]], Bool[Array, "B S"]]
+"""Function from positions to the mask of those that each row's token attends to."""
 
-    Args:
+
+class _CacheAttention(NamedTuple):
+    """Attention to a cache, or to a device's share of it; then the results are combined.
+
+    Attributes:
+      config: model config.
+      span: number of cache slots to read.
       own_heads: whether the devices that share a kv head have other query heads each.
     """
-    # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
-    positions = jnp.maximum(positions, 0)
 
-    def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:
-        behind = positions[:, None] - slots
-        return (behind >= 0) & (behind < window)
+    config: ModelConfig
+    span: int
+    own_heads: bool
 
-    if isinstance(cache, PagedCache) and cache.values is None:
-        assert cache.table is not None
-        return attend_by_kernel(config, queries, cache.keys, cache.table, positions, layer)
-    query = queries[:, 0]
-    if own_heads:
-        query = jax.lax.all_gather(query, GROUP, axis=2, tiled=True)
-    if in_lines():
+    def attend(
+        self,
+        queries: Float[Array, "B 1 K N H"],
+        cache: AnyCache,
+        positions: Int[Array, " B"],
+        layer: Int[Array, ""],
+        window: Int[Array, ""],
+    ) -> Float[Array, "B 1 K N H"]:
+        """Attends from one token a row, in the way that suits the cache."""
+        # Rows with a position below 0 also read a slot, since a softmax over nothing would be NaN.
+        positions = jnp.maximum(positions, 0)
+
+        def visible(slots: Int[Array, " S"]) -> Bool[Array, "B S"]:
+            behind = positions[:, None] - slots
+            return (behind >= 0) & (behind < window)
+
+        config, span = self.config, self.span
+        if isinstance(cache, PagedCache) and cache.values is None:
+            assert cache.table is not None
+            return attend_by_kernel(config, queries, cache.keys, cache.table, positions, layer)
+        query = queries[:, 0]
+        if self.own_heads:
+            query = jax.lax.all_gather(query, GROUP, axis=2, tiled=True)
+        if in_lines():
+            return self._to_lines(query, cache, layer, visible)[:, None]
+        if shares() == 1 and not reads_by_pages(config):
+            if isinstance(cache, PagedCache):
+                keys, values = read_row_span(cache, layer, span)
+            else:
+                keys, values = read_span(cache, layer, span)
+            seen = visible(jnp.arange(span))[:, None]
+            return _attend_all(config, QKV(queries, keys, values), seen)
+        page_tokens = _page_slots(cache) * shares()
+        first = jnp.maximum(positions.min() - window + 1, 0) // page_tokens
+        last = jnp.minimum(positions.max(), span - 1) // page_tokens
+        mixed = self._to_pages(query, cache, layer, visible, (first, last))
+        return mixed[:, None].astype(queries.dtype)
+
+    def _to_lines(
+        self, query: Float[Array, "B K N H"], cache: AnyCache, layer: Int[Array, ""], sees: _Visible
+    ) -> Float[Array, "B K N H"]:
+        config = self.config
         if isinstance(cache, PagedCache):
-            keys, values = read_row_lines(cache, layer, span)
+            keys, values = read_row_lines(cache, layer, self.span)
         else:
-            keys, values = read_lines(config, cache, layer, span)
+            keys, values = read_lines(config, cache, layer, self.span)
         parts = keys.shape[3] // config.head_dim
-        seen = visible(positions_of(jnp.arange(keys.shape[2] * parts), parts))
+        seen = sees(positions_of(jnp.arange(keys.shape[2] * parts), parts))
         given, scale = (query, keys, values, seen), config.attention_scale
         if shares() == 1:
-            return attend_to_lines(*given, scale=scale)[:, None]
-        mixed = combined(attend_to_some_lines(*given, scale=scale), own_heads)
-        return mixed[:, None].astype(queries.dtype)
-    if shares() == 1 and not reads_by_pages(config):
-        if isinstance(cache, PagedCache):
-            keys, values = read_row_span(cache, layer, span)
-        else:
-            keys, values = read_span(cache, layer, span)
-        seen = visible(jnp.arange(span))[:, None]
-        return _attend_all(config, QKV(queries, keys, values), seen)
+            return attend_to_lines(*given, scale=scale)
+        mixed = combined(attend_to_some_lines(*given, scale=scale), self.own_heads)
+        return mixed.astype(query.dtype)
+
+    def _to_pages(
+        self,
+        query: Float[Array, "B K N H"],
+        cache: AnyCache,
+        layer: Int[Array, ""],
+        sees: _Visible,
+        pages: tuple[Int[Array, ""], Int[Array, ""]],
+    ) -> Float[Array, "B K N H"]:
+        """Attends page by page, in float32.
+
+        Args:
+          pages: numbers of the first and the last page that some row's window needs.
+        """
+        slots = _page_slots(cache)
+
+        def read(number: Int[Array, ""]) -> tuple[CacheSlots, Bool[Array, "B C"]]:
+            if isinstance(cache, PagedCache):
+                page = read_row_page(cache, layer, number)
+            else:
+                page = read_page(cache, layer, number)
+            return page, sees(positions_of(number * slots + jnp.arange(slots)))
+
+        query = query.astype(jnp.float32) * self.config.attention_scale
+        return combined(_attend_by_pages(query, read, *pages), self.own_heads)
+
+
+def _page_slots(cache: AnyCache) -> int:
+    """Returns the number of slots of a page that a device holds."""
     assert cache.values is not None
-    slots = cache.values.shape[-2]
-    page_tokens = slots * shares()
-    first = jnp.maximum(positions.min() - window + 1, 0) // page_tokens
-    last = jnp.minimum(positions.max(), span - 1) // page_tokens
-
-    def read(number: Int[Array, ""]) -> tuple[CacheSlots, Bool[Array, "B C"]]:
-        if isinstance(cache, PagedCache):
-            page = read_row_page(cache, layer, number)
-        else:
-            page = read_page(cache, layer, number)
-        return page, visible(positions_of(number * slots + jnp.arange(slots)))
-
-    query = query.astype(jnp.float32) * config.attention_scale
-    mixed = combined(_attend_by_pages(query, read, first, last), own_heads)
-    return mixed[:, None].astype(queries.dtype)
+    return cache.values.shape[-2]
 
 
 def _attend_by_pages(

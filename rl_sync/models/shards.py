@@ -17,6 +17,8 @@ from rl_sync.models.platform import TPU_LANES, platform
 from rl_sync.models.sharding import in_use, laid_out
 
 T = TypeVar("T")
+Cut = Sequence[str | None] | PartitionSpec
+"""Logical names of an array's first axes, or its sharding."""
 _TILE_ROWS = 8
 
 
@@ -74,9 +76,7 @@ def _in_stored_order(x: Array, sharding: NamedSharding) -> Array:
     )
 
 
-def on_shards(
-    function: Callable[..., Array], *axes: Sequence[str | None] | PartitionSpec
-) -> Callable[..., Array]:
+def on_shards(function: Callable[..., Array], *axes: Cut) -> Callable[..., Array]:
     """Makes a function run on each device's shards of its arguments, without communication.
 
     If the current layout has one device, the function runs unchanged.
@@ -87,7 +87,7 @@ def on_shards(
         be None.
     """
 
-    def cut(x: Array | None, of: Sequence[str | None] | PartitionSpec) -> PartitionSpec:
+    def cut(x: Array | None, of: Cut) -> PartitionSpec:
         if x is None or isinstance(of, PartitionSpec):
             return of if isinstance(of, PartitionSpec) else PartitionSpec()
         return in_use().sharding(of, x.shape).spec
