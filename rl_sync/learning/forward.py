@@ -18,8 +18,8 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, hidden_scalars
 from rl_sync.models.logprobs import hidden_logprobs, next_logprobs
 from rl_sync.models.sharding import constrain
-from rl_sync.models.token_sets import TokenSets, kept_at, seen_at
-from rl_sync.models.transformer import hidden_states
+from rl_sync.models.token_sets import LogprobSettings, TokenSets, kept_at, seen_at
+from rl_sync.models.transformer import hidden_states, output_projection
 from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
 from rl_sync.types import Packing, Params, RowImages, Rows, SharedPrompts
@@ -71,9 +71,7 @@ class Forward:
 
     Attributes:
       model: the model config. With `lora`, only adapters are trained.
-      temperature: divides the logits.
-      logits_bytes: see `token_logprobs`.
-      repetition_penalty: repetition penalty of the rollouts; see `Sampling`.
+      temperature, logits_bytes, repetition_penalty: see `LogprobSettings`.
       trains_tower: whether gradients reach the vision tower.
     """
 
@@ -141,29 +139,13 @@ class Forward:
     ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
         tokens, prompts = constrain(rows.tokens, "batch"), _shared(rows.packing)
         sets = self._sets(tokens, rows.packing, rows.masks)
+        kernel = output_projection(self.model, params)
+        settings = LogprobSettings(self.temperature, self.logits_bytes, self.repetition_penalty)
         if prompts is None:
-            return hidden_logprobs(
-                self.model,
-                params,
-                hidden,
-                tokens,
-                self.temperature,
-                self.logits_bytes,
-                sets=sets,
-                repetition_penalty=self.repetition_penalty,
-            )
+            return hidden_logprobs(kernel, hidden, tokens, settings, sets)
         states = constrain(_taken(hidden, prompts.before), "batch", "length", "embed")
         targets = _taken(tokens, prompts.learned)
-        found = next_logprobs(
-            self.model,
-            params,
-            states,
-            targets,
-            self.temperature,
-            self.logits_bytes,
-            sets=sets,
-            repetition_penalty=self.repetition_penalty,
-        )
+        found = next_logprobs(kernel, states, targets, settings, sets)
         logprobs, entropy = (_put(values, prompts, tokens.shape[1]) for values in found)
         return logprobs, entropy
 

@@ -41,6 +41,24 @@ class TokenSets(NamedTuple):
 
 
 EVERYTHING = TokenSets()
+LOGITS_BYTES = 64 << 20
+
+
+class LogprobSettings(NamedTuple):
+    """Distribution that log-probabilities refer to, and the memory for computing them.
+
+    Attributes:
+      temperature: divisor of the logits; use the temperature that the tokens were sampled with.
+      logits_bytes: maximum memory, on each device, for logits at one time. If they need more, they
+        are computed in parts, and recomputed in the backward pass: in blocks of the vocabulary (see
+        `block_logprobs`), and on one CPU device in chunks of positions.
+      repetition_penalty: penalty of the tokens in `TokenSets.seen`, before the division; see
+        `Sampling`.
+    """
+
+    temperature: float = 1.0
+    logits_bytes: int = LOGITS_BYTES
+    repetition_penalty: float = 1.0
 
 
 def packed(members: Bool[Array, "B V"]) -> UInt32[Array, "B W"]:
@@ -116,9 +134,7 @@ def changed_logits(
     logits: Float[Array, "*N v"],
     sets: TokenSets,
     ids: Int[Array, " v"],
-    *,
-    temperature: float,
-    repetition_penalty: float,
+    settings: LogprobSettings,
 ) -> Float[Array, "*N v"]:
     """Changes logits as explorers do before sampling; excluded tokens get `NOTHING`.
 
@@ -126,7 +142,8 @@ def changed_logits(
       ids: vocabulary tokens of the logits.
     """
     if sets.seen is not None:
-        unlikelier = jnp.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
+        penalty = settings.repetition_penalty
+        unlikelier = jnp.where(logits > 0, logits / penalty, logits * penalty)
         logits = jnp.where(holds(sets.seen, ids), unlikelier, logits)
-    scaled = logits / temperature
+    scaled = logits / settings.temperature
     return scaled if sets.kept is None else jnp.where(holds(sets.kept, ids), scaled, NOTHING)

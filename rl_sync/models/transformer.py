@@ -369,7 +369,11 @@ def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "... D"]
 ) -> Float[Array, "... V"]:
     """Computes float32 next-token logits from hidden states."""
-    kernel = output_projection(config, params)
+    return projected(output_projection(config, params), hidden)
+
+
+def projected(kernel: Float[Array, "V D"], hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+    """Computes float32 logits from hidden states by the output projection."""
     return jnp.einsum(
         "...D,VD->...V", hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
     )

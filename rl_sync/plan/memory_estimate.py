@@ -29,6 +29,7 @@ from rl_sync.models.paging.paged_cache import page_bytes
 from rl_sync.models.placement import abstract_params, as_computed_abstract, cast_abstract
 from rl_sync.models.platform import TPU_LANES, Platform, compiling_for
 from rl_sync.models.sharding import Layout, cuts_positions, using
+from rl_sync.models.token_sets import LogprobSettings
 from rl_sync.models.transformer import param_axes
 from rl_sync.models.vision.tower import TOWER, VISION, scores_bytes
 from rl_sync.models.vocabulary.vocabulary_blocks import plan_of
@@ -360,7 +361,8 @@ def _loss_bytes(
         with using(layout):
             # Where positions are cut, all of the row count: one fewer could not be cut evenly.
             positions = length if cuts_positions() else length - 1
-            plan = plan_of(matrix, (rows * layout.batch_shards, positions), 1.0, most)
+            targets = rows * layout.batch_shards, positions
+            plan = plan_of(matrix, targets, LogprobSettings(logits_bytes=most))
         cuts = plan.cuts
         tokens = rows * positions // cuts.size(cuts.positions)
         shard = plan.number * plan.size * model.embed_dim // cuts.size(cuts.embed)

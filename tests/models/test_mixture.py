@@ -14,7 +14,14 @@ from rl_sync.models.mixture import products
 from rl_sync.models.mixture.products import routes_of
 from rl_sync.models.placement import abstract_params
 from rl_sync.models.sharding import Layout, using
-from rl_sync.models.transformer import decode_step, hidden_states, logits, prefill
+from rl_sync.models.token_sets import LogprobSettings
+from rl_sync.models.transformer import (
+    decode_step,
+    hidden_states,
+    logits,
+    output_projection,
+    prefill,
+)
 from tests.models import tiny
 from tests.models.meshes import layout
 
@@ -149,7 +156,8 @@ def test_sizes_that_devices_do_not_divide_give_the_same(experts, sizes, shape):
 
     def run(params):
         hidden = hidden_states(config, params, tokens)
-        logprobs, _ = hidden_logprobs(config, params, hidden, tokens)
+        kernel = output_projection(config, params)
+        logprobs, _ = hidden_logprobs(kernel, hidden, tokens, LogprobSettings())
         return jnp.sum(jnp.sin(logprobs)), logprobs
 
     expected = jax.device_get(jax.jit(jax.value_and_grad(run, has_aux=True))(given))

@@ -1,6 +1,5 @@
 """The vocabulary matrix in shards: lookups and log-probabilities are those of one device."""
 
-import dataclasses
 import functools
 
 import jax
@@ -12,9 +11,9 @@ from rl_sync.models.logprobs import next_logprobs
 from rl_sync.models.mesh_shape import MeshShape
 from rl_sync.models.platform import compiling_for
 from rl_sync.models.sharding import Layout, using
+from rl_sync.models.token_sets import LogprobSettings
 from rl_sync.models.vocabulary.lookup import lookup
 from rl_sync.plan.compiled_text import CompiledProgramText
-from tests.models import tiny
 from tests.models.meshes import RULES, layout
 
 V, D, T = 600, 16, 5
@@ -53,18 +52,12 @@ def _drawn(rows, vocab, dtype="float32"):
     return matrix, hidden, ids, weights
 
 
-def _config(vocab, dtype="float32", **fields):
-    config = dataclasses.replace(tiny.CONFIG, vocab_size=vocab, embed_dim=D, dtype=dtype)
-    return dataclasses.replace(config, **fields)
-
-
-def _logprobs(on, config, logits_bytes=BYTES):
+def _logprobs(on, logits_bytes=BYTES):
     """Makes a function of the matrix, hidden states, targets and weights of a loss."""
 
     def loss(matrix, hidden, ids, weights):
-        name = "embedding" if config.tie_embeddings else "unembedding"
         with using(on):
-            found = next_logprobs(config, {name: matrix}, hidden, ids, 0.7, logits_bytes)
+            found = next_logprobs(matrix, hidden, ids, LogprobSettings(0.7, logits_bytes))
         return (jnp.stack(found) * weights).sum(), found
 
     return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
@@ -72,7 +65,7 @@ def _logprobs(on, config, logits_bytes=BYTES):
 
 @functools.cache
 def _logprobs_on_one_device(rows, vocab):
-    return jax.jit(_logprobs(layout(), _config(vocab), 1 << 30))(*_drawn(rows, vocab))
+    return jax.jit(_logprobs(layout(), 1 << 30))(*_drawn(rows, vocab))
 
 
 @pytest.mark.nightly
@@ -86,10 +79,9 @@ def _logprobs_on_one_device(rows, vocab):
 )
 @pytest.mark.parametrize(("on", "rows", "vocab"), CASES.values(), ids=CASES)
 def test_logprobs_by_blocks_are_those_of_one_device(on, rows, vocab):
-    config = _config(vocab, tie_embeddings=rows % 2 == 0)
     # Of the platforms one takes the logits of targets in another way.
     with compiling_for("tpu" if on.mesh.shape["fsdp"] == 4 else "cpu"):
-        found = jax.jit(_logprobs(on, config))(*_drawn(rows, vocab))
+        found = jax.jit(_logprobs(on))(*_drawn(rows, vocab))
     expected = _logprobs_on_one_device(rows, vocab)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
     jax.tree.map(close, found, expected)
@@ -100,7 +92,7 @@ def test_blocks_are_large_where_much_memory_is_allowed():
     on, given = layout(fsdp=2, tensor=2), _drawn(4, V)
     expected = _logprobs_on_one_device(4, V)
     for logits_bytes in (4 * 256 * D, 1 << 30):
-        found = jax.jit(_logprobs(on, _config(V), logits_bytes))(*given)
+        found = jax.jit(_logprobs(on, logits_bytes))(*given)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 2e-6), found, expected)
 
 
@@ -113,12 +105,11 @@ def test_logprobs_in_bfloat16_are_exact_and_gradients_as_near_as_those_of_one_de
     matrix, hidden, ids, weights = _drawn(8, V, "bfloat16")
     matrix = np.asarray(jnp.asarray(matrix, jnp.bfloat16), np.float32)
     given, wide = (matrix, hidden, ids, weights), (matrix, np.float32(hidden), ids, weights)
-    (_, exact), exact_gradients = jax.jit(_logprobs(layout(), _config(V)))(*wide)
-    config = _config(V, "bfloat16")
-    (_, found), gradients = jax.jit(_logprobs(layout(2, 2), config))(*given)
+    (_, exact), exact_gradients = jax.jit(_logprobs(layout()))(*wide)
+    (_, found), gradients = jax.jit(_logprobs(layout(2, 2)))(*given)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), found, exact)
     assert (gradients[0].dtype, gradients[1].dtype) == (jnp.float32, jnp.bfloat16)
-    _, of_one = jax.jit(_logprobs(layout(), config))(*given)
+    _, of_one = jax.jit(_logprobs(layout()))(*given)
     for mine, other, right in zip(gradients, of_one, exact_gradients, strict=True):
         assert _relative(mine, right) < 1.5 * _relative(other, right) < 2**-8
 
@@ -169,7 +160,7 @@ def _shape(*sizes, dtype=jnp.float32):
 
 def test_a_block_is_gathered_at_a_time_and_its_gradient_reduced_once():
     on, vocab = layout(fsdp=4), 2048
-    run = _logprobs(on, _config(vocab))
+    run = _logprobs(on)
     ids, weights = _shape(8, T, dtype=jnp.int32), _shape(8, 2, T)
 
     def gradients(matrix, hidden, ids, weights):
@@ -189,7 +180,7 @@ def test_a_block_is_gathered_at_a_time_and_its_gradient_reduced_once():
 
 def test_logits_stay_in_shards_of_the_vocabulary():
     on, rows = layout(tensor=4), 8
-    run = _logprobs(on, _config(V))
+    run = _logprobs(on)
     ids, weights = _shape(rows, T, dtype=jnp.int32), _shape(2, rows, T)
     read = _compiled(on, run, _shape(V, D), _shape(rows, T, D), ids, weights)
     assert {one.kind for one in read.collectives} == {"all-reduce"}
@@ -202,9 +193,7 @@ def test_a_matrix_that_learns_nothing_has_no_gradient_computed():
     def by_hidden(matrix, hidden, ids):
         with using(on):
             return jax.grad(
-                lambda h: next_logprobs(_config(V), {"embedding": matrix}, h, ids, 0.7, BYTES)[
-                    0
-                ].sum()
+                lambda h: next_logprobs(matrix, h, ids, LogprobSettings(0.7, BYTES))[0].sum()
             )(hidden)
 
     shapes = _shape(V, D), _shape(8, T, D), _shape(8, T, dtype=jnp.int32)

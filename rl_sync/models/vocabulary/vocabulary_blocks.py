@@ -26,7 +26,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.platform import platform
-from rl_sync.models.token_sets import EVERYTHING, NOTHING, TokenSets, changed_logits, holds
+from rl_sync.models.token_sets import (
+    EVERYTHING,
+    NOTHING,
+    LogprobSettings,
+    TokenSets,
+    changed_logits,
+    holds,
+)
 from rl_sync.models.vocabulary.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
 _LANES = 128  # A block's size is a multiple of this, as matrix units prefer.
@@ -51,15 +58,13 @@ class BlockPlan(NamedTuple):
       cuts: sharding of the matrix and the rows.
       vocab: number of rows of this device's shard of the matrix.
       size: number of vocabulary tokens in this device's shard of a block.
-      temperature: divisor of the logits.
-      repetition_penalty: penalty that is applied first; see `TokenSets`.
+      settings: settings of the log-probabilities.
     """
 
     cuts: Cuts
     vocab: int
     size: int
-    temperature: float
-    repetition_penalty: float = 1.0
+    settings: LogprobSettings
 
     @property
     def number(self) -> int:
@@ -93,13 +98,7 @@ class BlockPlan(NamedTuple):
         self, logits: Float[Array, "N v"], block: Blocks, sets: TokenSets
     ) -> Float[Array, "N v"]:
         """Changes the logits of a block as explorers do; see `changed_logits`."""
-        scaled = changed_logits(
-            logits,
-            sets,
-            block.ids,
-            temperature=self.temperature,
-            repetition_penalty=self.repetition_penalty,
-        )
+        scaled = changed_logits(logits, sets, block.ids, self.settings)
         return jnp.where(block.ids >= 0, scaled, NOTHING) if self.is_padded else scaled
 
     def by_logits(
@@ -110,10 +109,10 @@ class BlockPlan(NamedTuple):
         sets: TokenSets,
     ) -> Float[Array, "N v"]:
         """Turns the gradient with respect to changed logits into that with respect to logits."""
-        by_scaled = by_scaled / self.temperature
+        by_scaled = by_scaled / self.settings.temperature
         if sets.seen is None:
             return by_scaled
-        penalty = self.repetition_penalty
+        penalty = self.settings.repetition_penalty
         slope = jnp.where(logits > 0, 1 / penalty, penalty)
         return jnp.where(holds(sets.seen, block.ids), by_scaled * slope, by_scaled)
 
@@ -167,39 +166,33 @@ def block_logprobs(
     kernel: Float[Array, "V D"],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
-    temperature: float,
-    logits_bytes: int,
-    *,
+    settings: LogprobSettings,
     sets: TokenSets = EVERYTHING,
-    repetition_penalty: float = 1.0,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Computes log-probabilities of targets, and entropies, under a layout of several devices.
 
     Args:
       kernel: the output projection.
       hidden: hidden state of the token before each target.
-      logits_bytes: maximum memory, on each device, of a block's logits, and of the block's
-        gradient; exceeded if 128 vocabulary tokens need more.
-      sets, repetition_penalty: see `next_logprobs`.
+      settings: its `logits_bytes` limit a block's logits, and the block's gradient; they are
+        exceeded if 128 vocabulary tokens need more.
+      sets: see `next_logprobs`.
     """
-    plan = plan_of(kernel.shape, targets.shape, temperature, logits_bytes)
-    plan = plan._replace(repetition_penalty=repetition_penalty)
+    plan = plan_of(kernel.shape, targets.shape, settings)
     return _logprobs(plan, kernel, hidden, targets, sets)
 
 
-def plan_of(
-    matrix: tuple[int, ...], rows: tuple[int, ...], temperature: float, logits_bytes: int
-) -> BlockPlan:
+def plan_of(matrix: tuple[int, ...], rows: tuple[int, ...], settings: LogprobSettings) -> BlockPlan:
     """Plans the blocks of a matrix [V, D] for rows of targets [B, T], under the current layout.
 
     Args:
-      logits_bytes: see `block_logprobs`.
+      settings: see `block_logprobs`.
     """
     cuts = Cuts.of(matrix, rows)
     vocab = matrix[0] // cuts.size(cuts.vocab)
     tokens = math.prod(rows) // cuts.size(cuts.tokens)
-    most = logits_bytes // (4 * max(tokens, matrix[1]) * cuts.size(cuts.shared))
-    return BlockPlan(cuts, vocab, _even_size(vocab, most), temperature)
+    most = settings.logits_bytes // (4 * max(tokens, matrix[1]) * cuts.size(cuts.shared))
+    return BlockPlan(cuts, vocab, _even_size(vocab, most), settings)
 
 
 def _even_size(vocab: int, most: int) -> int:
