@@ -111,34 +111,18 @@ def read_adapters(directory: Path) -> StoredAdapters:
     tensors = _open(directory)
     rank = values["r"]
     patterns = {name: values.get(name) or {} for name in ("rank_pattern", "alpha_pattern")}
-    prefixes: set[str] = set()
-    halves: dict[tuple[int, LoraTarget], dict[str, int]] = {}
-    names: dict[tuple[int, LoraTarget], str] = {}
-    for name in sorted(tensors.names):
-        found = _TENSOR.fullmatch(name)
-        if found is None or _VISION.match(found["prefix"]):
-            kind = "experts" if _EXPERTS.match(name) else "this kind"
-            raise ValueError(
-                f"{directory / WEIGHTS_FILE} has {name}, and adapters of {kind} are not supported:"
-                " only those of the language model's q, k, v, o, gate, up and down projections"
-                " are."
-            )
-        key = (int(found["layer"]), cast(LoraTarget, found["target"]))
-        prefixes.add(found["prefix"])
-        shape = (*tensors.shape(name), 0, 0)  # A damaged file may have fewer dimensions.
-        halves.setdefault(key, {})[found["half"]] = shape["AB".index(found["half"])]
-        names[key] = found["module"].removeprefix(_WRAPPER)
+    prefixes, found = _ranks(tensors, directory / WEIGHTS_FILE)
     modules = {}
-    for key, ranks in halves.items():
-        own = _of_pattern(patterns["rank_pattern"], names[key], rank, "rank_pattern")
+    for key, (module, ranks) in found.items():
+        own = _of_pattern(patterns["rank_pattern"], module, rank, "rank_pattern")
         if ranks != {"A": own, "B": own}:
             raise ValueError(
-                f"{directory / WEIGHTS_FILE} must have lora_A and lora_B of {names[key]} with rank"
+                f"{directory / WEIGHTS_FILE} must have lora_A and lora_B of {module} with rank"
                 f" {own}, as {CONFIG_FILE} says, and has {ranks or 'none'}: the files do not belong"
                 " together."
             )
         alpha = _of_pattern(
-            patterns["alpha_pattern"], names[key], values["lora_alpha"], "alpha_pattern"
+            patterns["alpha_pattern"], module, values["lora_alpha"], "alpha_pattern"
         )
         modules[key] = _Module(own, alpha / _divisor(own, values))
     if len(prefixes) != 1:
@@ -154,6 +138,32 @@ def read_adapters(directory: Path) -> StoredAdapters:
         targets=tuple(target for target in get_args(LoraTarget) if target in there),
     )
     return StoredAdapters(directory, prefixes.pop(), modules, lora)
+
+
+def _ranks(
+    tensors: TensorFiles, path: Path
+) -> tuple[set[str], dict[tuple[int, LoraTarget], tuple[str, dict[str, int]]]]:
+    """Returns name prefixes of the tensors, and by layer and target the module and its ranks.
+
+    Ranks are those of the matrices A and B, by these letters.
+    """
+    prefixes: set[str] = set()
+    ranks: dict[tuple[int, LoraTarget], tuple[str, dict[str, int]]] = {}
+    for name in sorted(tensors.names):
+        found = _TENSOR.fullmatch(name)
+        if found is None or _VISION.match(found["prefix"]):
+            kind = "experts" if _EXPERTS.match(name) else "this kind"
+            raise ValueError(
+                f"{path} has {name}, and adapters of {kind} are not supported: only those of the"
+                " language model's q, k, v, o, gate, up and down projections are."
+            )
+        key = (int(found["layer"]), cast(LoraTarget, found["target"]))
+        prefixes.add(found["prefix"])
+        shape = (*tensors.shape(name), 0, 0)  # A damaged file may have fewer dimensions.
+        _, halves = ranks.get(key, ("", {}))
+        halves[found["half"]] = shape["AB".index(found["half"])]
+        ranks[key] = found["module"].removeprefix(_WRAPPER), halves
+    return prefixes, ranks
 
 
 def load_adapters(stored: StoredAdapters, config: ModelConfig, abstract: Params) -> Params:
