@@ -122,13 +122,17 @@ def model_config(values: Values, vision: bool = False) -> ModelConfig:
     if name == "gemma3_text":
         fields["query_scale"] = values["query_pre_attn_scalar"] ** -0.5
     if name == "qwen3_moe":
-        fields["experts"] = Experts(
-            values.get("num_local_experts") or values["num_experts"],
-            values["num_experts_per_tok"],
-            values["moe_intermediate_size"],
-            values["norm_topk_prob"],
-        )
+        fields["experts"] = _experts(values)
     return ModelConfig(**fields)
+
+
+def _experts(values: Values) -> Experts:
+    return Experts(
+        values.get("num_local_experts") or values["num_experts"],
+        values["num_experts_per_tok"],
+        values["moe_intermediate_size"],
+        values["norm_topk_prob"],
+    )
 
 
 def config_values(config: ModelConfig, torch_dtype: str) -> dict[str, Any]:
@@ -204,7 +208,7 @@ def _required(values: Values, key: str) -> Any:
     return values[key]
 
 
-def _refusal(key: str, value: Any, known: str) -> ValueError:
+def _refusal(key: str, value: object, known: str) -> ValueError:
     return ValueError(f"config.json asks for {key}={value!r}, but only {known} is supported.")
 
 
@@ -316,15 +320,19 @@ def _written(name: str, config: ModelConfig, torch_dtype: str) -> dict[str, Any]
     if config.scalar_head:
         values |= classifier_values(values)
     if config.experts:
-        values |= {
-            "num_experts": config.experts.count,
-            "num_experts_per_tok": config.experts.per_token,
-            "moe_intermediate_size": config.experts.mlp_dim,
-            "norm_topk_prob": config.experts.normalize,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }
+        values |= _written_experts(config.experts)
     return values
+
+
+def _written_experts(experts: Experts) -> dict[str, Any]:
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.mlp_dim,
+        "norm_topk_prob": experts.normalize,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def classifier_values(values: Values) -> dict[str, Any]:

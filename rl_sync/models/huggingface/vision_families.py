@@ -117,11 +117,15 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
 }
 
 
-def vision_config(values: Values, refusal: Callable[[str, Any, str], ValueError]) -> Vision | None:
+Refusal = Callable[[str, object, str], ValueError]
+"""Makes the error for a key, its value, and the values that are supported."""
+
+
+def vision_config(values: Values, refusal: Refusal) -> Vision | None:
     """Returns the vision that a config.json describes; None if it describes a language model alone.
 
     Args:
-      refusal: makes the error for a key, its value, and the values that are supported.
+      refusal: makes the error for a key that is not supported.
 
     Raises:
       ValueError: a key asks for something that our tower does not support.
@@ -149,27 +153,28 @@ def vision_config(values: Values, refusal: Callable[[str, Any, str], ValueError]
             raise refusal(key, values[key], "a whole number from 1")
     if type(tower["layer_norm_eps"]) not in (int, float):
         raise refusal("vision_config.layer_norm_eps", tower["layer_norm_eps"], "a number")
-    if family.connector == "pooled":
-        tile_tokens = values["mm_tokens_per_image"]
-    else:
-        side, scale = tower["image_size"] // tower["patch_size"], values["scale_factor"]
-        if side % scale:
-            raise refusal("scale_factor", scale, f"a divisor of a tile's {side} patches a side")
-        if side in _UNEVEN or side > _MOST_PATCHES:
-            known = (
-                "a size at which transformers numbers patches in order (16, 26, 27 or 32 a side)"
-            )
-            raise refusal("vision_config.image_size", tower["image_size"], known)
-        tile_tokens = (side // scale) ** 2
     sizes = {ours: tower[theirs] for theirs, ours in _TOWER_KEYS.items()}
     return Vision(
         **sizes,
         norm_eps=tower["layer_norm_eps"],
-        tile_tokens=tile_tokens,
+        tile_tokens=_tile_tokens(family, values, tower, refusal),
         connector=family.connector,
         both_ways=family.both_ways,
         token_id=values[family.image_token],
     )
+
+
+def _tile_tokens(family: VisionFamily, values: Values, tower: Values, refusal: Refusal) -> int:
+    """Returns the number of tokens of a tile."""
+    if family.connector == "pooled":
+        return values["mm_tokens_per_image"]
+    side, scale = tower["image_size"] // tower["patch_size"], values["scale_factor"]
+    if side % scale:
+        raise refusal("scale_factor", scale, f"a divisor of a tile's {side} patches a side")
+    if side in _UNEVEN or side > _MOST_PATCHES:
+        known = "a size at which transformers numbers patches in order (16, 26, 27 or 32 a side)"
+        raise refusal("vision_config.image_size", tower["image_size"], known)
+    return (side // scale) ** 2
 
 
 def _without_none(values: Values) -> dict[str, Any]:
