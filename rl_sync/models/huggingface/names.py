@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rl_sync.models.config import HEAD, ModelConfig
+from rl_sync.models.config import HEAD, Experts, ModelConfig
 from rl_sync.models.vision.vision_config import Vision
 
 EMBEDDING = "embed_tokens.weight"
@@ -235,34 +235,41 @@ def _blocks(config: ModelConfig, prefix: str) -> Assemblies:
     if config.post_norms:
         blocks["attention_post_norm"] = norm("post_attention_layernorm")
         blocks["mlp_post_norm"] = norm("post_feedforward_layernorm")
-    halves = {"gate": _at(0), "up": _at(1)}
-    if config.experts is None:
-        gate_up = [TensorPiece(f"mlp.{x}_proj.weight", "F D", {"G": halves[x]}) for x in halves]
-        down = TensorPiece("mlp.down_proj.weight", "D F", {})
-        blocks["mlp"] = {"gate_up": stacked("DGF", *gate_up), "down": stacked("FD", down)}
-        return blocks
-    count = config.experts.count
-    blocks["mlp"] = {
-        "router": stacked("DE", TensorPiece("mlp.gate.weight", "E D", {})),
-        "gate_up": stacked(
-            "EDGF",
-            *(
-                TensorPiece(
-                    f"mlp.experts.{e}.{x}_proj.weight", "F D", {"E": _at(e), "G": halves[x]}
-                )
-                for e in range(count)
-                for x in halves
-            ),
-        ),
-        "down": stacked(
-            "EFD",
-            *(
-                TensorPiece(f"mlp.experts.{e}.down_proj.weight", "D F", {"E": _at(e)})
-                for e in range(count)
-            ),
-        ),
-    }
+    blocks["mlp"] = _dense(stacked) if config.experts is None else _mixture(config.experts, stacked)
     return blocks
+
+
+_HALVES = {"gate": slice(0, 1), "up": slice(1, 2)}
+"""Places of the projections in the axis G of their kernel."""
+
+
+def _dense(stacked: Callable[..., ParameterParts]) -> Assemblies:
+    """Returns the parts of a gated MLP.
+
+    Args:
+      stacked: makes the parts of a parameter of all layers from its axes and pieces.
+    """
+    gate_up = [TensorPiece(f"mlp.{x}_proj.weight", "F D", {"G": _HALVES[x]}) for x in _HALVES]
+    down = TensorPiece("mlp.down_proj.weight", "D F", {})
+    return {"gate_up": stacked("DGF", *gate_up), "down": stacked("FD", down)}
+
+
+def _mixture(experts: Experts, stacked: Callable[..., ParameterParts]) -> Assemblies:
+    """Returns the parts of a mixture of experts; see `_dense`."""
+    gate_up = [
+        TensorPiece(f"mlp.experts.{e}.{x}_proj.weight", "F D", {"E": _at(e), "G": _HALVES[x]})
+        for e in range(experts.count)
+        for x in _HALVES
+    ]
+    down = [
+        TensorPiece(f"mlp.experts.{e}.down_proj.weight", "D F", {"E": _at(e)})
+        for e in range(experts.count)
+    ]
+    return {
+        "router": stacked("DE", TensorPiece("mlp.gate.weight", "E D", {})),
+        "gate_up": stacked("EDGF", *gate_up),
+        "down": stacked("EFD", *down),
+    }
 
 
 def _at(index: int) -> slice:
