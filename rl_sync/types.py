@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt, UInt8, UInt32
@@ -19,14 +19,23 @@ from rl_sync.ending import Ending
 from rl_sync.isolation.codec import record
 from rl_sync.row_answers import answer_for_rewards
 
-if TYPE_CHECKING:
-    from jaxtyping import Array  # It would import JAX.
+if TYPE_CHECKING:  # It would import JAX.
+    import jax
+    from jaxtyping import Array
 
 NO_LEASE = -1
 """Lease id and prompt id of groups that no explorer generated."""
 
 Params = Any
 """A pytree of arrays: the parameters of a model."""
+
+
+def as_input(array: np.ndarray | jax.ShapeDtypeStruct) -> Array:
+    """Declares an array of the host, or an abstract one, as the input of a compiled function.
+
+    Nothing is computed or copied: a function takes either in the place of an array of its devices.
+    """
+    return cast("Array", array)
 
 
 class Prompt(NamedTuple):

@@ -28,7 +28,7 @@ from rl_sync.rollout.paging.page_table import PageFill, PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.slots import Chunk, ChunkProgram, Prefix, SlotRows, Slots
 from rl_sync.sequence_images import SequenceImages
-from rl_sync.types import Params
+from rl_sync.types import Params, as_input
 
 T = TypeVar("T")
 
@@ -212,8 +212,8 @@ class Batch:
 
     def insert_copy(self, cache: KVCache, start: Start) -> None:
         """Starts a sequence from a copy of its cache."""
-        tokens: Any = _padded([start.tokens], 1, self.sizes.prompt_bucket(len(start.tokens)))
-        self._insert("insert_copy", Prefix(tokens, cache), [start])
+        tokens = _padded([start.tokens], 1, self.sizes.prompt_bucket(len(start.tokens)))
+        self._insert("insert_copy", Prefix(as_input(tokens), cache), [start])
 
     def insert(self, prefix: Prefix, starts: Sequence[Start]) -> None:
         """Starts sequences whose tokens are in a prefix."""
@@ -222,19 +222,20 @@ class Batch:
     def insert_shared(self, starts: Sequence[Start]) -> None:
         """Starts sequences whose first pages are filled already."""
         width = self.sizes.prompt_bucket(max(len(start.tokens) for start in starts))
-        tokens: Any = _padded([start.tokens for start in starts], self.rows, width)
+        tokens = _padded([start.tokens for start in starts], self.rows, width)
         numbered = [start._replace(source=row) for row, start in enumerate(starts)]
-        self._insert("insert_shared", Prefix(tokens, None), numbered)
+        self._insert("insert_shared", Prefix(as_input(tokens), None), numbered)
 
     def _insert(self, name: str, prefix: Prefix, starts: Sequence[Start]) -> None:
         filled = [*starts, *[starts[-1]] * (self.rows - len(starts))]
         sources = np.array([start.source for start in filled], np.int32)
         targets = self._targets([start.target for start in starts])
-        newest: Any = np.array([start.newest for start in filled], np.int32)
-        lengths: Any = np.array([start.prompt_tokens for start in filled], np.int32)
-        keys: Any = np.stack([start.key for start in filled])
-        choice = knobs([start.sampling for start in filled], self._stop_ids)
-        rows = SlotRows(newest, lengths, keys, choice)
+        rows = SlotRows(
+            as_input(np.array([start.newest for start in filled], np.int32)),
+            as_input(np.array([start.prompt_tokens for start in filled], np.int32)),
+            as_input(np.stack([start.key for start in filled])),
+            knobs([start.sampling for start in filled], self._stop_ids),
+        )
         program = CompiledProgram(name, (self.rows, *prefix.tokens.shape, self._stop_ids))
         prefix = prefix._replace(routes=None)
         if self.pages is None:
@@ -267,9 +268,8 @@ class Batch:
         padded = np.zeros((shares, most, 3), np.int32)
         for share, listed in zip(padded, found, strict=True):
             share[: len(listed)] = np.array(listed, np.int32).reshape(-1, 3)
-        counts: Any = np.array([len(listed) for listed in found], np.int32)
-        columns: Any = padded.reshape(-1, 3).T
-        return PageFills(counts, *columns)
+        counts = np.array([len(listed) for listed in found], np.int32)
+        return PageFills(as_input(counts), *map(as_input, padded.reshape(-1, 3).T))
 
     def extend(self, extensions: Sequence[Extension], most_given: int) -> None:
         """Continues sequences after given tokens.
@@ -281,11 +281,14 @@ class Batch:
         given = np.zeros((self.rows, most_given), np.int32)
         for row, extension in zip(given, extensions, strict=False):
             row[: len(extension.given)] = extension.given
-        newest: Any = np.array([extension.newest for extension in filled], np.int32)
+        newest = np.array([extension.newest for extension in filled], np.int32)
         counts = np.array([len(extension.given) for extension in filled], np.int32)
-        keys: Any = np.stack([extension.key for extension in filled])
-        choice = knobs([extension.sampling for extension in filled], self._stop_ids)
-        rows = SlotRows(newest, newest + 1 + counts, keys, choice)
+        rows = SlotRows(
+            as_input(newest),
+            as_input(newest + 1 + counts),
+            as_input(np.stack([extension.key for extension in filled])),
+            knobs([extension.sampling for extension in filled], self._stop_ids),
+        )
         targets = self._targets([extension.target for extension in extensions])
         program = CompiledProgram("extend", (self.rows, most_given, self._stop_ids))
         self._slots = self._call(program, core.extend, self._slots, given, targets, rows)
@@ -330,7 +333,7 @@ class Batch:
         """Returns the slots with their pages."""
         assert self._slots is not None
         assert self._pool is not None
-        given: Any = table
+        given = None if table is None else as_input(table)
         return self._slots._replace(cache=self._pool._replace(table=given))
 
     def _keep(self, slots: Slots) -> None:
@@ -382,8 +385,8 @@ class Batch:
         assert self.pages is not None
         left, filled = list(sequences), set[tuple[int, int]]()
         nothing = knobs([Sampling(max_new_tokens=1, stop_ids=())] * self.rows, self._stop_ids)
-        zeros: Any = np.zeros(self.rows, np.int32)
-        keys: Any = np.zeros((self.rows, 2), np.uint32)
+        zeros = as_input(np.zeros(self.rows, np.int32))
+        keys = as_input(np.zeros((self.rows, 2), np.uint32))
         nobody = np.full(self.rows, self.rows, np.int32)
         while left:
             slots = left[: self.sizes.prefill_rows(len(left), width)]

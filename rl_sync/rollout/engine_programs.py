@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from rl_sync.models.cache import KVCache, map_with_axes
 from rl_sync.models.config import ModelConfig
@@ -33,7 +34,7 @@ from rl_sync.rollout.paging.page_table import PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.sequence import Pauses
 from rl_sync.rollout.slots import ChunkProgram, Prefix, SlotRows, Slots
-from rl_sync.types import Params
+from rl_sync.types import Params, as_input
 
 LEAST_STOP_IDS = 4
 
@@ -328,32 +329,30 @@ class EnginePrograms:
         total = self.pages.total
         abstract = jax.eval_shape(lambda: paged_slots.empty_pool(self.config, total))
         keys, values = page_axes(abstract)
-        held: Any = self.layout.abstract(abstract.keys, keys)
+        held = as_input(self.layout.abstract(abstract.keys, keys))
         if abstract.values is None:
             return PagedCache(held, None)
-        other: Any = self.layout.abstract(abstract.values, values)
-        return PagedCache(held, other)
+        return PagedCache(held, as_input(self.layout.abstract(abstract.values, values)))
 
     def _prefix(self, rows: int, tokens: int) -> Prefix:
         """Returns the abstract result of a prefill."""
-        given: Any = jax.ShapeDtypeStruct((rows, tokens), jnp.int32)
+        given = _given(rows, tokens)
         abstract = jax.eval_shape(lambda p, t: core.prefill(self.config, p, t), self.params, given)
-        read: Any = self.layout.abstract(abstract.tokens, ("batch",))
+        read = as_input(self.layout.abstract(abstract.tokens, ("batch",)))
         return Prefix(read, self._cache(abstract.cache))
 
     def _cache(self, abstract: KVCache) -> KVCache:
-        parts: Any = map_with_axes(self.layout.abstract, abstract)
-        return KVCache(*parts)
+        return KVCache(*map(as_input, map_with_axes(self.layout.abstract, abstract)))
 
 
-def _given(*shape: int) -> Any:
+def _given(*shape: int) -> Int[Array, ...]:
     """Returns an abstract array of integers that comes from the host."""
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+    return as_input(jax.ShapeDtypeStruct(shape, jnp.int32))
 
 
 def _rows(rows: int, stop_ids: int) -> SlotRows:
     nothing = Sampling(max_new_tokens=1, stop_ids=())
-    keys: Any = jax.ShapeDtypeStruct((rows, 2), jnp.uint32)
+    keys = as_input(jax.ShapeDtypeStruct((rows, 2), jnp.uint32))
     choice = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), knobs([nothing] * rows, stop_ids)
     )

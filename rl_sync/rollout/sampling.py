@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from rl_sync.types import as_input
 
 EXCLUDED = -jnp.inf
 _NO_ID = -1
@@ -145,16 +147,16 @@ class SamplingParams(NamedTuple):
 def knobs(rows: Sequence[Sampling], width: int) -> SamplingParams:
     """Makes the arrays of the rows' choices, on the host, with room for `width` stop ids each."""
 
-    def column(name: str, dtype: type) -> Any:
-        return np.array([getattr(row, name) for row in rows], dtype)
+    def column(name: str, dtype: type) -> Array:
+        return as_input(np.array([getattr(row, name) for row in rows], dtype))
 
-    stop_ids: Any = np.full((len(rows), width), _NO_ID, np.int32)
+    stop_ids = np.full((len(rows), width), _NO_ID, np.int32)
     for ids, row in zip(stop_ids, rows, strict=True):
         ids[: len(row.stop_ids)] = row.stop_ids
     return SamplingParams(
         max_new_tokens=column("max_new_tokens", np.int32),
         min_new_tokens=column("min_new_tokens", np.int32),
-        stop_ids=stop_ids,
+        stop_ids=as_input(stop_ids),
         repetition_penalty=column("repetition_penalty", np.float32),
         temperature=column("temperature", np.float32),
         top_k=column("top_k", np.int32),

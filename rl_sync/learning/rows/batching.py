@@ -36,7 +36,7 @@ from rl_sync.learning.rows.shared_prompts import Places, branches, learned_lengt
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sampling_masks import no_entries, padded
 from rl_sync.sequence_images import TEXT
-from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch
+from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch, as_input
 
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 _WIDTHS = (1 / 2, 3 / 4, 1)
@@ -136,14 +136,12 @@ class Batching:
     def demonstration_shapes(self) -> Iterator[Demonstrations]:
         """Yields the shapes and dtypes of all possible batches of demonstrations, largest first."""
         for lengths in self._every_lengths():
-            mask: Any = self._learned(lengths)
-            tokens: Any = np.zeros(mask.shape, np.int32)
-            images: Any = None
+            mask, images = self._learned(lengths), None
             if self.shown is not None:
                 blank, at, _ = self._expected_images(self.shown)
-                fields: dict[str, Any] = {"tiles": blank, "at": at}
-                images = RowImages(**fields)
-            drawn = Demonstrations(tokens, mask, images=images)
+                images = RowImages(as_input(blank), as_input(at))
+            tokens = np.zeros(mask.shape, np.int32)
+            drawn = Demonstrations(as_input(tokens), as_input(mask), images=images)
             laid_out = jax.eval_shape(functools.partial(self.demonstrations, drawn))
             yield laid_out._replace(images=self._expected(laid_out.images))
 
@@ -204,8 +202,8 @@ class Batching:
         batch = batch._replace(rows=batch.rows._replace(images=self._expected(batch.rows.images)))
         rows, row_tokens = batch.rows.tokens.shape
         for size in self._mask_sizes:
-            masks: Any = jax.ShapeDtypeStruct((rows, row_tokens * size, 3), np.uint32)
-            yield batch._replace(rows=batch.rows._replace(sampling_masks=masks))
+            masks = jax.ShapeDtypeStruct((rows, row_tokens * size, 3), np.uint32)
+            yield batch._replace(rows=batch.rows._replace(sampling_masks=as_input(masks)))
         if not self._mask_sizes:
             yield batch
 
@@ -232,8 +230,8 @@ class Batching:
         if dtype is not None:
             of_tile = (vision.tile_tokens, vision.feature_width)
         shape = (images.tiles.shape[0], *of_tile)
-        tiles: Any = jax.ShapeDtypeStruct(shape, dtype or np.uint8)
-        return images._replace(tiles=tiles)
+        tiles = jax.ShapeDtypeStruct(shape, dtype or np.uint8)
+        return images._replace(tiles=as_input(tiles))
 
     @property
     def _mask_sizes(self) -> list[int]:
@@ -314,8 +312,8 @@ class Batching:
             tiles, given[IMAGE_AT] = np.asarray(drawn.images.tiles), np.asarray(drawn.images.at)
         columns, packing, _ = self._in_rows(given)
         images = self._images(tiles, columns)
-        fields: dict[str, Any] = {"tokens": columns["tokens"], "mask": columns["completion_mask"]}
-        return Demonstrations(**fields, packing=packing, images=images)
+        tokens, mask = as_input(columns["tokens"]), as_input(columns["completion_mask"])
+        return Demonstrations(tokens, mask, packing, images)
 
     def _in_rows(
         self, columns: dict[str, np.ndarray]

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sequence_images import TEXT
-from rl_sync.types import Group, RowImages
+from rl_sync.types import Group, RowImages, as_input
 
 Tiles = UInt8[np.ndarray, "N S S 3"] | Float[np.ndarray, "N M W"]
 """Pixels of tiles, or their features."""
@@ -94,11 +93,9 @@ def in_parts(
         new[some] = np.arange(len(some))
         tile, offset = np.divmod(np.maximum(part, 0), each)
         local[number] = np.where(part >= 0, new[tile] * each + offset, TEXT)
-    fields: dict[str, Any] = {
-        "tiles": shown.reshape(-1, *tiles.shape[1:]),
-        "at": local.reshape(at.shape),
-    }
-    return RowImages(**fields)
+    return RowImages(
+        as_input(shown.reshape(-1, *tiles.shape[1:])), as_input(local.reshape(at.shape))
+    )
 
 
 def tile_places(tiles: int, shards: int = 1) -> int:

@@ -5,24 +5,22 @@ Letters in shapes: B rows, T positions, N trajectories, S positions of a traject
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float, Int, UInt32
 
 from rl_sync.expert_routes import unrecorded_in
 from rl_sync.sampling_masks import padded
 from rl_sync.sequence_images import TEXT
-from rl_sync.types import Packing
+from rl_sync.types import Packing, as_input
 
-PADDING: dict[str, Any] = {
+PADDING: dict[str, int | float] = {
     "tokens": 0,
     "completion_mask": False,
     "behavior_logprobs": 0.0,
     "policy_versions": -1,
 }
 IMAGE_AT = "image_at"
-_MORE_PADDING: dict[str, Any] = {
+_MORE_PADDING: dict[str, int | float] = {
     "turn_rewards": 0.0,
     "segments": -1,
     "positions": 0,
@@ -83,7 +81,7 @@ def gather(columns: dict[str, np.ndarray], source: Int[np.ndarray, "B T"]) -> di
     return gathered
 
 
-def padding_of(name: str, dtype: Any) -> Any:
+def padding_of(name: str, dtype: np.dtype) -> int | float:
     """Returns the value of a column at padding."""
     if name == "routes":
         return unrecorded_in(dtype)
@@ -107,7 +105,7 @@ def masks_in_rows(
     B, T = shape
     trajectory, at = np.nonzero(masks[..., 0] < stride)
     entries = masks[trajectory, at]
-    place: Any = np.full(len(masks) * stride, -1)
+    place = np.full(len(masks) * stride, -1)
     if source is None:
         place.reshape(-1, stride)[:, :T] = np.arange(B * T).reshape(B, T)
     else:
@@ -123,19 +121,18 @@ def packing_of(
     source: Int[np.ndarray, "B T"], stride: int, segments: Int[np.ndarray, "N S"] | None
 ) -> Packing:
     """Describes rows that are gathered at `source` from rows of one trajectory each."""
-    fields: dict[str, Any] = {
-        "positions": np.where(source >= 0, source % stride, 0),
-        "trajectories": np.where(source >= 0, source // stride, -1),
-    }
-    if segments is not None:
-        of_rows = unpacked(segments)
-        assert of_rows is not None
-        parts: dict[str, Any] = {
-            "positions": of_rows.positions,
-            "segments": of_rows.segments,
-        }
-        fields |= gather(parts, source)
-    return Packing(**fields)
+    found = Packing(
+        as_input(np.where(source >= 0, source % stride, 0)),
+        as_input(np.where(source >= 0, source // stride, -1)),
+    )
+    of_rows = unpacked(segments)
+    if of_rows is None:
+        return found
+    columns = {"positions": of_rows.positions, "segments": of_rows.segments}
+    parts = gather({name: np.asarray(column) for name, column in columns.items()}, source)
+    return found._replace(
+        positions=as_input(parts["positions"]), segments=as_input(parts["segments"])
+    )
 
 
 def unpacked(segments: Int[np.ndarray, "N S"] | None) -> Packing | None:
@@ -147,11 +144,9 @@ def unpacked(segments: Int[np.ndarray, "N S"] | None) -> Packing | None:
     begins = np.diff(segments, axis=1, prepend=-1) != 0
     is_there = segments >= 0
     row = np.arange(rows)[:, None]
-    fields: dict[str, Any] = {
-        "positions": np.where(
-            is_there, at - np.maximum.accumulate(np.where(begins, at, 0), axis=1), 0
-        ),
-        "trajectories": np.where(is_there, row, -1),
-        "segments": np.where(is_there, row * width + segments, -1),
-    }
-    return Packing(**fields)
+    start = np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+    return Packing(
+        as_input(np.where(is_there, at - start, 0)),
+        as_input(np.where(is_there, row, -1)),
+        segments=as_input(np.where(is_there, row * width + segments, -1)),
+    )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from rl_sync.types import Packing, SharedPrompts
+from rl_sync.types import Packing, SharedPrompts, as_input
 
 _LENGTHS = 8  # Number of lengths of lists of learned tokens; the step compiles for each length.
 
@@ -150,10 +150,10 @@ class Places:
         size = next(size for size in learned_lengths(mask.shape[1]) if size >= np.max(counts))
         at = np.argsort(~learned, axis=1, kind="stable")[:, :size]
         is_there = np.arange(size) < counts[:, None]
-        of_prompts: dict[str, Any] = {
-            "copies": self._copies,
-            "learned": np.where(is_there, at, mask.shape[1]).astype(np.int32),
-            "before": np.where(is_there, np.take_along_axis(self._before, at, axis=1), 0),
-        }
-        fields: dict[str, Any] = {"positions": positions, "trajectories": self._trajectories}
-        return Packing(**fields, prompts=SharedPrompts(**of_prompts))
+        before = np.where(is_there, np.take_along_axis(self._before, at, axis=1), 0)
+        prompts = SharedPrompts(
+            as_input(self._copies),
+            learned=as_input(np.where(is_there, at, mask.shape[1]).astype(np.int32)),
+            before=as_input(before),
+        )
+        return Packing(as_input(positions), as_input(self._trajectories), prompts)
