@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from rl_sync.learning.optimizer import ClippedOptimizer
 from rl_sync.models.placement import constrain_like, in_host_memory, move, shardings
 from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
+
+T = TypeVar("T")
 
 _BLOCKS = "blocks"
 """Name of the parameters whose first axis is the layers."""
@@ -97,8 +99,10 @@ class ShardedOptimizer:
         of_layer = [_mapped(_without_layers, _chosen(tree, [_BLOCKS])) for tree in abstract]
         of_others = [_chosen(tree, others) for tree in abstract]
 
-        def take(layer: Int[Array, ""], held: tuple[Params, Any]) -> tuple[Params, Any]:
-            def of(tree: Any) -> Any:
+        def take(
+            layer: Int[Array, ""], held: tuple[Params, optax.OptState]
+        ) -> tuple[Params, optax.OptState]:
+            def of(tree: T) -> T:
                 return _mapped(lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False), tree)
 
             def put(new: Array, whole: Array) -> Array:
@@ -142,7 +146,7 @@ def _updated(
     return jax.tree.map(lambda new, old: jnp.where(learns, new, old), updated, (params, state))
 
 
-def _mapped(function: Callable[..., Any], tree: Any, whole: Any = None) -> Any:
+def _mapped(function: Callable[..., object], tree: T, whole: T | None = None) -> T:
     """Applies a function to all arrays; scalars, such as counts, are those of the last tree."""
     if whole is None:
         return jax.tree.map(lambda x: function(x) if x.ndim else x, tree)
@@ -159,7 +163,7 @@ def _is_tree(part: object) -> bool:
     return isinstance(part, dict)
 
 
-def _chosen(state: optax.OptState, names: Sequence[str]) -> Any:
+def _chosen(state: optax.OptState, names: Sequence[str]) -> optax.OptState:
     """Returns an optimizer's state for the parameters of some names."""
     return jax.tree.map(
         lambda x: {name: x[name] for name in names if name in x} if _is_tree(x) else x,

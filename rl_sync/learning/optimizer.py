@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -134,10 +134,12 @@ def _with_tower_share(
     if share == 1:
         return rule
 
-    def init(params: Params) -> Any:
+    def init(params: Params) -> optax.OptState:
         return rule.init(params if share else _without_tower(params))
 
-    def update(gradient: Params, state: Any, params: Params = None) -> tuple[Params, Any]:
+    def update(
+        gradient: Params, state: optax.OptState, params: Params = None
+    ) -> tuple[Params, optax.OptState]:
         if share or not _has_tower(gradient):
             changes, state = rule.update(gradient, state, params)
             if not _has_tower(changes):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -240,6 +240,10 @@ def _scaled(scale: float, rows: Array) -> Array:
     return rows * jnp.asarray(scale, rows.dtype)
 
 
+_Kept = tuple[Array, Array, Array, _Blocks, Array, Array]
+"""Inputs of the backward pass: queries, keys, values, blocks, outputs and log Σ exp(scores)."""
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
     scale: float,
@@ -255,7 +259,7 @@ def _attend(
     return _forward(scale, block, by_head, blocks)[0]
 
 
-def _forward(scale: float, block: int, by_head: QKV, blocks: _Blocks) -> tuple[Array, Any]:
+def _forward(scale: float, block: int, by_head: QKV, blocks: _Blocks) -> tuple[Array, _Kept]:
     rows, keys, values = by_head
 
     def attended(part: tuple[Array, Tokens, Array]) -> tuple[Array, Array]:
@@ -288,12 +292,14 @@ def _forward(scale: float, block: int, by_head: QKV, blocks: _Blocks) -> tuple[A
 
 
 def _backward(
-    scale: float, block: int, kept: Any, gradient: Float[Array, "blocks B K R H"]
+    scale: float, block: int, kept: _Kept, gradient: Float[Array, "blocks B K R H"]
 ) -> tuple[QKV, None]:
     rows, keys, values, blocks, mixed, log_totals = kept
     dtype = keys.dtype
 
-    def add_block(sums: tuple[Array, Array], part: Any) -> tuple[tuple[Array, Array], Array]:
+    def add_block(
+        sums: tuple[Array, Array], part: tuple[Array, Tokens, Array, Array, Array, Array]
+    ) -> tuple[tuple[Array, Array], Array]:
         own, here, indices, mixed, log_total, of_mixed = part
         own = _scaled(scale, own)
         own_block = _QueryBlock(here, blocks.asked, indices, blocks.window, block)

@@ -339,10 +339,10 @@ def splash_to_rows(
 
 
 @functools.cache  # The kernel is traced once for each function.
-def _sees(window: int | None) -> Callable[[Any, Any], Any]:
+def _sees(window: int | None) -> Callable[[Array, Array], Array]:
     """Returns the mask of keys that queries attend to, as a function of their indices."""
 
-    def sees(queries: Any, keys: Any) -> Any:
+    def sees(queries: Array, keys: Array) -> Array:
         causal = queries >= keys
         return causal if window is None else causal & (queries - keys < window)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.config import LoraTarget, ModelConfig, RopeScaling
@@ -88,7 +89,7 @@ def kernel(
     return ScaledKernel(held, scale)
 
 
-def whole(kernel: Kernel, dtype: Any) -> Array:
+def whole(kernel: Kernel, dtype: DTypeLike) -> Array:
     """Returns a kernel in a dtype, in one array."""
     if isinstance(kernel, ScaledKernel):
         return kernel.numbers.astype(dtype) * kernel.scale.astype(dtype)
@@ -174,7 +175,10 @@ def project(x: Float[Array, "B T ..."], kernel: Kernel, inputs: int = 1) -> Floa
 
 
 def _product(
-    x: Float[Array, "B T ..."], kernel: Float[Array, ...], inputs: int, dtype: Any = None
+    x: Float[Array, "B T ..."],
+    kernel: Float[Array, ...],
+    inputs: int,
+    dtype: DTypeLike | None = None,
 ) -> Float[Array, "B T ..."]:
     """Returns the product in a dtype, or in that of x."""
     if laid_out():

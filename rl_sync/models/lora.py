@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -58,7 +57,7 @@ def merge(config: ModelConfig, params: Params) -> Params:
         rounding.
     """
     adapters, base = split(params)
-    blocks: dict[str, Any] = {**base["blocks"]}
+    blocks: Params = {**base["blocks"]}
     for part, found in adapters["blocks"].items():
         kernels = {**blocks[part]}
         for name, adapter in found.items():

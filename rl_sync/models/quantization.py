@@ -29,8 +29,8 @@ def quantized(config: ModelConfig, params: Params) -> Params:
     """
     import qwix
 
-    def convert(values: dict[str, Any], shapes: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def convert(values: Params, shapes: Params) -> Params:
+        found: Params = {}
         for name, value in values.items():
             if isinstance(value, dict):
                 found[name] = convert(value, shapes[name])

@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -159,7 +158,9 @@ class Layout:
             for axis in axes
         ]
 
-    def abstract(self, x: Any, axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
+    def abstract(
+        self, x: Array | jax.ShapeDtypeStruct, axes: Sequence[str | None]
+    ) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of x, with its sharding."""
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding(axes, x.shape))
 

@@ -15,7 +15,7 @@ L layers, C experts of a token.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -54,6 +54,9 @@ _EVERYTHING = np.iinfo(np.int32).max
 
 T = TypeVar("T")
 
+_Carry = tuple[Float[Array, "B T D"], AnyCache | None]
+"""Activations between blocks, and the cache that they read and write."""
+
 
 class Layered(NamedTuple):
     """Values that blocks return beside their output; with a leading layer axis after the scan.
@@ -78,11 +81,11 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        carry: tuple[Float[Array, "B T D"], AnyCache | None],
+        carry: _Carry,
         layer: AttentionLayer,
         replayed: UInt[Array, "B T C"] | None,
         context: Context,
-    ) -> tuple[tuple[Float[Array, "B T D"], AnyCache | None], Layered]:
+    ) -> tuple[_Carry, Layered]:
         config, (x, cache) = self.config, carry
         normed = RMSNorm(config, name="attention_norm")(x)
         attention = Attention(config, self.span, self.collect, name="attention")
@@ -105,7 +108,13 @@ class Block(nn.Module):
         return (x, None), Layered(fresh, routes)
 
 
-def _run(block: Block, carry: Any, layer: AttentionLayer, replayed: Any, context: Context) -> Any:
+def _run(
+    block: Block,
+    carry: _Carry,
+    layer: AttentionLayer,
+    replayed: UInt[Array, "B T C"] | None,
+    context: Context,
+) -> tuple[_Carry, Layered]:
     """Calls a block; Linen's transformations get this function instead of the class.
 
     Linen would derive another class from the class while other threads may be tracing it.
@@ -211,7 +220,7 @@ def _context(
     return Context(positions, segments, prompts, *rotations(config, positions))
 
 
-def _init_boxed(config: ModelConfig, key: Array) -> Any:
+def _init_boxed(config: ModelConfig, key: Array) -> Params:
     zeros = jnp.zeros((1, 1), jnp.int32)
     return Transformer(config).init(key, zeros, _context(config, zeros), None)["params"]
 
@@ -235,7 +244,7 @@ def param_shapes(config: ModelConfig) -> Params:
 
 
 @functools.cache
-def _boxed_like(config: ModelConfig) -> Any:
+def _boxed_like(config: ModelConfig) -> Params:
     """Traces the model's initialization; the result is cached, as every use of shapes needs it."""
     return jax.eval_shape(lambda key: _init_boxed(config, key), jax.random.key(0))
 

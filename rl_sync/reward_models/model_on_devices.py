@@ -129,7 +129,7 @@ class Served:
             abstract = cast_abstract(abstract_params(model, self.layout), site.dtype)
             self.params = load_params(directory, model, abstract)
         self.model = dataclasses.replace(model, dtype=site.dtype)
-        self._compiled: dict[Pass, Any] = {}
+        self._compiled: dict[Pass, jax.stages.Wrapped] = {}
 
     def values(
         self, one: Pass, rows: Sequence[Sequence[int]], starts: Sequence[int]
@@ -170,7 +170,7 @@ class Served:
         computed = self._pass(one)(self.params, *given, put(lengths, self.layout.repeated))
         return np.asarray(computed)[: len(rows)]
 
-    def _pass(self, one: Pass) -> Any:
+    def _pass(self, one: Pass) -> jax.stages.Wrapped:
         if one not in self._compiled:
 
             def run(params: Params, tokens: Array, starts: Array, lengths: Array) -> Array:

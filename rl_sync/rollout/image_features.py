@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from rl_sync.models.vision.projector import Seen
 from rl_sync.models.vision.tower import image_features
 from rl_sync.rollout.buckets import power_of_two
 from rl_sync.sequence_images import SequenceImages, pooled
-from rl_sync.types import Params
+from rl_sync.types import Params, as_input
 
 MOST_TILES = 16
 """Maximum number of tiles that are encoded at once."""
@@ -112,11 +112,11 @@ class ImageFeatures:
         most = power_of_two(max(len(one.digests) for one in rows if one is not None))
         vision = config.vision
         size = most * shape[0], vision.tile_tokens, vision.feature_width
-        features: Any = np.zeros(size, jnp.dtype(config.dtype))
+        features = np.zeros(size, jnp.dtype(config.dtype))
         features[: len(images.digests)] = self.of_tiles(images.digests, images.tiles)
-        at: Any = np.full(shape, -1, np.int32)
+        at = np.full(shape, -1, np.int32)
         at[: len(rows)] = images.at
-        return ShownPrompts(most, Seen(features, at))
+        return ShownPrompts(most, Seen(as_input(features), as_input(at)))
 
 
 def abstract_seen(config: ModelConfig, rows: int, positions: int, tiles: int) -> Seen:
@@ -124,9 +124,9 @@ def abstract_seen(config: ModelConfig, rows: int, positions: int, tiles: int) ->
     vision = config.vision
     assert vision is not None
     shape = (tiles * rows, vision.tile_tokens, vision.feature_width)
-    features: Any = jax.ShapeDtypeStruct(shape, config.dtype)
-    at: Any = jax.ShapeDtypeStruct((rows, positions), np.int32)
-    return Seen(features, at)
+    features = jax.ShapeDtypeStruct(shape, config.dtype)
+    at = jax.ShapeDtypeStruct((rows, positions), np.int32)
+    return Seen(as_input(features), as_input(at))
 
 
 def blank_tiles(config: ModelConfig, count: int) -> UInt8[np.ndarray, "N S S 3"]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -320,7 +320,7 @@ def _filled(
 
         def fill(i: Int[Array, ""], pool: Array) -> Array:
             page, slot = jnp.divmod(numbers[i] * width, slots + more)
-            start: list[Any] = [0, page, rows[i], 0, 0, 0]
+            start: list[Array | int] = [0, page, rows[i], 0, 0, 0]
             start[slot_axis] = slot
             one = jax.lax.dynamic_slice(prefix, start, sizes)[:, 0]
             return jax.lax.dynamic_update_slice(pool, one, (0, targets[i], 0, 0, 0))

@@ -10,10 +10,11 @@ Letters in shapes: B rows, T positions, V vocab, D embed.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.vocabulary.vocabulary_cuts import Cuts, own_part
@@ -30,7 +31,7 @@ class Lookup(NamedTuple):
 
     cuts: Cuts
     vocab: int
-    table_dtype: Any
+    table_dtype: DTypeLike
     dtype: str
 
 

@@ -19,10 +19,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from rl_sync.models.platform import platform
@@ -37,6 +38,10 @@ from rl_sync.models.token_sets import (
 from rl_sync.models.vocabulary.vocabulary_cuts import Cuts, gathered, gathered_vocab, reduced
 
 _LANES = 128  # A block's size is a multiple of this, as matrix units prefer.
+
+
+State = TypeVar("State")
+Out = TypeVar("Out")
 
 
 class Blocks(NamedTuple):
@@ -76,7 +81,7 @@ class BlockPlan(NamedTuple):
         """True if the last block is longer than the rest of the vocabulary."""
         return self.number * self.size > self.vocab
 
-    def blocks(self, kernel: Float[Array, "V D"], dtype: Any) -> Blocks:
+    def blocks(self, kernel: Float[Array, "V D"], dtype: DTypeLike) -> Blocks:
         """Cuts a device's shard of the matrix into shards of blocks."""
         more = self.number * self.size - self.vocab
         cut = jnp.pad(kernel.astype(dtype), ((0, more), (0, 0)))
@@ -130,11 +135,13 @@ class BlockPlan(NamedTuple):
         return found
 
     def scan(
-        self, body: Callable[[Any, Blocks], tuple[Any, Any]], state: Any, blocks: Blocks
-    ) -> tuple[Any, Any]:
+        self, body: Callable[[State, Blocks], tuple[State, Out]], state: State, blocks: Blocks
+    ) -> tuple[State, Out]:
         """Scans over blocks; the next block is gathered while the current one is computed."""
 
-        def step(carry: tuple[Any, Blocks], following: Blocks) -> tuple[tuple[Any, Blocks], Any]:
+        def step(
+            carry: tuple[State, Blocks], following: Blocks
+        ) -> tuple[tuple[State, Blocks], Out]:
             state, block = carry
             fetched = self.gathered(following)
             state, out = body(state, block)
@@ -215,7 +222,7 @@ def _logprobs(
     return logprobs, entropy
 
 
-def _compute(plan: BlockPlan, *given: Any) -> tuple[Array, Array, Array]:
+def _compute(plan: BlockPlan, *given: Array | TokenSets) -> tuple[Array, Array, Array]:
     rows = plan.cuts.row_spec
     return plan.cuts.mapped(
         functools.partial(_on_each, plan),
@@ -225,13 +232,15 @@ def _compute(plan: BlockPlan, *given: Any) -> tuple[Array, Array, Array]:
     )
 
 
-def _forward(plan: BlockPlan, *given: Any) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+def _forward(
+    plan: BlockPlan, *given: Array | TokenSets
+) -> tuple[tuple[Array, Array], tuple[Array | TokenSets, ...]]:
     logprobs, entropy, log_total = _compute(plan, *given)
     return (logprobs, entropy), (*given, entropy, log_total)
 
 
 def _backward(
-    plan: BlockPlan, kept: tuple[Any, ...], gradients: tuple[Array, Array]
+    plan: BlockPlan, kept: tuple[Array | TokenSets, ...], gradients: tuple[Array, Array]
 ) -> tuple[Array, Array, None, None]:
     cuts, rows = plan.cuts, plan.cuts.row_spec
     by_kernel, by_hidden = cuts.mapped(

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
 from rl_sync.models.sharding import in_use
+
+T = TypeVar("T")
 
 
 class Cuts(NamedTuple):
@@ -91,11 +93,11 @@ class Cuts(NamedTuple):
 
     def mapped(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., T],
         *given: Any,
         inputs: tuple[PartitionSpec, ...],
         outputs: Any,
-    ) -> Any:
+    ) -> T:
         """Calls a function on each device's shards; on one device, with whole arrays.
 
         Args:
