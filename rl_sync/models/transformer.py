@@ -187,12 +187,7 @@ class Transformer(nn.Module):
             # The check would trace every block again, to find variables that all layers share.
             check_constancy_invariants=False,
         )
-        if laid_out():
-            x = lookup(embedding, tokens, config.dtype)
-        else:
-            x = embedding[tokens].astype(config.dtype)
-        if config.scale_embedding:
-            x = x * jnp.asarray(config.embed_dim**0.5, x.dtype)
+        x = _embedded(config, embedding, tokens)
         if images:
             assert projected is not None, "the model has vision"
             x = placed(x, projected, images.at)
@@ -202,6 +197,16 @@ class Transformer(nn.Module):
         if cache is not None:
             of_layers = of_layers._replace(cache=cache)
         return RMSNorm(config, name="final_norm")(x), of_layers
+
+
+def _embedded(
+    config: ModelConfig, embedding: Float[Array, "V D"], tokens: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    if laid_out():
+        x = lookup(embedding, tokens, config.dtype)
+    else:
+        x = embedding[tokens].astype(config.dtype)
+    return x * jnp.asarray(config.embed_dim**0.5, x.dtype) if config.scale_embedding else x
 
 
 def _layers(config: ModelConfig) -> AttentionLayer:
