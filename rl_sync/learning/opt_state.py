@@ -18,6 +18,8 @@ from rl_sync.models.sharding import Layout
 from rl_sync.types import Params
 
 T = TypeVar("T")
+_Held = tuple[Params, optax.OptState]
+"""Parameters of all layers, and the state of their optimizer."""
 
 _BLOCKS = "blocks"
 """Name of the parameters whose first axis is the layers."""
@@ -99,9 +101,7 @@ class ShardedOptimizer:
         of_layer = [_mapped(_without_layers, _chosen(tree, [_BLOCKS])) for tree in abstract]
         of_others = [_chosen(tree, others) for tree in abstract]
 
-        def take(
-            layer: Int[Array, ""], held: tuple[Params, optax.OptState]
-        ) -> tuple[Params, optax.OptState]:
+        def take(layer: Int[Array, ""], held: _Held) -> _Held:
             def of(tree: T) -> T:
                 return _mapped(lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False), tree)
 
