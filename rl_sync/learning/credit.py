@@ -21,10 +21,8 @@ from rl_sync.algorithms.sequences import (
     trajectory_totals,
 )
 from rl_sync.algorithms.values import explained_variance
-from rl_sync.learning.objective import LossConfig
+from rl_sync.learning.objective import LossConfig, Metrics
 from rl_sync.types import Rows, TrainBatch
-
-Metrics = dict[str, Float[Array, ""]]
 
 ADVANTAGES_NAME = "advantages"
 """Name of the metric with a value for each trajectory: the mean of its tokens' advantages."""

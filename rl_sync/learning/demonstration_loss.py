@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 
 from rl_sync.algorithms import aggregation, losses
 from rl_sync.learning.microbatches import gradient
+from rl_sync.learning.objective import Metrics
 from rl_sync.types import Demonstrations, Params
 
-Metrics = dict[str, Float[Array, ""]]
 Logprobs = Callable[[Params, Demonstrations], Float[Array, "D T"]]
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Metrics = dict[str, Float[Array, ""]]
+from rl_sync.learning.objective import Metrics
+
 START = 2.0**15
 LEAST = 1.0
 GREATEST = 2.0**127

@@ -22,9 +22,8 @@ from rl_sync.algorithms.sequences import (
     trajectory_totals,
 )
 from rl_sync.learning.learning_settings import PAIR
+from rl_sync.learning.objective import Metrics
 from rl_sync.types import Rows, TrainBatch
-
-Metrics = dict[str, Float[Array, ""]]
 
 
 class Pairs(NamedTuple):
