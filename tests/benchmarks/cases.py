@@ -355,6 +355,21 @@ CASES = (
         ],
     ),
     Case(
+        f"benchmarks/size.py {QUICK} --config.workdir={{out}}/run",
+        [
+            Table(
+                "figure | value",
+                (
+                    "lines", "files", "functions", "functions over 50 lines",
+                    "functions over 5 parameters", "uses of Any", "functions executed",
+                    "files with executed functions", "modules loaded", "frames down to the step",
+                    "frames of the sources",
+                ),
+            )
+        ],
+        needs="sys.monitoring",
+    ),
+    Case(
         "benchmarks/staleness.py --bounds=0,1 --seeds=300 --algorithms=PPO --steps=3 --sft-steps=2"
         " --results={out}/staleness.jsonl --warm-starts={out}/warm",
         [

@@ -61,6 +61,7 @@ def _has_namespaces():
 MISSING = {
     "Reverb": (_has_server, "the environment of the Reverb server is not in uv's cache"),
     "gguf": (lambda: importlib.util.find_spec("gguf"), "gguf is not installed"),
+    "sys.monitoring": (lambda: hasattr(sys, "monitoring"), "sys.monitoring takes Python 3.12"),
     "wasmtime": (lambda: importlib.util.find_spec("wasmtime"), "wasmtime is not installed"),
     "shaped networks": (
         lambda: _has_namespaces() and _is_run("ip", "-V") and _is_run("tc", "-V"),
