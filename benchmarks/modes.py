@@ -45,7 +45,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl_sync.checkpoints.snapshots import load_part, snapshot_path
+from rl_sync.checkpoints.snapshot_folder import load_part
+from rl_sync.checkpoints.snapshots import snapshot_path
 from rl_sync.cluster import compilation_cache
 from rl_sync.display.timeline_figure import draw_timeline
 from rl_sync.models import lora

@@ -193,8 +193,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "snapshots-one-too-many",
         "rl_sync/checkpoints/snapshots.py",
-        "for old in others[: max(0, len(others) - (keep - 1))]:",
-        "for old in others[: max(0, len(others) - keep)]:",
+        "return others[: max(0, len(others) - (self.keep - 1))]",
+        "return others[: max(0, len(others) - self.keep)]",
         "One snapshot more than `keep` stays on the disk.",
     ),
     Fault(

@@ -33,7 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from staleness_report import write_report
 
-from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
+from rl_sync.checkpoints.snapshots import Retention
 from rl_sync.configs import base
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
@@ -215,7 +216,7 @@ class Study:
         """The policy after SFT of a seed, ready for RL."""
         trainer, path = self.trainer(case.algorithm), self._warm_starts / str(case.seed)
         try:
-            return load_snapshot(path, None, trainer.abstract())[1]
+            return SnapshotFolder(path).load(None, trainer.abstract())[1]
         except FileNotFoundError:
             pass
         task = task_of(case.seed)
@@ -227,7 +228,7 @@ class Study:
             rows = task.encode_demonstrations([task.demonstrations[i] for i in chosen])
             state, _ = trainer.sft_step(state, *rows)
         state = trainer.begin(state)
-        save_snapshot(path, 0, state, {}, keep=1)
+        SnapshotFolder(path).save(0, state, {}, Retention(1))
         return state
 
 

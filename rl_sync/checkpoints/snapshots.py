@@ -1,47 +1,33 @@
 """Snapshots: a role's whole state on disk, from which it resumes as if it had not stopped.
 
+This module makes, finds, checks and deletes their folders; `snapshot_folder` has their arrays.
+
     <directory>/snapshot_00000040/arrays/         the arrays
     <directory>/snapshot_00000040/metadata.json   all other values
     <directory>/snapshot_00000040/files.json      the checksums of both
 
-A snapshot appears by one rename. The processes of one program save and load snapshots together,
-each its own shards; other processes of their cluster take no part.
-
-Orbax writes the arrays. Its CheckpointManager would also choose the snapshots to keep, which takes
-one line here, but it renames a snapshot as soon as it is written, before it has checksums.
+A snapshot appears by one rename. Orbax writes the arrays. Its CheckpointManager would also choose
+the snapshots to keep, which takes one line here, but it renames a snapshot as soon as it is
+written, before it has checksums.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from rl_sync.checkpoints.checksums import damage, seal
 from rl_sync.checkpoints.durability import flush, flush_directory
 from rl_sync.cluster.user_errors import RunEndedError
-from rl_sync.isolation.machine_limits import way_out
-from rl_sync.models.placement import in_host_memory, move, put
-from rl_sync.weights.agreement import Agree, alone
-from rl_sync.weights.copies import copied
-from rl_sync.weights.storage import (
-    ArrayStorage,
-    MismatchError,
-    flatten_named,
-    placement,
-    unflatten_named,
-)
 from rl_sync.workdir import snapshot_name
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
@@ -51,94 +37,77 @@ SAVED_SECS = "saved_secs"
 _TEMPORARY = ".unfinished-"
 _DELETED = ".deleted-"
 _DAMAGED = "damaged_"
-_ARRAYS = "arrays"
+ARRAYS = "arrays"
 _METADATA = "metadata.json"
-_STORAGE = "snapshots"
 _NONE: Mapping[int, str] = MappingProxyType({})
+_NONE_SAVED: Mapping[int, float] = MappingProxyType({})
 _log = logging.getLogger(__name__)
-
-
-Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
-"""Shapes and dtypes of arrays by their names."""
 
 
 class SnapshotError(RunEndedError):
     """A snapshot cannot be saved, or is damaged."""
 
 
-def save_snapshot(
-    directory: Path,
-    step: int,
-    state: Any,
-    metadata: dict[str, Any],
-    *,
-    keep: int = 3,
-    kept: Collection[int] = (),
-    keep_every_secs: float | None = None,
-    processes: Iterable[int] | None = None,
-    agree: Agree = alone,
-) -> None:
-    """Saves a state, and waits until it is on disk. It replaces a snapshot of the same step.
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """Chooses the snapshots that stay once another one is saved.
 
-    Args:
-      directory: folder of all snapshots of this role.
-      step: trainer step, or any count that grows.
-      state: a pytree of jax arrays (including PRNG keys), numpy arrays and Python numbers.
-      metadata: other values to save, as JSON.
+    Attributes:
       keep: number of newest snapshots to keep.
-      kept: steps whose snapshots are kept as well.
-      keep_every_secs: length of the periods of which one snapshot each is kept for good; None for
-        none.
-      processes, agree: the program's processes, by their indices in the cluster, and the `Agree`
-        that they share.
+      steps: steps whose snapshots are kept as well.
+      every_secs: length of the periods of which one snapshot each is kept for good; None for none.
 
     Raises:
-      ValueError: `keep` is below 1, or two leaves have the same name.
-      TypeError: JSON cannot express a value of `metadata`.
-      SnapshotError: the state cannot be saved; earlier snapshots are kept.
+      ValueError: `keep` is below 1.
     """
-    if keep < 1:
-        raise ValueError(f"keep={keep}: at least one snapshot must be kept.")
-    directory = Path(directory)
-    text = json.dumps(metadata)
-    named = flatten_named(jax.tree.map(_plain, state))
-    unfinished = directory / f"{_TEMPORARY}{step:08d}"
 
-    def begin() -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        _sweep(directory)
-        unfinished.mkdir()
+    keep: int = 3
+    steps: Collection[int] = ()
+    every_secs: float | None = None
 
-    def finish() -> None:
-        (unfinished / _METADATA).write_text(text)
-        seal(unfinished)
-        flush(unfinished)
-        aged = {} if keep_every_secs is None else _saved_secs(directory)
-        stay = {step, *kept, *one_a_period(aged, keep_every_secs or 0.0)}
-        others = [other for other in snapshot_steps(directory) if other not in stay]
-        if snapshot_path(directory, step).exists():
-            _hide(directory, step)
-        unfinished.rename(snapshot_path(directory, step))
-        flush_directory(directory)
-        for old in others[: max(0, len(others) - (keep - 1))]:
-            _hide(directory, old)
-        _sweep(directory)
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep={self.keep}: at least one snapshot must be kept.")
 
-    try:
-        agree("begin a snapshot", begin)
-        with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
-            storage.write(unfinished / _ARRAYS, named)
-        agree("finish a snapshot", finish)
-    except Exception as error:  # Errors of the disk, or of Orbax, which has many.
-        shutil.rmtree(unfinished, ignore_errors=True)  # A full disk needs the space.
-        cause = str(error).partition("\n")[0]
-        way = way_out(error) if isinstance(error, OSError) else None
-        remedy = f" {way.capitalize()}, and run it again." if way else ""
-        raise SnapshotError(
-            f"The snapshot of step {step} cannot be saved in {directory}"
-            f" ({type(error).__name__}: {cause}). The earlier ones stay: steps"
-            f" {snapshot_steps(directory)}.{remedy}"
-        ) from error
+    def superfluous(
+        self, saved: int, steps: Sequence[int], saved_secs: Mapping[int, float] = _NONE_SAVED
+    ) -> list[int]:
+        """Returns the steps of the snapshots that are deleted.
+
+        Args:
+          saved: step of the snapshot that is saved now.
+          steps: steps of all snapshots, in order.
+          saved_secs: the times of all snapshots by their steps; needed only with `every_secs`.
+        """
+        stay = {saved, *self.steps}
+        if self.every_secs is not None:
+            stay |= {*one_a_period(saved_secs, self.every_secs)}
+        others = [step for step in steps if step not in stay]
+        return others[: max(0, len(others) - (self.keep - 1))]
+
+
+def begin_snapshot(directory: Path, step: int) -> None:
+    """Makes the folder in which the snapshot of a step is written; see `unfinished_path`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _sweep(directory)
+    unfinished_path(directory, step).mkdir()
+
+
+def finish_snapshot(directory: Path, step: int, metadata: str, retention: Retention) -> None:
+    """Writes the metadata, as JSON, gives the snapshot its name, and deletes superfluous ones."""
+    unfinished = unfinished_path(directory, step)
+    (unfinished / _METADATA).write_text(metadata)
+    seal(unfinished)
+    flush(unfinished)
+    saved_secs = {} if retention.every_secs is None else _saved_secs(directory)
+    superfluous = retention.superfluous(step, snapshot_steps(directory), saved_secs)
+    if snapshot_path(directory, step).exists():
+        _hide(directory, step)
+    unfinished.rename(snapshot_path(directory, step))
+    flush_directory(directory)
+    for old in superfluous:
+        _hide(directory, old)
+    _sweep(directory)
 
 
 def one_a_period(saved_secs: Mapping[int, float], period_secs: float) -> list[int]:
@@ -171,127 +140,9 @@ def _saved_secs(directory: Path) -> dict[int, float]:
     return found
 
 
-def on_host(state: Any) -> Any:
-    """Returns a copy of a state in this process's memory, which `save_snapshot` saves alike.
-
-    The state may be donated to a computation afterwards. All of its arrays must be addressable.
-    """
-    return jax.tree.map(lambda leaf: np.array(_plain(leaf), copy=True), state)
-
-
-def set_aside(state: Any) -> Any:
-    """Returns a copy of a state that several processes hold, which `save_snapshot` saves alike.
-
-    The state may be donated to a computation afterwards. The copy is in the memory of the hosts; of
-    CPU devices these are the same.
-    """
-    plain = jax.tree.map(_plain, state)
-    if jax.default_backend() == "cpu":
-        return copied(plain)
-    return jax.tree.map(_to_host, plain)
-
-
-def load_snapshot(
-    directory: Path,
-    step: int | None,
-    abstract: Any,
-    processes: Iterable[int] | None = None,
-    agree: Agree = alone,
-    *,
-    aside: bool = False,
-) -> tuple[int, Any, dict[str, Any]]:
-    """Loads a state, equal to the saved one to the bit.
-
-    Args:
-      directory: the folder given to `save_snapshot`.
-      step: step of the snapshot; None for the newest undamaged one.
-      abstract: a state of the same structure, shapes and dtypes. Each leaf is returned as the kind
-        that it has here: a jax array (or `jax.ShapeDtypeStruct`) in that sharding, a numpy array,
-        or a Python number.
-      processes, agree: see `save_snapshot`; all these processes load the state.
-      aside: see `newest_whole`.
-
-    Returns:
-      The step, the state and the metadata.
-
-    Raises:
-      FileNotFoundError: there is no such snapshot.
-      SnapshotError: the snapshot is damaged, or all snapshots are.
-      MismatchError: the snapshot has another structure than `abstract`.
-    """
-    with contextlib.closing(ArrayStorage(_STORAGE, processes)) as storage:
-        return _load(storage, Path(directory), step, abstract, agree, partial=False, aside=aside)
-
-
 def read_metadata(directory: Path, step: int) -> dict[str, Any]:
-    """Reads the metadata that was given to `save_snapshot`."""
+    """Reads the metadata that was given to `SnapshotFolder.save`."""
     return json.loads((snapshot_path(Path(directory), step) / _METADATA).read_text())
-
-
-def load_part(directory: Path, step: int | None, abstract: Any) -> tuple[int, Any, dict[str, Any]]:
-    """Loads a part of a state, such as its parameters alone.
-
-    Args:
-      directory, step: see `load_snapshot`.
-      abstract: the requested part at its place in the state: `{"params": …}` for the field
-        `params`. Its leaves are as in `load_snapshot`.
-
-    Returns:
-      The step, the part and the metadata.
-
-    Raises:
-      FileNotFoundError, SnapshotError: see `load_snapshot`.
-      MismatchError: the snapshot has no such part.
-    """
-    with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
-        return _load(storage, Path(directory), step, abstract, alone, partial=True, aside=False)
-
-
-def _load(
-    storage: ArrayStorage,
-    directory: Path,
-    step: int | None,
-    abstract: Any,
-    agree: Agree,
-    *,
-    partial: bool,
-    aside: bool,
-) -> tuple[int, Any, dict[str, Any]]:
-    plain_like = jax.tree.map(_plain_like, abstract)
-    unreadable: dict[int, str] = {}
-    while True:
-        chosen, metadata = agree(
-            "choose a snapshot", lambda: _chosen(directory, step, unreadable, aside=aside)
-        )
-        arrays = snapshot_path(directory, chosen) / _ARRAYS
-        try:
-            named = storage.read(arrays, flatten_named(plain_like), partial=partial)
-        except MismatchError:
-            raise
-        except Exception as error:  # Orbax raises many kinds.
-            cause = str(error).partition("\n")[0]
-            unreadable[chosen] = f"it cannot be read ({type(error).__name__}: {cause})"
-        else:
-            state = jax.tree.map(_restored, abstract, unflatten_named(plain_like, named))
-            return chosen, state, metadata
-
-
-def _chosen(
-    directory: Path, step: int | None, unreadable: Mapping[int, str], *, aside: bool
-) -> tuple[int, dict[str, Any]]:
-    """Returns the step of the undamaged snapshot to load, and its metadata."""
-    chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
-    if chosen is None or not snapshot_path(directory, chosen).exists():
-        raise FileNotFoundError(
-            f"There is no snapshot{'' if step is None else f' of step {step}'} in {directory}"
-            f" (steps there: {snapshot_steps(directory)})."
-        )
-    reason = unreadable.get(chosen) or (
-        None if step is None else damage(snapshot_path(directory, chosen))
-    )
-    if reason is not None:
-        raise SnapshotError(f"{snapshot_path(directory, chosen)} is damaged: {reason}.")
-    return chosen, read_metadata(directory, chosen)
 
 
 def newest_whole(
@@ -318,7 +169,12 @@ def newest_whole(
         reason = unreadable.get(step) or damage(snapshot_path(directory, step))
         if reason is None:
             for broken, why in damaged.items():
-                _leave_out(directory, broken, why, step, aside=aside, say=say)
+                path = snapshot_path(directory, broken)
+                renamed = f" It is now called {_set_aside(path, broken)}." if aside else ""
+                say(
+                    f"The snapshot {path} is damaged: {why}. The snapshot of step {step} is used"
+                    f" instead.{renamed}"
+                )
             return step
         damaged[step] = reason
     if damaged:
@@ -332,31 +188,12 @@ def newest_whole(
     return None
 
 
-def _leave_out(
-    directory: Path,
-    step: int,
-    reason: str,
-    instead: int,
-    *,
-    aside: bool,
-    say: Callable[[str], None],
-) -> None:
-    path, renamed = snapshot_path(directory, step), ""
-    if aside:
-        names = (f"{_DAMAGED}{step:08d}{suffix}" for suffix in ("", *map("-{}".format, range(99))))
-        target = next(directory / name for name in names if not (directory / name).exists())
-        path.rename(target)
-        renamed = f" It is now called {target.name}."
-    say(
-        f"The snapshot {path} is damaged: {reason}. The snapshot of step {instead} is used"
-        f" instead.{renamed}"
-    )
-
-
-def stored_shapes(directory: Path, step: int) -> Shapes:
-    """Reads the shapes and dtypes of a snapshot's arrays, by their paths in the state."""
-    with contextlib.closing(ArrayStorage(_STORAGE)) as storage:
-        return storage.shapes(snapshot_path(Path(directory), step) / _ARRAYS)
+def _set_aside(path: Path, step: int) -> str:
+    """Renames a damaged snapshot, so that it is ignored from then on; returns its new name."""
+    names = (f"{_DAMAGED}{step:08d}{suffix}" for suffix in ("", *map("-{}".format, range(99))))
+    target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+    path.rename(target)
+    return target.name
 
 
 def latest_snapshot(directory: Path) -> int | None:
@@ -376,6 +213,11 @@ def snapshot_path(directory: Path, step: int) -> Path:
     return directory / snapshot_name(step)
 
 
+def unfinished_path(directory: Path, step: int) -> Path:
+    """Returns the folder in which the snapshot of a step is written."""
+    return directory / f"{_TEMPORARY}{step:08d}"
+
+
 def _hide(directory: Path, step: int) -> None:
     snapshot_path(directory, step).rename(directory / f"{_DELETED}{step:08d}")
 
@@ -385,44 +227,3 @@ def _sweep(directory: Path) -> None:
     for name in os.listdir(directory):
         if name.startswith((_TEMPORARY, _DELETED)):
             shutil.rmtree(directory / name)
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _plain(leaf: Any) -> Any:
-    """Converts a leaf to its stored form: a PRNG key to its data, a number to an array."""
-    if _is_key(leaf):
-        return jax.random.key_data(leaf)
-    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-
-
-def _to_host(leaf: Any) -> Any:
-    """Copies an array to the hosts that have its shards; a number stays on its devices."""
-    if not isinstance(leaf, jax.Array):
-        return np.array(leaf, copy=True)
-    abstract = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-    return move(leaf, in_host_memory(abstract))
-
-
-def _plain_like(leaf: Any) -> Any:
-    if _is_key(leaf):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return leaf if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else np.asarray(leaf)
-
-
-def _key_impl(abstract: Any) -> Any:
-    impls: list[Any] = []
-    # The key is traced to find its implementation, which a ShapeDtypeStruct does not give.
-    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), abstract)
-    return impls[0]
-
-
-def _restored(abstract: Any, value: Any) -> Any:
-    if _is_key(abstract):
-        key = jax.random.wrap_key_data(value, impl=_key_impl(abstract))
-        return key if placement(abstract) is None else put(key, placement(abstract))
-    if isinstance(abstract, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
-        return value
-    return type(abstract)(value.item())

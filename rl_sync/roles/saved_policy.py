@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rl_sync.checkpoints.best_snapshot import read_best
-from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot, load_part, snapshot_path
+from rl_sync.checkpoints.snapshot_folder import load_part
+from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot, snapshot_path
 from rl_sync.configs import base
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig

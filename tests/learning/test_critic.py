@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.learning.forward import RowInputs
 from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.models import heads, lora
@@ -117,8 +117,8 @@ def test_the_critic_learns_the_returns_while_the_policy_is_held_and_a_snapshot_g
     counts = [of.opt_state[1][0].count for of in (state, state.critic)]
     assert counts == [0, 40]
     assert state.kl_coefficient == 0.5
-    save_snapshot(tmp_path, 20, state, {})
-    _, restored, _ = load_snapshot(tmp_path, 20, trainer.abstract())
+    SnapshotFolder(tmp_path).save(20, state, {})
+    _, restored, _ = SnapshotFolder(tmp_path).load(20, trainer.abstract())
     expected, found = (trainer.step(one, batch) for one in (state, restored))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0].params, PARAMS)))

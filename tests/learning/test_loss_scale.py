@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.learning.loss_scale import LossScale, first_scale, next_scale, without_overflows
 from rl_sync.learning.rows.batching import Batching
@@ -136,8 +136,8 @@ def test_other_dtypes_have_no_scale():
 def test_from_a_snapshot_the_same_bits_follow(tmp_path):
     trainer, batch = trainer_of(model=HALF), batch_of(UNEVEN)
     state, _ = trainer.step(scaled(state_of(trainer), 2.0**40, 7), batch)
-    save_snapshot(tmp_path, 1, state, {})
-    _, restored, _ = load_snapshot(tmp_path, 1, trainer.abstract())
+    SnapshotFolder(tmp_path).save(1, state, {})
+    _, restored, _ = SnapshotFolder(tmp_path).load(1, trainer.abstract())
     assert restored.loss_scale == (2.0**39, 0, 1)
     same(trainer.step(restored, batch), trainer.step(state, batch))
 

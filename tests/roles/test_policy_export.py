@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rl_sync.checkpoints.snapshots import save_snapshot, snapshot_path
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
+from rl_sync.checkpoints.snapshots import snapshot_path
 from rl_sync.images import Image
 from rl_sync.models import lora
 from rl_sync.models.huggingface.reading import load_config
@@ -71,7 +72,7 @@ def run_in(
             params = lora.join(lora.split(params)[0], parameters.base())
         state = {"params": parameters.kept(params), "more": np.ones(3)}
         metadata = {"base_digest": parameters.base_digest(params)}
-        save_snapshot(Workdir(workdir).snapshots, step, state, metadata)
+        SnapshotFolder(Workdir(workdir).snapshots).save(step, state, metadata)
     return settings, model_config, params
 
 

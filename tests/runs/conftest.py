@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from rl_sync.checkpoints.ledger import read_consumed, read_ledger
-from rl_sync.checkpoints.snapshots import latest_snapshot, load_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
+from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.records import metric_catalog
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.span_reader import read_spans
@@ -285,7 +286,7 @@ def parameters(run) -> list[np.ndarray]:
     kept = parameters_of(settings, task, layout()).kept(abstract.params)
     directory = run.workdir.snapshots
     assert latest_snapshot(directory) == settings.trainer.steps
-    _, state, _ = load_snapshot(directory, None, abstract._replace(params=kept))
+    _, state, _ = SnapshotFolder(directory).load(None, abstract._replace(params=kept))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_sync.checkpoints.snapshots import load_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.records.metrics import read_metrics
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.assembly.build import trainer_of
@@ -40,7 +40,7 @@ def test_weights_pass_from_shards_to_other_shards_and_a_snapshot_to_any_mesh(run
     task, states = wiring.load_task(run.settings), []
     for on in (layout(fsdp=2), layout(data=2, tensor=2), layout(tensor=4)):
         abstract = trainer_of(run.settings, task, on).abstract()
-        step, state, _ = load_snapshot(run.workdir.snapshots, None, abstract)
+        step, state, _ = SnapshotFolder(run.workdir.snapshots).load(None, abstract)
         assert step == 6
         states.append(state)
     for state in states[1:]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl_sync.checkpoints.snapshots import load_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.models import lora
 from rl_sync.models.heads import HEAD
 from rl_sync.records.metrics import read_metrics
@@ -52,7 +52,7 @@ def test_a_critic_stays_with_the_trainer_and_is_in_its_snapshots(runs):
     puller.pull(at_least=1, timeout_secs=10.0)
     puller.close()
     abstract = trainer_of(settings, task, layout()).abstract()
-    step, state, _ = load_snapshot(run.workdir.snapshots, None, abstract)
+    step, state, _ = SnapshotFolder(run.workdir.snapshots).load(None, abstract)
     assert step == settings.trainer.steps
     assert np.any(np.asarray(state.critic.params[HEAD]["kernel"])), "a head starts at zero"
     steps = read_metrics(run.workdir, "rl")

@@ -163,11 +163,11 @@ def donate(params: dict) -> dict:
 def snapshot(directory: Path, params: dict) -> bool:
     """Says whether a snapshot that only the trainer saves and loads is the same to the bit."""
     # Here, because explorers need no Orbax, and importing it takes a second.
-    from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
+    from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 
     state = {"params": params, "rng": jax.random.key(3), "step": 7}
-    save_snapshot(directory / "snapshots", 7, state, {"seed": 1})
-    step, loaded, metadata = load_snapshot(directory / "snapshots", None, state)
+    SnapshotFolder(directory / "snapshots").save(7, state, {"seed": 1})
+    step, loaded, metadata = SnapshotFolder(directory / "snapshots").load(None, state)
     same_sharding = loaded["params"]["embed"].sharding == state["params"]["embed"].sharding
     same_key = bool((jax.random.key_data(loaded["rng"]) == jax.random.key_data(state["rng"])).all())
     same = digest(loaded["params"]) == digest(state["params"])

@@ -19,12 +19,12 @@ import filelock
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.durability import flush_directory
+from rl_sync.checkpoints.snapshot_folder import stored_shapes
 from rl_sync.checkpoints.snapshots import (
     SnapshotError,
     latest_snapshot,
     newest_whole,
     snapshot_steps,
-    stored_shapes,
 )
 from rl_sync.launcher.processes.setting_changes import Change, changes_between, describe
 from rl_sync.launcher.processes.snapshot_fit import check_fit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from rl_sync.checkpoints.snapshots import Shapes
+from rl_sync.checkpoints.snapshot_folder import Shapes
 from rl_sync.models import lora
 from rl_sync.models.placement import abstract_params
 from rl_sync.roles.assembly import wiring

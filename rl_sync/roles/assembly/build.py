@@ -133,8 +133,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
             trainer=trainer,
             evaluator=evaluator,
             task=task,
-            snapshots=workdir.sft_snapshots,
-            processes=resources.processes,
+            snapshots=SnapshotFolder(workdir.sft_snapshots, resources.processes, session.agree),
             before_first=ahead.settle,
         )
         TrainerLoop(
@@ -150,7 +149,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 session=session,
                 trainer=trainer,
                 parameters=parameters,
-                disk=SnapshotFolder(workdir.snapshots, resources.processes),
+                disk=SnapshotFolder(workdir.snapshots, resources.processes, session.agree),
                 log=log,
                 save_buffer=replay.checkpoint if replay.may_restart else None,
                 on_saved=sft.forget,
@@ -180,7 +179,7 @@ def _memory(session: Session, workdir: Workdir, processes: Sequence[int]) -> Sna
     path = session.agree(
         "the folder in memory", lambda: str(memory_folder(workdir, checkpoint.memory_directory))
     )
-    return SnapshotFolder(Path(path), processes)
+    return SnapshotFolder(Path(path), processes, session.agree)
 
 
 def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Callable, Hashable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Hashable
 
-from rl_sync.checkpoints.snapshots import latest_snapshot, load_snapshot, save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
+from rl_sync.checkpoints.snapshots import Retention
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError, Session
 from rl_sync.learning.rows.batching import lay_out
@@ -32,8 +31,7 @@ class SftPhase:
       trainer: the actor.
       evaluator: measures the accuracy now and then.
       task: task with the demonstrations.
-      snapshots: folder of SFT's own snapshots; one is saved when SFT is stopped.
-      processes: the trainer's processes, by their indices in their cluster.
+      snapshots: SFT's own snapshots; one is saved when SFT is stopped.
       before_first: called with the key of each program before its first call; see `Ahead.settle`.
     """
 
@@ -41,8 +39,7 @@ class SftPhase:
     trainer: Trainer
     evaluator: Measure
     task: Task
-    snapshots: Path
-    processes: Sequence[int]
+    snapshots: SnapshotFolder
     before_first: Callable[[Hashable], None] = lambda key: None
 
     def run(self, initial: Callable[[], TrainState], goes_on: bool = False) -> TrainState:
@@ -85,17 +82,14 @@ class SftPhase:
 
     def forget(self) -> None:
         """Deletes SFT's snapshot, once there is a snapshot of a later step."""
-        self.session.agree("forget", lambda: shutil.rmtree(self.snapshots, ignore_errors=True))
+        self.session.agree("forget", self.snapshots.clear)
 
     def _start(self, initial: Callable[[], TrainState], goes_on: bool) -> tuple[int, TrainState]:
         """Returns the number of steps that were taken, and the state after them."""
-        latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
+        latest = self.session.agree("SFT snapshot", self.snapshots.newest)
         if latest is None:
             return 0, initial()
-        abstract = self.trainer.abstract_sft_state()
-        step, state, _ = load_snapshot(
-            self.snapshots, None, abstract, self.processes, self.session.agree, aside=True
-        )
+        step, state, _ = self.snapshots.load(None, self.trainer.abstract_sft_state())
         self.session.facts["step"] = step
         if not goes_on:
             self.session.resumed(0, sft_step=step)
@@ -124,19 +118,11 @@ class SftPhase:
         self.session.call(Report(RunResult(sft={"step": step, **values})))
 
     def _save(self, state: TrainState, step: int) -> None:
-        latest = self.session.agree("SFT snapshot", lambda: latest_snapshot(self.snapshots))
+        latest = self.session.agree("SFT snapshot", self.snapshots.newest)
         if step in (0, latest):
             return
         with self.session.spans.span(SpanKind.SNAPSHOT, sft_step=step):
-            save_snapshot(
-                self.snapshots,
-                step,
-                state,
-                {},
-                keep=1,
-                processes=self.processes,
-                agree=self.session.agree,
-            )
+            self.snapshots.save(step, state, {}, Retention(1))
 
     def _batch(self, step: int) -> Demonstrations:
         """Returns the demonstrations of a step, which depend only on the seed and the step."""

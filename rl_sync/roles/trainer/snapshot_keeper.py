@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
-from rl_sync.checkpoints.snapshots import SAVED_SECS, SnapshotError
+from rl_sync.checkpoints.snapshots import SAVED_SECS, Retention, SnapshotError
 from rl_sync.clock import now_secs
 from rl_sync.cluster.session import Session
 from rl_sync.cluster.user_errors import RunEndedError
@@ -146,7 +146,7 @@ class SnapshotKeeper:
     ) -> None:
         assert self.memory is not None
         try:
-            self.memory.save(step, state, metadata, self.session.agree, keep=1, kept=needed)
+            self.memory.save(step, state, metadata, Retention(1, needed))
         except SnapshotError as error:
             self.memory = None
             _log.warning("There are no more snapshots in memory. %s", error)
@@ -180,15 +180,10 @@ class SnapshotKeeper:
         checkpoint = self.session.settings.checkpoint
         keep, hours = checkpoint.keep, checkpoint.keep_every_hours
         with self.session.spans.span(SpanKind.SNAPSHOT, step=step):
-            self.disk.save(
-                step,
-                state,
-                metadata,
-                self.session.agree,
-                keep=keep,
-                kept=[*self._best(), *needed],
-                keep_every_secs=None if hours is None else hours * 3600,
+            retention = Retention(
+                keep, [*self._best(), *needed], None if hours is None else hours * 3600
             )
+            self.disk.save(step, state, metadata, retention)
         self.session.call(Happened(SnapshotSaved(step)))
         self.session.agree("the buffer's checkpoint", self._save_buffer)
         if self.log is not None and self.session.leads:
@@ -211,7 +206,8 @@ class SnapshotKeeper:
         return self._load(self.disk, step)
 
     def _load(self, folder: SnapshotFolder, step: int) -> TrainState:
-        return self._completed(*folder.load(step, self._abstract(), self.session.agree))
+        _, state, metadata = folder.load(step, self._abstract())
+        return self._completed(state, metadata)
 
     def load_newest(self) -> tuple[TrainState, Position]:
         """Returns the state of the newest undamaged snapshot, and the master's position then.
@@ -224,7 +220,7 @@ class SnapshotKeeper:
         """
         abstract = self._abstract()
         try:
-            state, metadata = self.disk.load(None, abstract, self.session.agree)
+            _, state, metadata = self.disk.load(None, abstract)
         except MismatchError:
             if not self.session.settings.launch.resume_changed:
                 raise
@@ -248,7 +244,7 @@ class SnapshotKeeper:
             whole = self.parameters.completed(params, metadata["base_digest"])
             return self.trainer.begin(self.trainer.start(whole))
 
-        state, metadata, anew = self.disk.load_adapted(abstract, begin, self.session.agree)
+        state, metadata, anew = self.disk.load_adapted(abstract, begin)
         what = ", ".join(anew).replace("_", " ")
         self.session.call(EnterPhase("start", f"started anew, because it has changed: {what}"))
         return state, metadata

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.checkpoints.batch_log import LoggedBatch
-from rl_sync.checkpoints.snapshots import SnapshotError
+from rl_sync.checkpoints.snapshots import Retention, SnapshotError
 from rl_sync.simulation.faults.disk import DiskFullError
 from rl_sync.simulation.faults.virtual_process import VirtualProcess
 from rl_sync.types import Group
@@ -71,14 +71,9 @@ class SimulatedFolder:
         step: int,
         state: SimulatedState,
         metadata: dict[str, Any],
-        agree: object,
-        *,
-        keep: int,
-        kept: Collection[int],
-        keep_every_secs: float | None = None,
+        retention: Retention,
     ) -> None:
         """See `SnapshotFolder`."""
-        del agree, keep_every_secs
         process, name = self._process, self._name(step)
         process.clock.sleep(self._chance.uniform(0.01, 0.5))
         process.command(f"write {name}")
@@ -91,21 +86,21 @@ class SimulatedFolder:
         self._flush(f"partial-{name}")
         process.command(f"rename {name}")
         self._disk.rename(f"partial-{name}", name)
-        others = [other for other in self.steps() if other not in {step, *kept}]
-        for old in others[: max(0, len(others) - (keep - 1))]:
+        for old in retention.superfluous(step, self.steps()):
             self._disk.delete(self._name(old))
 
     def load(
-        self, step: int | None, abstract: object, agree: object
-    ) -> tuple[SimulatedState, dict[str, Any]]:
+        self, step: int | None, abstract: object
+    ) -> tuple[int, SimulatedState, dict[str, Any]]:
         """See `SnapshotFolder`."""
-        del abstract, agree
+        del abstract
         self._process.clock.sleep(self._chance.uniform(0.5, 2.0))
-        found = self._disk.read(self._name(max(self.steps()) if step is None else step))
+        step = max(self.steps()) if step is None else step
+        found = self._disk.read(self._name(step))
         if not found:
             raise SnapshotError(f"the snapshot of step {step} is damaged")
         state, metadata = found[0]
-        return state._replace(params=state.params._replace(until_secs=0.0)), metadata
+        return step, state._replace(params=state.params._replace(until_secs=0.0)), metadata
 
     def clear(self) -> None:
         """See `SnapshotFolder`."""

@@ -7,7 +7,7 @@ import json
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.checkpoints.snapshots import save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.launcher import command_line
 from rl_sync.launcher.commands import resume, run
 from rl_sync.records.run_outcome import RunOutcome, record_end
@@ -39,7 +39,7 @@ def resume_with(*words):
 
 
 def test_the_runs_own_config_is_taken_with_changes_to_it(workdir, resumed):
-    save_snapshot(workdir.snapshots, 3, {"x": jnp.ones(2)}, {})
+    SnapshotFolder(workdir.snapshots).save(3, {"x": jnp.ones(2)}, {})
     assert resume_with(f"--workdir={workdir}", "--config.trainer.steps=99") == 0
     (config,) = resumed
     assert (config["seed"], config["sync"]["mode"]) == (17, "asynchronous")
@@ -47,7 +47,7 @@ def test_the_runs_own_config_is_taken_with_changes_to_it(workdir, resumed):
 
 
 def test_dtypes_of_roles_follow_that_of_the_model(workdir, resumed):
-    save_snapshot(workdir.snapshots, 3, {"x": jnp.ones(2)}, {})
+    SnapshotFolder(workdir.snapshots).save(3, {"x": jnp.ones(2)}, {})
     resume_with(f"--workdir={workdir}", "--config.model.dtype=bfloat16")
     named = "--config.explorer.dtype=float16"
     resume_with(f"--workdir={workdir}", "--config.model.dtype=bfloat16", named)
@@ -59,7 +59,7 @@ def test_dtypes_of_roles_follow_that_of_the_model(workdir, resumed):
 
 
 def test_a_run_that_has_finished_says_so_and_trains_longer_on_demand(workdir, resumed, capsys):
-    save_snapshot(workdir.snapshots, 3, {"x": jnp.ones(2)}, {})
+    SnapshotFolder(workdir.snapshots).save(3, {"x": jnp.ones(2)}, {})
     steps = json.loads(workdir.config.read_text())["trainer"]["steps"]
     record_end(workdir, RunOutcome(1.0, "digest"))
     assert resume_with(f"--workdir={workdir}") == 0

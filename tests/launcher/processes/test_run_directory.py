@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot, snapshot_path
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
+from rl_sync.checkpoints.snapshots import snapshot_path
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.learning.optimizer import rl_rate
 from rl_sync.models.transformer import init_params
@@ -56,9 +57,9 @@ def began(tmp_path):
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         state = {"step": jnp.int32(0), "params": params}
         if sft_step is not None:
-            save_snapshot(directory.sft_snapshots, sft_step, state, {})
+            SnapshotFolder(directory.sft_snapshots).save(sft_step, state, {})
         else:
-            save_snapshot(directory.snapshots, step, state, {})
+            SnapshotFolder(directory.snapshots).save(step, state, {})
         return directory
 
     return begin
@@ -230,7 +231,7 @@ def twice(began):
     """Makes the directory of a run that has left two snapshots; returns it with their state."""
     directory, state = began(5), {"x": jnp.zeros(3)}
     for step in (5, 10):
-        save_snapshot(directory.snapshots, step, state, {})
+        SnapshotFolder(directory.snapshots).save(step, state, {})
     return directory, state
 
 
@@ -242,7 +243,7 @@ def test_a_run_goes_on_from_the_snapshot_that_the_trainer_finds_whole(twice, cap
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith("WARNING: The snapshot ")
     assert "it lacks metadata.json. The snapshot of step 5 is used instead" in said
-    assert load_snapshot(directory.snapshots, None, state)[0] == 5
+    assert SnapshotFolder(directory.snapshots).load(None, state)[0] == 5
     assert (directory.snapshots / "damaged_00000010" / "files.json").exists()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rl_sync.checkpoints.snapshots import load_part, save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder, load_part
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.models import lora
 from rl_sync.models.config import HEAD, Lora
@@ -124,7 +124,7 @@ def test_a_checkpoint_comes_onto_a_mesh_and_from_its_snapshot_onto_another(tmp_p
     params = of_trainer.initial()
     assert same(params, whole)
     assert laid_out(params) == laid_out(of_trainer.abstract)
-    save_snapshot(tmp_path, 1, {"params": params}, {})
+    SnapshotFolder(tmp_path).save(1, {"params": params}, {})
     other = Parameters(config, None, 0, layout(data=2, tensor=2), "float32").abstract
     _, restored, _ = load_part(tmp_path, None, {"params": other})
     assert same(restored["params"], whole)

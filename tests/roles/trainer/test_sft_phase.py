@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.checkpoints.snapshots import SnapshotError, latest_snapshot
 from rl_sync.cluster.rpc import RemoteError
 from rl_sync.cluster.session import RunStoppedError
@@ -51,7 +52,8 @@ class Warming:
         self.stopped_at, self.failing = stopped_at, failing
         evaluator = types.SimpleNamespace(accuracy=self._accuracy)
         trainer = FakeTrainer()
-        self.sft = SftPhase(self.session, trainer, evaluator, None, directory, [0])
+        folder = SnapshotFolder(directory, [0], self.session.agree)
+        self.sft = SftPhase(self.session, trainer, evaluator, None, folder)
         self.sft._batch = self._batch
 
     def run(self, goes_on=False):

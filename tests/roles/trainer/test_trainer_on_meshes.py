@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_sync.algorithms.algorithm import ALGORITHMS
-from rl_sync.checkpoints.snapshots import load_snapshot, save_snapshot
+from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.models.config import Experts, Lora, ModelConfig
 from rl_sync.models.placement import move
@@ -188,8 +188,8 @@ def test_what_is_offloaded_is_in_the_host_s_memory_and_comes_back_there(tmp_path
     for tree in (state.ref_params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {"pinned_host"}
     assert {x.sharding.memory_kind for x in jax.tree.leaves(state.params)} == {"device"}
-    save_snapshot(tmp_path, 0, state, {})
-    _, found, _ = load_snapshot(tmp_path, 0, trainer.abstract())
+    SnapshotFolder(tmp_path).save(0, state, {})
+    _, found, _ = SnapshotFolder(tmp_path).load(0, trainer.abstract())
     jax.tree.map(np.testing.assert_array_equal, found, state)
     assert jax.tree.map(_laid_out, found) == jax.tree.map(_laid_out, state)
 

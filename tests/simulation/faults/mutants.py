@@ -255,8 +255,8 @@ class ReportsUnlogged(SimulatedTrainer):
 class KeepsTheNewest(SimulatedFolder):
     """Older snapshots are deleted, even where explorers still need the versions after them."""
 
-    def save(self, *arguments, kept, **named):
-        super().save(*arguments, kept=(), **named)
+    def save(self, step, state, metadata, retention):
+        super().save(step, state, metadata, dataclasses.replace(retention, steps=()))
 
 
 class DeletesNeededSnapshots(SimulatedTrainer):
