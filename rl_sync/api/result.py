@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, SupportsIndex, overload
+from typing import Final, NamedTuple, SupportsIndex, overload
 
 import regex
 from matplotlib.figure import Figure
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from rl_sync.api.loaded_policy import Policy, load
 from rl_sync.display.templating import environment, style
 from rl_sync.display.timeline_figure import figure_of
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollouts.recorded_images import ShownImage, shown_images
 from rl_sync.records.rollouts.rollout_records import (
@@ -70,7 +71,7 @@ class Result:
         """Paths of the run's files."""
         return Workdir(str(self.workdir))
 
-    def metrics(self, phase: str = "rl") -> list[dict[str, Any]]:
+    def metrics(self, phase: str = "rl") -> list[JsonObject]:
         """Returns one dict for each step of a phase, with the metrics that docs/metrics.md
         describes.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import os
-from typing import Any
 
 from rl_sync.checkpoints.ledger import read_consumed, read_ledger
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.types import NO_LEASE
 
@@ -40,7 +40,7 @@ def audit(settings: RunSettings, workdir: str | os.PathLike[str]) -> list[str]:
 
 
 def _of_leases(
-    settings: RunSettings, workdir: str | os.PathLike[str], consumed: list[dict[str, Any]]
+    settings: RunSettings, workdir: str | os.PathLike[str], consumed: list[JsonObject]
 ) -> list[str]:
     faults, counts = [], collections.defaultdict[str, collections.Counter[int]](collections.Counter)
     for line in read_ledger(workdir):

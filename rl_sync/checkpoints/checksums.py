@@ -10,7 +10,8 @@ import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+
+from rl_sync.records.json_lines import JsonObject
 
 SEAL = "files.json"
 _BLOCK_BYTES = 1 << 22
@@ -71,5 +72,5 @@ def _checksum(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def _of_text(files: dict[str, Any]) -> int:
+def _of_text(files: JsonObject) -> int:
     return zlib.crc32(json.dumps(files, sort_keys=True).encode())

@@ -6,13 +6,18 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from rl_sync.messages.events import LiveLease, Record
 from rl_sync.messages.run_result import Balance
-from rl_sync.records.json_lines import JsonLinesReader, JsonLinesWriter, plain, read_json_lines
+from rl_sync.records.json_lines import (
+    JsonLinesReader,
+    JsonLinesWriter,
+    JsonObject,
+    plain,
+    read_json_lines,
+)
 from rl_sync.records.resumption import RESUMED_AT, mark, standing
 from rl_sync.types import Group
 from rl_sync.workdir import Workdir
@@ -35,7 +40,7 @@ class Ledger:
         Returns:
           The first unused lease id.
         """
-        first_free, lost = 0, dict[int, dict[str, Any]]()
+        first_free, lost = 0, dict[int, JsonObject]()
         for line in read_json_lines(self._lines.path):
             leases = {lease["lease_id"]: lease for lease in line.get("leases", ())}
             first_free = max([first_free, *(lease_id + 1 for lease_id in leases)])
@@ -87,7 +92,7 @@ class Ledger:
         self._lines.close()
 
 
-def _line(record: Record) -> dict[str, Any]:
+def _line(record: Record) -> JsonObject:
     """Returns the ledger's line of an event, without the time."""
     line = {"event": record.event, "leases": [_described(lease) for lease in record.leases]}
     reason = {"reason": record.reason} if record.reason else {}
@@ -95,7 +100,7 @@ def _line(record: Record) -> dict[str, Any]:
     return {**line, **reason, **episode}
 
 
-def _described(lease: LiveLease) -> dict[str, Any]:
+def _described(lease: LiveLease) -> JsonObject:
     """Returns the ledger's fields of a lease."""
     why = {"why": lease.choice.why} if lease.choice.why else {}
     success = {} if lease.success is None else {"success": lease.success}
@@ -159,24 +164,24 @@ def _version_runs(group: Group) -> list[list[list[int]]]:
     return rows
 
 
-def read_ledger(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_ledger(workdir: str | os.PathLike[str]) -> list[JsonObject]:
     """Reads the events of a run's ledger in order.
 
     Groups whose training was lost in a crash count as dropped, not as trained.
     """
 
-    def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+    def is_void(line: JsonObject, mark: JsonObject) -> bool:
         return line["event"] == "trained" and _step(line) > mark[RESUMED_AT]
 
     return standing(read_json_lines(Workdir(workdir).ledger), is_void)
 
 
-def read_consumed(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_consumed(workdir: str | os.PathLike[str]) -> list[JsonObject]:
     """Reads the groups that each trainer step consumed, once each, in the order of the steps."""
     lines = read_json_lines(Workdir(workdir).consumed)
     return standing(lines, lambda line, mark: line["step"] > mark[RESUMED_AT])
 
 
-def _step(line: dict[str, Any]) -> int:
+def _step(line: JsonObject) -> int:
     """Returns the trainer step of an event "trained"."""
     return int(line["reason"].removeprefix("step "))

@@ -35,6 +35,7 @@ from rl_sync.checkpoints.snapshots import (
 from rl_sync.isolation.machine_limits import way_out
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.placement import in_host_memory, move, put
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.copies import copied
@@ -127,7 +128,7 @@ class SnapshotFolder:
                 f" {snapshot_steps(directory)}.{remedy}"
             ) from error
 
-    def load(self, step: int | None, abstract: State) -> tuple[int, State, dict[str, Any]]:
+    def load(self, step: int | None, abstract: State) -> tuple[int, State, JsonObject]:
         """Loads a state, equal to the saved one to the bit.
 
         Args:
@@ -148,8 +149,8 @@ class SnapshotFolder:
         return self._load(step, abstract, partial=False)
 
     def load_adapted(
-        self, abstract: TrainState, begin: Callable[[Params, dict[str, Any]], TrainState]
-    ) -> tuple[TrainState, dict[str, Any], list[str]]:
+        self, abstract: TrainState, begin: Callable[[Params, JsonObject], TrainState]
+    ) -> tuple[TrainState, JsonObject, list[str]]:
         """Loads the newest snapshot after changes of settings: fields that fit are kept.
 
         Args:
@@ -187,7 +188,7 @@ class SnapshotFolder:
 
     def _load(
         self, step: int | None, abstract: State, *, partial: bool
-    ) -> tuple[int, State, dict[str, Any]]:
+    ) -> tuple[int, State, JsonObject]:
         plain_like = jax.tree.map(_plain_like, abstract)
         unreadable: dict[int, str] = {}
         with contextlib.closing(ArrayStorage(_STORAGE, self.processes)) as storage:
@@ -209,7 +210,7 @@ class SnapshotFolder:
 
     def _chosen(
         self, step: int | None, unreadable: Mapping[int, str], *, aside: bool
-    ) -> tuple[int, dict[str, Any]]:
+    ) -> tuple[int, JsonObject]:
         """Returns the step of the undamaged snapshot to load, and its metadata."""
         directory = self.directory
         chosen = newest_whole(directory, unreadable, aside=aside) if step is None else step
@@ -226,9 +227,7 @@ class SnapshotFolder:
         return chosen, read_metadata(directory, chosen)
 
 
-def load_part(
-    directory: Path, step: int | None, abstract: State
-) -> tuple[int, State, dict[str, Any]]:
+def load_part(directory: Path, step: int | None, abstract: State) -> tuple[int, State, JsonObject]:
     """Loads a part of a state, such as its parameters alone, in a program of one process.
 
     Args:

@@ -23,11 +23,11 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from rl_sync.checkpoints.checksums import damage, seal
 from rl_sync.checkpoints.durability import flush, flush_directory
 from rl_sync.cluster.user_errors import RunEndedError
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.workdir import snapshot_name
 
 _NAME = re.compile(r"snapshot_(\d{8,})")
@@ -140,7 +140,7 @@ def _saved_secs(directory: Path) -> dict[int, float]:
     return found
 
 
-def read_metadata(directory: Path, step: int) -> dict[str, Any]:
+def read_metadata(directory: Path, step: int) -> JsonObject:
     """Reads the metadata that was given to `SnapshotFolder.save`."""
     return json.loads((snapshot_path(Path(directory), step) / _METADATA).read_text())
 

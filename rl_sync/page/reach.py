@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.metric_catalog import RL
 from rl_sync.records.run_records import RunRecords
 from rl_sync.records.run_totals import NUM_TOKENS
@@ -56,7 +57,7 @@ def cut(runs: Sequence[RunRecords], by: By = "steps") -> ComparisonPoint:
 
 def _reached(one: RunRecords, by: By) -> list[tuple[int, float]]:
     """Returns the trainer steps of a run, each with the amount reached after it."""
-    amounts: dict[str, Callable[[dict[str, Any]], float | None]] = {
+    amounts: dict[str, Callable[[JsonObject], float | None]] = {
         "steps": lambda line: float(line["step"]),
         "tokens": lambda line: line.get(NUM_TOKENS),
         "seconds": lambda line: one.elapsed(line["time"]) if line.get("time") else None,

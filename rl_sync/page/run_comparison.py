@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.page.reach import ComparisonPoint
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
@@ -154,7 +155,7 @@ def are_equal(runs: Sequence[RunRecords]) -> bool | None:
     return len(set(digests)) == 1
 
 
-def record(groups: Sequence[SeedGroup], point: ComparisonPoint) -> dict[str, Any]:
+def record(groups: Sequence[SeedGroup], point: ComparisonPoint) -> JsonObject:
     """Returns the whole comparison for JSON."""
     every = [one for of in groups for one in of.runs]
     return {
@@ -177,7 +178,7 @@ def record(groups: Sequence[SeedGroup], point: ComparisonPoint) -> dict[str, Any
     }
 
 
-def _run_record(one: RunRecords) -> dict[str, Any]:
+def _run_record(one: RunRecords) -> JsonObject:
     intervals = {
         name: [measured.low, measured.high]
         for name, measured in (

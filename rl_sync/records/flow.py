@@ -6,9 +6,9 @@ import collections
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rl_sync.records.json_lines import JsonLinesReader
+from rl_sync.records.json_lines import JsonLinesReader, JsonObject
 from rl_sync.records.resumption import RESUMED_AT
 from rl_sync.workdir import Workdir
 
@@ -75,7 +75,7 @@ class Flow:
             self._consume(line.record)
         return news.size + consumed.size
 
-    def _add(self, record: dict[str, Any]) -> None:
+    def _add(self, record: JsonObject) -> None:
         event, reason = record.get("event"), str(record.get("reason", ""))
         if RESUMED_AT in record:
             self._resume(record[RESUMED_AT])
@@ -115,7 +115,7 @@ class Flow:
                 self._in_state[BUFFERED] += 1
                 self._open[lease] = BUFFERED
 
-    def _consume(self, record: dict[str, Any]) -> None:
+    def _consume(self, record: JsonObject) -> None:
         if RESUMED_AT in record:
             resumed_at = record[RESUMED_AT]
             self.staleness = {s: of for s, of in self.staleness.items() if s <= resumed_at}

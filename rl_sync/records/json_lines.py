@@ -20,6 +20,9 @@ import orjson
 
 from rl_sync.isolation.machine_limits import way_out
 
+JsonObject = dict[str, Any]
+"""An object of JSON: a line of a run's records, or a part of one."""
+
 MOST_BYTES = 32 << 20
 """Maximum number of bytes of one reading, unless a single line is longer."""
 
@@ -166,7 +169,7 @@ class FileLine(NamedTuple):
     number: int
     offset: int
     size: int
-    record: dict[str, Any]
+    record: JsonObject
 
 
 class NewLines(NamedTuple):
@@ -289,7 +292,7 @@ def is_inside(path: Path, root: Path) -> bool:
     return path.resolve().is_relative_to(root.resolve())
 
 
-def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> list[dict[str, Any]]:
+def read_json_lines(path: str | os.PathLike[str], *, strict: bool = True) -> list[JsonObject]:
     """Reads all whole lines; an unfinished last line of a killed writer is left out.
 
     Args:
@@ -319,7 +322,7 @@ def warn_of_broken(path: str | os.PathLike[str], broken: Sequence[tuple[int, str
         )
 
 
-def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
+def read_object(path: Path, root: Path | None = None) -> JsonObject:
     """Reads a file with one JSON object; empty if there is none, or it cannot be read.
 
     Args:

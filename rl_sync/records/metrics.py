@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_sync.records.json_lines import JsonLinesReader, warn_of_broken
+from rl_sync.records.json_lines import JsonLinesReader, JsonObject, warn_of_broken
 from rl_sync.records.metric_catalog import LINE_FIELDS
 from rl_sync.records.resumption import RESUMED_AT, SFT, StandingRecords
 from rl_sync.workdir import Workdir
@@ -42,16 +42,16 @@ class MetricLines:
         return news.size
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[JsonObject]:
         """The lines that count, in the order written."""
         return self._standing.records
 
-    def of_phase(self, phase: str) -> list[dict[str, Any]]:
+    def of_phase(self, phase: str) -> list[JsonObject]:
         """Returns the lines of one phase."""
         return [line for line in self.lines if line["phase"] == phase]
 
 
-def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
+def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> list[JsonObject]:
     """Reads the lines of a run's metrics in the order written, of one phase or of all.
 
     For steps that were repeated after a crash, only the later line is returned.
@@ -64,12 +64,12 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
     return metrics.lines if phase is None else metrics.of_phase(phase)
 
 
-def measured(line: Mapping[str, Any]) -> dict[str, Any]:
+def measured(line: Mapping[str, Any]) -> JsonObject:
     """Returns the metrics of a line, without its phase, step and time."""
     return {name: value for name, value in line.items() if name not in LINE_FIELDS}
 
 
-def is_void(line: dict[str, Any], mark: dict[str, Any]) -> bool:
+def is_void(line: JsonObject, mark: JsonObject) -> bool:
     """Says whether a later mark of a resumption makes a line of metrics void."""
     if line["phase"] == "sft":
         return SFT in mark and line["step"] > mark[SFT]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rl_sync.clock import now_secs
+from rl_sync.records.json_lines import JsonObject
 
 RESUMED_AT = "resumed_at"
 """The field of a mark: the trainer step that the run resumed from."""
@@ -17,10 +18,8 @@ RESUMED_AT = "resumed_at"
 SFT = "sft"
 """The field of a mark in SFT: the SFT step that the run resumed from."""
 
-Record = dict[str, Any]
 
-
-def mark(step: int, sft_step: int | None = None, **fields: Any) -> Record:
+def mark(step: int, sft_step: int | None = None, **fields: Any) -> JsonObject:
     """Makes the line that marks where a run resumes.
 
     Args:
@@ -39,11 +38,11 @@ class StandingRecords:
       is_void: says whether a later mark makes a record void.
     """
 
-    def __init__(self, is_void: Callable[[Record, Record], bool]):
+    def __init__(self, is_void: Callable[[JsonObject, JsonObject], bool]):
         self._is_void = is_void
-        self.records: list[Record] = []
+        self.records: list[JsonObject] = []
 
-    def add(self, record: Record) -> None:
+    def add(self, record: JsonObject) -> None:
         """Adds a record, or a mark that makes earlier records void."""
         if RESUMED_AT in record:
             self.records = [one for one in self.records if not self._is_void(one, record)]
@@ -51,7 +50,9 @@ class StandingRecords:
             self.records.append(record)
 
 
-def standing(records: Iterable[Record], is_void: Callable[[Record, Record], bool]) -> list[Record]:
+def standing(
+    records: Iterable[JsonObject], is_void: Callable[[JsonObject, JsonObject], bool]
+) -> list[JsonObject]:
     """Returns the records that count; see `StandingRecords`."""
     stands = StandingRecords(is_void)
     for record in records:

@@ -17,7 +17,7 @@ from rl_sync import schedule as schedules
 from rl_sync.records import alarms
 from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.flow import Flow
-from rl_sync.records.json_lines import read_object
+from rl_sync.records.json_lines import JsonObject, read_object
 from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.metrics import MetricLines
@@ -66,9 +66,9 @@ class RunRecords:
         self.restart_lines = RestartLines(root, root)
         self._lost = LostTimeWatch(self.restart_lines, self.spans)
         self.until: int | None = None
-        self._config: tuple[int, dict[str, Any]] = (0, {})
+        self._config: tuple[int, JsonObject] = (0, {})
         self._summed: tuple[list[Span], RunSummary | None] = ([], None)
-        self._history: tuple[list[dict[str, Any]], int, list[alarms.Period]] = ([], 0, [])
+        self._history: tuple[list[JsonObject], int, list[alarms.Period]] = ([], 0, [])
 
     def refresh(self, *, rollouts: bool = True) -> int:
         """Reads new records, up to a limit; safe for several threads.
@@ -101,7 +101,7 @@ class RunRecords:
     # Settings.
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The settings of the run; empty if they cannot be read."""
         path = self.workdir.config
         try:
@@ -135,7 +135,7 @@ class RunRecords:
         run.until = step
         return run
 
-    def counted(self, phase: str) -> list[dict[str, Any]]:
+    def counted(self, phase: str) -> list[JsonObject]:
         """Returns those lines of a phase's metrics that count; see `until`."""
         lines = self.metrics.of_phase(phase)
         return [line for line in lines if self.until is None or line["step"] <= self.until]

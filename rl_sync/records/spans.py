@@ -19,7 +19,7 @@ from typing import Any
 
 from rl_sync.clock import now_secs
 from rl_sync.records.chaos_windows import lookout
-from rl_sync.records.json_lines import JsonLinesWriter, plain
+from rl_sync.records.json_lines import JsonLinesWriter, JsonObject, plain
 from rl_sync.records.resumption import mark
 from rl_sync.transfer import TRANSFERS
 
@@ -76,7 +76,7 @@ class Span:
     kind: SpanKind
     start_secs: float
     end_secs: float
-    attributes: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    attributes: JsonObject = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def duration_secs(self) -> float:
@@ -97,7 +97,7 @@ class Span:
         """The groups that the span generated, inserted or consumed."""
         return tuple(self.attributes.get("leases", ()))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the span as the object of one line."""
         return {
             "role": self.role,
@@ -108,7 +108,7 @@ class Span:
         }
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Span:
+    def from_json(cls, record: JsonObject) -> Span:
         """Inverts `to_json`.
 
         Raises:
@@ -142,14 +142,14 @@ class OpenSpan:
     reason: str | None
     start_secs: float
     lasted_secs: float
-    attributes: dict[str, Any]
+    attributes: JsonObject
 
 
 @dataclasses.dataclass(eq=False)
 class _Open:
     kind: SpanKind
     start_secs: float
-    attributes: dict[str, Any]
+    attributes: JsonObject
     thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
@@ -175,7 +175,7 @@ class SpanRecorder:
         return time.monotonic() + self._unix_minus_monotonic
 
     @contextlib.contextmanager
-    def span(self, kind: SpanKind, /, **attributes: Any) -> Iterator[dict[str, Any]]:
+    def span(self, kind: SpanKind, /, **attributes: Any) -> Iterator[JsonObject]:
         """Records the body of a `with` statement.
 
         Yields the attributes, so that the body can add to them. A body that raises is recorded too,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from rl_sync.clock import now_secs
-from rl_sync.records.json_lines import JsonLinesFolder, JsonLinesWriter
+from rl_sync.records.json_lines import JsonLinesFolder, JsonLinesWriter, JsonObject
 from rl_sync.workdir import Workdir
 
 EVERY_SECS = 5.0
@@ -86,7 +86,7 @@ class Doing(NamedTuple):
     kind: str
     says: str
     since_secs: float
-    attributes: dict[str, Any]
+    attributes: JsonObject
     at_secs: float
 
 

@@ -16,7 +16,7 @@ from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.launcher.command import Arguments
 from rl_sync.records.accuracy import describe_share, metric_names
-from rl_sync.records.json_lines import plain
+from rl_sync.records.json_lines import JsonObject, plain
 from rl_sync.roles.assembly import gpu_flags
 from rl_sync.roles.evaluation.standalone_evaluation import Evaluation, PolicySource, evaluate
 from rl_sync.settings.config_reading import read_settings
@@ -78,7 +78,7 @@ def _settings(config: Mapping[str, Any], model: str | None) -> RunSettings:
     return read_settings(values)
 
 
-def _record(done: Evaluation, settings: RunSettings) -> dict[str, Any]:
+def _record(done: Evaluation, settings: RunSettings) -> JsonObject:
     asked = dataclasses.asdict(settings.evaluation)
     sampling = {name: asked[name] for name in ("problems", "samples", "temperature", "category")}
     return {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rl_sync.image_files import png
 from rl_sync.images import Image
-from rl_sync.records.json_lines import is_inside
+from rl_sync.records.json_lines import JsonObject, is_inside
 from rl_sync.workdir import Workdir
 
 MOST_SHOWN = 16
@@ -45,7 +45,7 @@ class ImageFiles:
             pass  # Then images are stored again.
         self._size_bytes = sum(self._sizes.values())
 
-    def store(self, images: Iterable[Image]) -> list[dict[str, Any]]:
+    def store(self, images: Iterable[Image]) -> list[JsonObject]:
         """Stores images that are not stored yet; returns a description of each.
 
         Returns:
@@ -54,7 +54,7 @@ class ImageFiles:
         """
         return [self._described(image) for image in images]
 
-    def _described(self, image: Image) -> dict[str, Any]:
+    def _described(self, image: Image) -> JsonObject:
         try:
             width, height = image.size()
             found = {"digest": image.digest, "width": width, "height": height}
@@ -93,7 +93,7 @@ class ShownImage(NamedTuple):
     source: str = ""
 
 
-def described(images: Sequence[dict[str, Any]]) -> Iterator[str]:
+def described(images: Sequence[JsonObject]) -> Iterator[str]:
     """Yields a line for each recorded image: number, size and digest, or the fault."""
     for number, one in enumerate(images, start=1):
         if error := one.get("error"):
@@ -104,7 +104,7 @@ def described(images: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def shown_images(
-    workdir: str | os.PathLike[str], images: Sequence[dict[str, Any]], root: Path | None = None
+    workdir: str | os.PathLike[str], images: Sequence[JsonObject], root: Path | None = None
 ) -> list[ShownImage]:
     """Reads the recorded images of a prompt, at most `MOST_SHOWN`.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import regex
 
-from rl_sync.records.json_lines import JsonLinesReader, warn_of_broken
+from rl_sync.records.json_lines import JsonLinesReader, JsonObject, warn_of_broken
 from rl_sync.workdir import Workdir
 
 POLICY, ENVIRONMENT = "policy", "environment"
@@ -78,10 +78,10 @@ class Rollout:
     explorer: int = 0
     sample: int = 0
     prompt: str = ""
-    images: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    images: list[JsonObject] = dataclasses.field(default_factory=list)
     expected: str = ""
     completion: str = ""
-    turns: list[dict[str, Any]] | None = None
+    turns: list[JsonObject] | None = None
     reward: float | None = None
     components: dict[str, float] = dataclasses.field(default_factory=dict)
     why: str = ""
@@ -90,7 +90,7 @@ class Rollout:
     advantage: float | None = None
     staleness: int = 0
     truncated: bool = False
-    episode: dict[str, Any] | None = None
+    episode: JsonObject | None = None
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
     ids: list[int] = dataclasses.field(default_factory=list)
     tokens: list[str] = dataclasses.field(default_factory=list)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
@@ -17,6 +16,7 @@ from rl_sync.cluster.user_errors import RunEndedError
 from rl_sync.messages.events import Position, SnapshotSaved
 from rl_sync.messages.master_calls import AskKeptSnapshots, AskPosition, EnterPhase, Happened
 from rl_sync.ports.clock_port import Future, Pool
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.spans import SpanKind
 from rl_sync.replay.replay_interface import ReplayError
 from rl_sync.roles.assembly.parameters import Parameters
@@ -142,7 +142,7 @@ class SnapshotKeeper:
             write()
 
     def _remember(
-        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
+        self, step: int, state: TrainState, metadata: JsonObject, needed: Sequence[int]
     ) -> None:
         assert self.memory is not None
         try:
@@ -170,7 +170,7 @@ class SnapshotKeeper:
         writing.result()
 
     def _write(
-        self, step: int, state: TrainState, metadata: dict[str, Any], needed: Sequence[int]
+        self, step: int, state: TrainState, metadata: JsonObject, needed: Sequence[int]
     ) -> None:
         """Writes a snapshot, and then deletes what it makes superfluous.
 
@@ -233,14 +233,14 @@ class SnapshotKeeper:
         abstract = self.trainer.abstract()
         return abstract._replace(params=self.parameters.kept(abstract.params))
 
-    def _completed(self, state: TrainState, metadata: dict[str, Any]) -> TrainState:
+    def _completed(self, state: TrainState, metadata: JsonObject) -> TrainState:
         params = self.parameters.completed(state.params, metadata["base_digest"])
         return state._replace(params=self.trainer.held(params))
 
-    def _adapted(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def _adapted(self, abstract: TrainState) -> tuple[TrainState, JsonObject]:
         """Loads the fields that fit the settings from the newest snapshot; others start anew."""
 
-        def begin(params: Params, metadata: dict[str, Any]) -> TrainState:
+        def begin(params: Params, metadata: JsonObject) -> TrainState:
             whole = self.parameters.completed(params, metadata["base_digest"])
             return self.trainer.begin(self.trainer.start(whole))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rl_sync.checkpoints.batch_log import LoggedBatch
 from rl_sync.checkpoints.snapshots import Retention, SnapshotError
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.simulation.faults.disk import DiskFullError
 from rl_sync.simulation.faults.virtual_process import VirtualProcess
 from rl_sync.types import Group
@@ -70,7 +71,7 @@ class SimulatedFolder:
         self,
         step: int,
         state: SimulatedState,
-        metadata: dict[str, Any],
+        metadata: JsonObject,
         retention: Retention,
     ) -> None:
         """See `SnapshotFolder`."""
@@ -89,9 +90,7 @@ class SimulatedFolder:
         for old in retention.superfluous(step, self.steps()):
             self._disk.delete(self._name(old))
 
-    def load(
-        self, step: int | None, abstract: object
-    ) -> tuple[int, SimulatedState, dict[str, Any]]:
+    def load(self, step: int | None, abstract: object) -> tuple[int, SimulatedState, JsonObject]:
         """See `SnapshotFolder`."""
         del abstract
         self._process.clock.sleep(self._chance.uniform(0.5, 2.0))
