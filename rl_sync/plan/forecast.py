@@ -115,7 +115,9 @@ class _Run:
         while self._generated < t and self._generate():
             pass
         done = self._done[t] if exact else sorted(self._done.values())[t - 1]
-        self._do(0, "train", t, t - 1, max(self._now[0], done), self._durations.train(t))
+        begin = max(self._now[0], done)
+        end = begin + self._durations.train(t)
+        self._do(ForecastSpan(0, "train", t, t - 1, begin, end))
         self.ends.append(self._now[0])
         if self._schedule.publishes_after(t) and not last:
             self._publish(t)
@@ -132,7 +134,7 @@ class _Run:
             self._generate()
         begin = max(self._now)
         for role in range(len(self._now)):
-            self._do(role, "sync", t, t, begin, self._durations.sync)
+            self._do(ForecastSpan(role, "sync", t, t, begin, begin + self._durations.sync))
             self._held[role] = t
         self._published[t] = begin
 
@@ -149,8 +151,7 @@ class _Run:
             return False
         for explorer in range(1, len(self._now)):
             self._fetch(explorer, version)
-            secs = self._durations.rollout(e, explorer)
-            self._do(explorer, "rollout", e, version, self._now[explorer], secs)
+            self._roll_out(explorer, e, version)
         self._generated, self._done[e] = e, max(self._now[1:])
         return True
 
@@ -164,8 +165,7 @@ class _Run:
         start = max(self._now[explorer], self._published[min(allowed)])
         version = max(v for v, when in self._published.items() if when <= start)
         self._fetch(explorer, version)
-        secs = self._durations.rollout(e, explorer)
-        self._do(explorer, "rollout", e, version, self._now[explorer], secs)
+        self._roll_out(explorer, e, version)
         self._generated, self._done[e] = e, self._now[explorer]
         return True
 
@@ -174,10 +174,14 @@ class _Run:
             return
         self._held[explorer] = version
         begin = max(self._now[explorer], self._published[version])
-        self._do(explorer, "sync", version, version, begin, self._durations.sync)
+        end = begin + self._durations.sync
+        self._do(ForecastSpan(explorer, "sync", version, version, begin, end))
 
-    def _do(
-        self, role: int, kind: Kind, step: int, version: int, begin: float, secs: float
-    ) -> None:
-        self._now[role] = begin + secs
-        self.spans.append(ForecastSpan(role, kind, step, version, begin, begin + secs))
+    def _roll_out(self, explorer: int, e: int, version: int) -> None:
+        begin = self._now[explorer]
+        end = begin + self._durations.rollout(e, explorer)
+        self._do(ForecastSpan(explorer, "rollout", e, version, begin, end))
+
+    def _do(self, span: ForecastSpan) -> None:
+        self._now[span.role] = span.end
+        self.spans.append(span)

@@ -57,7 +57,6 @@ def rollout_programs(
     layout: Layout,
     *,
     rows: int = 0,
-    span: int = 0,
     prompts: tuple[int, int] = (0, 0),
 ) -> list[LowerableProgram]:
     """Returns the programs of an explorer's engine with all slots in use.
@@ -66,7 +65,6 @@ def rollout_programs(
 
     Args:
       rows: number of slots; 0 for the number in the settings.
-      span: number of positions that decoding reads; 0 for all.
       prompts: rows and positions of a prefill. 0 positions are those of the longest prompts, and
         0 rows as many as the engine prefills at once.
     """
@@ -74,13 +72,13 @@ def rollout_programs(
     parameters = parameters_of(settings, task, layout)
     possible = engine.possible(parameters.abstract_held)
     length, engine_sizes = parameters.model.max_length, possible.sizes
-    rows, span = rows or settings.slots, span or length
+    rows = rows or settings.slots
     width = prompts[1] or engine_sizes.prompt_bucket(length - task.max_drawn_tokens)
     prefilled = (prompts[0] or engine_sizes.prefill_rows(rows, width), width)
     sizes: dict[str, tuple[int, ...]] = {
         "prefill": prefilled,
         "insert": (rows, *prefilled),
-        "decode": (rows, span),
+        "decode": (rows, length),
     }
     if parameters.model.vision and task.trained_tiles:
         tiles = power_of_two(task.trained_tiles)

@@ -115,10 +115,10 @@ def step_estimate(settings: RunSettings, task: Task, platform: Platform) -> Memo
     batch = wiring.batching_of(settings, task).largest()
     made["batch"] = model_memory.tree_bytes(batch) // layout.batch_shards
     shard = _shard_of(model, layout)
-    made["activations"] = _activations(platform, settings, shard, rows, own_tokens)
+    made["activations"] = _activations(platform, settings, shard, (rows, own_tokens))
     if batch.rows.sampling_masks is not None:
         made["sampling masks"] = 4 * rows * row_tokens * word_count(model.vocab_size)
-    work = {"the logits": _loss_bytes(platform, settings, model, layout, rows, row_tokens)}
+    work = {"the logits": _loss_bytes(platform, settings, model, (rows, row_tokens))}
     if tiles := _tiles_at_once(settings, task):
         if settings.model.trains_tower:
             made["activations"] += model_memory.tower_bytes(_tower_shard(model, layout), tiles)
@@ -164,21 +164,26 @@ def _process(estimate: MemoryEstimate, devices: int, more: dict[str, int]) -> Me
 
 
 def _activations(
-    platform: Platform, settings: RunSettings, shard: ModelConfig, rows: int, length: int
+    platform: Platform, settings: RunSettings, shard: ModelConfig, sizes: tuple[int, int]
 ) -> int:
-    """Returns the bytes that a forward pass keeps for the backward pass."""
+    """Returns the bytes that a forward pass keeps for the backward pass.
+
+    Args:
+      sizes: number of rows of a device, and of their tokens.
+    """
+    rows, length = sizes
     layout = settings.trainer_layout
     own_critic = settings.algorithm.needs_values and settings.critic.model == "own"
     if layout.mesh.size == 1:
         logits_bytes = settings.trainer.logits_bytes
-        return _kept_bytes(platform, shard, rows, length, logits_bytes, own_critic)
+        return _kept_bytes(platform, shard, sizes, logits_bytes, own_critic)
     one, two = (
-        _kept_bytes(platform, shard, times * rows, length, _NEVER_WHOLE, own_critic)
+        _kept_bytes(platform, shard, (times * rows, length), _NEVER_WHOLE, own_critic)
         for times in (1, 2)
     )
     # Bytes that do not grow with the rows are kernels that were cast before they were gathered.
-    sizes = layout.mesh.shape
-    return two - one + (2 * one - two) // (sizes["fsdp"] * sizes["context"])
+    parts = layout.mesh.shape
+    return two - one + (2 * one - two) // (parts["fsdp"] * parts["context"])
 
 
 def _own_positions(layout: Layout, row_tokens: int) -> int:
@@ -295,8 +300,7 @@ def _trained(model: ModelConfig, layout: Layout) -> Params:
 def _kept_bytes(
     platform: Platform,
     model: ModelConfig,
-    rows: int,
-    length: int,
+    sizes: tuple[int, int],
     logits_bytes: int,
     own_critic: bool = False,
 ) -> int:
@@ -305,7 +309,7 @@ def _kept_bytes(
     traced: Platform = "cpu" if platform == "cpu" else "tpu"
     # The kernel for experts on GPUs has a derivative of its own.
     keeps_inputs = platform == "gpu" and model.experts is not None
-    return _traced_bytes(traced, model, rows, length, logits_bytes, own_critic, keeps_inputs)
+    return _traced_bytes(traced, model, sizes, logits_bytes, own_critic, keeps_inputs)
 
 
 @functools.cache
@@ -327,7 +331,7 @@ def _block_bytes(platform: Platform, model: ModelConfig, rows: int, length: int)
             remat="none",
             sliding_layers=model.sliding_layers[:layers],
         )
-        return _kept_bytes(platform, few, rows, length, _NEVER_WHOLE)
+        return _kept_bytes(platform, few, (rows, length), _NEVER_WHOLE)
 
     return kept(2) - kept(1)
 
@@ -348,11 +352,14 @@ def _loss_bytes(
     platform: Platform,
     settings: RunSettings,
     model: ModelConfig,
-    layout: Layout,
-    rows: int,
-    length: int,
+    sizes: tuple[int, int],
 ) -> int:
-    """Returns the bytes of the output projection, its gradient, and simultaneous logits."""
+    """Returns the bytes of the output projection, its gradient, and simultaneous logits.
+
+    Args:
+      sizes: number of rows of a device, and of tokens of a row.
+    """
+    (rows, length), layout = sizes, settings.trainer_layout
     width = jax.numpy.dtype(model.dtype).itemsize
     matrix, most = (model.vocab_size, model.embed_dim), settings.trainer.logits_bytes
     position = 4 * rows * model.vocab_size

@@ -48,8 +48,7 @@ def cache_bytes(config: ModelConfig, rows: int, length: int, layout: Layout) -> 
 
 def activation_bytes(
     config: ModelConfig,
-    rows: int,
-    length: int,
+    sizes: tuple[int, int],
     logits_bytes: int = LOGITS_BYTES,
     own_critic: bool = False,
     keeps_inputs: bool = False,
@@ -62,11 +61,12 @@ def activation_bytes(
     parameters and tokens. XLA may need less by fusing, or more for temporary values.
 
     Args:
+      sizes: number of rows, and of tokens of a row.
       own_critic: whether a critic with its own model is trained in the same step.
       keeps_inputs: whether what gradients of a frozen base need is kept too, as it is by kernels
         with a derivative of their own.
     """
-    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    tokens = jax.ShapeDtypeStruct(sizes, jnp.int32)
     if config.attention in KERNELS:  # Like `blocks`, kernels keep their inputs.
         config = dataclasses.replace(config, attention="blocks")
 

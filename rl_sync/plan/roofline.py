@@ -121,7 +121,7 @@ def step_work(
     updates, algorithm = settings.optimizer.updates_per_batch, settings.algorithm
     microbatches = max(1, count // (settings.trainer.microbatch_rows or count // updates))
     untrained = algorithm.needs_reference + objective.needs_proximal(algorithm, updates)
-    recomputed = int(model.remat == "full")
+    recomputed = _recomputed(model)
     # One pass over all rows, in which a token attends to half of its row on average.
     forward = count * length * (block_flops(model, length / 2) + logit_flops(model))
     trained = 1 + _BACKWARD
@@ -147,7 +147,6 @@ def step_work(
             (count, length),
             microbatches=microbatches,
             untrained=untrained,
-            recomputed=recomputed,
         )
         if reading is None
         else link_bytes(reading)
@@ -191,7 +190,6 @@ def step_links(
     *,
     microbatches: int,
     untrained: int,
-    recomputed: int,
 ) -> tuple[float, float]:
     """Counts the bytes that a device sends in a trainer step, by ring algorithms, from shapes.
 
@@ -203,12 +201,12 @@ def step_links(
       rows: number of rows of the batch, and number of tokens of a row.
       microbatches: number of parts that the rows are computed in.
       untrained: number of passes without gradients, such as the reference model's.
-      recomputed: number of forward passes that the backward pass repeats.
 
     Returns:
       First the bytes of sums of activations, which the next product waits for; then all others,
       which can overlap with computation.
     """
+    recomputed = _recomputed(model)
     sizes = layout.mesh.shape
     data, experts, context = sizes["data"], sizes["experts"], sizes["context"]
     fsdp = sizes["fsdp"] * context  # Parameters are cut along both.
@@ -242,6 +240,11 @@ def decode_links(model: ModelConfig, layout: Layout, rows: int) -> float:
     exchanges = 2 * model.num_layers * _exchanged(model, layout, own, width)
     exchanges += model.num_layers * _combined(model, layout, own, width)
     return (summed + logits) * (tensor - 1) / tensor + exchanges
+
+
+def _recomputed(model: ModelConfig) -> int:
+    """Returns the number of forward passes that the backward pass repeats."""
+    return int(model.remat == "full")
 
 
 def _parameters(model: ModelConfig) -> tuple[int, int]:

@@ -32,18 +32,18 @@ def test_a_model_far_beyond_this_machine_is_counted():
     parameters = model_memory.tree_bytes(param_shapes(HUGE))
     assert 4 * 70e9 < parameters < 4 * 75e9
     by_policy = {
-        remat: model_memory.activation_bytes(dataclasses.replace(HUGE, remat=remat), 1, 4096)
+        remat: model_memory.activation_bytes(dataclasses.replace(HUGE, remat=remat), (1, 4096))
         for remat in get_args(Remat)
     }
     assert by_policy["full"] < by_policy["dots_no_batch"] < by_policy["dots"] < by_policy["none"]
 
 
 def test_full_rematerialization_keeps_the_input_of_each_block():
-    rows, length = 4, 16
+    rows, length = sizes = 4, 16
     config = dataclasses.replace(tiny.CONFIG, remat="full")
     deeper = dataclasses.replace(config, num_layers=5)
-    more = model_memory.activation_bytes(deeper, rows, length) - model_memory.activation_bytes(
-        config, rows, length
+    more = model_memory.activation_bytes(deeper, sizes) - model_memory.activation_bytes(
+        config, sizes
     )
     a_block = rows * length * config.embed_dim * 4
     # And what tells one layer from another: a number, a window, a flag.
@@ -51,8 +51,8 @@ def test_full_rematerialization_keeps_the_input_of_each_block():
 
 
 def test_activations_grow_with_rows_and_parameters_are_not_among_them():
-    one, two = (model_memory.activation_bytes(tiny.CONFIG, rows, 16) for rows in (8, 16))
+    one, two = (model_memory.activation_bytes(tiny.CONFIG, (rows, 16)) for rows in (8, 16))
     assert 1.9 < two / one <= 2.0
     wide = dataclasses.replace(tiny.CONFIG, vocab_size=100_000)
-    capped = model_memory.activation_bytes(wide, 1, 2, logits_bytes=1)
+    capped = model_memory.activation_bytes(wide, (1, 2), logits_bytes=1)
     assert capped < model_memory.tree_bytes(param_shapes(wide)) / 4

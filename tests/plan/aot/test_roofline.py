@@ -25,7 +25,7 @@ def layout(**mesh):
 
 def links(model=MODEL, **mesh):
     # With a reference model: its pass, and the policy's forward and backward passes.
-    return step_links(model, layout(**mesh), ROWS, microbatches=2, untrained=1, recomputed=0)
+    return step_links(model, layout(**mesh), ROWS, microbatches=2, untrained=1)
 
 
 def test_one_device_sends_nothing():
