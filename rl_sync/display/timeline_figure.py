@@ -205,8 +205,7 @@ def draw(
     start, end = window
     visible = clipped(spans, start, end) if end > start else []
     if roles is None:
-        named = {span.role for span in visible}
-        roles = sorted((one for one in named if is_explorer(one) or one == TRAINER), key=role_order)
+        roles = _working(visible)
         if not roles:
             last_secs = max((span.end_secs for span in spans), default=0.0) - origin_secs
             raise ValueError(
@@ -217,14 +216,7 @@ def draw(
     lanes, handles = _lanes(roles), _legend({span.kind for span in visible}, style)
     rows = -(-len(handles) // int(style.width_inches / _LEGEND_INCHES))
     columns = -(-len(handles) // rows)
-    below = _BELOW_INCHES + _ROW_INCHES * (rows - 1)
-    above = _TITLE_INCHES if title else 0.06
-    high = style.lane_inches * len(lanes)
-    height, width = below + high + above, style.width_inches
-    figure = Figure(figsize=(width, height), facecolor=style.paper)
-    FigureCanvasAgg(figure)
-    left = style.names_inches / width
-    axes = figure.add_axes((left, below / height, style.lanes_inches / width, high / height))
+    figure, axes = _empty(len(lanes), rows, title, style)
     _set_up(axes, lanes, (start - origin_secs, end - origin_secs), style)
     painter = Painter(axes, lanes, origin_secs, style)
     painter.buffer_level(spans, start, end)
@@ -232,15 +224,19 @@ def draw(
     painter.weights(spans, start, end)
     for role in roles:
         painter.lane([span for span in visible if span.role == role])
-    figure.text(
-        left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", color=style.ink, va="top"
-    )
+    left = style.names_inches / style.width_inches
     figure.legend(
         handles=handles, loc="lower left", ncols=columns,
         bbox_to_anchor=(left - 0.005 if rows == 1 else 0.0, 0.0),
         fontsize=8.5, frameon=False, handlelength=1.5, columnspacing=1.4, labelcolor=style.ink,
     )  # fmt: skip
     return figure
+
+
+def _working(spans: Iterable[Span]) -> list[str]:
+    """Returns the explorers and the trainer that have spans, in the order of lanes."""
+    roles = {span.role for span in spans}
+    return sorted((one for one in roles if is_explorer(one) or one == TRAINER), key=role_order)
 
 
 def encoded(figure: Figure, kind: str, dpi: int = 160) -> bytes:
@@ -250,6 +246,22 @@ def encoded(figure: Figure, kind: str, dpi: int = 160) -> bytes:
         metadata = {"Date": None} if kind == "svg" else {}
         figure.savefig(file, format=kind, dpi=dpi, metadata=metadata)
     return file.getvalue()
+
+
+def _empty(lanes: int, legend_rows: int, title: str, style: PictureStyle) -> tuple[Figure, Axes]:
+    """Makes a figure with a title and room for lanes and a legend; returns the lanes' axes too."""
+    below = _BELOW_INCHES + _ROW_INCHES * (legend_rows - 1)
+    above = _TITLE_INCHES if title else 0.06
+    high = style.lane_inches * lanes
+    height, width = below + high + above, style.width_inches
+    figure = Figure(figsize=(width, height), facecolor=style.paper)
+    FigureCanvasAgg(figure)
+    left = style.names_inches / width
+    axes = figure.add_axes((left, below / height, style.lanes_inches / width, high / height))
+    figure.text(
+        left, 1 - 0.14 / height, title, fontsize=13, fontweight="bold", color=style.ink, va="top"
+    )
+    return figure, axes
 
 
 def _lanes(roles: Sequence[str]) -> dict[str, float]:
