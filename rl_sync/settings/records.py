@@ -9,11 +9,18 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rl_sync.settings.renamed import new_name
 from rl_sync.spelling import nearest, question
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ConfigValues = Mapping[str, Any]
+"""A config as JSON has it: values of settings by their names, in nested sections."""
+
+T = TypeVar("T", bound="DataclassInstance")
 _GREATEST = 3.4e38  # About the maximum of float32, the dtype of computations with settings.
 
 
@@ -51,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
 _DAMAGED = ": put a copy of it back, or use another work directory."
 
 
-def build(cls: type, values: Mapping[str, Any], path: str) -> Any:
+def build(cls: type[T], values: ConfigValues, path: str) -> T:
     """Makes a dataclass from a mapping, field by field, down to nested dataclasses.
 
     Args:

@@ -4,8 +4,7 @@ import re
 
 from rl_sync.configs import arithmetic
 from rl_sync.setting import sections
-from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.home import expand
+from rl_sync.settings.config_reading import expand, read_settings
 from rl_sync.settings.run_settings import RunSettings
 
 
