@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 CONFIG = "config"
 _HELP = ("--help", "-h", "-help", "--helpfull")
 _VERSION = ("--version", "-version")
+Flags = Mapping[str, Any]
+"""Values of a command's flags that were given, converted by the flags' types: text, whole numbers,
+paths with `~` expanded, `True`, or a tuple for a repeated flag."""
+
 _STATUSES = {0: "Done.", 2: "A mistake in the command line or the config; one line names it.",
              130: "Ctrl-C ended it."}  # fmt: skip
 
@@ -29,15 +33,14 @@ class Arguments(NamedTuple):
     Attributes:
       command: the name of the command.
       config: the config with the changed settings; None if no config is given.
-      flags: the values of the other flags that were given, converted by the flags' types: text,
-        whole numbers, paths with `~` expanded, `True`, or a tuple for a repeated flag.
+      flags: the other flags that were given.
       words: the words after the command.
       settings: the words that name the config and change its settings, as `--NAME=VALUE`.
     """
 
     command: str
     config: ConfigDict | None
-    flags: Mapping[str, Any]
+    flags: Flags
     words: tuple[str, ...]
     settings: tuple[str, ...] = ()
 

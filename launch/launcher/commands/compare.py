@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.command import Arguments, Flags
 from rl_sync.launcher.commands.report import check_run, write_page
 from rl_sync.page import run_comparison
 from rl_sync.page.reach import cut
@@ -30,7 +29,7 @@ def execute(arguments: Arguments) -> int:
     return show(arguments.flags, arguments.words)
 
 
-def show(flags: Mapping[str, Any], words: Sequence[str]) -> int:
+def show(flags: Flags, words: Sequence[str]) -> int:
     """Compares the runs in some directories; returns the exit status.
 
     Raises:

@@ -10,17 +10,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rl_sync.cluster import compilation_cache
 from rl_sync.cluster.user_errors import RunEndedError
-from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.command import Arguments, Flags
 from rl_sync.records.accuracy import describe_share, metric_names
 from rl_sync.records.json_lines import JsonObject, plain
 from rl_sync.roles.assembly import gpu_flags
 from rl_sync.roles.evaluation.standalone_evaluation import Evaluation, PolicySource, evaluate
 from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, ConfigValues
 from rl_sync.settings.run_settings import RunSettings
 
 _WIDTH = 28
@@ -32,7 +31,7 @@ def execute(arguments: Arguments) -> int:
     return run(None if config is None else config.to_dict(), arguments.flags)
 
 
-def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
+def run(config: ConfigValues | None, flags: Flags) -> int:
     """Evaluates a policy, prints a table and writes a file; returns the exit status.
 
     Args:
@@ -71,7 +70,7 @@ def run(config: Mapping[str, Any] | None, flags: Mapping[str, Any]) -> int:
     return 0
 
 
-def _settings(config: Mapping[str, Any], model: str | None) -> RunSettings:
+def _settings(config: ConfigValues, model: str | None) -> RunSettings:
     values = {**config, "workdir": config.get("workdir") or ""}
     if model is not None:
         values["model"] = {**config["model"], "path": model}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_sync.configs import base
-from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.command import Arguments, Flags
 from rl_sync.plan.schedule_text import describe
 from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
 from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.records import ConfigError, ConfigValues, read_config
 from rl_sync.workdir import Workdir
 
 _FILE = "report.html"
@@ -31,7 +30,7 @@ def execute(arguments: Arguments) -> int:
     return write(arguments.flags)
 
 
-def write(flags: Mapping[str, Any]) -> int:
+def write(flags: Flags) -> int:
     """Writes the page, prints its path, and returns the exit status.
 
     Raises:
@@ -101,7 +100,7 @@ def _config(workdir: str) -> dict[str, Any]:
         return {}
 
 
-def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+def _changes(config: ConfigValues) -> list[tuple[str, str]] | None:
     """Returns the settings that differ from the defaults, or None for another version's config."""
     try:
         return [(name, str(value)) for name, value in deviations(config).items()]
@@ -109,7 +108,7 @@ def _changes(config: Mapping[str, Any]) -> list[tuple[str, str]] | None:
         return None
 
 
-def _plan(config: Mapping[str, Any]) -> str:
+def _plan(config: ConfigValues) -> str:
     """Returns the schedule in words and as a drawing; empty for another version's config."""
     try:
         return describe(read_settings(config))
@@ -117,7 +116,7 @@ def _plan(config: Mapping[str, Any]) -> str:
         return ""
 
 
-def deviations(config: Mapping[str, Any]) -> dict[str, Any]:
+def deviations(config: ConfigValues) -> dict[str, Any]:
     """Returns the settings of a resolved config that differ from the defaults, by name.
 
     Raises:

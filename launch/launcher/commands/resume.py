@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,7 +10,7 @@ from rl_sync.launcher.command import Arguments
 from rl_sync.launcher.commands import run
 from rl_sync.launcher.processes.run_directory import counted_step, saved, settings_of
 from rl_sync.records.run_outcome import read_outcome
-from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.records import ConfigError, ConfigValues, read_config
 from rl_sync.workdir import Workdir
 
 
@@ -55,7 +53,7 @@ def _finished(workdir: Workdir, steps: int) -> str | None:
     )
 
 
-def _follow_dtype(config: ConfigDict, before: Mapping[str, Any]) -> None:
+def _follow_dtype(config: ConfigDict, before: ConfigValues) -> None:
     """Lets the dtypes of the roles follow a changed `model.dtype`, if they were the same before.
 
     A run's own config has them as values, even if they were left out when the run began.

@@ -8,9 +8,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rl_sync.cluster.host_names import check_own
 from rl_sync.cluster.secret import secret_in
@@ -19,7 +17,7 @@ from rl_sync.rewards.rubric import Rubric
 from rl_sync.roles.assembly import wiring
 from rl_sync.scoring.reward_server import RewardServer
 from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, ConfigValues
 from rl_sync.settings.run_settings import RunSettings
 
 _LOOPBACK = "127.0.0.1"
@@ -39,9 +37,7 @@ def execute(arguments: Arguments) -> int:
     )
 
 
-def serve(
-    config: Mapping[str, Any], host: str | None, port: int, *, secret_path: str | None
-) -> int:
+def serve(config: ConfigValues, host: str | None, port: int, *, secret_path: str | None) -> int:
     """Serves the reward of a config until SIGTERM or Ctrl-C; returns the exit status.
 
     Args:

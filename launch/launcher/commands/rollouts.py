@@ -6,13 +6,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import regex
 from rich.console import Console
 
-from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.command import Arguments, Flags
 from rl_sync.launcher.commands import rollout_view as view
 from rl_sync.records import alarms
 from rl_sync.records.rollouts.rollout_records import (
@@ -46,7 +45,7 @@ def execute(arguments: Arguments) -> int:
         ) from error
 
 
-def show(flags: Mapping[str, Any]) -> int:
+def show(flags: Flags) -> int:
     """Prints records of a run; returns the exit status, 1 if none matches.
 
     Raises:
@@ -142,7 +141,7 @@ def _alarms(workdir: Workdir) -> list[str]:
     return alarms.describe(run.periods, run.last_step)
 
 
-def _workdir(flags: Mapping[str, Any]) -> Workdir:
+def _workdir(flags: Flags) -> Workdir:
     path = flags["workdir"]
     if not os.path.isdir(path):
         raise ConfigError(f"--workdir={path} is not a directory.")
@@ -155,7 +154,7 @@ def _workdir(flags: Mapping[str, Any]) -> Workdir:
     return workdir
 
 
-def _selection(flags: Mapping[str, Any]) -> RolloutFilter:
+def _selection(flags: Flags) -> RolloutFilter:
     first, last = _range("step", flags.get("step"), _INT)
     least, greatest = _range("reward", flags.get("reward"), _FLOAT)
     if "grep" in flags:

@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from rl_sync.checkpoints.memory_tier import remove_memory_folder
 from rl_sync.cluster import compilation_cache
@@ -58,7 +58,7 @@ from rl_sync.roles.restart_policy import (
 )
 from rl_sync.roles.trainer.experience_pipeline import pipeline_of
 from rl_sync.settings.launch_settings import JOIN
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, ConfigValues
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 
@@ -460,7 +460,7 @@ def check_backends(settings: RunSettings) -> None:
 
 
 def start(
-    config: Mapping[str, Any],
+    config: ConfigValues,
     beside: Callable[[LocalRun], contextlib.AbstractContextManager[None]] = (
         lambda run: contextlib.nullcontext()
     ),

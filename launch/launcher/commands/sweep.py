@@ -7,14 +7,13 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rl_sync.api.screen import OutputScreen, Plain
 from rl_sync.api.started_run import Run, RunError, start_on
-from rl_sync.launcher.command import Arguments, program
+from rl_sync.launcher.command import Arguments, Flags, program
 from rl_sync.launcher.commands import compare
 from rl_sync.launcher.processes import sweep_grid
 from rl_sync.launcher.processes.sweep_grid import Combination
@@ -82,7 +81,7 @@ def _indexed(combinations: list[Combination], index: int) -> Combination:
     return combinations[index]
 
 
-def _compare(combinations: list[Combination], flags: Mapping[str, Any]) -> None:
+def _compare(combinations: list[Combination], flags: Flags) -> None:
     """Prints the table of all runs with records."""
     begun = [str(one.workdir) for one in combinations if Workdir(one.workdir).metrics.is_file()]
     if len(begun) < 2:

@@ -11,9 +11,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import filelock
 
@@ -33,7 +33,7 @@ from rl_sync.records.json_lines import JsonLinesWriter
 from rl_sync.roles.master.journal import JournalError, counted_steps
 from rl_sync.roles.trainer.origins import leading_steps
 from rl_sync.settings.config_reading import read_settings
-from rl_sync.settings.records import ConfigError, read_config
+from rl_sync.settings.records import ConfigError, ConfigValues, read_config
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.task import Task
 from rl_sync.weights.deltas.version_files import VersionFiles
@@ -78,7 +78,7 @@ def saved(workdir: Workdir) -> tuple[int | None, int | None]:
     return latest_snapshot(workdir.sft_snapshots), latest_snapshot(workdir.snapshots)
 
 
-def settings_of(config: Mapping[str, Any]) -> RunSettings:
+def settings_of(config: ConfigValues) -> RunSettings:
     """Returns the settings of a config, with a new directory under `runs/` if it names none.
 
     Raises:
@@ -183,7 +183,7 @@ def prepare(workdir: Workdir, settings: RunSettings, task: Task) -> Resumption |
     return resumption
 
 
-def _write_config(path: Path, config: Mapping[str, Any]) -> None:
+def _write_config(path: Path, config: ConfigValues) -> None:
     """Replaces the config; nothing can go on from the directory without it, so it is flushed."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:

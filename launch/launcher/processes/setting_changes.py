@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.setting import Setting, flat, sections
+from rl_sync.settings.records import ConfigValues
 from rl_sync.settings.run_settings import RunSettings
 
 # Not reported: too many, and without influence on the results.
@@ -46,7 +47,7 @@ class Change(NamedTuple):
         return not self.is_one_of(_UNTOLD)
 
 
-def changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def changes_between(before: ConfigValues, now: ConfigValues) -> list[Change]:
     """Lists the settings that differ; settings on which other defaults depend come first.
 
     A setting that only one of the configs has is ignored: the configs are of different versions.

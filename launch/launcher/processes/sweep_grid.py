@@ -8,13 +8,14 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from rl_sync.launcher import command_line
+from rl_sync.launcher.command import Flags
 from rl_sync.launcher.processes import run_directory as work
 from rl_sync.launcher.processes.setting_changes import changes_between
 from rl_sync.records.run_outcome import read_outcome
@@ -46,7 +47,7 @@ class Combination(NamedTuple):
         return self.workdir.with_name(f"{self.workdir.name}.log")
 
 
-def combinations(config: ConfigDict, flags: Mapping[str, Any]) -> list[Combination]:
+def combinations(config: ConfigDict, flags: Flags) -> list[Combination]:
     """Makes the runs of a sweep; seeds vary fastest, the first setting varies slowest.
 
     Args:
