@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_sync.launcher import config_file
-from rl_sync.launcher.command import Arguments
+from rl_sync.launcher.command import Arguments, Flags
 
 if TYPE_CHECKING:
     from rl_sync.settings.run_settings import RunSettings
@@ -27,15 +28,10 @@ def execute(arguments: Arguments) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # Shapes need no accelerator, so leave it free.
-    from rl_sync.launcher import what_if
     from rl_sync.launcher.processes import run_directory
-    from rl_sync.plan.compile_text import describe_programs
-    from rl_sync.plan.memory_text import describe_memory
-    from rl_sync.plan.schedule_text import describe
     from rl_sync.plan.targets import target
     from rl_sync.roles.assembly import wiring
     from rl_sync.roles.trainer.experience_pipeline import pipeline_of
-    from rl_sync.settings.records import ConfigError
 
     assert arguments.config is not None
     flags = arguments.flags
@@ -43,16 +39,36 @@ def execute(arguments: Arguments) -> int:
     task = wiring.load_task(settings)
     wiring.check_reward(task)
     pipeline_of(settings.experience.pipeline, task)
-    more = [
+    texts = _texts(settings, task, flags)
+    if "compile" in flags:
+        target(flags["compile"]).devices()  # Errors come before output.
+    for number, text in enumerate(texts):
+        print("\n" * (number > 0) + text(), flush=True)
+    if "compile" in flags:
+        print()
+        _compile(settings, task, flags["compile"])
+    return 0
+
+
+def _texts(settings: RunSettings, task: Task, flags: Flags) -> list[Callable[[], str]]:
+    """Returns the parts of a plan that need no compilation, as functions; checks the flags."""
+    from rl_sync.launcher import what_if
+    from rl_sync.plan.compile_text import describe_programs
+    from rl_sync.plan.memory_text import describe_memory
+    from rl_sync.plan.schedule_text import describe
+    from rl_sync.plan.targets import target
+    from rl_sync.settings.records import ConfigError
+
+    texts = [
         lambda: describe(settings),
         task.describe,
         lambda: describe_memory(settings, task),
         lambda: describe_programs(settings, task),
     ]
     if settings.environment.name is None:
-        more.insert(2, task.describe_prompt)
+        texts.insert(2, task.describe_prompt)
     if judging := _judging(settings, task):
-        more.insert(2, lambda: judging)
+        texts.insert(2, lambda: judging)
     if "network" in flags and "workdir" not in flags:
         raise ConfigError(
             f"--network={flags['network']} needs --workdir=RUN, the run whose times it is added to."
@@ -64,28 +80,26 @@ def execute(arguments: Arguments) -> int:
         link = what_if.network(flags["network"]) if "network" in flags else None
         workdir = flags["workdir"]
         predicted = describe_predicted(settings, workdir, _measured(workdir), link)
-        more.append(lambda: predicted)
+        texts.append(lambda: predicted)
     if "find" in flags:
         from rl_sync.plan.mesh_search import describe_found
 
         target(flags["find"])
-        more.append(lambda: describe_found(settings, task, flags["find"]))
-    if "compile" in flags:
-        from rl_sync.plan.compile_progress import CompilingInterruptedError
-        from rl_sync.plan.compile_text import describe_compiled
+        texts.append(lambda: describe_found(settings, task, flags["find"]))
+    return texts
 
-        target(flags["compile"]).devices()
-    for number, text in enumerate(more):
-        print("\n" * (number > 0) + text(), flush=True)
-    if "compile" in flags:
-        print()
-        try:
-            for line in describe_compiled(settings, task, flags["compile"]):
-                print(line, flush=True)
-        except CompilingInterruptedError as error:
-            print(error, file=sys.stderr, flush=True)
-            os._exit(128 + signal.SIGINT)  # Nothing else ends the compiler's threads.
-    return 0
+
+def _compile(settings: RunSettings, task: Task, chips: str) -> None:
+    """Compiles the programs for absent chips, and prints what each takes."""
+    from rl_sync.plan.compile_progress import CompilingInterruptedError
+    from rl_sync.plan.compile_text import describe_compiled
+
+    try:
+        for line in describe_compiled(settings, task, chips):
+            print(line, flush=True)
+    except CompilingInterruptedError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)  # Nothing else ends the compiler's threads.
 
 
 def _measured(workdir: str) -> RunSettings:

@@ -58,18 +58,32 @@ class Disturbed(NamedTuple):
     window: str | None = None
 
 
-class Disturbance:
-    """Disturbs random processes of a run, in a thread, while the context is entered.
+class DisturbancePlan(NamedTuple):
+    """Plan of a run's disturbances.
 
-    Args:
-      workdir: work directory of the run; `chaos.jsonl` in it records the disturbances.
-      processes: returns the ids of the run's processes, by name.
+    Attributes:
       seed: seed of the draws.
       every_secs: mean time between two disturbances; each time is 0.5 to 1.5 times as long.
       kinds: kinds of disturbance.
       roles: names of processes that may be disturbed; none for all.
       windows: names of windows to strike in; none for any time. A window that no process enters
         within `every_secs` is given up. Processes on other machines are not struck.
+    """
+
+    seed: int
+    every_secs: float
+    kinds: Sequence[str] = (KILL,)
+    roles: Sequence[str] = ()
+    windows: Sequence[str] = ()
+
+
+class Disturbance:
+    """Disturbs random processes of a run, in a thread, while the context is entered.
+
+    Args:
+      workdir: work directory of the run; `chaos.jsonl` in it records the disturbances.
+      processes: returns the ids of the run's processes, by name.
+      plan: their plan.
 
     Attributes:
       made: the disturbances so far.
@@ -79,16 +93,9 @@ class Disturbance:
         self,
         workdir: Workdir,
         processes: Callable[[], Mapping[str, int]],
-        *,
-        seed: int,
-        every_secs: float,
-        kinds: Sequence[str] = (KILL,),
-        roles: Sequence[str] = (),
-        windows: Sequence[str] = (),
+        plan: DisturbancePlan,
     ) -> None:
-        self._processes, self._kinds, self._roles = processes, kinds, roles
-        self._random, self._every_secs = random.Random(seed), every_secs
-        self._windows = windows
+        self._processes, self._plan, self._random = processes, plan, random.Random(plan.seed)
         self._lines = JsonLinesWriter(workdir.chaos, vital=False)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._disturb, name="chaos", daemon=True)
@@ -104,20 +111,21 @@ class Disturbance:
         self._lines.close()
 
     def _disturb(self) -> None:
-        while not self._over.wait(self._every_secs * self._random.uniform(0.5, 1.5)):
-            window = self._random.choice(self._windows) if self._windows else None
+        plan = self._plan
+        while not self._over.wait(plan.every_secs * self._random.uniform(0.5, 1.5)):
+            window = self._random.choice(plan.windows) if plan.windows else None
             found = self._processes()
             names = sorted(name for name in found if self._may_strike(name, window))
             if not names:
                 continue
-            name, kind = self._random.choice(names), self._random.choice(self._kinds)
+            name, kind = self._random.choice(names), self._random.choice(plan.kinds)
             if window is None:
                 self._strike(name, found[name], kind)
             else:
                 self._strike_in(window, name, found[name], kind)
 
     def _may_strike(self, name: str, window: str | None) -> bool:
-        if self._roles and name not in self._roles:
+        if self._plan.roles and name not in self._plan.roles:
             return False
         role = _EXPLORER if is_explorer(role_of(name)) else name
         return window is None or role in WINDOWS[window]
@@ -133,7 +141,7 @@ class Disturbance:
         number = signal.SIGKILL if kind == KILL else signal.SIGSTOP
         delay_secs = self._random.uniform(0.0, _LONGEST_DELAY_SECS)
         armed = arm(Path(os.environ[VARIABLE]), role_of(name), window, number, delay_secs)
-        until = time.monotonic() + self._every_secs
+        until = time.monotonic() + self._plan.every_secs
         while armed.exists() and time.monotonic() < until and not self._over.wait(_LOOK_SECS):
             pass
         if not armed.exists():

@@ -22,6 +22,7 @@ from rl_sync.launcher.processes.disturbance import (
     STOP,
     WINDOWS,
     Disturbance,
+    DisturbancePlan,
     windows_open,
 )
 from rl_sync.records.chaos_windows import VARIABLE
@@ -47,7 +48,9 @@ def state_of(process):
 def disturbed(tmp_path, sleeper, kind, until):
     workdir = Workdir(tmp_path)
     disturbing = Disturbance(
-        workdir, lambda: {"trainer": sleeper.pid}, seed=1, every_secs=0.2, kinds=(kind,)
+        workdir,
+        lambda: {"trainer": sleeper.pid},
+        DisturbancePlan(seed=1, every_secs=0.2, kinds=(kind,)),
     )
     with disturbing:
         deadline = time.monotonic() + 20
@@ -79,7 +82,9 @@ def test_a_starved_process_gets_little_of_the_processor_and_then_goes_on(tmp_pat
     try:
         workdir = Workdir(tmp_path)
         with Disturbance(
-            workdir, lambda: {"trainer": busy.pid}, seed=1, every_secs=0.2, kinds=(STARVE,)
+            workdir,
+            lambda: {"trainer": busy.pid},
+            DisturbancePlan(seed=1, every_secs=0.2, kinds=(STARVE,)),
         ) as made:
             deadline = time.monotonic() + 20
             while not made.made:
@@ -120,7 +125,9 @@ def test_a_process_is_struck_in_a_window_that_it_enters(tmp_path):
         )
         workdir = Workdir(tmp_path)
         with Disturbance(
-            workdir, lambda: {"trainer": role.pid}, seed=1, every_secs=1.0, windows=("snapshot",)
+            workdir,
+            lambda: {"trainer": role.pid},
+            DisturbancePlan(seed=1, every_secs=1.0, windows=("snapshot",)),
         ):
             said = role.communicate(timeout=60)[0].split()
     assert role.returncode == -signal.SIGKILL
@@ -132,7 +139,9 @@ def test_a_process_is_struck_in_a_window_that_it_enters(tmp_path):
 def test_a_window_that_nobody_enters_is_given_up(tmp_path):
     with windows_open():
         made = Disturbance(
-            Workdir(tmp_path), lambda: {"trainer": -1}, seed=1, every_secs=0.05, windows=("train",)
+            Workdir(tmp_path),
+            lambda: {"trainer": -1},
+            DisturbancePlan(seed=1, every_secs=0.05, windows=("train",)),
         )
         with made:
             time.sleep(0.5)
@@ -146,7 +155,9 @@ def test_windows_are_kinds_of_spans():
 
 def test_only_the_named_roles_are_disturbed(tmp_path):
     disturbing = Disturbance(
-        Workdir(tmp_path), lambda: {"trainer": -1}, seed=1, every_secs=0.01, roles=("master",)
+        Workdir(tmp_path),
+        lambda: {"trainer": -1},
+        DisturbancePlan(seed=1, every_secs=0.01, roles=("master",)),
     )
     with disturbing:
         time.sleep(0.2)
