@@ -91,7 +91,7 @@ class _Site:
     def logs(self, request: Request) -> Response:
         name = request.query_params.get("name")
 
-        def values() -> Mapping[str, Any]:
+        def values() -> views.TemplateValues:
             try:
                 return views.logs(self._run(request), name)
             except KeyError as error:
@@ -136,10 +136,10 @@ class _Site:
     def timeline_data(self, request: Request) -> Response:
         run, given = self._run(request), request.query_params
         run.refresh(rollouts=False)
+        start, end = _real(given, "start"), _real(given, "end")
         found = picture(
             run,
-            _real(given, "start"),
-            _real(given, "end"),
+            None if start is None or end is None else (start, end),
             secs=max(_real(given, "secs") or FOLLOWED_SECS, _LEAST_SECS),
             pixels=min(max(_whole(given, "width") or 1200, 1), _MOST_PIXELS),
             dark=bool(given.get("dark")),
@@ -156,7 +156,7 @@ class _Site:
         return self._runs[number]
 
     def _page(
-        self, request: Request, view: str, values: Callable[[], Mapping[str, Any]], **more: Any
+        self, request: Request, view: str, values: Callable[[], views.TemplateValues], **more: Any
     ) -> Response:
         """Reads new records, and fills the template of a view or only its inside."""
         run, now = self._run(request), stamp(self._runs)

@@ -33,8 +33,7 @@ _ONE_AT_A_TIME = threading.Lock()  # Matplotlib's settings are global to all thr
 
 def picture(
     run: RunRecords,
-    start: float | None = None,
-    end: float | None = None,
+    window: tuple[float, float] | None = None,
     *,
     secs: float = FOLLOWED_SECS,
     pixels: int = 1200,
@@ -43,8 +42,8 @@ def picture(
     """Draws a window of a run.
 
     Args:
-      start, end: the window, in seconds since the run's first span; without both it is the last
-        `secs` seconds of the run.
+      window: its start and end, in seconds since the run's first span; None, or an empty window,
+        for the last `secs` seconds of the run.
       pixels: the width of the picture, in pixels of the page.
       dark: whether it stands on a dark ground.
 
@@ -55,7 +54,8 @@ def picture(
     spans = [*run.spans.joined, *(_placed(run, span) for span in open_spans(run))]
     first = min((span.start_secs for span in spans), default=0.0)
     duration = max((span.end_secs for span in spans), default=first) - first
-    if start is None or end is None or end <= start:
+    start, end = window or (0.0, 0.0)
+    if end <= start:
         end = max(duration, 1.0)
         start = max(0.0, end - secs)
     inches = max(pixels, _LEAST_PIXELS) / _DOTS_PER_INCH

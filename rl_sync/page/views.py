@@ -25,6 +25,9 @@ from rl_sync.records.run_outcome import read_versions
 from rl_sync.records.run_records import RunRecords
 from rl_sync.setting import flat
 
+TemplateValues = dict[str, Any]
+"""Values of a view's template, by the names that it has for them."""
+
 PAGE_ROWS = 100
 """Number of completions on one page of the table."""
 
@@ -82,14 +85,14 @@ class CurveStyle(NamedTuple):
         return all(word in text for word in self.find.casefold().split())
 
 
-def overview(runs: Sequence[RunRecords]) -> dict[str, Any]:
+def overview(runs: Sequence[RunRecords]) -> TemplateValues:
     """Returns the runs' progress: their steps, alarms, main curves, and their roles' activity."""
     figures = [figure(runs, RL, name) for name in _TOP]
     figures.insert(1, figure(runs, EVALUATION, "accuracy"))
     return {"runs": [_head(*one) for one in enumerate(runs)], "figures": figures}
 
 
-def _head(number: int, run: RunRecords) -> dict[str, Any]:
+def _head(number: int, run: RunRecords) -> TemplateValues:
     periods, accuracies = run.periods, run.accuracies
     now = [one for one in periods if one.last_step == run.last_step]
     return {
@@ -129,7 +132,7 @@ def _examples(run: RunRecords) -> list[TableRow]:
     return rows[:_EXAMPLES]
 
 
-def curves(runs: Sequence[RunRecords], look: CurveStyle = CurveStyle()) -> dict[str, Any]:  # noqa: B008
+def curves(runs: Sequence[RunRecords], look: CurveStyle = CurveStyle()) -> TemplateValues:  # noqa: B008
     """Returns all metrics of the runs, in the order of the catalog."""
     sections = []
     for phase, title in _PHASES.items():
@@ -202,7 +205,7 @@ def _plain(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def settings(run: RunRecords, words: str) -> dict[str, Any]:
+def settings(run: RunRecords, words: str) -> TemplateValues:
     """Returns the settings whose names contain some words, and the versions of a run's packages."""
     found = [
         (name, "not set" if value is None else str(value))
@@ -212,7 +215,7 @@ def settings(run: RunRecords, words: str) -> dict[str, Any]:
     return {"found": found, "words": words, "versions": read_versions(run.workdir)}
 
 
-def logs(run: RunRecords, name: str | None) -> dict[str, Any]:
+def logs(run: RunRecords, name: str | None) -> TemplateValues:
     """Returns the end of a log (None for the first one), and the names of all logs.
 
     Raises:
@@ -245,7 +248,7 @@ def table_of_metrics(run: RunRecords) -> str:
     return file.getvalue()
 
 
-def flow(run: RunRecords) -> dict[str, Any]:
+def flow(run: RunRecords) -> TemplateValues:
     """Returns data on groups: their places, reasons of drops, staleness, versions in use."""
     moments = run.flow.moments
     start = moments[0].secs if moments else 0.0
@@ -283,7 +286,7 @@ def flow(run: RunRecords) -> dict[str, Any]:
     }
 
 
-def table(run: RunRecords, query: Query, page: int) -> dict[str, Any]:
+def table(run: RunRecords, query: Query, page: int) -> TemplateValues:
     """Returns a page of the table of completions."""
     found = run.rollouts.find(*query)
     pages = max(1, -(-len(found.rows) // PAGE_ROWS))
@@ -298,19 +301,19 @@ def table(run: RunRecords, query: Query, page: int) -> dict[str, Any]:
     }
 
 
-def group(run: RunRecords, step: int, lease: int) -> dict[str, Any]:
+def group(run: RunRecords, step: int, lease: int) -> TemplateValues:
     """Returns the whole completions of one group."""
     found = run.rollouts.find(RolloutFilter(step, step, lease=lease)).rows
     return _whole(run, list(run.rollouts.wholes(found[:MOST_WHOLE])), len(found))
 
 
-def history(run: RunRecords, prompt_id: int) -> dict[str, Any]:
+def history(run: RunRecords, prompt_id: int) -> TemplateValues:
     """Returns the whole completions of one problem over the steps, but only the last if many."""
     found = run.rollouts.find(RolloutFilter(prompt_id=prompt_id)).rows
     return _whole(run, list(run.rollouts.wholes(found[-MOST_WHOLE:])), len(found))
 
 
-def _whole(run: RunRecords, rollouts: list[Rollout], count: int) -> dict[str, Any]:
+def _whole(run: RunRecords, rollouts: list[Rollout], count: int) -> TemplateValues:
     return {
         "rollouts": [(one, text.tokens(one)) for one in rollouts],
         "first": rollouts[0] if rollouts else None,
