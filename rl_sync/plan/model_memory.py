@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
+from jaxtyping import Array
 
 from rl_sync.models import lora
 from rl_sync.models.cache import empty_cache, map_with_axes
@@ -25,12 +26,12 @@ from rl_sync.models.vision.tower import VISION, image_features
 from rl_sync.types import Params
 
 
-def tree_bytes(tree: Any) -> int:
+def tree_bytes(tree: Params) -> int:
     """Returns the bytes of all arrays, or of objects with shapes and dtypes."""
     return sum(_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
-def device_bytes(tree: Any) -> int:
+def device_bytes(tree: Params) -> int:
     """Returns the bytes of all arrays on one device, from their shapes and shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * jnp.dtype(leaf.dtype).itemsize
@@ -70,7 +71,7 @@ def activation_bytes(
     if config.attention in KERNELS:  # Like `blocks`, kernels keep their inputs.
         config = dataclasses.replace(config, attention="blocks")
 
-    def loss(trained: Any, frozen: Any, tokens: Any) -> Any:
+    def loss(trained: Sequence[Params], frozen: Params, tokens: Array) -> Array:
         policy, *critic = (lora.join(one, frozen) for one in trained)
         if config.scalar_head:
             return token_scalars(config, policy, tokens).sum()
@@ -99,13 +100,13 @@ def tower_bytes(config: ModelConfig, tiles: int) -> int:
     side = config.vision.image_size
     pixels = jax.ShapeDtypeStruct((tiles, side, side, 3), jnp.uint8)
 
-    def loss(params: Any, pixels: Any) -> Any:
+    def loss(params: Params, pixels: Array) -> Array:
         return image_features(config, params, pixels).sum()
 
     return _residual_bytes(loss, {VISION: param_shapes(config)[VISION]}, pixels)
 
 
-def _residual_bytes(loss: Callable[..., Any], trained: Any, *others: Any) -> int:
+def _residual_bytes(loss: Callable[..., Array], trained: Params, *others: Params) -> int:
     """Returns the bytes that `jax.vjp` closes over, except the function's own arguments and
     constants.
 
@@ -119,8 +120,8 @@ def _residual_bytes(loss: Callable[..., Any], trained: Any, *others: Any) -> int
     given = {*traced.jaxpr.invars, *traced.jaxpr.constvars}
     # A kept value is listed once for each use; literals are not variables.
     kept = {var for var in traced.jaxpr.outvars if isinstance(var, Var)}
-    return sum(_bytes(var.aval) for var in kept - given)
+    return sum(_bytes(cast(jax.ShapeDtypeStruct, var.aval)) for var in kept - given)
 
 
-def _bytes(leaf: Any) -> int:
+def _bytes(leaf: jax.ShapeDtypeStruct) -> int:
     return math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize
