@@ -12,9 +12,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from rl_sync.settings.following import Following
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, ConfigValues
 
-Config = str | Path | Mapping[str, Any]
+Config = str | Path | ConfigValues
+"""A config file, the name of a config of the package, a ConfigDict, or a dict of settings."""
+
+Changes = Mapping[str, Any]
+"""Values of settings by their names on the command line, such as `sync.mode`."""
 
 _FILE = '''\
 """A config from a Python program."""
@@ -33,7 +37,7 @@ def get_config():
 '''
 
 
-def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str:
+def config_file(config: Config, changes: Changes, folder: Path) -> str:
     """Returns the path of a config file; a config that is not a path is written to new files.
 
     Args:
@@ -58,7 +62,7 @@ def config_file(config: Config, changes: Mapping[str, Any], folder: Path) -> str
     return str(path)
 
 
-def values_of(config: ConfigDict, changes: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(config: ConfigDict, changes: Changes) -> dict[str, Any]:
     """Returns a config's values; values that it computes from others take the changes into account.
 
     The changes are made in the config, which computes such values itself, and are then undone.

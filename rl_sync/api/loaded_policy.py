@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,11 @@ from rl_sync.tasks.tokenizers.pretrained import PretrainedTokenizer, TokenizerCo
 from rl_sync.tasks.tokenizers.tokenizer import Tokenizer
 from rl_sync.types import Params
 from rl_sync.workdir import Workdir
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or a conversation: a list of messages as in OpenAI's protocol."""
+
+_CHECKPOINT_DTYPE = "float32"
 
 
 class Generated(NamedTuple):
@@ -96,7 +101,7 @@ class Policy:
 
     def generate(
         self,
-        prompts: str | Sequence[str | Sequence[Mapping[str, Any]]] | Sequence[Mapping[str, Any]],
+        prompts: Prompt | Sequence[Prompt],
         *,
         images: Sequence[Any] = (),
         completions: int = 1,
@@ -132,13 +137,6 @@ class Policy:
             cannot be read or has no place, the policy reads text alone, or it has no chat template.
         """
         asking = self if chat is None else self._chatting(chat)
-        is_one = isinstance(prompts, str) or is_messages(prompts)
-        texts: list[Any] = [prompts] if is_one else list(prompts)
-        shown = [images] if is_one else images
-        if images:
-            asked = asking._asked(texts, shown)
-        else:
-            asked = [(asking._ids(text), None) for text in texts]
         sampling = Sampling(
             max_new_tokens=max_new_tokens,
             stop_ids=(*self.tokenizer.eos_ids, *self.stop_ids),
@@ -152,7 +150,7 @@ class Policy:
             CompletionRequest(
                 ids, sampling, completions=completions, seed=(seed, number), images=pictures
             )
-            for number, (ids, pictures) in enumerate(asked)
+            for number, (ids, pictures) in enumerate(asking._encoded(prompts, images))
         ]
         if not requests:
             return []
@@ -172,15 +170,25 @@ class Policy:
             raise ValueError("chat=True needs a chat template, and tokens are characters here.")
         return self
 
-    def _ids(self, asked: str | Sequence[Mapping[str, Any]]) -> Int[np.ndarray, " P"]:
+    def _encoded(
+        self, prompts: Prompt | Sequence[Prompt], images: Sequence[Any]
+    ) -> list[tuple[Int[np.ndarray, " P"], SequenceImages | None]]:
+        """Encodes one prompt or several, with their images if there are any."""
+        is_one = isinstance(prompts, str) or is_messages(prompts)
+        asked = cast("Sequence[Prompt]", [prompts] if is_one else prompts)
+        if images:
+            return self._pictured(asked, [images] if is_one else images)
+        return [(self._ids(one), None) for one in asked]
+
+    def _ids(self, asked: Prompt) -> Int[np.ndarray, " P"]:
         if isinstance(asked, str):
             return np.array(self.tokenizer.encode_prompt(asked), np.int32)
         if not (isinstance(self.tokenizer, PretrainedTokenizer) and self.tokenizer.chat):
             raise ValueError("A conversation needs a chat template, and this policy has none.")
         return np.array(self.tokenizer.encode_messages(*prompt_of(asked)), np.int32)
 
-    def _asked(
-        self, texts: Sequence[str], images: Sequence[Any]
+    def _pictured(
+        self, prompts: Sequence[Prompt], images: Sequence[Any]
     ) -> list[tuple[Int[np.ndarray, " P"], SequenceImages | None]]:
         """Encodes prompts with their images."""
         processor = self.processor()
@@ -188,12 +196,13 @@ class Policy:
             raise ValueError(
                 "This policy reads text alone: leave images out, or load one that sees."
             )
-        if len(images) != len(texts):
+        if len(images) != len(prompts):
             raise ValueError(
-                f"{len(texts)} prompts have {len(images)} lists of images: give each prompt a list,"
-                " which is empty for text alone."
+                f"{len(prompts)} prompts have {len(images)} lists of images: give each prompt a"
+                " list, which is empty for text alone."
             )
-        if not all(isinstance(text, str) for text in texts):
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) < len(prompts):
             raise ValueError("A conversation with images cannot be given here: give texts.")
         encoder, found = PromptEncoder(self.tokenizer, processor, self.placeholder), []
         for text, shown in zip(texts, images, strict=True):
@@ -230,21 +239,9 @@ def load(
       ConfigError: there is no such policy.
     """
     directory = Path(path).expanduser()
-    layout = Layout.single()
-    processor: Callable[[], TileProcessor | None]
-    ends: dict[str, Any] = {}
     is_checkpoint = any(directory.glob("*.safetensors"))
     if Workdir(str(directory)).config.is_file() and not is_checkpoint:
-        if step is None:
-            require_snapshot(directory)
-        wanted = (
-            0 if str(step) == "0" else step_named(directory, None if step is None else str(step))
-        )
-        policy = policy_of_run(directory, layout, wanted)
-        tokenizer, model, params = policy.task.tokenizer, policy.model, policy.params
-        step, task, rollout = policy.step, policy.task, policy.settings.rollout
-        ends = {"stop_strings": rollout.stop_texts, "stop_ids": rollout.more_stop_ids}
-        processor, placeholder = (lambda: task.processor), task.placeholder
+        policy = _of_run(directory, None if step is None else str(step))
     elif step is not None:
         raise ConfigError(f"step={step} is for runs, and {path} is a checkpoint: leave it out.")
     else:
@@ -253,19 +250,46 @@ def load(
             tokenizer = pretrained.load(
                 TokenizerConfig(str(located), chat, system, template_arguments)
             )
-            model = load_config(located)
-            model = dataclasses.replace(model, dtype=dtype or "float32")
-            params = load_params(
-                located, model, cast_abstract(abstract_params(model, layout), model.dtype)
-            )
+            policy = _of_checkpoint(located, tokenizer, dtype or _CHECKPOINT_DTYPE)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        step, placeholder = 0, PLACEHOLDER
-        processor = functools.partial(checkpoint_tiles, str(located))
-    if dtype is not None:
-        model = dataclasses.replace(model, dtype=dtype)
-        params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
-    return Policy(tokenizer, model, params, int(step), layout, processor, placeholder, **ends)
+    if dtype is None:
+        return policy
+    return dataclasses.replace(
+        policy,
+        model=dataclasses.replace(policy.model, dtype=dtype),
+        params=jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), policy.params),
+    )
+
+
+def _of_run(directory: Path, step: str | None) -> Policy:
+    """Loads the policy of a run; see `load` for its steps."""
+    if step is None:
+        require_snapshot(directory)
+    wanted = 0 if step == "0" else step_named(directory, step)
+    layout = Layout.single()
+    found = policy_of_run(directory, layout, wanted)
+    task, rollout = found.task, found.settings.rollout
+    return Policy(
+        task.tokenizer,
+        found.model,
+        found.params,
+        found.step,
+        layout,
+        processor=lambda: task.processor,
+        placeholder=task.placeholder,
+        stop_strings=rollout.stop_texts,
+        stop_ids=rollout.more_stop_ids,
+    )
+
+
+def _of_checkpoint(located: Path, tokenizer: PretrainedTokenizer, dtype: str) -> Policy:
+    """Loads the policy of a Hugging Face checkpoint."""
+    layout = Layout.single()
+    model = dataclasses.replace(load_config(located), dtype=dtype)
+    params = load_params(located, model, cast_abstract(abstract_params(model, layout), model.dtype))
+    processor = functools.partial(checkpoint_tiles, str(located))
+    return Policy(tokenizer, model, params, 0, layout, processor)
 
 
 def engine(path: str | Path, slots: int = 64, max_length: int | None = None) -> Engine:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from rl_sync.api.given import Config, config_file
+from rl_sync.api.given import Changes, Config, config_file
 from rl_sync.api.result import Result
 from rl_sync.api.screen import Notebook, OutputScreen, Plain, Silent, in_notebook
 from rl_sync.records.json_lines import JsonLinesReader
 from rl_sync.records.resumption import RESUMED_AT
-from rl_sync.settings.records import ConfigError
+from rl_sync.settings.records import ConfigError, ConfigValues
 from rl_sync.workdir import Workdir
 
 _MISTAKE = 2
@@ -215,7 +215,7 @@ def start(
     config: Config,
     *,
     workdir: str | Path | None = None,
-    changes: Mapping[str, Any] | None = None,
+    changes: Changes | None = None,
     quiet: bool = False,
 ) -> Run:
     """Starts a run, and returns while it is running.
@@ -243,7 +243,7 @@ def start_on(
     config: Config,
     *,
     workdir: str | Path | None = None,
-    changes: Mapping[str, Any] | None = None,
+    changes: Changes | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Run:
     """Starts a run whose lines are shown on a screen; see `start`.
@@ -273,7 +273,7 @@ def train(
     config: Config,
     *,
     workdir: str | Path | None = None,
-    changes: Mapping[str, Any] | None = None,
+    changes: Changes | None = None,
     quiet: bool = False,
 ) -> Result:
     """Trains from the beginning to the end.
@@ -288,8 +288,8 @@ def train(
     return start(config, workdir=workdir, changes=changes, quiet=quiet).wait()
 
 
-def _workdir_of(config: Config, changes: Mapping[str, Any]) -> str:
-    values: Mapping[str, Any] = {} if isinstance(config, str | Path) else config
+def _workdir_of(config: Config, changes: Changes) -> str:
+    values: ConfigValues = {} if isinstance(config, str | Path) else config
     named = changes.get("workdir") or values.get("workdir")
     name = Path(config).stem if isinstance(config, str | Path) else values.get("name") or "run"
     return str(named or Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"))
