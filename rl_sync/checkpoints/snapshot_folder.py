@@ -12,7 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ class SnapshotFolder:
         self,
         step: int,
         state: State,
-        metadata: Mapping[str, Any],
+        metadata: JsonObject,
         retention: Retention = _RETENTION,
     ) -> None:
         """Saves a state, and waits until it is on disk. It replaces a snapshot of the same step.

@@ -11,7 +11,6 @@ import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
 
 import regex
 import uvicorn
@@ -156,7 +155,11 @@ class _Site:
         return self._runs[number]
 
     def _page(
-        self, request: Request, view: str, values: Callable[[], views.TemplateValues], **more: Any
+        self,
+        request: Request,
+        view: str,
+        values: Callable[[], views.TemplateValues],
+        **more: object,
     ) -> Response:
         """Reads new records, and fills the template of a view or only its inside."""
         run, now = self._run(request), stamp(self._runs)

@@ -6,7 +6,7 @@ import base64
 import collections
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import rl_sync
 from rl_sync.display import text
@@ -63,7 +63,7 @@ def render(run: RunRecords, changes: Sequence[tuple[str, str]] | None, plan: str
       plan: the schedule in words; empty if unknown.
     """
     ages = sum(run.flow.staleness.values(), collections.Counter[int]())
-    context: dict[str, Any] = {
+    context: views.TemplateValues = {
         "name": run.name,
         "path": str(run.workdir),
         "mode": run.setting("sync", "mode"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rl_sync.page.reach import ComparisonPoint
+from rl_sync.records.accuracy import MeasuredAccuracy
 from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.metric_catalog import EVALUATION, RL
 from rl_sync.records.run_records import RunRecords
@@ -200,7 +201,7 @@ def _run_record(one: RunRecords) -> JsonObject:
     }
 
 
-def _accuracy(measured: Any) -> float | None:
+def _accuracy(measured: MeasuredAccuracy | None) -> float | None:
     return None if measured is None else measured.value
 
 
@@ -218,5 +219,5 @@ def _is_place(name: str) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in _PLACES)
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     return "not set" if value is None else value if isinstance(value, str) else json.dumps(value)

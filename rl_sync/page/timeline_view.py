@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
-from typing import Any
 
 from rl_sync.display.span_styles import PictureStyle
 from rl_sync.display.timeline_figure import draw, encoded
 from rl_sync.page.activity import open_spans, roles_of
+from rl_sync.records.json_lines import JsonObject
 from rl_sync.records.run_records import RunRecords
 from rl_sync.records.spans import Span
 
@@ -38,7 +38,7 @@ def picture(
     secs: float = FOLLOWED_SECS,
     pixels: int = 1200,
     dark: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Draws a window of a run.
 
     Args:

@@ -201,7 +201,7 @@ def _points(run: RunRecords, phase: str, name: str, by: str) -> list[tuple[float
     return [(float(x), y) for x, y in found if x is not None]
 
 
-def _plain(value: Any) -> float | None:
+def _plain(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -424,7 +424,7 @@ def describe(periods: Sequence[Period], last_step: int) -> list[str]:
     return lines
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -41,7 +41,7 @@ def remedy(error: OSError) -> str:
     return way_out(error) or "make the file writable"
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Converts a value for JSON: NumPy and JAX values to numbers and lists, NaN to None.
 
     Infinities become None too, since JSON cannot express them. Mapping keys become strings.

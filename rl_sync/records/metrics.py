@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rl_sync.records.json_lines import JsonLinesReader, JsonObject, warn_of_broken
 from rl_sync.records.metric_catalog import LINE_FIELDS
@@ -64,7 +62,7 @@ def read_metrics(workdir: str | os.PathLike[str], phase: str | None = None) -> l
     return metrics.lines if phase is None else metrics.of_phase(phase)
 
 
-def measured(line: Mapping[str, Any]) -> JsonObject:
+def measured(line: JsonObject) -> JsonObject:
     """Returns the metrics of a line, without its phase, step and time."""
     return {name: value for name, value in line.items() if name not in LINE_FIELDS}
 

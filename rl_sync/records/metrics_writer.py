@@ -12,7 +12,7 @@ from typing import Any
 from rl_sync.records.backends.backend import Backend, Labels, MetricPoint, TrackedRun
 from rl_sync.records.backends.backend_catalog import TENSORBOARD, starter
 from rl_sync.records.backends.delivery_thread import BackendThread
-from rl_sync.records.json_lines import JsonLinesWriter, plain
+from rl_sync.records.json_lines import JsonLinesWriter, JsonObject, plain
 from rl_sync.records.metric_catalog import LINE_FIELDS
 from rl_sync.records.metrics import PHASES, read_metrics
 from rl_sync.records.resumption import mark
@@ -116,7 +116,7 @@ def _start(name: str, run: TrackedRun) -> Backend:
     return backend
 
 
-def _point(line: Mapping[str, Any]) -> MetricPoint:
+def _point(line: JsonObject) -> MetricPoint:
     """Returns the numbers of a line."""
     values = {
         f"{line['phase']}/{name}": value

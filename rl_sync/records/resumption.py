@@ -7,7 +7,6 @@ first records do not count. Their lines stay in the files, before the mark that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from rl_sync.clock import now_secs
 from rl_sync.records.json_lines import JsonObject
@@ -19,7 +18,7 @@ SFT = "sft"
 """The field of a mark in SFT: the SFT step that the run resumed from."""
 
 
-def mark(step: int, sft_step: int | None = None, **fields: Any) -> JsonObject:
+def mark(step: int, sft_step: int | None = None, **fields: object) -> JsonObject:
     """Makes the line that marks where a run resumes.
 
     Args:

@@ -323,5 +323,5 @@ def open_runs(workdirs: Sequence[str | os.PathLike[str]]) -> list[RunRecords]:
     ]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None

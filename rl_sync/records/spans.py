@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from rl_sync.clock import now_secs
 from rl_sync.records.chaos_windows import lookout
@@ -175,7 +174,7 @@ class SpanRecorder:
         return time.monotonic() + self._unix_minus_monotonic
 
     @contextlib.contextmanager
-    def span(self, kind: SpanKind, /, **attributes: Any) -> Iterator[JsonObject]:
+    def span(self, kind: SpanKind, /, **attributes: object) -> Iterator[JsonObject]:
         """Records the body of a `with` statement.
 
         Yields the attributes, so that the body can add to them. A body that raises is recorded too,
@@ -204,7 +203,7 @@ class SpanRecorder:
             self._look(window)
 
     def record(
-        self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: Any
+        self, kind: SpanKind, start_secs: float, end_secs: float, /, **attributes: object
     ) -> None:
         """Records a finished span; its times are from `now`.
 

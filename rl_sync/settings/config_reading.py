@@ -55,7 +55,7 @@ def expand(config: ConfigValues) -> ConfigValues:
     return {name: _expanded(str(name), value) for name, value in config.items()}
 
 
-def _expanded(name: str, value: Any) -> Any:
+def _expanded(name: str, value: object) -> object:
     if isinstance(value, Mapping):
         return {field: _expanded(f"{name}.{field}", inner) for field, inner in value.items()}
     return os.path.expanduser(value) if name in _paths() and isinstance(value, str) else value
@@ -129,12 +129,12 @@ def _with_adapters(config: ConfigValues) -> ConfigValues:
     return {**config, "model": {**model, "lora": {**lora, **filled}}}
 
 
-def _given(value: Any) -> Any:
+def _given(value: object) -> object:
     """Returns a value, or None for the text that a flag says None with."""
     return None if value in ("", "None") else value
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value: object) -> object:
     return {one.strip() for one in value.split(",")} if isinstance(value, str) else value
 
 

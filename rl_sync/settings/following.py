@@ -1,7 +1,7 @@
 """Makes defaults of a config that depend on its other settings."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference
@@ -10,7 +10,7 @@ from ml_collections.config_dict import FieldReference
 class _Lookup(NamedTuple):
     """An operation of a `FieldReference`: a function that is applied to its value at each read."""
 
-    fn: Callable[[Any], Any]
+    fn: Callable[[object], object]
     args: tuple[()] = ()
 
 
@@ -18,7 +18,7 @@ class Following(FieldReference):
     """A default that depends on other settings; see `following`."""
 
 
-def following(config: ConfigDict, value: Callable[[ConfigDict], Any]) -> Following:
+def following(config: ConfigDict, value: Callable[[ConfigDict], object]) -> Following:
     """Makes a default that depends on other settings of a config.
 
     The default is computed when the config is read, so it follows changes of those settings, also

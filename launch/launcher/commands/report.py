@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from rl_sync.configs import base
 from rl_sync.launcher.command import Arguments, Flags
@@ -92,7 +91,7 @@ def write_page(path: Path, page: str | bytes, quiet: bool = False) -> None:
         print(path)
 
 
-def _config(workdir: str) -> dict[str, Any]:
+def _config(workdir: str) -> ConfigValues:
     """The config of a run; empty if it cannot be read."""
     try:
         return read_config(Workdir(workdir).config)
@@ -116,7 +115,7 @@ def _plan(config: ConfigValues) -> str:
         return ""
 
 
-def deviations(config: ConfigValues) -> dict[str, Any]:
+def deviations(config: ConfigValues) -> ConfigValues:
     """Returns the settings of a resolved config that differ from the defaults, by name.
 
     Raises:
