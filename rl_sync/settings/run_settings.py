@@ -326,7 +326,7 @@ class RunSettings:
         All explorers of a cluster come to each version under exact pulls, so each must have work
         that needs it.
         """
-        return self.is_joint and self.schedule.pull == "exact"
+        return self.meets
 
     @property
     def is_elastic(self) -> bool:
