@@ -66,6 +66,11 @@ _CURVES = _flag(
     "out", "FILE", "Page (.html) or picture (.png) with curves.", "none is written", type=_FILE
 )
 _ORDERS = ("step", "reward", "advantage", "tokens", "staleness", "logprob")
+_OF_RUNS = {
+    1: "The run failed; the message names the role and its log.",
+    75: "A machine was lost, and none joined in its place; the run can go on later.",
+    143: "SIGTERM ended it; it has saved a snapshot.",
+}
 _JSON = _flag("json", "", "Prints a JSON list of objects, for scripts.")
 
 _COMMANDS = [
@@ -86,11 +91,7 @@ _COMMANDS = [
             ),
         },
         "docs/using.md",
-        statuses={
-            1: "The run failed; the message names the role and its log.",
-            75: "A machine was lost, and none joined in its place; the run can go on later.",
-            143: "SIGTERM ended it; it has saved a snapshot.",
-        },
+        statuses=_OF_RUNS,
     ),
     Command(
         "resume",
@@ -107,11 +108,7 @@ _COMMANDS = [
         },
         "docs/using.md",
         own_config=True,
-        statuses={
-            1: "The run failed; the message names the role and its log.",
-            75: "A machine was lost, and none joined in its place; the run can go on later.",
-            143: "SIGTERM ended it; it has saved a snapshot.",
-        },
+        statuses=_OF_RUNS,
     ),
     Command(
         "join",
