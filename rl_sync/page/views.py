@@ -19,6 +19,7 @@ from rl_sync.page.charts import Series, chart, smoothed
 from rl_sync.records.alarms import are_of_completions
 from rl_sync.records.json_lines import is_inside
 from rl_sync.records.metric_catalog import EVALUATION, LINE_FIELDS, METRICS, RL, SFT, find
+from rl_sync.records.metrics import as_number
 from rl_sync.records.rollouts.rollout_index import TableRow
 from rl_sync.records.rollouts.rollout_records import Rollout, RolloutFilter
 from rl_sync.records.run_outcome import read_versions
@@ -197,12 +198,8 @@ def _points(run: RunRecords, phase: str, name: str, by: str) -> list[tuple[float
         "seconds": lambda line: run.elapsed(float(line.get("time") or start)),
         "tokens": lambda line: None if phase == SFT else tokens.get(line["step"]),
     }
-    found = ((places[by](line), _plain(line.get(name))) for line in lines)
+    found = ((places[by](line), as_number(line.get(name))) for line in lines)
     return [(float(x), y) for x, y in found if x is not None]
-
-
-def _plain(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def settings(run: RunRecords, words: str) -> TemplateValues:

@@ -67,6 +67,11 @@ def measured(line: JsonObject) -> JsonObject:
     return {name: value for name, value in line.items() if name not in LINE_FIELDS}
 
 
+def as_number(value: object) -> float | None:
+    """Returns a value of a line as a number; None if it is none."""
+    return float(value) if isinstance(value, int | float) else None
+
+
 def is_void(line: JsonObject, mark: JsonObject) -> bool:
     """Says whether a later mark of a resumption makes a line of metrics void."""
     if line["phase"] == "sft":

@@ -20,7 +20,7 @@ from rl_sync.records.flow import Flow
 from rl_sync.records.json_lines import JsonObject, read_object
 from rl_sync.records.lost_time import LostTimeWatch, RestartLines
 from rl_sync.records.metric_catalog import EVALUATION, RL
-from rl_sync.records.metrics import MetricLines
+from rl_sync.records.metrics import MetricLines, as_number
 from rl_sync.records.outages import LostTime
 from rl_sync.records.rollouts.recorded_images import ShownImage, shown_images
 from rl_sync.records.rollouts.rollout_index import RolloutIndex
@@ -149,12 +149,12 @@ class RunRecords:
     def last(self, name: str) -> float | None:
         """Returns a metric of the last trainer step that counts; None if it has none."""
         lines = self.counted(RL)
-        return _number(lines[-1].get(name)) if lines else None
+        return as_number(lines[-1].get(name)) if lines else None
 
     @property
     def staleness_max(self) -> float | None:
         """The maximum staleness in the steps that count, in trainer steps."""
-        found = [_number(line.get("staleness_max")) for line in self.counted(RL)]
+        found = [as_number(line.get("staleness_max")) for line in self.counted(RL)]
         return max((one for one in found if one is not None), default=None)
 
     @property
@@ -162,7 +162,7 @@ class RunRecords:
         """Held-out accuracies that count, each with the trainer step before it; 0 before RL."""
         names = ("accuracy", "accuracy_low", "accuracy_high")
         found = [
-            (int(line["step"]), [_number(line.get(name)) for name in names])
+            (int(line["step"]), [as_number(line.get(name)) for name in names])
             for line in self.counted(EVALUATION)
         ]
         return [
@@ -321,7 +321,3 @@ def open_runs(workdirs: Sequence[str | os.PathLike[str]]) -> list[RunRecords]:
         RunRecords(path, name if names.count(name) == 1 else f"{path.parent.name}/{name}")
         for path, name in zip(paths, names, strict=True)
     ]
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
