@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rl_sync.cluster.heartbeats import SILENT_SECS
 from rl_sync.cluster.parallel_imports import settle
@@ -25,7 +25,7 @@ from rl_sync.messages.call import Call
 from rl_sync.messages.master_calls import AskSilences, Heartbeat, Leave, Resumed
 from rl_sync.messages.run_status import RoleStatus, Silence
 from rl_sync.ports.clock_port import Clock, SystemClock
-from rl_sync.records.json_lines import plain
+from rl_sync.records.json_lines import JsonObject, plain
 from rl_sync.records.spans import SpanKind, SpanRecorder
 from rl_sync.records.usage import UsageRecorder
 from rl_sync.role_names import process_name
@@ -82,7 +82,7 @@ class Session:
         self.name = process_name(role, team.process)
         path = Workdir(settings.workdir).spans_of(role) if team.leads else None
         self.spans = SpanRecorder(path, role)
-        self.facts: dict[str, Any] = {}
+        self.facts: JsonObject = {}
         self.team = team
         self.secret = secret_of(settings.workdir)
         self._master = RpcClient(master_address, "master", self.secret)
@@ -242,7 +242,7 @@ class Session:
         with contextlib.suppress(PeerLostError, RemoteError):
             self._master.call(Leave(self.name), self.settings.launch.call_secs)
 
-    def _activity(self) -> dict[str, Any] | None:
+    def _activity(self) -> JsonObject | None:
         """Describes the activity of this process for the page; see `Doing`."""
         current, status = self.spans.current, self.status()
         if current is None:

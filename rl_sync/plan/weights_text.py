@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
 from jaxtyping import Float
 
 from rl_sync.models.huggingface.reading import locate
+from rl_sync.records.metric_catalog import MetricValues
 from rl_sync.records.run_totals import WEIGHTS
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.transfer import TRANSFERS
@@ -46,7 +46,7 @@ def describe_travel(settings: RunSettings) -> list[str]:
     return [f"- {what} whole (sync.delta={settings.sync.delta}): {at}."]
 
 
-def describe_traffic(settings: RunSettings, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_traffic(settings: RunSettings, lines: Sequence[MetricValues]) -> list[str]:
     """Returns the line of a run's report on what travelled; none if versions travelled whole.
 
     Args:

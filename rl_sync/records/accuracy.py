@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rl_sync.records.estimators import majority, mean_of, pass_at_k
+from rl_sync.records.metric_catalog import MetricValues
 
 SEEN, UNSEEN = "seen", "unseen"
 MAJORITY = "majority@"
@@ -175,7 +176,7 @@ def describe_share(value: float | None) -> str:
     return "not judged" if value is None or math.isnan(value) else f"{value:.1%}"
 
 
-def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
+def describe_interval(values: MetricValues, name: str = "accuracy") -> str:
     """Formats a metric's confidence interval in parentheses; empty if there is none."""
     ends = [values.get(f"{name}{end}") for end in ("_low", "_high")]
     if any(end is None or math.isnan(end) for end in ends):
@@ -183,7 +184,7 @@ def describe_interval(values: Mapping[str, Any], name: str = "accuracy") -> str:
     return f" (95% interval {values[f'{name}_low']:.1%} to {values[f'{name}_high']:.1%})"
 
 
-def describe_parts(values: Mapping[str, Any]) -> str:
+def describe_parts(values: MetricValues) -> str:
     """Formats the accuracies of seen and unseen problems in parentheses; empty if none are seen."""
     names = {SEEN: "whose prompts are trained on too", UNSEEN: "others"}
     parts = [

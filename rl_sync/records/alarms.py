@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rl_sync.messages.run_status import Alarm
-from rl_sync.records.metric_catalog import EVALUATION, RL, Threshold, thresholds
+from rl_sync.records.metric_catalog import EVALUATION, RL, MetricValues, Threshold, thresholds
 
 UNPRINTABLE = "unprintable_fraction"
 """The metric of the share of completions with text that cannot be printed."""
@@ -42,8 +42,6 @@ _FALLEN = 0.1  # Share of this range, below the best steps.
 _COLLAPSED = 0.1  # Share of the entropy of the first steps.
 _ALIKE = 0.9
 _SHAPED_ONLY = 0.5
-
-Metrics = Mapping[str, Any]
 
 
 class AlarmLimits(NamedTuple):
@@ -91,8 +89,8 @@ class Evidence:
     """
 
     limits: AlarmLimits
-    first: Sequence[Metrics] = ()
-    last: Sequence[Metrics] = ()
+    first: Sequence[MetricValues] = ()
+    last: Sequence[MetricValues] = ()
     lowest: float = math.inf
     highest: float = -math.inf
     best: float = -math.inf
@@ -313,7 +311,7 @@ class Watch:
     def __init__(self, limits: AlarmLimits):
         self._evidence = Evidence(limits)
 
-    def add(self, metrics: Metrics) -> None:
+    def add(self, metrics: MetricValues) -> None:
         """Takes the metrics of the next trainer step."""
         before, most = self._evidence, self._evidence.limits.steps
         some = {name: metrics[name] for name in _NAMES if _is_number(metrics.get(name))}
@@ -329,7 +327,7 @@ class Watch:
         best = max(before.best, _mean(rewards)) if rewards else before.best
         self._evidence = dataclasses.replace(now, best=best)
 
-    def add_evaluation(self, step: int, metrics: Metrics) -> None:
+    def add_evaluation(self, step: int, metrics: MetricValues) -> None:
         """Takes the metrics of an evaluation after a trainer step, or before RL if `step` is 0."""
         values = [metrics.get(name) for name in ("accuracy", "accuracy_low", "accuracy_high")]
         if not metrics.get("problems", 1) or not all(map(_is_number, values)):
@@ -341,7 +339,7 @@ class Watch:
         best = last if best is None or last.low > best.low else best
         self._evidence = dataclasses.replace(self._evidence, best_accuracy=best, last_accuracy=last)
 
-    def take(self, line: Metrics) -> None:
+    def take(self, line: MetricValues) -> None:
         """Takes a line of a run's metrics, of whatever phase."""
         for step, is_evaluation, metrics in _placed([line]):
             if is_evaluation:
@@ -369,7 +367,7 @@ def are_of_completions(found: Iterable[Alarm]) -> bool:
     return any(alarm.name in _OF_COMPLETIONS for alarm in found)
 
 
-def history(lines: Iterable[Metrics], limits: AlarmLimits) -> list[Period]:
+def history(lines: Iterable[MetricValues], limits: AlarmLimits) -> list[Period]:
     """Returns when alarms held in a run, in the order in which they ended.
 
     Args:
@@ -390,12 +388,12 @@ def history(lines: Iterable[Metrics], limits: AlarmLimits) -> list[Period]:
     return [*over, *open_periods.values()]
 
 
-def last_step(lines: Iterable[Metrics]) -> int:
+def last_step(lines: Iterable[MetricValues]) -> int:
     """Returns the last trainer step of a run's metrics; 0 if there is none."""
     return max((step for step, _, _ in _placed(lines)), default=0)
 
 
-def _placed(lines: Iterable[Metrics]) -> Iterator[tuple[int, bool, Metrics]]:
+def _placed(lines: Iterable[MetricValues]) -> Iterator[tuple[int, bool, MetricValues]]:
     """Yields trainer steps and evaluations, each with its step and whether it is an evaluation."""
     for line in lines:
         if (phase := line.get("phase", RL)) in (RL, EVALUATION):

@@ -7,8 +7,11 @@ both the text about a metric and the alarm of a run (`rl_sync.records.alarms`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+MetricValues = Mapping[str, Any]
+"""Values of metrics by their names; of a written line also its other fields."""
 
 SFT, RL, EVALUATION = "sft", "rl", "evaluation"
 LINE_FIELDS = ("phase", "step", "time")

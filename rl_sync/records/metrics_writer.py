@@ -6,14 +6,13 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rl_sync.records.backends.backend import Backend, Labels, MetricPoint, TrackedRun
 from rl_sync.records.backends.backend_catalog import TENSORBOARD, starter
 from rl_sync.records.backends.delivery_thread import BackendThread
 from rl_sync.records.json_lines import JsonLinesWriter, JsonObject, plain
-from rl_sync.records.metric_catalog import LINE_FIELDS
+from rl_sync.records.metric_catalog import LINE_FIELDS, MetricValues
 from rl_sync.records.metrics import PHASES, read_metrics
 from rl_sync.records.resumption import mark
 from rl_sync.setting import flat
@@ -44,7 +43,7 @@ class MetricsWriter:
     ):
         self._workdir = Workdir(workdir)
         self._lines = JsonLinesWriter(self._workdir.metrics, vital=False)
-        settings: dict[str, Any] = {}
+        settings: JsonObject = {}
         if self._workdir.config.exists():
             settings = dict(flat(json.loads(self._workdir.config.read_text())))
         records = self._workdir.metrics.read_bytes().count(b"\n")
@@ -64,7 +63,7 @@ class MetricsWriter:
         for courier in self._couriers:
             courier.resume(step, earlier)
 
-    def write(self, phase: str, step: int, values: Mapping[str, Any]) -> None:
+    def write(self, phase: str, step: int, values: MetricValues) -> None:
         """Writes one step's values; numbers that are not finite become null.
 
         Args:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.environments.environment_catalog import branches
@@ -29,6 +29,7 @@ from rl_sync.settings.launch_settings import LaunchSettings, MasterProcessSettin
 from rl_sync.settings.mesh_settings import ShardingSettings
 from rl_sync.settings.model_settings import ModelSettings
 from rl_sync.settings.observe_settings import ObserveSettings
+from rl_sync.settings.records import ConfigValues
 from rl_sync.settings.replay_settings import ExperienceSettings, ReplaySettings
 from rl_sync.settings.rollout_settings import RolloutSettings
 from rl_sync.settings.sync_settings import SyncSettings
@@ -137,7 +138,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         check(self, "")
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> ConfigValues:
         """Returns the config with all values that the mode implies; it gives the same settings."""
         schedule = self.schedule
         sync = dataclasses.replace(

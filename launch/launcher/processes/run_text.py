@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Mapping
-from typing import Any
 
 from rl_sync.algorithms.algorithm import Algorithm
 from rl_sync.cluster import compilation_cache
@@ -18,7 +16,7 @@ from rl_sync.plan.weights_text import describe_traffic
 from rl_sync.records import accuracy, alarms
 from rl_sync.records import summary as span_summary
 from rl_sync.records.backends.backend_catalog import TENSORBOARD
-from rl_sync.records.metric_catalog import RL
+from rl_sync.records.metric_catalog import RL, MetricValues
 from rl_sync.records.run_records import RunRecords
 from rl_sync.roles.master import unsolved
 from rl_sync.roles.trainer.skipped_updates import PHASES, UNJUDGED, why_unjudged
@@ -132,7 +130,7 @@ def _alarms(run: RunRecords, settings: RunSettings, result: RunResult) -> list[s
     return lines + [f"ALARM: {alarm.text}" for alarm in alarms.raised(restarts)]
 
 
-def _last_step(values: Mapping[str, Any], algorithm: Algorithm) -> str:
+def _last_step(values: MetricValues, algorithm: Algorithm) -> str:
     """Describes the last trainer step."""
     steps, loss = f"{values['step']} steps; in the last one", f"loss {values['loss']:.3f}"
     if algorithm.scores:
