@@ -346,11 +346,10 @@ class LocalRun:
             flush=True,
         )
         why_not = stopping.await_end(
-            [member.name for member in members_of(self._settings)],
+            self._settings,
             self._supervisor,
             self._status,
             is_interrupted=lambda: len(self._signals) > signals,
-            stop_secs=self._settings.launch.stop_secs,
             most_secs=most_secs,
         )
         if why_not:

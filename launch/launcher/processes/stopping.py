@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rl_sync.cluster.stop_progress import StopProgress, trainer_of
+from rl_sync.cluster.topology import members_of
 from rl_sync.display.live import describe_activity
 from rl_sync.launcher.processes.run_directory import counted_step, saved
 from rl_sync.launcher.processes.supervisor import Supervisor
@@ -26,24 +27,23 @@ _QUIET_SECS, _END_SECS = 2.0, 2.0
 
 
 def await_end(
-    roles: Sequence[str],
+    settings: RunSettings,
     supervisor: Supervisor,
     status: Callable[[], RunStatus | None],
     is_interrupted: Callable[[], bool],
-    stop_secs: float,
     most_secs: float,
 ) -> str:
     """Waits for roles that were asked to save and end, and reports the trainer's activity.
 
     Args:
-      roles: the processes' names.
       is_interrupted: returns whether the user wants to end the wait.
-      stop_secs: the longest wait without progress.
       most_secs: see `StopProgress`.
 
     Returns:
       The reason why the wait ended early; empty if all roles have ended.
     """
+    roles = [member.name for member in members_of(settings)]
+    stop_secs = settings.launch.stop_secs
     movement, told = StopProgress(most_secs), time.monotonic()
     while living := supervisor.wait(roles, _LOOK_SECS):
         now = status()

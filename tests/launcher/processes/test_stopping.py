@@ -116,14 +116,13 @@ class Living:
         return ["trainer"]
 
 
-def waited(looks, statuses, interrupted=lambda: False, stop_secs=0.0):
+def waited(looks, statuses, interrupted=lambda: False, stop_secs=1e-9):
     seen = iter(statuses)
     return stopping.await_end(
-        ["trainer"],
+        settings_with(launch__stop_secs=stop_secs),
         Living(looks),
         lambda: next(seen),
         is_interrupted=interrupted,
-        stop_secs=stop_secs,
         most_secs=math.inf,
     )
 
@@ -135,7 +134,7 @@ def test_a_step_that_outlasts_the_patience_is_waited_for():
 
 def test_what_does_not_move_is_named_and_not_waited_for():
     why = waited(50, [status_of("idle")] * 50)
-    assert re.search(r"trainer cannot be stopped cleanly: .*launch.stop_secs=0", why)
+    assert re.search(r"trainer cannot be stopped cleanly: .*launch.stop_secs=1e-09", why)
 
 
 def test_a_second_interrupt_ends_the_wait():
