@@ -42,16 +42,7 @@ def init_cluster(
       WeightsTimeoutError: not all processes joined in time.
       WeightsTransferError: JAX is in use already, or the port is taken.
     """
-    if not 0 <= process_id < num_processes:
-        raise ValueError(
-            f"process_id={process_id} does not fit a cluster of {num_processes} processes: they"
-            f" have 0 to {num_processes - 1}."
-        )
-    if xla_bridge.backends_are_initialized():
-        raise WeightsTransferError(
-            "This process has used JAX before it joined its cluster, which is too late: call"
-            " init_cluster before any array is made or any device is listed."
-        )
+    _check_place(num_processes, process_id)
     if process_id == 0:
         _check_port(coordinator_address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -118,6 +109,20 @@ def leave_cluster(timeout_secs: float = 120.0) -> None:
             f" other processes of the cluster to finish: {error}"
         ) from error
     jax.distributed.shutdown()
+
+
+def _check_place(num_processes: int, process_id: int) -> None:
+    """Raises an error unless this process can become one of so many, with this index."""
+    if not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"process_id={process_id} does not fit a cluster of {num_processes} processes: they"
+            f" have 0 to {num_processes - 1}."
+        )
+    if xla_bridge.backends_are_initialized():
+        raise WeightsTransferError(
+            "This process has used JAX before it joined its cluster, which is too late: call"
+            " init_cluster before any array is made or any device is listed."
+        )
 
 
 def _use_interface(address: str) -> None:

@@ -93,24 +93,13 @@ def plan_transfer(
         raise ValueError(
             f"bucket_bytes={bucket_bytes} is too small for {SHARES} elements: raise it."
         )
-    alike: dict[tuple[Route, ...], list[CellBox]] = {}
-    for leaf, dtype in enumerate(dtypes):
-        sent: dict[tuple[int, ...], list[tuple[Route, Region]]] = {}
-        for route, region in _deliveries(
-            [held[leaf] for held in sources], [held[leaf] for held in targets]
-        ):
-            sent.setdefault(shape_of(region), []).append((route, region))
-        for shape, deliveries in sent.items():
-            routes, regions = zip(*sorted(deliveries), strict=True)
-            box = CellBox(leaf, shape, regions)
-            alike.setdefault(routes, []).extend(_cut(box, most // dtype.itemsize))
 
     def nbytes(box: CellBox) -> int:
         return math.prod(box.shape) * dtypes[box.leaf].itemsize
 
     devices = max(len(sources), len(targets))
     bundles = []
-    for routes, boxes in alike.items():
+    for routes, boxes in _boxes_by_routes(dtypes, sources, targets, most).items():
         sizes = [nbytes(box) for box in boxes]
         turns = _filled(boxes, sizes, most)
         even = _filled(boxes, sizes, math.ceil(sum(sizes) / len(turns)))
@@ -125,6 +114,24 @@ def plan_transfer(
     }
     most_sent = max((sum(map(nbytes, turn)) for turn in every), default=0)
     return LinkPlan(tuple(bundles), most_sent, len(programs))
+
+
+def _boxes_by_routes(
+    dtypes: Sequence[np.dtype], sources: DeviceRegions, targets: DeviceRegions, most: int
+) -> dict[tuple[Route, ...], list[CellBox]]:
+    """Returns boxes of at most `most` bytes that cover all leaves, by the routes that they take."""
+    alike: dict[tuple[Route, ...], list[CellBox]] = {}
+    for leaf, dtype in enumerate(dtypes):
+        sent: dict[tuple[int, ...], list[tuple[Route, Region]]] = {}
+        for route, region in _deliveries(
+            [held[leaf] for held in sources], [held[leaf] for held in targets]
+        ):
+            sent.setdefault(shape_of(region), []).append((route, region))
+        for shape, deliveries in sent.items():
+            routes, regions = zip(*sorted(deliveries), strict=True)
+            box = CellBox(leaf, shape, regions)
+            alike.setdefault(routes, []).extend(_cut(box, most // dtype.itemsize))
+    return alike
 
 
 def _deliveries(
