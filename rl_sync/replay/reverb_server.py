@@ -59,17 +59,7 @@ def run(serve: Serve, description: str) -> int:
     Returns:
       The exit status if it cannot serve: PORT_TAKEN, or REFUSED if the tables are invalid.
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0: all"
-    )
-    parser.add_argument("--tables", required=True, help="JSON list of tables")
-    parser.add_argument(
-        "--checkpoints", help="directory of checkpoints; the server begins with the newest one"
-    )
-    args = parser.parse_args()
-
+    args = read_arguments(description)
     stop, serving = threading.Event(), threading.Event()
 
     def leave(*_: object) -> None:
@@ -107,6 +97,20 @@ def run(serve: Serve, description: str) -> int:
         return REFUSED
     sys.stdout.flush()
     os._exit(0)  # without TensorFlow's slow tear-down
+
+
+def read_arguments(description: str) -> argparse.Namespace:
+    """Parses the command line of a replay server."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0: all"
+    )
+    parser.add_argument("--tables", required=True, help="JSON list of tables")
+    parser.add_argument(
+        "--checkpoints", help="directory of checkpoints; the server begins with the newest one"
+    )
+    return parser.parse_args()
 
 
 def free_port(port: int, host: str) -> int:

@@ -201,22 +201,8 @@ def start_server(
     if checkpoints is not None:
         pathlib.Path(checkpoints).mkdir(parents=True, exist_ok=True)
         command += ["--checkpoints", os.fspath(checkpoints)]
-    # The server's environment must not find packages of ours.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
-    }
     log = pathlib.Path(log_path)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as errors:
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-            env=environment if backend == "reverb" else None,
-        )
-    server = ServerProcess(backend, host, port, popen, log)
+    server = ServerProcess(backend, host, port, _child(backend, command, log), log)
     if start_timeout_secs is not None:
         try:
             server.wait_ready(start_timeout_secs)
@@ -224,6 +210,24 @@ def start_server(
             server.stop()
             raise
     return server
+
+
+def _child(backend: Backend, command: list[str], log: pathlib.Path) -> subprocess.Popen[bytes]:
+    """Starts a command that ends with its standard input, and writes its errors to a file."""
+    # The server's environment must not find packages of ours.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            env=environment if backend == "reverb" else None,
+        )
 
 
 def _interpreter(backend: Backend) -> list[str]:
