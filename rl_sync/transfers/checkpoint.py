@@ -46,7 +46,7 @@ from rl_sync.weights.deltas.artifact import (
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion
 from rl_sync.weights.deltas.history_publisher import HistoryPublisher
-from rl_sync.weights.deltas.part_bytes import CutVersion, itemsizes_of, sizes_of
+from rl_sync.weights.deltas.part_bytes import CutVersion
 from rl_sync.weights.deltas.part_names import manifest_of, part_names, plain_name
 from rl_sync.weights.deltas.version_files import (
     StoredArtifact,
@@ -463,11 +463,15 @@ class CheckpointPuller:
         target = HeldVersion(route[-1].chain, route[-1].version, route[-1].digest)
         headers = [[self._files.header(name) for name in one.files] for one in route]
         held = self._held if route[0].base != FULL else None
-        manifest = held.manifest if held else manifest_of(headers[0], route[0], self._params)
-        arrivals = Arrivals(self._params, manifest)
+        arrivals = (
+            held.arrivals
+            if held
+            else Arrivals(self._params, manifest_of(headers[0], route[0], self._params))
+        )
+        manifest = arrivals.manifest
         names = part_names(manifest)
         numbers = {names[number]: number for number in arrivals.wanted}
-        sizes, itemsizes = sizes_of(manifest), itemsizes_of(manifest)
+        sizes = manifest.sizes
         wanted = {number: sizes[number] for number in arrivals.wanted}
         parts = held.parts if held else {}
         payloads: dict[BlockName, memoryview] = {}
@@ -490,8 +494,8 @@ class CheckpointPuller:
                 payloads |= payloads_of(artifact, contents)
         received = time.monotonic()
         if differences:
-            parts = applied(differences, parts, wanted, itemsizes, payloads)
-        new = installed(target, manifest, parts, self._params, arrivals, self._check_digest)
+            parts = applied(differences, parts, wanted, manifest.itemsizes, payloads)
+        new = installed(target, arrivals, parts, self._check_digest)
         self.stats = PullStats(
             received_bytes,
             sum(wanted.values()),

@@ -124,7 +124,7 @@ class ServerPuller(OfferPuller[VersionOffer]):
             leaves.append(leaf)
             if checked:
                 sums.append(leaf_sums(leaf))
-        params = jax.tree.unflatten(jax.tree.structure(self._params), leaves)
+        params = jax.tree.unflatten(self._arrivals.tree, leaves)
         return params, to_text(combine(params, sums)) if checked else ""
 
 

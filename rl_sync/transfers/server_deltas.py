@@ -45,7 +45,6 @@ from rl_sync.weights.deltas.artifact import FULL, ArtifactKey
 from rl_sync.weights.deltas.block_cache import BlockCache, BlockSource, FetchReport, SourceBusyError
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion
-from rl_sync.weights.deltas.part_bytes import itemsizes_of, sizes_of
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTransferError
 from rl_sync.weights.parts import Manifest
 
@@ -89,7 +88,6 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         super().__init__(params, reader, self._trainers, newest, **options)
         self._addresses_of, self._secret, self._relays = find, secret, relays
         self._addresses: Sequence[str] = ()
-        self._manifest: Manifest | None = None
         self._held: HeldWeights | None = None
         self._path: Sequence[tuple[str, str]] = ()
         self._known: dict[tuple[str, str], RpcSource] = {}
@@ -128,9 +126,8 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         return offer.target.version
 
     def _connected(self, manifest: Manifest) -> None:
-        if self._manifest is not None and manifest != self._manifest:
+        if self._held is not None and manifest != self._held.arrivals.manifest:
             self._held = None  # Other parts, so another trainer: nothing of it can be a base.
-        self._manifest = manifest
 
     def _received(
         self, offers: Mapping[int, WeightsUpdate], exactly: int | None
@@ -171,14 +168,12 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
 
     def _applied(self, updates: Mapping[int, WeightsUpdate], *, refused: bool) -> HeldWeights:
         """Fetches and applies updates, and compares the digest; what is held does not change."""
-
-        assert self._manifest is not None
         assert self._arrivals is not None
         target = next(iter(updates.values())).target
         if self._held is not None and self._held.version == target:
             return self._held
         began = time.monotonic()
-        sizes, itemsizes = sizes_of(self._manifest), itemsizes_of(self._manifest)
+        sizes, itemsizes = self._arrivals.manifest.sizes, self._arrivals.manifest.itemsizes
         parts: dict[int, Bytes] = {}
         self._path = self._relays()
         fetched = 0
@@ -191,7 +186,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
             mine = {part: sizes[part] for part in self._by_holder[holder]}
             held = self._held.parts if self._held else {}
             parts |= applied(update.route, held, mine, itemsizes, payloads[holder])
-        new = installed(target, self._manifest, parts, self._params, self._arrivals)
+        new = installed(target, self._arrivals, parts)
         self._cache.release()
         self.stats = PullStats(
             fetched,

@@ -76,6 +76,21 @@ class Manifest(NamedTuple):
         """The dtype of each leaf."""
         return [jnp.dtype(leaf.dtype) for leaf in self.leaves]
 
+    @property
+    def itemsizes(self) -> dict[int, int]:
+        """Bytes of an element of each part."""
+        dtypes = self.dtypes
+        return {number: dtypes[part.piece.leaf].itemsize for number, part in enumerate(self.parts)}
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each part."""
+        itemsizes = self.itemsizes
+        return {
+            number: size_of(part.piece.region) * itemsizes[number]
+            for number, part in enumerate(self.parts)
+        }
+
 
 def leaves_of(params: Params) -> tuple[Leaf, ...]:
     """Lists the leaves of a pytree.
@@ -196,12 +211,16 @@ class Arrivals:
       manifest: the parts.
 
     Attributes:
+      manifest: the parts.
+      tree: structure of the parameters, whose leaves are assembled in flattening order.
       wanted: parts that this process needs, in the order of use: shape and dtype of each, and the
         device where it arrives.
     """
 
     def __init__(self, params: Params, manifest: Manifest) -> None:
-        self._leaves, self._dtypes = jax.tree.leaves(params), dict(enumerate(manifest.dtypes))
+        self.manifest = manifest
+        self._leaves, self.tree = jax.tree.flatten(params)
+        self._dtypes = dict(enumerate(manifest.dtypes))
         self._held = [
             {
                 device: region

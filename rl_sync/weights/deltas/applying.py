@@ -13,7 +13,7 @@ from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, d
 from rl_sync.weights.deltas.part_bytes import on_devices
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsMismatchError
-from rl_sync.weights.parts import Arrivals, Manifest
+from rl_sync.weights.parts import Arrivals
 
 _MOST_THREADS = 8
 _threads = concurrent.futures.ThreadPoolExecutor(
@@ -26,41 +26,38 @@ class HeldWeights(NamedTuple):
 
     Attributes:
       version: the version.
-      manifest: its parts.
+      arrivals: the way of its parts into the receiver's shardings.
       parts: their bytes, which differences are applied to.
       params: the same on the receiver's devices.
     """
 
     version: HeldVersion
-    manifest: Manifest
+    arrivals: Arrivals
     parts: Mapping[int, Bytes]
     params: Params
 
 
 def installed(
     target: HeldVersion,
-    manifest: Manifest,
-    parts: Mapping[int, Bytes],
-    abstract: Params,
     arrivals: Arrivals,
+    parts: Mapping[int, Bytes],
     check_digest: bool = True,
 ) -> HeldWeights:
     """Places a version that has arrived on the devices, and compares its digest.
 
     Args:
       target: the version.
-      manifest: its parts.
+      arrivals: the way of its parts into the receiver's shardings.
       parts: bytes of each part of `arrivals.wanted`.
-      abstract, arrivals: see `on_devices`.
       check_digest: whether the digest is compared.
 
     Raises:
       WeightsMismatchError: the digest is another one than the published one.
     """
-    params = on_devices(parts, abstract, arrivals)
+    params = on_devices(parts, arrivals)
     if check_digest and (found := digest(params)) != target.digest:
         raise WeightsMismatchError(target.version, target.digest, found)
-    return HeldWeights(target, manifest, parts, params)
+    return HeldWeights(target, arrivals, parts, params)
 
 
 def applied(

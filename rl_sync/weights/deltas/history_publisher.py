@@ -10,7 +10,7 @@ from rl_sync.types import Params
 from rl_sync.weights.background_publisher import BackgroundPublisher
 from rl_sync.weights.cells import DeviceRegions
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.part_bytes import CutVersion, itemsizes_of, on_host
+from rl_sync.weights.deltas.part_bytes import CutVersion, on_host
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.parts import Cutter, plan_manifest
 
@@ -45,8 +45,9 @@ class HistoryPublisher:
     ) -> None:
         self._manifest = plan_manifest(params, expected)
         self._cutter = Cutter(self._manifest, params)
-        itemsizes = itemsizes_of(self._manifest)
-        self.history = VersionHistory(chain, jax.process_index(), itemsizes, keep, deltas=deltas)
+        self.history = VersionHistory(
+            chain, jax.process_index(), self._manifest.itemsizes, keep, deltas=deltas
+        )
         self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
             self._offer, where, awaited=lambda cut: cut.parts, **queue
         )

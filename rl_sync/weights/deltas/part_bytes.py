@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
-from rl_sync.weights.cells import size_of
 from rl_sync.weights.deltas.encoding import Bytes
-from rl_sync.weights.parts import Arrivals, Manifest
+from rl_sync.weights.parts import Arrivals
 
 
 class CutVersion(NamedTuple):
@@ -21,21 +20,6 @@ class CutVersion(NamedTuple):
 
     parts: Mapping[int, Shaped[Array, "*part"]]
     digest: UInt32[Array, " 2"]
-
-
-def itemsizes_of(manifest: Manifest) -> dict[int, int]:
-    """Returns the bytes of an element of each part."""
-    dtypes = manifest.dtypes
-    return {number: dtypes[part.piece.leaf].itemsize for number, part in enumerate(manifest.parts)}
-
-
-def sizes_of(manifest: Manifest) -> dict[int, int]:
-    """Returns the bytes of each part."""
-    itemsizes = itemsizes_of(manifest)
-    return {
-        number: size_of(part.piece.region) * itemsizes[number]
-        for number, part in enumerate(manifest.parts)
-    }
 
 
 def on_host(parts: Mapping[int, Shaped[Array, "*part"]]) -> dict[int, Bytes]:
@@ -46,13 +30,12 @@ def on_host(parts: Mapping[int, Shaped[Array, "*part"]]) -> dict[int, Bytes]:
     }
 
 
-def on_devices(parts: Mapping[int, Bytes], abstract: Params, arrivals: Arrivals) -> Params:
+def on_devices(parts: Mapping[int, Bytes], arrivals: Arrivals) -> Params:
     """Assembles the parameters from the bytes of the parts that this process needs.
 
     Args:
       parts: bytes of each part of `arrivals.wanted`.
-      abstract: abstract params in this program's shardings.
-      arrivals: the way of parts into these shardings.
+      arrivals: the way of parts into this program's shardings.
     """
 
     def arrive(number: int) -> Array:
@@ -61,4 +44,4 @@ def on_devices(parts: Mapping[int, Bytes], abstract: Params, arrivals: Arrivals)
         values = parts[number].view(wanted.dtype).reshape(wanted.shape)
         return jax.device_put(values, wanted.sharding)
 
-    return jax.tree.unflatten(jax.tree.structure(abstract), list(arrivals.assembled(arrive)))
+    return jax.tree.unflatten(arrivals.tree, arrivals.assembled(arrive))
