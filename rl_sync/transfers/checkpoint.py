@@ -28,10 +28,11 @@ import jax
 from rl_sync.messages.events import VersionPublished
 from rl_sync.messages.master_calls import Happened
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.delta_arrival import PullStats, arriving_end
+from rl_sync.transfers.delta_arrival import PullStats, arriving_end, queue_rules
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
+from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.cells import DeviceRegions, mesh_regions
 from rl_sync.weights.deltas.applying import HeldWeights, applied, installed
 from rl_sync.weights.deltas.artifact import (
@@ -44,7 +45,7 @@ from rl_sync.weights.deltas.artifact import (
     payloads_of,
 )
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
-from rl_sync.weights.deltas.history import AddedVersion
+from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.history_publisher import HistoryPublisher
 from rl_sync.weights.deltas.part_bytes import CutVersion
 from rl_sync.weights.deltas.part_names import manifest_of, part_names, plain_name
@@ -61,7 +62,7 @@ from rl_sync.weights.ends_interface import (
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.parts import Arrivals
+from rl_sync.weights.parts import Arrivals, Cutter, plan_manifest
 from rl_sync.workdir import Workdir
 
 _OTHERS_SECS = 300.0
@@ -74,17 +75,19 @@ class CheckpointPublisher(HistoryPublisher):
 
     Args:
       directory: the weights directory; versions of an earlier publisher are removed.
-      params, chain, expected: see `HistoryPublisher`.
+      params: abstract params in the trainer's shardings.
       run: tag of the run.
+      chain: id of this publisher, the same in all processes of the trainer.
       deltas: whether to write differences. Otherwise each version is written as a full copy, and
         compared with no other.
+      expected: regions that explorers are expected to hold; see `plan_manifest`.
       keep: number of newest versions that readers may ask for.
       full_every: number of versions between two full copies.
       reader_expiry_secs: time after which a reader counts as dead.
       on_saved: called in a thread with each version once it is readable, and the seconds since its
         computation.
       frame: files of a checkpoint of transformers besides its weights, by name.
-      may_skip, timeout_secs, agree, agree_saving: see `BackgroundPublisher`.
+      rules: rules of the queue of versions.
       agree_wishes: lets the threads of the trainer's processes agree that serve wishes.
     """
 
@@ -102,34 +105,26 @@ class CheckpointPublisher(HistoryPublisher):
         reader_expiry_secs: float = 600.0,
         on_saved: Callable[[int, AddedVersion, float], None] = lambda version, added, secs: None,
         frame: Mapping[str, bytes] | None = None,
-        may_skip: bool = False,
-        timeout_secs: float = 300.0,
-        agree: Agree = alone,
-        agree_saving: Agree = alone,
+        rules: QueueRules = QueueRules(),  # noqa: B008
         agree_wishes: Agree = alone,
     ) -> None:
         self._files = VersionFiles(directory)
-        self._run, self._chain = run, chain
+        self._run = run
         self._deltas, self._keep, self._full_every = deltas, keep, full_every
         self._reader_expiry_secs, self._on_saved = reader_expiry_secs, on_saved
-        self._may_skip = may_skip
-        self._agree_saving, self._agree_wishes = agree_saving, agree_wishes
+        self._may_skip = rules.may_skip
+        self._agree_saving, self._agree_wishes = rules.agree_in_thread, agree_wishes
         self._since_full: int | None = None
         self._bytes_since_full = 0
         self._writing = threading.Lock()
         self._closed = threading.Event()
-        agree("the weights directory", lambda: self._begin(frame or {}))
-        super().__init__(
-            params,
-            chain,
-            str(self._files.root),
-            expected=expected,
-            deltas=deltas,
-            may_skip=may_skip,
-            timeout_secs=timeout_secs,
-            agree=agree,
-            agree_in_thread=agree_saving,
+        rules.agree("the weights directory", lambda: self._begin(frame or {}))
+        self._manifest = plan_manifest(params, expected)
+        history = VersionHistory(
+            chain, jax.process_index(), self._manifest.itemsizes, deltas=deltas
         )
+        cutter = Cutter(self._manifest, params)
+        super().__init__(cutter, history, str(self._files.root), rules)
         self._names = part_names(self._manifest)
         self._holders = sorted({part.holder for part in self._manifest.parts})
         self._wishes = threading.Thread(target=self._serve, name="weights-wishes", daemon=True)
@@ -209,7 +204,7 @@ class CheckpointPublisher(HistoryPublisher):
         base = key.base
         one = StoredArtifact(
             self._run,
-            self._chain,
+            self.history.chain,
             key.version,
             base,
             artifact.digest,
@@ -545,10 +540,7 @@ class CheckpointTrainerEnd(Offering):
             full_every=settings.sync.full_every,
             on_saved=self._saved,
             frame=site.frame() if session.leads else None,
-            may_skip=schedule.pull == "latest",
-            timeout_secs=settings.launch.wait_secs,
-            agree=session.agree,
-            agree_saving=session.team.thread("weights"),
+            rules=queue_rules(session, schedule),
             agree_wishes=session.team.thread("wishes"),
         )
         super().__init__(site, schedule, publisher)

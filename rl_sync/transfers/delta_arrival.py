@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rl_sync.cluster.session import Session
+from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import EndSite, ExplorerEnd
 from rl_sync.types import Params
+from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.ends_interface import Puller
 from rl_sync.weights.prefetching import PrefetchingPuller
+
+
+def queue_rules(session: Session, schedule: SyncSchedule) -> QueueRules:
+    """Returns the rules of the trainer's queue of versions, of which a thread makes artifacts."""
+    return QueueRules(
+        may_skip=schedule.pull == "latest",
+        timeout_secs=session.settings.launch.wait_secs,
+        agree=session.agree,
+        agree_in_thread=session.team.thread("weights"),
+    )
 
 
 class PullStats(NamedTuple):

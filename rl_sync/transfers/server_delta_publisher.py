@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax
 
 from rl_sync.addresses import address_of
 from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
@@ -13,11 +15,14 @@ from rl_sync.isolation.codec import record
 from rl_sync.messages.call import Call
 from rl_sync.transfers.server_publisher import AskManifest, CloseLine
 from rl_sync.types import Params
+from rl_sync.weights.background_publisher import QueueRules
+from rl_sync.weights.cells import DeviceRegions
 from rl_sync.weights.deltas.artifact import Artifact, ArtifactKey, BlockName, HeldVersion
 from rl_sync.weights.deltas.block_cache import SourceBusyError
-from rl_sync.weights.deltas.history import AddedVersion
+from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.history_publisher import HistoryPublisher
 from rl_sync.weights.deltas.part_bytes import CutVersion
+from rl_sync.weights.parts import Cutter, plan_manifest
 
 _POLL_SECS = 0.1
 _CLOSE_SECS = 5.0
@@ -78,10 +83,13 @@ class DeltaPublisher(HistoryPublisher):
     """Offers versions as differences and full copies, and answers explorers' calls.
 
     Args:
-      params, options: see `HistoryPublisher`.
+      params: abstract params in the trainer's shardings.
       host: interface at which explorers reach this process.
       secret: the run's secret.
       chain: id of this publisher, the same in all processes of the trainer.
+      expected: regions that explorers are expected to hold; see `plan_manifest`.
+      keep: see `VersionHistory`.
+      rules: rules of the queue of versions.
       reader_expiry_secs: time after which an explorer counts as dead that has not acknowledged.
       on_added: called in a thread with each version once it is offered.
 
@@ -96,14 +104,19 @@ class DeltaPublisher(HistoryPublisher):
         host: str,
         secret: str,
         chain: str,
+        expected: DeviceRegions = (),
+        keep: int = 1,
+        rules: QueueRules = QueueRules(),  # noqa: B008
         reader_expiry_secs: float = 600.0,
         on_added: Callable[[int, AddedVersion], None] = lambda version, added: None,
-        **options: Any,
     ) -> None:
-        super().__init__(params, chain, f"explorers that call {host}", **options)
+        manifest = plan_manifest(params, expected)
+        history = VersionHistory(chain, jax.process_index(), manifest.itemsizes, keep)
+        where = f"explorers that call {host}"
+        super().__init__(Cutter(manifest, params), history, where, rules)
         self._reader_expiry_secs, self._on_added = reader_expiry_secs, on_added
         desk = CallHandlers(
-            AskManifest.answered_by(lambda call: self._manifest),
+            AskManifest.answered_by(lambda call: manifest),
             AskUpdate.answered_by(self._update),
             AskArtifact.answered_by(lambda call: self.history.artifact(call.key)),
             FetchBlocks.answered_by(self._blocks),

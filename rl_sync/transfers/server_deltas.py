@@ -25,7 +25,7 @@ from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.weight_calls import AskNewest, AskRelays, HoldWeights, JoinRelays, ReportRelay
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.delta_arrival import PullStats, arriving_end
+from rl_sync.transfers.delta_arrival import PullStats, arriving_end, queue_rules
 from rl_sync.transfers.ends import EndSite, ExplorerEnd, Offering
 from rl_sync.transfers.server_delta_publisher import (
     Acknowledge,
@@ -243,10 +243,7 @@ class DeltaTrainerEnd(Offering):
             expected=mesh_regions(site.abstract_params_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
             on_added=self._added,
-            may_skip=schedule.pull == "latest",
-            timeout_secs=session.settings.launch.wait_secs,
-            agree=session.agree,
-            agree_in_thread=session.team.thread("weights"),
+            rules=queue_rules(session, schedule),
         )
         super().__init__(site, schedule, publisher)
         session.call_alone(HoldWeights(jax.process_index(), publisher.address))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
@@ -26,12 +26,28 @@ class PendingVersion(NamedTuple, Generic[T]):
 
     version: int
     arrays: T
-    awaited: Any
+    awaited: object
 
     @property
     def computed(self) -> bool:
         """Says whether all arrays are there."""
         return all(array.is_ready() for array in jax.tree.leaves(self.awaited))
+
+
+class QueueRules(NamedTuple):
+    """Rules of a queue of versions.
+
+    Attributes:
+      may_skip: whether a newer version may replace one that is not under way yet. Use it for latest
+        pulls, but not for exact pulls, which need every version.
+      timeout_secs: deadline of `hand_over` for its turn, and of `close` for the last version.
+      agree, agree_in_thread: let the trainer's processes agree, in the program and in the thread.
+    """
+
+    may_skip: bool = False
+    timeout_secs: float = 300.0
+    agree: Agree = alone
+    agree_in_thread: Agree = alone
 
 
 class BackgroundPublisher(Generic[T]):
@@ -44,11 +60,7 @@ class BackgroundPublisher(Generic[T]):
     Args:
       make_available: makes a version available; called in the thread, once its arrays are computed.
       where: where versions are made available, for errors.
-      may_skip: whether a newer version may replace one that is not under way yet. Use it for latest
-        pulls, but not for exact pulls, which need every version.
-      timeout_secs: deadline of `hand_over` for its turn, and of `close` for the last version.
-      agree, agree_in_thread: let the trainer's processes agree, in the program and in the thread.
-      on_end: called in the thread, at its end.
+      rules: rules of the queue.
       awaited: returns the arrays that must be computed before a version is under way; by default,
         all.
     """
@@ -57,18 +69,12 @@ class BackgroundPublisher(Generic[T]):
         self,
         make_available: Callable[[int, T], None],
         where: str,
+        rules: QueueRules = QueueRules(),  # noqa: B008
         *,
-        may_skip: bool = False,
-        timeout_secs: float = 300.0,
-        agree: Agree = alone,
-        agree_in_thread: Agree = alone,
-        on_end: Callable[[], None] = lambda: None,
-        awaited: Callable[[T], Any] = lambda arrays: arrays,
+        awaited: Callable[[T], object] = lambda arrays: arrays,
     ) -> None:
         self._make_available, self._where = make_available, where
-        self._may_skip, self._timeout_secs = may_skip, timeout_secs
-        self._agree, self._agree_in_thread = agree, agree_in_thread
-        self._on_end, self._awaited = on_end, awaited
+        self._rules, self._awaited = rules, awaited
         self._changed = threading.Condition()
         self._pending: dict[int, PendingVersion[T]] = {}
         self._under_way: int | None = None
@@ -86,12 +92,13 @@ class BackgroundPublisher(Generic[T]):
         """
         pending = PendingVersion(version, arrays, self._awaited(arrays))
         with self._changed:
-            if not self._may_skip:
+            if not self._rules.may_skip:
                 self._wait_until(lambda: not self._pending, f"to publish version {version}")
             self._raise_error()
             assert not self._closed, "hand_over() after close()"
             self._pending[version] = pending
-        skipped = self._agree("versions to skip", self._skip) if self._may_skip else []
+        rules = self._rules
+        skipped = rules.agree("versions to skip", self._skip) if rules.may_skip else []
         with self._changed:
             for older in skipped:
                 self._pending.pop(older, None)
@@ -114,13 +121,13 @@ class BackgroundPublisher(Generic[T]):
 
     def _wait_until(self, ready: Callable[[], bool], purpose: str) -> None:
         done = self._changed.wait_for(
-            lambda: ready() or self._error is not None, self._timeout_secs
+            lambda: ready() or self._error is not None, self._rules.timeout_secs
         )
         if not done:
             waiting = next(iter(self._pending), None)
             raise WeightsTimeoutError(
-                f"Waited {self._timeout_secs:.0f} s {purpose}: version {self._under_way} is still"
-                f" being saved to {self._where}"
+                f"Waited {self._rules.timeout_secs:.0f} s {purpose}: version {self._under_way} is"
+                f" still being saved to {self._where}"
                 + (f", and version {waiting} is next." if waiting is not None else ".")
             )
 
@@ -132,15 +139,12 @@ class BackgroundPublisher(Generic[T]):
 
     def _run(self) -> None:
         try:
-            try:
-                while (pending := self._next()) is not None:
-                    jax.block_until_ready(pending.awaited)
-                    self._make_available(pending.version, pending.arrays)
-                    with self._changed:
-                        self._under_way = None
-                        self._changed.notify_all()
-            finally:
-                self._on_end()
+            while (pending := self._next()) is not None:
+                jax.block_until_ready(pending.awaited)
+                self._make_available(pending.version, pending.arrays)
+                with self._changed:
+                    self._under_way = None
+                    self._changed.notify_all()
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -156,7 +160,7 @@ class BackgroundPublisher(Generic[T]):
     def _next(self) -> PendingVersion[T] | None:
         chosen: int | None = _NOTHING_YET
         while chosen == _NOTHING_YET:
-            chosen = self._agree_in_thread("the next version", self._choose)
+            chosen = self._rules.agree_in_thread("the next version", self._choose)
         if chosen is None:
             return None
         with self._changed:

@@ -18,10 +18,8 @@ def publish(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def make(**arguments) -> CheckpointPublisher:
-            chain = f"chain {next(chains)}"
-            publisher = CheckpointPublisher(
-                tmp_path, make_params(0), run="ours", chain=chain, deltas=False, **arguments
-            )
+            arguments |= {"chain": f"chain {next(chains)}", "deltas": False}
+            publisher = CheckpointPublisher(tmp_path, make_params(0), run="ours", **arguments)
             stack.callback(publisher.close)
             return publisher
 

@@ -14,6 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
+from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
@@ -173,7 +174,8 @@ def test_a_full_disk_leaves_a_version_out_or_ends_with_one_line(tmp_path, monkey
 
     monkeypatch.setattr(VersionFiles, "_write", sometimes_full)
     source = abstract_on(*ONE)
-    publisher = CheckpointPublisher(tmp_path, source, run="ours", chain="a", may_skip=may_skip)
+    rules = QueueRules(may_skip=may_skip)
+    publisher = CheckpointPublisher(tmp_path, source, run="ours", chain="a", rules=rules)
     with pulling(tmp_path) as puller:
         publisher.publish(0, placed(0, source))
         pulled(puller, 0)

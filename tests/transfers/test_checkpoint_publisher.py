@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import pytest
 
 from rl_sync.transfers.checkpoint import CheckpointPublisher
+from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.deltas.version_files import VersionFiles
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 from tests.transfers.small_weights import SLOW, make_params, publish_range, puller_of, slow_step
 
 ROOT = Path(__file__).parents[2]
 HALF = ".unfinished"
+SKIPPING = QueueRules(may_skip=True)
 
 
 @pytest.mark.gate
@@ -121,7 +123,7 @@ def test_of_the_computed_versions_that_wait_only_the_newest_is_saved(publish, mo
         return write(*arguments)
 
     monkeypatch.setattr(VersionFiles, "write_parts", write_later)
-    publisher = publish(may_skip=True, on_saved=lambda version, *_: saved.append(version))
+    publisher = publish(rules=SKIPPING, on_saved=lambda version, *_: saved.append(version))
     publisher.publish(0, make_params(0))
     assert begun.wait(30)
     for version in (1, 2):
@@ -148,7 +150,7 @@ def test_publish_returns_at_once_while_an_earlier_save_runs(publish, puller):
 
 @pytest.mark.usefixtures("slow")
 def test_only_where_it_may_does_a_newer_version_replace_one_that_waits(publish, tmp_path):
-    publisher = publish(may_skip=True)
+    publisher = publish(rules=SKIPPING)
     for version in range(6):
         publisher.publish(version, make_params(version))
     publisher.close()
@@ -162,7 +164,7 @@ def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_comp
     """This happens if the trainer has dispatched its next step before the last version is saved."""
 
     saved = []
-    publisher = publish(may_skip=True, on_saved=lambda version, *_: saved.append(version))
+    publisher = publish(rules=SKIPPING, on_saved=lambda version, *_: saved.append(version))
     params = jax.block_until_ready(slow_step(make_params(0), SLOW))
     for version in range(1, 4):
         publisher.publish(version, params := slow_step(params, SLOW))
@@ -172,11 +174,11 @@ def test_a_version_that_can_be_saved_does_not_give_way_to_one_that_is_still_comp
 
 @pytest.mark.usefixtures("slow")
 def test_a_publisher_that_cannot_get_its_turn_says_what_is_in_the_way(publish):
-    publisher = publish(timeout_secs=0.1)
+    publisher = publish(rules=QueueRules(timeout_secs=0.1))
     publisher.publish(0, make_params(0))
     with pytest.raises(WeightsTimeoutError, match=r"to publish version \d: version 0 is still"):
         publish_range(publisher, 1, 4)
-    publisher._queue._timeout_secs = 30
+    publisher._queue._rules = QueueRules(timeout_secs=30)
 
 
 def test_a_save_that_fails_is_an_error_of_the_next_publish(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from rl_sync.cluster.ports import free_ports
 from rl_sync.cluster.team import Follower, Leader
 from rl_sync.transfers.checkpoint import CheckpointPublisher
+from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.deltas.version_files import VersionFiles
 
 SECRET = "of this test"
@@ -45,11 +46,13 @@ def test_the_processes_of_a_trainer_save_the_same_versions_whoever_is_behind(
                 run="ours",
                 chain="one",
                 deltas=False,
-                may_skip=True,
-                timeout_secs=20.0,
+                rules=QueueRules(
+                    may_skip=True,
+                    timeout_secs=20.0,
+                    agree=team[index].agree,
+                    agree_in_thread=team[index].thread("weights"),
+                ),
                 on_saved=lambda version, *_: saved.append(version),
-                agree=team[index].agree,
-                agree_saving=team[index].thread("weights"),
                 agree_wishes=team[index].thread("wishes"),
             )
             for version in range(8):

@@ -9,7 +9,7 @@ import threading
 import jax.numpy as jnp
 import pytest
 
-from rl_sync.weights.background_publisher import BackgroundPublisher
+from rl_sync.weights.background_publisher import BackgroundPublisher, QueueRules
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 
 SHORT, LONG = 0.03, 60.0
@@ -56,8 +56,8 @@ def publish():
     """Makes publishers, which end with the test."""
     with contextlib.ExitStack() as at_end:
 
-        def make(shelf, **options):
-            publisher = BackgroundPublisher(shelf.take, "the shelf", **options)
+        def make(shelf, **rules):
+            publisher = BackgroundPublisher(shelf.take, "the shelf", QueueRules(**rules))
 
             def end():
                 shelf.open.set()
@@ -162,12 +162,12 @@ def test_a_version_is_made_available_only_once_it_is_computed(publish):
 
 @pytest.mark.parametrize("may_skip", [False, True])
 def test_a_version_that_fails_is_an_error_of_the_next_one_and_of_the_end(publish, may_skip):
-    shelf, ended = Shelf(is_open=False), threading.Event()
+    shelf = Shelf(is_open=False)
     shelf.error = OSError("No space left")
-    publisher = publish(shelf, may_skip=may_skip, on_end=ended.set)
+    publisher = publish(shelf, may_skip=may_skip)
     hold_up(publisher, shelf)
     shelf.open.set()
-    assert ended.wait(LONG)
+    publisher._thread.join(LONG)
     for go_on in (lambda: publisher.hand_over(1, None), publisher.close):
         with pytest.raises(WeightsTransferError, match="saved to the shelf: No space left") as info:
             until_it_fails(go_on)
@@ -188,8 +188,8 @@ def test_who_waits_for_its_turn_learns_of_a_failure(publish):
 
 
 def test_the_end_waits_for_what_is_under_way_and_what_waits(publish):
-    shelf, ended = Shelf(is_open=False), threading.Event()
-    publisher = publish(shelf, on_end=ended.set)
+    shelf = Shelf(is_open=False)
+    publisher = publish(shelf)
     hold_up(publisher, shelf)
     publisher.hand_over(1, None)
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -199,7 +199,8 @@ def test_the_end_waits_for_what_is_under_way_and_what_waits(publish):
         shelf.open.set()
         closing.result(LONG)
     assert shelf.versions == [0, 1]
-    assert ended.wait(LONG)
+    publisher._thread.join(LONG)
+    assert not publisher._thread.is_alive()
 
 
 def test_processes_that_agree_make_the_same_versions_available(publish):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-
 from rl_sync.types import Params
-from rl_sync.weights.background_publisher import BackgroundPublisher
-from rl_sync.weights.cells import DeviceRegions
+from rl_sync.weights.background_publisher import BackgroundPublisher, QueueRules
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.part_bytes import CutVersion, on_host
 from rl_sync.weights.digest import digest_words, to_text
-from rl_sync.weights.parts import Cutter, plan_manifest
+from rl_sync.weights.parts import Cutter
 
 
 class HistoryPublisher:
@@ -21,12 +16,10 @@ class HistoryPublisher:
     Subclasses carry the artifacts of the history to explorers.
 
     Args:
-      params: abstract params in the trainer's shardings.
-      chain: id of this publisher, the same in all processes of the trainer.
+      cutter: cuts versions into parts.
+      history: the versions, with these parts.
       where: see `BackgroundPublisher`.
-      expected: regions that explorers are expected to hold; see `plan_manifest`.
-      keep, deltas: see `VersionHistory`.
-      queue: `may_skip`, `timeout_secs`, `agree` and `agree_in_thread` of `BackgroundPublisher`.
+      rules: rules of the queue of versions.
 
     Attributes:
       history: the versions.
@@ -34,22 +27,14 @@ class HistoryPublisher:
 
     def __init__(
         self,
-        params: Params,
-        chain: str,
+        cutter: Cutter,
+        history: VersionHistory,
         where: str,
-        *,
-        expected: DeviceRegions = (),
-        keep: int = 1,
-        deltas: bool = True,
-        **queue: Any,
+        rules: QueueRules,
     ) -> None:
-        self._manifest = plan_manifest(params, expected)
-        self._cutter = Cutter(self._manifest, params)
-        self.history = VersionHistory(
-            chain, jax.process_index(), self._manifest.itemsizes, keep, deltas=deltas
-        )
+        self._cutter, self.history = cutter, history
         self._queue: BackgroundPublisher[CutVersion] = BackgroundPublisher(
-            self._offer, where, awaited=lambda cut: cut.parts, **queue
+            self._offer, where, rules, awaited=lambda cut: cut.parts
         )
 
     def publish(self, version: int, params: Params) -> None:
