@@ -25,11 +25,9 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from rl_sync.messages.events import VersionPublished
-from rl_sync.messages.master_calls import Happened
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.delta_arrival import PullStats, arriving_end, queue_rules
-from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
+from rl_sync.transfers.artifact_ends import ArtifactTrainerEnd, PullStats, arriving_end, queue_rules
+from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.background_publisher import QueueRules
@@ -311,6 +309,7 @@ class CheckpointPuller:
       check_digest: whether to compare the digest of the weights with the published one; without
         differences only.
       agree: lets the explorer's processes agree; the first of them chooses.
+      on_pulled: called with the costs of each pull that fetched something.
 
     Attributes:
       stats: costs of the last pull.
@@ -326,13 +325,14 @@ class CheckpointPuller:
         deltas: bool = True,
         check_digest: bool = True,
         agree: Agree = alone,
+        on_pulled: Callable[[PullStats], None] = lambda stats: None,
     ) -> None:
         assert check_digest or not deltas, "differences are only right on a verified version"
         self._files = VersionFiles(directory, create=run is not None)
         self._params, self._run = params, run
         self._reader = reader or f"{socket.gethostname()}-{os.getpid()}"
         self._deltas, self._check_digest = deltas, check_digest
-        self._agree = agree
+        self._agree, self._on_pulled = agree, on_pulled
         self._held: HeldWeights | None = None
         self.stats: PullStats | None = None
 
@@ -379,6 +379,8 @@ class CheckpointPuller:
                         raise
                 else:
                     self._settle(held)
+                    if self.stats is not None:
+                        self._on_pulled(self.stats)
                     return held.version.version, held.params
             if late:
                 raise WeightsTimeoutError(self._lateness(wanted, timeout_secs))
@@ -518,7 +520,7 @@ def run_tag(secret: str) -> str:
     return hashlib.sha256(f"weights {secret}".encode()).hexdigest()[:16]
 
 
-class CheckpointTrainerEnd(Offering):
+class CheckpointTrainerEnd(ArtifactTrainerEnd):
     """Writes versions in the background, and tells the master when each is readable.
 
     Args:
@@ -538,26 +540,22 @@ class CheckpointTrainerEnd(Offering):
             expected=mesh_regions(site.abstract_params_on(settings.explorer_layout)),
             keep=schedule.versions_kept,
             full_every=settings.sync.full_every,
-            on_saved=self._saved,
+            on_saved=self._added,
             frame=site.frame() if session.leads else None,
             rules=queue_rules(session, schedule),
             agree_wishes=session.team.thread("wishes"),
         )
         super().__init__(site, schedule, publisher)
 
-    def _saved(self, version: int, added: AddedVersion, secs: float) -> None:
-        now = self._session.spans.now()
-        attributes = added.attributes if self._session.settings.deltas else {}
-        self._session.spans.record(
-            self._kind, now - secs, now, version=version, background=True, **attributes
-        )
-        self._session.spans.count(added.counts)
-        self._session.tell(Happened(VersionPublished(version)))
-
 
 def _explorer(site: EndSite) -> ExplorerEnd:
     session = site.session
     settings = session.settings
+
+    def pulled(stats: PullStats) -> None:
+        if settings.deltas:
+            session.spans.count(stats.counts)
+
     puller = CheckpointPuller(
         settings.weights_directory(Workdir(settings.workdir)),
         site.abstract_params,
@@ -566,10 +564,9 @@ def _explorer(site: EndSite) -> ExplorerEnd:
         deltas=settings.deltas,
         check_digest=site.verify,
         agree=session.agree,
+        on_pulled=pulled,
     )
-    if not settings.deltas:
-        return ExplorerEnd(puller)
-    return arriving_end(site, puller, lambda: puller.stats)
+    return arriving_end(site, puller) if settings.deltas else ExplorerEnd(puller)
 
 
 def _published_bytes(version: int, schedule: SyncSchedule, deltas: bool) -> int:

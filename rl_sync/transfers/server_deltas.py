@@ -20,13 +20,16 @@ import jax
 
 from rl_sync.addresses import interface_towards
 from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
-from rl_sync.messages.events import VersionPublished
-from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.weight_calls import AskNewest, AskRelays, HoldWeights, JoinRelays, ReportRelay
 from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.delta_arrival import PullStats, arriving_end, queue_rules
-from rl_sync.transfers.ends import EndSite, ExplorerEnd, Offering
+from rl_sync.transfers.artifact_ends import (
+    ArtifactTrainerEnd,
+    PullStats,
+    arriving_end,
+    queue_rules,
+)
+from rl_sync.transfers.ends import EndSite, ExplorerEnd
 from rl_sync.transfers.server_delta_publisher import (
     Acknowledge,
     AskArtifact,
@@ -44,7 +47,6 @@ from rl_sync.weights.deltas.applying import HeldWeights, applied, installed
 from rl_sync.weights.deltas.artifact import FULL, ArtifactKey
 from rl_sync.weights.deltas.block_cache import BlockCache, BlockSource, FetchReport, SourceBusyError
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
-from rl_sync.weights.deltas.history import AddedVersion
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTransferError
 from rl_sync.weights.parts import Manifest
 
@@ -66,6 +68,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
       serve_at: interface at which other explorers can fetch blocks here; None to serve nobody.
       on_serving: called with the `host:port` where others can fetch blocks.
       on_report: see `BlockCache`.
+      on_pulled: called with the costs of each pull that fetched something.
 
     Attributes:
       stats: what the last pull took.
@@ -83,6 +86,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         serve_at: str | None = None,
         on_serving: Callable[[str], None] = lambda address: None,
         on_report: Callable[[FetchReport], None] = lambda report: None,
+        on_pulled: Callable[[PullStats], None] = lambda stats: None,
         **options: Any,
     ) -> None:
         super().__init__(params, reader, self._trainers, newest, **options)
@@ -91,6 +95,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         self._held: HeldWeights | None = None
         self._path: Sequence[tuple[str, str]] = ()
         self._known: dict[tuple[str, str], RpcSource] = {}
+        self._on_pulled = on_pulled
         self.stats: PullStats | None = None
         dense = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
         self._cache = BlockCache(
@@ -136,6 +141,8 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         held = self._verified(offers, exactly)
         for holder in offers:
             self._call(holder, Acknowledge(self._reader, held.version.version))
+        if self.stats is not None:
+            self._on_pulled(self.stats)
         return held.version.version, held.params
 
     def _verified(self, updates: Mapping[int, WeightsUpdate], exactly: int | None) -> HeldWeights:
@@ -225,7 +232,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
             return None
 
 
-class DeltaTrainerEnd(Offering):
+class DeltaTrainerEnd(ArtifactTrainerEnd):
     """Encodes versions in the background, and offers them; explorers fetch them at any time.
 
     Args:
@@ -242,24 +249,11 @@ class DeltaTrainerEnd(Offering):
             chain=session.agree("the chain", lambda: secrets.token_hex(8)),
             expected=mesh_regions(site.abstract_params_on(session.settings.explorer_layout)),
             keep=schedule.versions_in_use,
-            on_added=self._added,
+            on_added=lambda version, added: self._added(version, added, added.encode_secs),
             rules=queue_rules(session, schedule),
         )
         super().__init__(site, schedule, publisher)
         session.call_alone(HoldWeights(jax.process_index(), publisher.address))
-
-    def _added(self, version: int, added: AddedVersion) -> None:
-        now = self._session.spans.now()
-        self._session.spans.record(
-            self._kind,
-            now - added.encode_secs,
-            now,
-            version=version,
-            background=True,
-            **added.attributes,
-        )
-        self._session.spans.count(added.counts)
-        self._session.tell(Happened(VersionPublished(version)))
 
 
 def explorer_end(site: EndSite) -> ExplorerEnd:
@@ -287,7 +281,8 @@ def explorer_end(site: EndSite) -> ExplorerEnd:
         serve_at=interface if relaying else None,
         on_serving=lambda address: session.call_alone(JoinRelays(reader, address)),
         on_report=report,
+        on_pulled=lambda stats: session.spans.count(stats.counts),
         agree=session.agree,
         on_lost=lambda: check_training(session),
     )
-    return arriving_end(site, puller, lambda: puller.stats)
+    return arriving_end(site, puller)

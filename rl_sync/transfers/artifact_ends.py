@@ -1,27 +1,18 @@
-"""An explorer's end of transfers by differences: weights arrive while it generates."""
+"""Shared halves of the ends of both transfers by artifacts: their queue, costs and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rl_sync.cluster.session import Session
+from rl_sync.messages.events import VersionPublished
+from rl_sync.messages.master_calls import Happened
 from rl_sync.schedule import SyncSchedule
-from rl_sync.transfers.ends import EndSite, ExplorerEnd
-from rl_sync.types import Params
+from rl_sync.transfers.ends import EndSite, ExplorerEnd, Offering
 from rl_sync.weights.background_publisher import QueueRules
+from rl_sync.weights.deltas.history import AddedVersion
 from rl_sync.weights.ends_interface import Puller
 from rl_sync.weights.prefetching import PrefetchingPuller
-
-
-def queue_rules(session: Session, schedule: SyncSchedule) -> QueueRules:
-    """Returns the rules of the trainer's queue of versions, of which a thread makes artifacts."""
-    return QueueRules(
-        may_skip=schedule.pull == "latest",
-        timeout_secs=session.settings.launch.wait_secs,
-        agree=session.agree,
-        agree_in_thread=session.team.thread("weights"),
-    )
 
 
 class PullStats(NamedTuple):
@@ -55,44 +46,38 @@ class PullStats(NamedTuple):
         }
 
 
-class CountingPuller:
-    """Counts what each pull takes, for the metrics of the run.
+class CostedPuller(Puller, Protocol):
+    """A puller that knows the costs of its last pull; None if there was nothing to fetch."""
 
-    Args:
-      puller: the puller of versions.
-      stats: returns what the last pull took.
-      count: adds to totals by name.
-    """
-
-    def __init__(
-        self,
-        puller: Puller,
-        stats: Callable[[], PullStats | None],
-        count: Callable[[Mapping[str, float]], None],
-    ) -> None:
-        self._puller, self._stats, self._count = puller, stats, count
-
-    def pull(
-        self, *, exactly: int | None = None, at_least: int | None = None, timeout_secs: float
-    ) -> tuple[int, Params]:
-        """See `Puller`."""
-        pulled = self._puller.pull(exactly=exactly, at_least=at_least, timeout_secs=timeout_secs)
-        if (took := self._stats()) is not None:
-            self._count(took.counts)
-        return pulled
-
-    def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
-        """See `Puller`."""
-        return self._puller.newest(at_least, timeout_secs)
-
-    def close(self) -> None:
-        """See `Puller`."""
-        self._puller.close()
+    stats: PullStats | None
 
 
-def arriving_end(
-    site: EndSite, puller: Puller, stats: Callable[[], PullStats | None]
-) -> ExplorerEnd:
+def queue_rules(session: Session, schedule: SyncSchedule) -> QueueRules:
+    """Returns the rules of the trainer's queue of versions, of which a thread makes artifacts."""
+    return QueueRules(
+        may_skip=schedule.pull == "latest",
+        timeout_secs=session.settings.launch.wait_secs,
+        agree=session.agree,
+        agree_in_thread=session.team.thread("weights"),
+    )
+
+
+class ArtifactTrainerEnd(Offering):
+    """A trainer's end that offers versions as artifacts, which a thread makes of them."""
+
+    def _added(self, version: int, added: AddedVersion, secs: float) -> None:
+        """Records a version that explorers can fetch now, and the seconds that this took."""
+        session = self._session
+        now = session.spans.now()
+        attributes = added.attributes if session.settings.deltas else {}
+        session.spans.record(
+            self._kind, now - secs, now, version=version, background=True, **attributes
+        )
+        session.spans.count(added.counts)
+        session.tell(Happened(VersionPublished(version)))
+
+
+def arriving_end(site: EndSite, puller: CostedPuller) -> ExplorerEnd:
     """Returns an explorer's end, with weights that arrive in a thread if the schedule allows it.
 
     Under exact pulls an explorer waits for each version anyway. Several processes of one explorer
@@ -101,19 +86,17 @@ def arriving_end(
     Args:
       site: the explorer's site.
       puller: the puller of versions.
-      stats: returns what the last pull took.
     """
     session = site.session
 
     def record(version: int, secs: float) -> None:
-        now, took = session.spans.now(), stats()
-        attributes = took._asdict() if took else {}
+        now = session.spans.now()
+        attributes = puller.stats._asdict() if puller.stats else {}
         session.spans.record(
             site.kind, now - secs, now, version=version, background=True, **attributes
         )
 
     settings = session.settings
-    puller = CountingPuller(puller, stats, session.spans.count)
     if settings.schedule.pull != "latest" or settings.explorer.processes > 1:
         return ExplorerEnd(puller)
     arriving = PrefetchingPuller(puller, record)
