@@ -153,32 +153,20 @@ def explorer_actions(place: Place) -> tuple[str, Actions]:
     """Returns no address, and what the explorer does."""
     import jax
 
-    from rl_sync.cluster.rpc import RpcClient
     from rl_sync.transfers.server import ServerPuller
     from rl_sync.transfers.server_deltas import DeltaPuller
+    from rl_sync.transfers.trainer_processes import TrainerContact
 
     abstract, weights = like(place), None
     before = resident_bytes()
+    trainer = TrainerContact(
+        place.name, lambda: [place.publisher], _asked, SECRET, call_secs=TIMEOUT_SECS
+    )
     puller: DeltaPuller | ServerPuller
     if place.transfer == "delta":
-        puller = DeltaPuller(
-            abstract,
-            place.name,
-            lambda: [place.publisher],
-            _asked,
-            secret=SECRET,
-            call_secs=TIMEOUT_SECS,
-        )
+        puller = DeltaPuller(abstract, trainer)
     else:
-        trainer = RpcClient(place.publisher, "trainer", SECRET)
-        puller = ServerPuller(
-            abstract,
-            place.name,
-            lambda: [trainer],
-            _asked,
-            host=place.host,
-            call_secs=TIMEOUT_SECS,
-        )
+        puller = ServerPuller(abstract, trainer, host=place.host)
 
     def pull(version: int) -> dict[str, Any]:
         nonlocal weights

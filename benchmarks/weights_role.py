@@ -127,8 +127,8 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
 
         return CheckpointPuller(Path(endpoints.directory), abstract, run=RUN, deltas=False)
     if case.transfer == "server":
-        from rl_sync.cluster.rpc import RpcClient
         from rl_sync.transfers.server import ServerPuller
+        from rl_sync.transfers.trainer_processes import TrainerContact
 
         address = Path(endpoints.directory, "address")
         deadline = time.monotonic() + TIMEOUT_SECS
@@ -136,15 +136,14 @@ def puller_of(case: Case, endpoints: Endpoints) -> Any:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the trainer has served nothing for {TIMEOUT_SECS:.0f} s")
             time.sleep(0.01)
-        trainer = RpcClient(address.read_text(), "trainer", SECRET)
-        return ServerPuller(
-            abstract,
+        trainer = TrainerContact(
             f"explorer{endpoints.number}",
-            lambda: [trainer],
+            lambda: [address.read_text()],
             _asked,
-            host=HOST,
-            call_secs=TIMEOUT_SECS,
+            SECRET,
+            TIMEOUT_SECS,
         )
+        return ServerPuller(abstract, trainer, host=HOST)
     from rl_sync.transfers.collective import CollectivePuller
     from rl_sync.weights.link import Link
 

@@ -20,6 +20,7 @@ from rl_sync.models.huggingface.reading import load_config
 from rl_sync.models.placement import abstract_params, cast_abstract
 from rl_sync.models.sharding import Layout
 from rl_sync.plan import model_memory
+from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.types import Params
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.copies import copied
@@ -114,14 +115,7 @@ def _deltas(params: Params, abstract: Params, nbytes: int) -> Iterator[Finding]:
         expected=mesh_regions(abstract),
         on_added=lambda version, one: added.put(one.encode_secs),
     )
-    puller = DeltaPuller(
-        abstract,
-        "explorer1.0",
-        lambda: [publisher.address],
-        _asked,
-        secret=_SECRET,
-        call_secs=_TIMEOUT_SECS,
-    )
+    puller = DeltaPuller(abstract, _contact(publisher.address))
     version = 0
     for share in (None, *_SHARES):
         rows = []
@@ -153,24 +147,22 @@ def _deltas(params: Params, abstract: Params, nbytes: int) -> Iterator[Finding]:
 
 
 def _server(params: Params, abstract: Params, nbytes: int) -> Iterator[Finding]:
-    from rl_sync.cluster.rpc import RpcClient
     from rl_sync.transfers.server import ServerPuller
     from rl_sync.transfers.server_publisher import ServerPublisher
 
     there = mesh_regions(abstract)
     publisher = ServerPublisher(abstract, host=_HOST, secret=_SECRET, expected=there)
-    trainer = RpcClient(publisher.address, "trainer", _SECRET)
-    puller = ServerPuller(
-        abstract,
-        "explorer1.0",
-        lambda: [trainer],
-        _asked,
-        host=_HOST,
-        call_secs=_TIMEOUT_SECS,
-    )
+    puller = ServerPuller(abstract, _contact(publisher.address), host=_HOST)
     yield _timed("server", publisher.publish, puller.pull, params, nbytes)
     puller.close()
     publisher.close()
+
+
+def _contact(address: str) -> TrainerContact:
+    """Returns the way to a trainer of one process."""
+    return TrainerContact(
+        "explorer1.0", lambda: [address], _asked, _SECRET, call_secs=_TIMEOUT_SECS
+    )
 
 
 def _asked(at_least: int, timeout_secs: float) -> int:

@@ -7,18 +7,16 @@ Neither side waits for the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array
 
 from rl_sync.addresses import interface_towards
-from rl_sync.cluster.rpc import RpcClient
 from rl_sync.messages.events import VersionPublished
 from rl_sync.messages.master_calls import Happened
 from rl_sync.messages.weight_calls import AskNewest, HoldWeights
-from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.ends import Ends, EndSite, ExplorerEnd, Offering
 from rl_sync.transfers.server_deltas import DeltaTrainerEnd, explorer_end
@@ -30,8 +28,9 @@ from rl_sync.transfers.server_publisher import (
     VersionOffer,
 )
 from rl_sync.transfers.server_puller import OfferPuller
-from rl_sync.transfers.trainer_processes import await_holders, check_training
+from rl_sync.transfers.trainer_processes import TrainerContact, contact
 from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.digest import LeafSums, combine, leaf_sums, to_text
 from rl_sync.weights.ends_interface import WeightsMismatchError
@@ -50,7 +49,7 @@ class ServerPuller(OfferPuller[VersionOffer]):
     """Fetches whole versions from device to device.
 
     Args:
-      params, reader, find, newest, options: see `OfferPuller`.
+      params, trainer, agree: see `OfferPuller`.
       host: this process's own interface.
       check_digest: whether to compare the digest of the received weights with the published one.
 
@@ -61,15 +60,13 @@ class ServerPuller(OfferPuller[VersionOffer]):
     def __init__(
         self,
         params: Params,
-        reader: str,
-        find: Callable[[], Sequence[RpcClient]],
-        newest: Callable[[int, float], int],
+        trainer: TrainerContact,
         *,
         host: str,
         check_digest: bool = True,
-        **options: Any,
+        agree: Agree = alone,
     ) -> None:
-        super().__init__(params, reader, find, newest, **options)
+        super().__init__(params, trainer, agree=agree)
         self._server = start_server(host)
         self._check_digest = check_digest
         self._lines: dict[int, _TrainerLine] = {}
@@ -112,7 +109,7 @@ class ServerPuller(OfferPuller[VersionOffer]):
 
         def arrive(part: int) -> Array:
             array, name = arriving.pop(part)
-            wait_ready(array, self._stall_secs, name)
+            wait_ready(array, self._trainer.stall_secs, name)
             return array
 
         # All processes of an explorer compute the digest together, so at its end each has all its
@@ -151,26 +148,14 @@ class ServerTrainerEnd(Offering):
 
 
 def puller_of(site: EndSite) -> ServerPuller:
-    """Makes an explorer's puller.
-
-    A pull raises a `RunStoppedError` if it breaks because the run is being stopped, or because the
-    trainer has made its last step.
-    """
+    """Makes an explorer's puller."""
     session = site.session
-
-    def find() -> list[RpcClient]:
-        return [RpcClient(at, TRAINER, session.secret) for at in await_holders(session)]
-
     return ServerPuller(
         site.abstract_params,
-        f"{session.role}.{jax.process_index()}",
-        find,
-        lambda version, secs: session.call(AskNewest(version, secs)),
+        contact(session, lambda version, secs: session.call(AskNewest(version, secs))),
         host=interface_towards(site.master_address),
-        call_secs=session.settings.launch.call_secs,
         check_digest=site.verify,
         agree=session.agree,
-        on_lost=lambda: check_training(session),
     )
 
 

@@ -14,14 +14,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 
 from rl_sync.addresses import interface_towards
-from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcClient, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, PeerLostError, RemoteError, RpcServer
 from rl_sync.messages.weight_calls import AskNewest, AskRelays, HoldWeights, JoinRelays, ReportRelay
-from rl_sync.role_names import TRAINER
 from rl_sync.schedule import SyncSchedule
 from rl_sync.transfers.artifact_ends import (
     ArtifactTrainerEnd,
@@ -40,8 +39,9 @@ from rl_sync.transfers.server_delta_publisher import (
     WeightsUpdate,
 )
 from rl_sync.transfers.server_puller import OfferPuller
-from rl_sync.transfers.trainer_processes import await_holders, check_training
+from rl_sync.transfers.trainer_processes import TrainerContact, contact
 from rl_sync.types import Params
+from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.deltas.applying import HeldWeights, applied, installed
 from rl_sync.weights.deltas.artifact import FULL, ArtifactKey
@@ -54,20 +54,30 @@ _THREADS = 64
 _log = logging.getLogger(__name__)
 
 
+class Relaying(NamedTuple):
+    """An explorer's part in handing on blocks; by default, it has none.
+
+    Attributes:
+      relays: returns name and address of the explorers' processes to ask before the trainer.
+      serve_at: interface at which other explorers can fetch blocks here; None to serve nobody.
+      on_serving: called with the `host:port` where others can fetch blocks.
+      on_report: see `BlockCache`.
+    """
+
+    relays: Callable[[], Sequence[tuple[str, str]]] = lambda: ()
+    serve_at: str | None = None
+    on_serving: Callable[[str], None] = lambda address: None
+    on_report: Callable[[FetchReport], None] = lambda report: None
+
+
 class DeltaPuller(OfferPuller[WeightsUpdate]):
     """Fetches what changed since the version that this process has verified.
 
     The digest is always compared: a version that fails is dropped, and a full copy takes its place.
 
     Args:
-      params, reader, newest, options: see `OfferPuller`.
-      find: finds the publishers of the trainer's processes: their addresses, in order. Called again
-        after a failure.
-      secret: the run's secret.
-      relays: returns name and address of the explorers' processes to ask before the trainer.
-      serve_at: interface at which other explorers can fetch blocks here; None to serve nobody.
-      on_serving: called with the `host:port` where others can fetch blocks.
-      on_report: see `BlockCache`.
+      params, trainer, agree: see `OfferPuller`.
+      relaying: this process's part in handing on blocks.
       on_pulled: called with the costs of each pull that fetched something.
 
     Attributes:
@@ -77,21 +87,14 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
     def __init__(
         self,
         params: Params,
-        reader: str,
-        find: Callable[[], Sequence[str]],
-        newest: Callable[[int, float], int],
+        trainer: TrainerContact,
+        relaying: Relaying = Relaying(),  # noqa: B008
         *,
-        secret: str,
-        relays: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
-        serve_at: str | None = None,
-        on_serving: Callable[[str], None] = lambda address: None,
-        on_report: Callable[[FetchReport], None] = lambda report: None,
         on_pulled: Callable[[PullStats], None] = lambda stats: None,
-        **options: Any,
+        agree: Agree = alone,
     ) -> None:
-        super().__init__(params, reader, self._trainers, newest, **options)
-        self._addresses_of, self._secret, self._relays = find, secret, relays
-        self._addresses: Sequence[str] = ()
+        super().__init__(params, trainer, agree=agree)
+        self._relays = relaying.relays
         self._held: HeldWeights | None = None
         self._path: Sequence[tuple[str, str]] = ()
         self._known: dict[tuple[str, str], RpcSource] = {}
@@ -99,27 +102,23 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         self.stats: PullStats | None = None
         dense = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
         self._cache = BlockCache(
-            reader,
+            trainer.reader,
             self._sources,
             lambda key: self._call(key.holder, AskArtifact(key)),
-            most_bytes=dense if serve_at else 0,
-            on_report=on_report,
+            most_bytes=dense if relaying.serve_at else 0,
+            on_report=relaying.on_report,
         )
         self._server: RpcServer | None = None
-        if serve_at is not None:
+        if (interface := relaying.serve_at) is not None:
             desk = CallHandlers(FetchBlocks.answered_by(self._hand_on))
-            self._server = RpcServer(desk, 0, serve_at, _THREADS, secret)
-            on_serving(f"{serve_at}:{self._server.port}")
+            self._server = RpcServer(desk, 0, interface, _THREADS, trainer.secret)
+            relaying.on_serving(f"{interface}:{self._server.port}")
 
     def close(self) -> None:
         """Tells the trainer, if it is still there, that this process will not ask again."""
         super().close()
         if self._server is not None:
             self._server.close()
-
-    def _trainers(self) -> list[RpcClient]:
-        self._addresses = self._addresses_of()
-        return [RpcClient(at, TRAINER, self._secret) for at in self._addresses]
 
     def _asking(
         self, holder: int, exactly: int | None, at_least: int | None, secs: float
@@ -162,7 +161,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
                 raise
             _log.warning("The difference to version %d is refused: %s", target.version, error)
         self._held = None
-        deadline = time.monotonic() + self._stall_secs
+        deadline = time.monotonic() + self._trainer.stall_secs
         at_least = target.version if exactly is None else None
         again = self._offers(exactly, at_least, deadline)
         if not again:
@@ -220,7 +219,7 @@ class DeltaPuller(OfferPuller[WeightsUpdate]):
         for name, address in (*self._path, trainer):
             if (name, address) not in self._known:
                 self._known[name, address] = RpcSource(
-                    name, address, self._secret, self._stall_secs
+                    name, address, self._trainer.secret, self._trainer.stall_secs
                 )
             sources.append(self._known[name, address])
         return sources
@@ -259,30 +258,27 @@ class DeltaTrainerEnd(ArtifactTrainerEnd):
 def explorer_end(site: EndSite) -> ExplorerEnd:
     """Makes an explorer's end, which fetches what changed."""
     session, settings = site.session, site.session.settings
-    reader = f"{session.role}.{jax.process_index()}"
-    interface = interface_towards(site.master_address)
-    relaying = 0 < settings.sync.fanout < settings.explorers
+    trainer = contact(session, lambda version, secs: session.call_alone(AskNewest(version, secs)))
 
     def report(report: FetchReport) -> None:
-        if relaying:
-            with contextlib.suppress(PeerLostError, RemoteError):
-                session.call_alone(
-                    ReportRelay(report.source, report.nbytes, report.secs, report.failure)
-                )
+        with contextlib.suppress(PeerLostError, RemoteError):
+            session.call_alone(
+                ReportRelay(report.source, report.nbytes, report.secs, report.failure)
+            )
 
+    relaying = Relaying()
+    if 0 < settings.sync.fanout < settings.explorers:
+        relaying = Relaying(
+            lambda: session.call_alone(AskRelays(trainer.reader)),
+            interface_towards(site.master_address),
+            lambda address: session.call_alone(JoinRelays(trainer.reader, address)),
+            report,
+        )
     puller = DeltaPuller(
         site.abstract_params,
-        reader,
-        lambda: await_holders(session),
-        lambda version, secs: session.call_alone(AskNewest(version, secs)),
-        secret=session.secret,
-        call_secs=settings.launch.call_secs,
-        relays=(lambda: session.call_alone(AskRelays(reader))) if relaying else lambda: (),
-        serve_at=interface if relaying else None,
-        on_serving=lambda address: session.call_alone(JoinRelays(reader, address)),
-        on_report=report,
+        trainer,
+        relaying,
         on_pulled=lambda stats: session.spans.count(stats.counts),
         agree=session.agree,
-        on_lost=lambda: check_training(session),
     )
     return arriving_end(site, puller)

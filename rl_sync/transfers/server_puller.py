@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from rl_sync.cluster.rpc import PeerLostError, RemoteError, RpcClient
 from rl_sync.messages.call import Call
+from rl_sync.role_names import TRAINER
 from rl_sync.transfers.server_publisher import AskManifest, CloseLine
+from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.types import Params
 from rl_sync.weights.agreement import Agree, alone
 from rl_sync.weights.ends_interface import (
@@ -38,34 +40,14 @@ class OfferPuller(Generic[Offer]):
 
     Args:
       params: abstract params in the shardings to pull into.
-      reader: name that no other running puller of the trainer has.
-      find: finds the publishers of the trainer's processes, by their index; called again after a
-        failure. If it raises a ConnectionError, the pull fails.
-      newest: returns the newest offered version, -1 if there is none. Its arguments are the version
-        to wait for, and the maximum wait in seconds.
-      call_secs: maximum time that a publisher takes to answer, beyond the wait that it is asked
-        for.
+      trainer: the way to the trainer's processes.
       agree: lets the explorer's processes agree; the first of them chooses the version.
-      stall_secs: time after which a transfer without progress is given up.
-      on_lost: called when a pull breaks; it may raise the reason, in place of the pull's error.
     """
 
-    def __init__(
-        self,
-        params: Params,
-        reader: str,
-        find: Callable[[], Sequence[RpcClient]],
-        newest: Callable[[int, float], int],
-        *,
-        call_secs: float,
-        agree: Agree = alone,
-        stall_secs: float = 60.0,
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._params, self._reader = params, reader
-        self._find, self._newest = find, newest
-        self._call_secs, self._stall_secs = call_secs, stall_secs
-        self._agree, self._on_lost = agree, on_lost
+    def __init__(self, params: Params, trainer: TrainerContact, *, agree: Agree = alone) -> None:
+        self._params, self._trainer, self._agree = params, trainer, agree
+        self._reader = trainer.reader
+        self._addresses: Sequence[str] = ()
         self._clients: Sequence[RpcClient] = ()
         self._arrivals: Arrivals | None = None
         self._by_holder: dict[int, list[int]] = {}
@@ -97,7 +79,7 @@ class OfferPuller(Generic[Offer]):
             return self._received(offers, exactly)
         except (ConnectionError, PeerLostError, RemoteError, WeightsTransferError) as error:
             self._disconnect()
-            self._on_lost()
+            self._trainer.on_lost()
             if isinstance(error, WeightsTransferError):
                 raise
             raise WeightsTransferError(
@@ -107,7 +89,7 @@ class OfferPuller(Generic[Offer]):
 
     def newest(self, at_least: int = -1, timeout_secs: float = 0.0) -> int:
         """See `ends_interface.Puller`."""
-        return self._newest(at_least, timeout_secs)
+        return self._trainer.newest(at_least, timeout_secs)
 
     def close(self) -> None:
         """Tells the trainer, if it is still there, that this process will not ask again."""
@@ -140,7 +122,7 @@ class OfferPuller(Generic[Offer]):
         self._arrivals = None
 
     def _call(self, holder: int, call: Call[R], waits_secs: float = 0.0) -> R:
-        return self._clients[holder].call(call, self._call_secs + waits_secs)
+        return self._clients[holder].call(call, self._trainer.call_secs + waits_secs)
 
     def _offers(
         self, exactly: int | None, at_least: int | None, deadline: float
@@ -155,7 +137,7 @@ class OfferPuller(Generic[Offer]):
         version = self._agree("a version", choose)
         if version is None or mine:
             return mine
-        offers = self._ask(version, None, time.monotonic() + self._stall_secs)
+        offers = self._ask(version, None, time.monotonic() + self._trainer.stall_secs)
         if offers is None:
             raise WeightsTransferError(
                 f"Process 0 of this explorer got an offer of version {version}, but"
@@ -181,7 +163,9 @@ class OfferPuller(Generic[Offer]):
 
     def _connect(self) -> None:
         """Finds the trainer's processes that hold parts for this process."""
-        self._clients = self._find()
+        trainer = self._trainer
+        self._addresses = trainer.addresses()
+        self._clients = [trainer.client(at, TRAINER, trainer.secret) for at in self._addresses]
         manifest = self._call(0, AskManifest())
         if (pair := first_difference(leaves_of(self._params), manifest.leaves)) is not None:
             raise ValueError(

@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rl_sync.cluster.rpc import RpcClient
 from rl_sync.transfers.server import ServerPuller
 from rl_sync.transfers.server_publisher import AskOffer, OpenLine, ServerPublisher
+from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.weights.digest import digest
 from rl_sync.weights.server_transport import start_server
 
@@ -45,12 +46,12 @@ def publisher_of(abstract: dict, **options) -> ServerPublisher:
 
 
 def puller_of(
-    abstract: dict, reader: str, addresses: str, client=RpcClient, **options
+    abstract: dict, reader: str, addresses: str, client=RpcClient, stall_secs=60.0, **options
 ) -> ServerPuller:
-    clients = [client(address, "trainer", SECRET) for address in addresses.split(",")]
-    return ServerPuller(
-        abstract, reader, lambda: clients, lambda *_: 0, host=HOST, call_secs=30, **options
+    trainer = TrainerContact(
+        reader, lambda: addresses.split(","), lambda *_: 0, SECRET, 30.0, stall_secs, client=client
     )
+    return ServerPuller(abstract, trainer, host=HOST, **options)
 
 
 def say(*words: object) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.transfers.server_delta_publisher import DeltaPublisher, FetchBlocks
-from rl_sync.transfers.server_deltas import DeltaPuller
+from rl_sync.transfers.server_deltas import DeltaPuller, Relaying
+from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.weights.cells import mesh_regions
 from rl_sync.weights.ends_interface import (
     WeightsMismatchError,
@@ -53,16 +54,8 @@ def publishing(mesh=ONE, target=ONE, chain="first", **options):
 
 @contextlib.contextmanager
 def pulling(addresses, mesh=ONE, reader="explorer1.0", **options):
-    puller = DeltaPuller(
-        abstract_on(*mesh),
-        reader,
-        lambda: addresses,
-        lambda version, secs: -1,
-        secret=SECRET,
-        call_secs=30,
-        stall_secs=20,
-        **options,
-    )
+    trainer = TrainerContact(reader, lambda: addresses, lambda *_: -1, SECRET, 30.0, 20.0)
+    puller = DeltaPuller(abstract_on(*mesh), trainer, Relaying(**options))
     try:
         yield puller
     finally:

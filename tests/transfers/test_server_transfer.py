@@ -23,6 +23,7 @@ from rl_sync.transfers.server_publisher import (
     Taken,
     VersionOffer,
 )
+from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.weights.cells import device_regions, mesh_regions, overlap, within
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import (
@@ -103,17 +104,20 @@ def client_of(publisher: ServerPublisher) -> RpcClient:
     return RpcClient(publisher.address, "trainer", SECRET)
 
 
-def puller_of(abstract, publisher, reader="explorer1", newest=0, client=None, **options):
-    clients = [client or client_of(publisher)]
-    return ServerPuller(
-        abstract,
-        reader,
-        lambda: clients,
-        lambda version, secs: newest,
-        host=HOST,
-        call_secs=30,
-        **options,
+def puller_of(abstract, publisher, newest=0, client=None, check_digest=True, **contact):
+    client = client or client_of(publisher)
+    trainer = TrainerContact(
+        **{
+            "reader": "explorer1",
+            "addresses": lambda: [publisher.address],
+            "newest": lambda version, secs: newest,
+            "secret": SECRET,
+            "call_secs": 30.0,
+            "client": lambda *_: client,
+            **contact,
+        }
     )
+    return ServerPuller(abstract, trainer, host=HOST, check_digest=check_digest)
 
 
 def assert_same_bits(params: dict, version: int) -> None:

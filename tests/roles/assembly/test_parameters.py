@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from rl_sync.checkpoints.snapshot_folder import SnapshotFolder, load_part
-from rl_sync.cluster.rpc import RpcClient
 from rl_sync.models import lora
 from rl_sync.models.config import HEAD, Lora
 from rl_sync.models.huggingface.reading import load_config
@@ -24,6 +23,7 @@ from rl_sync.transfers.server import ServerPuller
 from rl_sync.transfers.server_delta_publisher import DeltaPublisher
 from rl_sync.transfers.server_deltas import DeltaPuller
 from rl_sync.transfers.server_publisher import ServerPublisher
+from rl_sync.transfers.trainer_processes import TrainerContact
 from rl_sync.weights.digest import digest
 from tests.models import tiny
 from tests.models.meshes import layout
@@ -198,21 +198,14 @@ def both_ends(kind, params, directory):
         return publisher, CheckpointPuller(directory, params, **end)
     if kind == "server":
         publisher = ServerPublisher(params, **place)
-        clients = [RpcClient(publisher.address, "trainer", place["secret"])]
-        find = functools.partial(list, clients)
-        return publisher, ServerPuller(
-            params, "explorer1", find, lambda *_: 0, host=place["host"], call_secs=30
-        )
-    publisher = DeltaPublisher(params, chain="first", **place)
-    return publisher, DeltaPuller(
-        params,
-        "explorer1",
-        lambda: [publisher.address],
-        lambda *_: -1,
-        secret=place["secret"],
-        call_secs=30,
-        stall_secs=20,
+    else:
+        publisher = DeltaPublisher(params, chain="first", **place)
+    trainer = TrainerContact(
+        "explorer1", lambda: [publisher.address], lambda *_: 0, place["secret"], 30.0, 20.0
     )
+    if kind == "server":
+        return publisher, ServerPuller(params, trainer, host=place["host"])
+    return publisher, DeltaPuller(params, trainer)
 
 
 @pytest.mark.gate
