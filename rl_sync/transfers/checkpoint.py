@@ -46,7 +46,7 @@ from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.history_publisher import HistoryPublisher
 from rl_sync.weights.deltas.part_bytes import CutVersion
-from rl_sync.weights.deltas.part_names import manifest_of, part_names, plain_name
+from rl_sync.weights.deltas.part_names import arrivals_of, part_names, plain_name
 from rl_sync.weights.deltas.version_files import (
     StoredArtifact,
     VersionFiles,
@@ -60,7 +60,7 @@ from rl_sync.weights.ends_interface import (
     wanted_text,
 )
 from rl_sync.weights.locations import Location
-from rl_sync.weights.parts import Arrivals, Cutter, plan_manifest
+from rl_sync.weights.parts import Cutter, plan_manifest
 from rl_sync.workdir import Workdir
 
 _OTHERS_SECS = 300.0
@@ -460,11 +460,7 @@ class CheckpointPuller:
         target = HeldVersion(route[-1].chain, route[-1].version, route[-1].digest)
         headers = [[self._files.header(name) for name in one.files] for one in route]
         held = self._held if route[0].base != FULL else None
-        arrivals = (
-            held.arrivals
-            if held
-            else Arrivals(self._params, manifest_of(headers[0], route[0], self._params))
-        )
+        arrivals = held.arrivals if held else arrivals_of(headers[0], route[0], self._params)
         manifest = arrivals.manifest
         names = part_names(manifest)
         numbers = {names[number]: number for number in arrivals.wanted}

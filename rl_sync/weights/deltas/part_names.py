@@ -5,17 +5,8 @@ from __future__ import annotations
 from rl_sync.types import Params
 from rl_sync.weights.cells import Piece, Region
 from rl_sync.weights.deltas.encoding import EncodingError
-from rl_sync.weights.deltas.version_files import (
-    PartFile,
-    StoredArtifact,
-)
-from rl_sync.weights.parts import (
-    Leaf,
-    Manifest,
-    Part,
-    first_difference,
-    leaves_of,
-)
+from rl_sync.weights.deltas.version_files import PartFile, StoredArtifact
+from rl_sync.weights.parts import Arrivals, Leaf, Manifest, Part, first_difference, leaves_of
 
 
 def part_names(manifest: Manifest) -> dict[int, str]:
@@ -34,8 +25,8 @@ def plain_name(leaf: Leaf) -> str:
     return leaf.name.replace("']['", "/").strip("[']")
 
 
-def manifest_of(headers: list[PartFile], stored: StoredArtifact, params: Params) -> Manifest:
-    """Returns the parts of a full copy.
+def arrivals_of(headers: list[PartFile], stored: StoredArtifact, params: Params) -> Arrivals:
+    """Returns the way of a full copy's parts into the shardings of abstract params.
 
     Raises:
       ValueError: they are those of another model, or of another dtype.
@@ -58,7 +49,8 @@ def manifest_of(headers: list[PartFile], stored: StoredArtifact, params: Params)
             at = numbers[leaf_name]
             whole = tuple((0, length) for length in leaves[at].shape)
             pieces.append(Piece(at, _region(text) if text else whole))
-    return Manifest(leaves, tuple(Part(0, 0, piece) for piece in sorted(pieces)))
+    manifest = Manifest(leaves, tuple(Part(0, 0, piece) for piece in sorted(pieces)))
+    return Arrivals(params, manifest)
 
 
 def _region(text: str) -> Region:
