@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.experimental
+from google.protobuf.message import Message
 
 from rl_sync.replay import reverb_pb2, wire
 from rl_sync.replay.replay_interface import (
@@ -40,6 +41,8 @@ _LOOK_SECS, _MOST_LOOK_SECS = 0.005, 0.05
 _LOOK_SHARE = 0.02  # Poll interval as a share of the time that the table was empty.
 _FRESH_SECS = 0.1
 _STATE_SECS = 5.0  # For what a message about a time-out adds.
+
+M = TypeVar("M", bound=Message)
 
 
 class ReplayClient:
@@ -250,7 +253,7 @@ class ReplayClient:
             stream.close()
         self._channel.close()
 
-    def _unary(self, method: str, response: Any) -> Callable[..., Any]:
+    def _unary(self, method: str, response: type[M]) -> Callable[..., M]:
         return self._channel.unary_unary(
             SERVICE + method,
             request_serializer=lambda request: request.SerializeToString(),
@@ -258,7 +261,7 @@ class ReplayClient:
         )
 
     def _open_stream(
-        self, requests: Iterator[bytes], on_response: Callable[[bytes], Any]
+        self, requests: Iterator[bytes], on_response: Callable[[bytes], bytes]
     ) -> grpc.Call:
         method = self._channel.stream_stream(
             SERVICE + "InsertStream", request_serializer=None, response_deserializer=on_response
@@ -328,11 +331,11 @@ class ReplayClient:
 
     def _ask(
         self,
-        method: Callable[..., Any],
-        request: Any,
+        method: Callable[..., M],
+        request: Message,
         doing: str,
         timeout_secs: float = RPC_TIMEOUT_SECS,
-    ) -> Any:
+    ) -> M:
         try:
             return method(request, timeout=timeout_secs)
         except grpc.RpcError as error:

@@ -8,15 +8,17 @@ it also ends with its standard input.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
+from google.protobuf.message import Message
 
 from rl_sync.addresses import address_of
 from rl_sync.replay import reverb_pb2 as pb
@@ -198,10 +200,14 @@ def start(
     """
     service = ReplayService(specs, checkpoints)
 
-    def serialize(response: Any) -> bytes:
+    def serialize(response: Message) -> bytes:
         return response.SerializeToString()
 
-    def method(kind: Callable[..., Any], function: Callable[..., Any], request: Any) -> Any:
+    def method(
+        kind: Callable[..., grpc.RpcMethodHandler],
+        function: Callable[..., object],
+        request: type[Message],
+    ) -> grpc.RpcMethodHandler:
         return kind(
             function, request_deserializer=request.FromString, response_serializer=serialize
         )
@@ -231,7 +237,7 @@ def start(
 
 
 def main() -> int:
-    def serve(args: Any, wait: Callable[[int], None]) -> None:
+    def serve(args: argparse.Namespace, wait: Callable[[int], None]) -> None:
         checkpoints = Path(args.checkpoints) if args.checkpoints else None
         server, port = start(tables.from_json(args.tables), args.port, args.host, checkpoints)
         wait(port)

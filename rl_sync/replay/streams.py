@@ -6,13 +6,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 import grpc
 
 from rl_sync.replay import reverb_pb2
 
-OpenStream = Callable[[Iterator[bytes], Callable[[bytes], Any]], Any]
+OpenStream = Callable[[Iterator[bytes], Callable[[bytes], bytes]], grpc.Call]
 """A function that opens a stream. Its arguments are serialized InsertStreamRequests, and a function
 for each serialized InsertStreamResponse as it arrives. It returns the call, an iterator of that
 function's results.

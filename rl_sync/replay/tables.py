@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Selector = Literal["fifo", "lifo", "uniform", "prioritized", "max_heap", "min_heap"]
 UNLIMITED = sys.float_info.max
@@ -109,7 +109,7 @@ def from_json(text: str) -> list[TableSpec]:
       ValueError: the text is not a list of tables, a field is unknown or missing, or two tables
         have the same name.
     """
-    rows: Any = json.loads(text)
+    rows: object = json.loads(text)
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"A replay buffer needs a JSON list of one table or more, not {text!r}.")
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array, UInt32
@@ -221,8 +221,13 @@ class LocalTrainerEnd(Offering):
 
 def _explorer(site: EndSite) -> ExplorerEnd:
     number = number_of(site.session.role)
-    options: dict[str, Any] = {"check_digest": site.verify, "spans": site.session.spans}
-    puller = LocalPuller(_shared(site), site.abstract_params, number, **options)
+    puller = LocalPuller(
+        _shared(site),
+        site.abstract_params,
+        number,
+        check_digest=site.verify,
+        spans=site.session.spans,
+    )
     return ExplorerEnd(puller, began_secs=lambda: puller.computed_secs)
 
 

@@ -8,7 +8,7 @@ Neither side waits for the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from jaxtyping import Array
@@ -37,12 +37,15 @@ from rl_sync.weights.ends_interface import WeightsMismatchError
 from rl_sync.weights.parts import Manifest
 from rl_sync.weights.server_transport import start_server, wait_ready
 
+if TYPE_CHECKING:
+    from jax.experimental.transfer import TransferConnection
+
 
 class _TrainerLine(NamedTuple):
     """Connection to the transfer server of one process of the trainer, and its name for errors."""
 
     name: str
-    connection: Any
+    connection: TransferConnection
 
 
 class ServerPuller(OfferPuller[VersionOffer]):

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from jaxtyping import Array, Shaped, UInt32
@@ -24,7 +24,7 @@ from rl_sync.cluster.rpc import CallHandlers, RpcServer
 from rl_sync.isolation.codec import record
 from rl_sync.messages.call import Call
 from rl_sync.types import Params
-from rl_sync.weights.cells import DeviceRegions, Piece
+from rl_sync.weights.cells import AbstractArray, DeviceRegions, Piece
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.ends_interface import WeightsTransferError
 from rl_sync.weights.parts import (
@@ -35,6 +35,9 @@ from rl_sync.weights.parts import (
     plan_manifest,
 )
 from rl_sync.weights.server_transport import start_server
+
+if TYPE_CHECKING:
+    from jax.experimental.transfer import TransferServer
 
 _CLOSE_SECS = 5.0
 _DIGEST_SECS = 60.0
@@ -120,7 +123,7 @@ class _Line:
         it.
     """
 
-    server: Any
+    server: TransferServer
     offered: _OfferedCopy | None = None
     busy_until_secs: float | None = None
 
@@ -160,7 +163,8 @@ class ServerPublisher:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep} leaves no version to offer: keep at least 1.")
-        self._spare = start_server(host)  # Raises here if there is none.
+        # Raises here if there is none.
+        self._spare: TransferServer | None = start_server(host)
         self._host, self._params = host, params
         self._manifest = plan_manifest(params, expected)
         self._cutter = Cutter(self._manifest, params)
@@ -305,7 +309,7 @@ class ServerPublisher:
                 del self._lines[reader]
 
 
-def _placed(leaf: Array, planned: Any) -> Array:
+def _placed(leaf: Array, planned: AbstractArray) -> Array:
     """Returns the leaf in its planned sharding; it is moved only if it lies elsewhere."""
     sharding = getattr(planned, "sharding", None)
     if sharding is None or leaf.sharding.is_equivalent_to(sharding, leaf.ndim):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
 
 from rl_sync.types import Params
+
+AbstractArray = jax.Array | jax.ShapeDtypeStruct
+"""A leaf of abstract params; a `jax.ShapeDtypeStruct` may be without a sharding."""
 
 Region = tuple[tuple[int, int], ...]
 
@@ -110,11 +113,11 @@ def cut(region: Region, others: Iterable[Region]) -> list[Region]:
     return [tuple(cell) for cell in itertools.product(*intervals)]
 
 
-def device_regions(leaf: Any) -> Mapping[jax.Device, Region]:
+def device_regions(leaf: AbstractArray) -> Mapping[jax.Device, Region]:
     """Returns the region of a leaf that each device holds.
 
     Args:
-      leaf: an array or a `jax.ShapeDtypeStruct`; without a sharding it lies on the first device.
+      leaf: the leaf; without a sharding it lies on the first device.
     """
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
@@ -138,7 +141,7 @@ def mesh_regions(params: Params) -> DeviceRegions:
     return tuple(zip(*by_leaf, strict=True))
 
 
-def _leaf_regions(leaf: Any) -> list[Region]:
+def _leaf_regions(leaf: AbstractArray) -> list[Region]:
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding), f"{sharding} is not on a mesh"
     sizes = dict(sharding.mesh.shape)

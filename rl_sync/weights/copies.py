@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,13 @@ from rl_sync.weights.cells import Region
 
 _OPERATIONS = 2000
 
+T = TypeVar("T")
+
 Cut = tuple[int, Region]
 """Number of an array, and the region of it to copy."""
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: T) -> T:
     """Copies a pytree of arrays; donating the originals does not affect the copies."""
     return _copied(tree, np.float32(1))[0]
 
@@ -36,7 +38,7 @@ def cut_out(
 
 
 @jax.jit
-def _copied(tree: Any, one: Float[Array, ""]) -> tuple[Any, Float[Array, ""]]:
+def _copied(tree: T, one: Float[Array, ""]) -> tuple[T, Float[Array, ""]]:
     return jax.tree.map(jnp.copy, tree), _busy(one)
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped, UInt32
 
 from rl_sync.types import Params
@@ -28,7 +28,7 @@ from rl_sync.types import Params
 _GOLDEN = 0x9E3779B1  # Odd, so that multiplying by it loses no information.
 _SILVER = 0x85EBCA77
 _WORD = 0xFFFFFFFF
-UNSIGNED: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+UNSIGNED: dict[int, DTypeLike] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 """Dtype for reading an element's bits, by its number of bytes; 8-byte elements are two words."""
 
 LeafSums = Mapping[jax.Device, UInt32[Array, " 2"]]

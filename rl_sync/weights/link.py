@@ -10,7 +10,6 @@ without a copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +161,9 @@ class Link:
                             assembly.add(arriving[device], moved[device])
                     del moved  # Free it before the next one is sent.
 
-    def _moved(self, move: Any, loads: Sequence[_Arrays], wave: int) -> dict[jax.Device, _Arrays]:
+    def _moved(
+        self, move: jax.stages.Wrapped, loads: Sequence[_Arrays], wave: int
+    ) -> dict[jax.Device, _Arrays]:
         """Exchanges the loads of this process's devices; returns the arrays that each received."""
         joined = [
             jax.make_array_from_single_device_arrays(
@@ -220,7 +221,7 @@ class Link:
         """Raises a ValueError that names the first leaf that differs from the planned source."""
         planned = jax.tree_util.tree_leaves_with_path(self._source)
         given, got = jax.tree_util.tree_flatten_with_path(params)
-        wanted: Any = jax.tree.structure(self._source)
+        wanted: object = jax.tree.structure(self._source)
         if wanted != got:
             raise ValueError(
                 f"The parameters have the structure {got}, but the transfer was planned for"
@@ -260,7 +261,7 @@ def viewed(x: Shaped[Array, "*shape"], dtype: np.dtype) -> Shaped[Array, "*shape
     return x if x.dtype == dtype else jax.device_put(np.asarray(x).view(dtype), x.sharding)
 
 
-def _mover(mesh: Mesh, bundle: Bundle, senders: int) -> Any:
+def _mover(mesh: Mesh, bundle: Bundle, senders: int) -> jax.stages.Wrapped:
     """Makes the program that moves loads along the routes of a wave; the wave is an argument."""
     waves = [
         [(source, senders + target) for source, target in (bundle.routes[of] for of in wave)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtyping import Array, Shaped
 from rl_sync.types import Params
 from rl_sync.weights.assembly import LeafAssembly
 from rl_sync.weights.cells import (
+    AbstractArray,
     DeviceRegions,
     Piece,
     cells,
@@ -280,7 +281,7 @@ def _shard(leaf: Array, device: jax.Device) -> Shaped[Array, "*shard"]:
     return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
 
 
-def _whole(leaf: Any, shards: list[Array]) -> Array:
+def _whole(leaf: AbstractArray, shards: list[Array]) -> Array:
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
         return shards[0]

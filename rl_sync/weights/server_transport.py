@@ -10,11 +10,14 @@ It does not check that a requested shape or dtype is the registered one.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from rl_sync.weights.ends_interface import TransferUnavailableError, WeightsTransferError
+
+if TYPE_CHECKING:
+    from jax.experimental.transfer import TransferServer  # Not every version of JAX has it.
 
 _CHUNK_BYTES = 1 << 20
 _CHUNKS = 16
@@ -22,7 +25,7 @@ _STREAMS = 2
 _POLL_SECS = 0.001
 
 
-def start_server(host: str) -> Any:
+def start_server(host: str) -> TransferServer:
     """Starts a transfer server on free ports.
 
     Args:
@@ -57,7 +60,7 @@ def wait_ready(array: Any, stall_secs: float, from_whom: str) -> None:
     """Waits until a pulled array has arrived; wait for earlier requests first.
 
     Args:
-      array: the array that `pull` returned.
+      array: the array that `pull` returned; its type does not declare `is_ready`.
       stall_secs: maximum time without progress.
       from_whom: name of the peer in errors.
 

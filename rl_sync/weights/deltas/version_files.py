@@ -150,7 +150,7 @@ class VersionFiles:
           names: name of each part.
           payloads: the blocks, by part and number.
         """
-        header: dict[str, Any] = {}
+        header: dict[str, dict[str, object]] = {}
         tables: dict[str, list[list[int | str]]] = {}
         content: list[bytes | memoryview] = []
         end = 0
