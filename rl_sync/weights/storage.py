@@ -19,11 +19,15 @@ import numpy as np
 from rl_sync.models.placement import put
 from rl_sync.weights.locations import Location, absolute
 
+HeldArray = jax.Array | np.ndarray
+NamedArray = HeldArray | jax.ShapeDtypeStruct
+"""An array, or its shape, dtype and place."""
+
 TEMPORARY = ".orbax-checkpoint-tmp"
 """Part of a directory's name while it is being written."""
 
 
-def _no_metrics(*_: Any, **__: Any) -> list[Any]:
+def _no_metrics(*_: object, **__: object) -> list[object]:
     """Replaces TensorStore's counters for Orbax with an empty list.
 
     Orbax reads them before and after each save and restore, to log a rate that nobody needs.
@@ -75,7 +79,7 @@ class ArrayStorage:
             multiprocessing_options=together,
         )
 
-    def write(self, directory: Location, arrays: Mapping[str, Any]) -> None:
+    def write(self, directory: Location, arrays: Mapping[str, HeldArray]) -> None:
         """Writes named arrays.
 
         Args:
@@ -94,8 +98,8 @@ class ArrayStorage:
         self._checkpointer.save(absolute(directory), args=load_orbax().args.PyTreeSave(full))
 
     def read(
-        self, directory: Location, abstract: Mapping[str, Any], *, partial: bool = False
-    ) -> dict[str, Any]:
+        self, directory: Location, abstract: Mapping[str, NamedArray], *, partial: bool = False
+    ) -> dict[str, HeldArray]:
         """Reads named arrays.
 
         Args:
@@ -127,7 +131,7 @@ class ArrayStorage:
         return {name: _place(read.get(name), x) for name, x in abstract.items()}
 
     def _check_stored(
-        self, directory: Location, abstract: Mapping[str, Any], partial: bool
+        self, directory: Location, abstract: Mapping[str, NamedArray], partial: bool
     ) -> None:
         """Compares the stored arrays with the requested ones, without reading them.
 
@@ -177,18 +181,18 @@ def unflatten_named(abstract: Any, named: Mapping[str, Any]) -> Any:
     )
 
 
-def placement(x: Any) -> jax.sharding.Sharding | None:
+def placement(x: NamedArray) -> jax.sharding.Sharding | None:
     """Returns the committed sharding of an array or a `jax.ShapeDtypeStruct`, or None."""
     if isinstance(x, jax.Array) and not x.committed:
         return None
     return getattr(x, "sharding", None)
 
 
-def _fetched(x: Any) -> Any:
+def _fetched(x: HeldArray) -> HeldArray:
     return jax.device_get(x) if isinstance(x, jax.Array) and x.is_fully_addressable else x
 
 
-def _restore_args(x: Any) -> Any:
+def _restore_args(x: NamedArray) -> Any:
     sharding = placement(x)
     # In a cluster, an array that only this process holds is read to the host, then placed.
     by_host = jax.process_count() > 1 and (sharding is None or sharding.is_fully_addressable)
@@ -198,7 +202,7 @@ def _restore_args(x: Any) -> Any:
     return ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding)
 
 
-def _place(value: Any, abstract: Any) -> Any:
+def _place(value: HeldArray | None, abstract: NamedArray) -> HeldArray:
     if value is None:
         value = np.zeros(abstract.shape, abstract.dtype)
     if isinstance(abstract, np.ndarray):
@@ -207,7 +211,10 @@ def _place(value: Any, abstract: Any) -> Any:
 
 
 def _check(
-    directory: Location, stored: Mapping[str, Any], abstract: Mapping[str, Any], partial: bool
+    directory: Location,
+    stored: Mapping[str, Any],
+    abstract: Mapping[str, NamedArray],
+    partial: bool,
 ) -> None:
     """Raises the MismatchError of `ArrayStorage.read`."""
     # Orbax returns the placeholder for an array that is not stored.
@@ -228,7 +235,7 @@ def _check_names(directory: Location, stored: set[str], expected: set[str]) -> N
         )
 
 
-def _check_array(directory: Location, name: str, stored: Any, expected: Any) -> None:
+def _check_array(directory: Location, name: str, stored: Any, expected: NamedArray) -> None:
     if (tuple(stored.shape), stored.dtype) != (expected.shape, expected.dtype):
         raise MismatchError(
             f"{directory} was written for another model or version: {name} is"
