@@ -44,8 +44,7 @@ from rl_sync.weights.deltas.artifact import (
 )
 from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.history_publisher import HistoryPublisher
-from rl_sync.weights.deltas.part_bytes import CutVersion
+from rl_sync.weights.deltas.history_publisher import CutVersion, HistoryPublisher
 from rl_sync.weights.deltas.part_names import arrivals_of, part_names, plain_name
 from rl_sync.weights.deltas.version_files import (
     StoredArtifact,
@@ -410,7 +409,7 @@ class CheckpointPuller:
         return [one for one in stored if route_to(one.version, stored, self._base) is not None]
 
     @property
-    def _base(self) -> tuple[str, int, str] | None:
+    def _base(self) -> HeldVersion | None:
         return self._held.version if self._held else None
 
     def _choose(self, exactly: int | None, at_least: int | None) -> list[StoredArtifact] | None:

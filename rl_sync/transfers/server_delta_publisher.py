@@ -20,8 +20,7 @@ from rl_sync.weights.cells import DeviceRegions
 from rl_sync.weights.deltas.artifact import Artifact, ArtifactKey, BlockName, HeldVersion
 from rl_sync.weights.deltas.block_cache import SourceBusyError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.history_publisher import HistoryPublisher
-from rl_sync.weights.deltas.part_bytes import CutVersion
+from rl_sync.weights.deltas.history_publisher import CutVersion, HistoryPublisher
 from rl_sync.weights.parts import Cutter, plan_manifest
 
 _POLL_SECS = 0.1

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import jax
+from jaxtyping import Array
+
 from rl_sync.types import Params
 from rl_sync.weights.deltas.artifact import FULL, Artifact, BlockName, HeldVersion
 from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, decode, empty
-from rl_sync.weights.deltas.part_bytes import on_devices
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsMismatchError
 from rl_sync.weights.parts import Arrivals
@@ -54,7 +57,7 @@ def installed(
     Raises:
       WeightsMismatchError: the digest is another one than the published one.
     """
-    params = on_devices(parts, arrivals)
+    params = _on_devices(parts, arrivals)
     if check_digest and (found := digest(params)) != target.digest:
         raise WeightsMismatchError(target.version, target.digest, found)
     return HeldWeights(target, arrivals, parts, params)
@@ -102,6 +105,18 @@ def applied(
     for _ in _threads.map(fill, _places(sizes)):
         pass
     return new
+
+
+def _on_devices(parts: Mapping[int, Bytes], arrivals: Arrivals) -> Params:
+    """Assembles the parameters from the bytes of the parts that this process needs."""
+
+    def arrive(number: int) -> Array:
+        wanted = arrivals.wanted[number]
+        assert parts[number].nbytes == math.prod(wanted.shape) * wanted.dtype.itemsize
+        values = parts[number].view(wanted.dtype).reshape(wanted.shape)
+        return jax.device_put(values, wanted.sharding)
+
+    return jax.tree.unflatten(arrivals.tree, arrivals.assembled(arrive))
 
 
 def _places(sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Shaped, UInt32
+
 from rl_sync.types import Params
 from rl_sync.weights.background_publisher import BackgroundPublisher, QueueRules
+from rl_sync.weights.deltas.encoding import Bytes
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
-from rl_sync.weights.deltas.part_bytes import CutVersion, on_host
 from rl_sync.weights.digest import digest_words, to_text
 from rl_sync.weights.parts import Cutter
+
+
+class CutVersion(NamedTuple):
+    """A version on the devices: copies of its parts, by number, and its digest."""
+
+    parts: Mapping[int, Shaped[Array, "*part"]]
+    digest: UInt32[Array, " 2"]
 
 
 class HistoryPublisher:
@@ -52,4 +65,12 @@ class HistoryPublisher:
         raise NotImplementedError
 
     def _added(self, version: int, cut: CutVersion) -> AddedVersion:
-        return self.history.add(version, lambda: to_text(cut.digest), on_host(cut.parts))
+        return self.history.add(version, lambda: to_text(cut.digest), _on_host(cut.parts))
+
+
+def _on_host(parts: Mapping[int, Shaped[Array, "*part"]]) -> dict[int, Bytes]:
+    """Returns the bytes of each part; on a CPU, the part's own memory."""
+    return {
+        number: np.ascontiguousarray(np.asarray(part)).reshape(-1).view(np.uint8)
+        for number, part in parts.items()
+    }

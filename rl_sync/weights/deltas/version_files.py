@@ -28,7 +28,14 @@ import numpy as np
 
 from rl_sync.clock import now_secs
 from rl_sync.isolation.codec import record
-from rl_sync.weights.deltas.artifact import FULL, Artifact, ArtifactKey, PartBlocks, check_of
+from rl_sync.weights.deltas.artifact import (
+    FULL,
+    Artifact,
+    ArtifactKey,
+    HeldVersion,
+    PartBlocks,
+    check_of,
+)
 from rl_sync.weights.deltas.encoding import BLOCK_BYTES, Bytes, EncodingError, empty
 from rl_sync.weights.locations import Location, absolute, is_remote
 
@@ -401,14 +408,14 @@ def artifact_of(stored: StoredArtifact, holder: int, parts: Mapping[int, PartBlo
 
 
 def route_to(
-    version: int, stored: Iterable[StoredArtifact], held: tuple[str, int, str] | None
+    version: int, stored: Iterable[StoredArtifact], held: HeldVersion | None
 ) -> list[StoredArtifact] | None:
     """Chooses the artifacts that lead to a version in the fewest bytes.
 
     Args:
       version: the version.
       stored: the artifacts that there are.
-      held: chain, version and digest of the verified version; None if there is none.
+      held: the verified version; None if there is none.
 
     Returns:
       The artifacts in the order in which they are applied; None if there is no way.
@@ -422,7 +429,7 @@ def route_to(
         way: list[StoredArtifact] = []
         at, digest = version, ""
         while True:
-            if held is not None and (chain, at) == held[:2] and digest in ("", held[2]):
+            if held is not None and (chain, at) == held[:2] and digest in ("", held.digest):
                 best = _cheaper(best, way)
                 break
             here = [one for one in by_version.get(at, ()) if one.chain == chain]
