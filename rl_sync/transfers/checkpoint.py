@@ -46,6 +46,7 @@ from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.history_publisher import CutVersion, HistoryPublisher
 from rl_sync.weights.deltas.part_names import arrivals_of, part_names, plain_name
+from rl_sync.weights.deltas.retention import Retention
 from rl_sync.weights.deltas.version_files import (
     StoredArtifact,
     VersionFiles,
@@ -78,9 +79,7 @@ class CheckpointPublisher(HistoryPublisher):
       deltas: whether to write differences. Otherwise each version is written as a full copy, and
         compared with no other.
       expected: regions that explorers are expected to hold; see `plan_manifest`.
-      keep: number of newest versions that readers may ask for.
-      full_every: number of versions between two full copies.
-      reader_expiry_secs: time after which a reader counts as dead.
+      retention: rules for what is kept.
       on_saved: called in a thread with each version once it is readable, and the seconds since its
         computation.
       frame: files of a checkpoint of transformers besides its weights, by name.
@@ -97,9 +96,7 @@ class CheckpointPublisher(HistoryPublisher):
         chain: str,
         deltas: bool = True,
         expected: DeviceRegions = (),
-        keep: int = 3,
-        full_every: int = 20,
-        reader_expiry_secs: float = 600.0,
+        retention: Retention = Retention(),  # noqa: B008
         on_saved: Callable[[int, AddedVersion, float], None] = lambda version, added, secs: None,
         frame: Mapping[str, bytes] | None = None,
         rules: QueueRules = QueueRules(),  # noqa: B008
@@ -107,8 +104,7 @@ class CheckpointPublisher(HistoryPublisher):
     ) -> None:
         self._files = VersionFiles(directory)
         self._run = run
-        self._deltas, self._keep, self._full_every = deltas, keep, full_every
-        self._reader_expiry_secs, self._on_saved = reader_expiry_secs, on_saved
+        self._deltas, self._retention, self._on_saved = deltas, retention, on_saved
         self._may_skip = rules.may_skip
         self._agree_saving, self._agree_wishes = rules.agree_in_thread, agree_wishes
         self._since_full: int | None = None
@@ -172,7 +168,7 @@ class CheckpointPublisher(HistoryPublisher):
             return True
         # A chain that is as long as a full copy is no use to a reader that begins.
         chain = self._bytes_since_full + added.delta.nbytes()
-        return self._since_full + 1 >= self._full_every or chain >= added.dense_bytes
+        return self._since_full + 1 >= self._retention.full_every or chain >= added.dense_bytes
 
     def _pays(self, added: AddedVersion) -> bool:
         return added.delta is not None and added.delta.nbytes() < added.dense_bytes
@@ -243,31 +239,12 @@ class CheckpointPublisher(HistoryPublisher):
         _log.warning("%s It is left out; the next one will be a full copy.", told)
 
     def _retain(self, *, tight: bool = False) -> None:
-        """Deletes what no reader needs any more.
-
-        Args:
-          tight: whether room is short: then a slow reader has to take a full copy.
-        """
+        """Deletes what no reader needs any more; see `Retention.unneeded`."""
+        rules = self._retention
         stored = self._files.stored()
-        versions = sorted({one.version for one in stored})
-        marked = self._files.held(self._reader_expiry_secs).values()
-        if not self._deltas:  # A mark is of a version that is being read.
-            for one in stored:
-                if one.version not in {*versions[-self._keep :], *marked}:
-                    self._files.delete(one)
-            return
-        fulls = [one.version for one in stored if one.base == FULL]
-        wanted = versions[-self._keep :]
-        anchor = max((full for full in fulls if wanted and full <= wanted[0]), default=-1)
-        slowest = min(marked, default=anchor)
-        for one in stored:
-            if one.base == FULL:
-                old = one.version < (anchor if tight else min(anchor, max(slowest, 0)))
-                is_newest = bool(fulls) and one.version == max(fulls)
-                if old and not is_newest:
-                    self._files.delete(one)
-            elif one.version <= (anchor if tight else min(anchor, slowest)):
-                self._files.delete(one)
+        marked = self._files.held(rules.reader_expiry_secs).values()
+        for one in rules.unneeded(stored, marked, deltas=self._deltas, tight=tight):
+            self._files.delete(one)
 
     def _serve(self) -> None:
         """Writes a full copy of the newest version when a reader asks for one."""
@@ -533,8 +510,7 @@ class CheckpointTrainerEnd(ArtifactTrainerEnd):
             chain=session.agree("the chain", lambda: secrets.token_hex(8)),
             deltas=settings.deltas,
             expected=mesh_regions(site.abstract_params_on(settings.explorer_layout)),
-            keep=schedule.versions_kept,
-            full_every=settings.sync.full_every,
+            retention=Retention(schedule.versions_kept, settings.sync.full_every),
             on_saved=self._added,
             frame=site.frame() if session.leads else None,
             rules=queue_rules(session, schedule),
