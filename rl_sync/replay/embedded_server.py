@@ -200,25 +200,13 @@ def start(
     """
     service = ReplayService(specs, checkpoints)
 
-    def serialize(response: Message) -> bytes:
-        return response.SerializeToString()
-
-    def method(
-        kind: Callable[..., grpc.RpcMethodHandler],
-        function: Callable[..., object],
-        request: type[Message],
-    ) -> grpc.RpcMethodHandler:
-        return kind(
-            function, request_deserializer=request.FromString, response_serializer=serialize
-        )
-
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
     handlers = {
-        "InsertStream": method(stream, service.insert_stream, pb.InsertStreamRequest),
-        "SampleStream": method(stream, service.sample_stream, pb.SampleStreamRequest),
-        "ServerInfo": method(unary, service.server_info, pb.ServerInfoRequest),
-        "Checkpoint": method(unary, service.checkpoint, pb.CheckpointRequest),
-        "Reset": method(unary, service.reset, pb.ResetRequest),
+        "InsertStream": _method(stream, service.insert_stream, pb.InsertStreamRequest),
+        "SampleStream": _method(stream, service.sample_stream, pb.SampleStreamRequest),
+        "ServerInfo": _method(unary, service.server_info, pb.ServerInfoRequest),
+        "Checkpoint": _method(unary, service.checkpoint, pb.CheckpointRequest),
+        "Reset": _method(unary, service.reset, pb.ResetRequest),
     }
     # An open stream occupies a thread; beyond the limit clients get an error.
     server = grpc.server(
@@ -234,6 +222,19 @@ def start(
         raise reverb_server.PortTakenError(f"Port {port} cannot be used: {error}") from error
     server.start()
     return server, bound
+
+
+def _method(
+    kind: Callable[..., grpc.RpcMethodHandler],
+    function: Callable[..., object],
+    request: type[Message],
+) -> grpc.RpcMethodHandler:
+    """Makes the handler of a method, from the kind of its streams and the class of its requests."""
+    return kind(
+        function,
+        request_deserializer=request.FromString,
+        response_serializer=lambda response: response.SerializeToString(),
+    )
 
 
 def main() -> int:
