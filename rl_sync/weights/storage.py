@@ -138,10 +138,7 @@ class ArrayStorage:
         Do not call it for every read: TensorStore leaks some kilobytes for each array that it
         describes.
         """
-        stored = self._checkpointer.metadata(directory).item_metadata
-        if stored is None:
-            raise FileNotFoundError(f"{directory} holds no arrays.")
-        _check(directory, stored.tree, abstract, partial)
+        _check(directory, self._described(directory), abstract, partial)
 
     def shapes(self, directory: Location) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Returns shapes and dtypes of stored arrays by name, except those without elements.
@@ -149,10 +146,15 @@ class ArrayStorage:
         Raises:
           FileNotFoundError: there is no such directory.
         """
-        stored = self._checkpointer.metadata(absolute(directory)).item_metadata
+        stored = self._described(absolute(directory))
+        return {name: (tuple(x.shape), np.dtype(x.dtype)) for name, x in stored.items()}
+
+    def _described(self, directory: Location) -> dict[str, Any]:
+        """Returns what Orbax says of each stored array, by name."""
+        stored = self._checkpointer.metadata(directory).item_metadata
         if stored is None:
             raise FileNotFoundError(f"{directory} holds no arrays.")
-        return {name: (tuple(x.shape), np.dtype(x.dtype)) for name, x in stored.tree.items()}
+        return stored.tree
 
     def close(self) -> None:
         """Frees the resources of Orbax."""

@@ -271,13 +271,6 @@ class VersionHistory:
         """Ends the threads that encode."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the versions and differences in memory."""
-        with self._lock:
-            versions = sum(_nbytes(version.parts) for version in self._versions.values())
-            return versions + sum(delta.nbytes() for delta in self._deltas.values())
-
     def _encoded(
         self, key: ArtifactKey, parts: Mapping[int, Bytes], before: _Version
     ) -> tuple[Artifact, dict[tuple[int, int], bytes | memoryview]]:

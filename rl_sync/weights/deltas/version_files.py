@@ -301,9 +301,8 @@ class VersionFiles:
 
     def unmark(self, reader: str) -> None:
         """Removes the marks of a reader."""
-        for name in self._names(_READERS):
-            if (mark := _MARK.fullmatch(name)) and mark[1] == reader:
-                self._remove(f"{_READERS}/{name}")
+        for name in self._marks(reader):
+            self._remove(f"{_READERS}/{name}")
 
     def held(self, expiry_secs: float) -> dict[str, int]:
         """Returns the versions that readers have, by reader, without those of dead readers."""
@@ -323,16 +322,17 @@ class VersionFiles:
         return bool(wishes)
 
     def _mark(self, reader: str, what: str) -> None:
-        old = [
-            name
-            for name in self._names(_READERS)
-            if (mark := _MARK.fullmatch(name)) and mark[1] == reader
-        ]
+        old = self._marks(reader)
         new = f"{reader}@{what}@{now_secs():.3f}"
         self._files.pipe_file(f"{self._at}/{_READERS}/{new}", b"\n")
         for name in old:
             if name != new:
                 self._remove(f"{_READERS}/{name}")
+
+    def _marks(self, reader: str) -> list[str]:
+        """Returns the names of a reader's marks."""
+        marks = map(_MARK.fullmatch, self._names(_READERS))
+        return [mark[0] for mark in marks if mark and mark[1] == reader]
 
     def _manifest(self, name: str) -> StoredArtifact:
         where = f"{self.root}/{name}"
