@@ -67,7 +67,7 @@ class Session:
     Args:
       settings: settings of the run.
       role: `trainer`, `explorer1`, `explorer2`, ….
-      master_address: the master's `host:port`.
+      master: client of the master, which is closed with the session.
       team: processes of the program.
 
     Attributes:
@@ -76,7 +76,7 @@ class Session:
 
     clock: Clock = SystemClock()
 
-    def __init__(self, settings: RunSettings, role: str, master_address: str, team: Team):
+    def __init__(self, settings: RunSettings, role: str, master: RpcClient, team: Team):
         self.settings = settings
         self.role = role
         self.name = process_name(role, team.process)
@@ -85,7 +85,7 @@ class Session:
         self.facts: JsonObject = {}
         self.team = team
         self.secret = secret_of(settings.workdir)
-        self._master = RpcClient(master_address, "master", self.secret)
+        self._master = master
         self._stop: str | None = None
         self._progress: Callable[[], tuple[int, int | None]] | None = None
         self._closed = threading.Event()

@@ -7,13 +7,14 @@ import dataclasses
 import os
 import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from rl_sync.cluster.heartbeats import SILENT_SECS
 from rl_sync.cluster.ports import free_ports
-from rl_sync.cluster.rpc import CallHandlers, PeerGoneError, RpcServer
+from rl_sync.cluster.rpc import CallHandlers, PeerGoneError, RpcClient, RpcServer
 from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.session import RunStoppedError, Session, heartbeat_secs
 from rl_sync.cluster.team import Team
@@ -26,6 +27,11 @@ from tests.cluster.memory_session import MemorySession
 from tests.settings.changed import settings_with
 
 HOST = "127.0.0.1"
+
+
+def client(address: str, workdir: Path) -> RpcClient:
+    """Makes a client of the master of the run in a directory."""
+    return RpcClient(address, "master", secret_of(workdir))
 
 
 class Second(Team):
@@ -70,7 +76,8 @@ def session(tmp_path, master):
     with contextlib.ExitStack() as closing:
 
         def start(role: str, team: Team | None = None) -> Session:
-            return closing.enter_context(Session(settings, role, master.address, team or Team()))
+            called = client(master.address, tmp_path)
+            return closing.enter_context(Session(settings, role, called, team or Team()))
 
         yield start
 
@@ -174,7 +181,7 @@ def test_calls_wait_for_a_master_that_is_started_again(tmp_path):
     desk = CallHandlers(AskSilences.answered_by(lambda call: []), Heartbeat.answered_by(str))
     secret = secret_of(tmp_path)
     first = RpcServer(desk, port, HOST, secret=secret)
-    with Session(settings, "trainer", f"{HOST}:{port}", Team()) as session:
+    with Session(settings, "trainer", client(f"{HOST}:{port}", tmp_path), Team()) as session:
         assert session.call(AskSilences(5.0)) == []
         first.close(0.0)
         servers = []
@@ -196,7 +203,7 @@ def test_a_call_gives_up_a_master_that_does_not_come_back(tmp_path, monkeypatch)
     (port,) = free_ports(HOST, 1)
     settings = settings_with(launch__call_secs=5.0, launch__master_lost_secs=0.5)
     settings = dataclasses.replace(settings, workdir=str(tmp_path))
-    with Session(settings, "trainer", f"{HOST}:{port}", Team()) as session:
+    with Session(settings, "trainer", client(f"{HOST}:{port}", tmp_path), Team()) as session:
         started = time.monotonic()
         with pytest.raises(PeerGoneError, match=r"the master at .* to AskSilences"):
             session.call(AskSilences(5.0))

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rl_sync.checkpoints.batch_log import BatchLog
 from rl_sync.checkpoints.ledger import ConsumptionRecord
@@ -15,8 +16,10 @@ from rl_sync.checkpoints.memory_tier import memory_folder
 from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.cluster.process_resources import Addresses, Resources
-from rl_sync.cluster.rpc import PeerLostError
+from rl_sync.cluster.rpc import PeerLostError, RpcClient
+from rl_sync.cluster.secret import secret_of
 from rl_sync.cluster.session import Session
+from rl_sync.cluster.team import Team
 from rl_sync.learning.learning_settings import PAIR
 from rl_sync.learning.objective import LossConfig
 from rl_sync.messages.weight_calls import AskNewest
@@ -80,11 +83,38 @@ _SCORED_ROWS = 64
 _log = logging.getLogger(__name__)
 
 
-def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resources) -> None:
+class Ports(NamedTuple):
+    """Kinds of what a role takes from outside; tests give it others, which are in memory.
+
+    Attributes:
+      master: kind of a client of the master.
+      replay: kind of a client of the replay server.
+      disk: kind of a folder of the trainer's snapshots.
+    """
+
+    master: type[RpcClient] = RpcClient
+    replay: type[ReplayClient] = ReplayClient
+    disk: type[SnapshotFolder] = SnapshotFolder
+
+    def session(
+        self, settings: RunSettings, role: str, addresses: Addresses, team: Team
+    ) -> Session:
+        """Begins the session of a role."""
+        master = self.master(addresses.master, "master", secret_of(settings.workdir))
+        return Session(settings, role, master, team)
+
+
+REAL = Ports()
+"""Clients that reach other processes by their addresses, and folders on the disk."""
+
+
+def run_trainer(
+    settings: RunSettings, addresses: Addresses, resources: Resources, ports: Ports = REAL
+) -> None:
     """Runs the trainer, or one of its processes."""
     layout, team = resources.layout, resources.team
     workdir, task = Workdir(settings.workdir), wiring.load_task(settings)
-    with Session(settings, TRAINER, addresses.master, team) as session:
+    with ports.session(settings, TRAINER, addresses, team) as session:
         _await_master(session)
         transfer = decide_transfer(session, addresses.master)
         trainer = trainer_of(settings, task, layout)
@@ -92,7 +122,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
         ahead = ahead_of(settings, TRAINER)
         ahead.begin(lambda: _before_training(settings, task, trainer))
         evaluator = _evaluator(session, trainer, task, layout, ahead)
-        replay = _replay_client(settings, addresses)
+        replay = _replay_client(settings, addresses, ports)
 
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
 
@@ -149,7 +179,7 @@ def run_trainer(settings: RunSettings, addresses: Addresses, resources: Resource
                 session=session,
                 trainer=trainer,
                 parameters=parameters,
-                disk=SnapshotFolder(workdir.snapshots, resources.processes, session.agree),
+                disk=ports.disk(workdir.snapshots, resources.processes, session.agree),
                 log=log,
                 save_buffer=replay.checkpoint if replay.may_restart else None,
                 on_saved=sft.forget,
@@ -279,13 +309,17 @@ def _recorder(session: Session, task: Task) -> Callable[[int], RolloutRecorder] 
 
 
 def run_explorer(
-    settings: RunSettings, addresses: Addresses, number: int, resources: Resources
+    settings: RunSettings,
+    addresses: Addresses,
+    number: int,
+    resources: Resources,
+    ports: Ports = REAL,
 ) -> None:
     """Runs one explorer, or one of its processes."""
     layout, team, task = resources.layout, resources.team, wiring.load_task(settings)
-    with Session(settings, explorer_name(number), addresses.master, team) as session:
+    with ports.session(settings, explorer_name(number), addresses, team) as session:
         _await_master(session)
-        replay = _replay_client(settings, addresses)
+        replay = _replay_client(settings, addresses, ports)
         parameters = parameters_of(settings, task, layout)
         ahead = ahead_of(settings, explorer_name(number))
         engine = rollout_engine(settings, task, layout, ahead.settle)
@@ -397,10 +431,10 @@ def _await_master(session: Session) -> None:
     session.agree("the master", wait)
 
 
-def _replay_client(settings: RunSettings, addresses: Addresses) -> ReplayClient:
+def _replay_client(settings: RunSettings, addresses: Addresses, ports: Ports) -> ReplayClient:
     """Makes a client; the launcher restarts a server that it has started, but not the user's."""
     may_restart = settings.explorers > 0 and settings.replay.address is None
-    return ReplayClient(addresses.replay, may_restart=may_restart)
+    return ports.replay(addresses.replay, may_restart=may_restart)
 
 
 def _await_replay(session: Session, replay: ReplayClient) -> None:
