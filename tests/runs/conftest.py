@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rl_sync.checkpoints.ledger import read_consumed, read_ledger
 from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.records import metric_catalog
+from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import Span, SpanKind
@@ -31,7 +34,7 @@ from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.workdir import Workdir
 from tests.models.meshes import layout
-from tests.runs import threads
+from tests.runs import in_memory, threads
 from tests.runs.forks import POSSIBLE, server_with
 from tests.runs.living import TIMEOUT_SECS, reached, wait_for
 
@@ -39,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "tests/runs/quick.py"
 LONG = "--config.trainer.steps=100000"
 EMBEDDED = "--config.replay.backend=embedded"
+SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 FORKED = frozenset({EMBEDDED} if POSSIBLE else ())
 MESHES = (
     "--config.trainer.mesh.fsdp=4",
@@ -151,6 +155,28 @@ class RunRecord:
         """Returns the versions of all tokens that one step consumed."""
         rows = [rows for group in step["groups"] for rows in group["versions"]]
         return {version for runs in rows for version, _ in runs}
+
+    @property
+    def rewards(self) -> list[float]:
+        """Returns the mean reward of each step."""
+        return [line["reward_mean"] for line in read_metrics(self.workdir, "rl")]
+
+    @property
+    def published(self) -> dict[int, str]:
+        """Returns the digest of each version."""
+        lines = read_json_lines(self.workdir.published)
+        return {line["version"]: line["digest"] for line in lines}
+
+    @property
+    def trained_leases(self) -> list[list[int]]:
+        """Returns the leases that each step consumed, in the order of the batch."""
+        return [[group["lease_id"] for group in step["groups"]] for step in self.consumed]
+
+    @property
+    def staleness(self) -> list[set[int]]:
+        """Returns the staleness of all tokens that each step consumed, in trainer steps."""
+        of, steps = self.settings.schedule.staleness, self.consumed
+        return [{of(step["step"], version) for version in self.versions(step)} for step in steps]
 
     def leases(self, event: str) -> collections.Counter[int]:
         """Counts how often each lease went through an event."""
@@ -293,6 +319,24 @@ def parameters(run) -> list[np.ndarray]:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Runs:
     return Runs(session_directory(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(scope="session")
+def memory_runs() -> Iterator[Callable[..., RunRecord]]:
+    """Returns the records of a run in memory (`tests.runs.in_memory`), given its flags.
+
+    Each process of a test session makes each run once.
+    """
+    with tempfile.TemporaryDirectory(prefix="tests-", dir=SHARED_MEMORY) as directory:
+
+        @functools.cache
+        def made(*flags: str) -> RunRecord:
+            workdir = Path(tempfile.mkdtemp(dir=directory))
+            output = in_memory.run([*_words(workdir), *flags])
+            assert not undescribed(workdir), "metrics that the catalog leaves out"
+            return RunRecord(Workdir(workdir), output)
+
+        yield made
 
 
 @pytest.fixture
