@@ -26,6 +26,7 @@ from rl_sync.cluster.rpc import PeerGoneError, RemoteError, RpcClient
 from rl_sync.cluster.team import Team
 from rl_sync.isolation.codec import decode, encode
 from rl_sync.launcher import command_line
+from rl_sync.launcher.processes import run_text
 from rl_sync.learning.train_state import TrainState
 from rl_sync.messages.call import Call
 from rl_sync.messages.events import StopRequested
@@ -165,7 +166,7 @@ class _Disk(SnapshotFolder):
 
 
 def run(words: Sequence[str]) -> str:
-    """Makes a run; returns the line of the launcher's report that has its digest.
+    """Makes a run; returns the launcher's report of it.
 
     Weights are handed over whatever the transfer, which changes no bit. Before the last step,
     snapshots are saved only if the words ask for them.
@@ -222,4 +223,4 @@ def run(words: Sequence[str]) -> str:
     if failures:
         raise failures[0]
     assert summary.result.failed is None, summary.result.failed
-    return f"digest: {summary.result.digest}"
+    return run_text.final_report(settings, summary)

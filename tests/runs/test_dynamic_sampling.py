@@ -21,7 +21,6 @@ EASY = {"operators": "+", "least_operand": 0, "greatest_operand": 5, "held_out_p
 FLAGS = (
     *(f"--config.task.arithmetic.{name}={value}" for name, value in EASY.items()),
     "--config.sft.steps=60",
-    "--config.replay.backend=embedded",
     "--config.algorithm.name=dapo",
     "--config.algorithm.max_attempts=3",
     "--config.algorithm.over_sampling=1.5",
@@ -52,8 +51,8 @@ def replacements(run: RunRecord) -> dict[int, int]:
     [EXACT, pytest.param(ASYNCHRONOUS, marks=pytest.mark.nightly)],
     ids=["exact", "asynchronous"],
 )
-def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
-    run = runs.get(*flags)
+def test_every_group_without_spread_is_replaced_or_counted(memory_runs, flags):
+    run = memory_runs(*flags)
     settings, schedule = run.settings, run.settings.schedule
     leased, trained, dropped = (run.leases(name) for name in ("leased", "trained", "dropped"))
     assert trained + dropped == leased, "a lease ended in no way, or in two"
@@ -79,8 +78,8 @@ def test_every_group_without_spread_is_replaced_or_counted(runs, flags):
     assert kept in run.output or not balance["out_of_attempts"]
 
 
-def test_the_mean_reward_is_of_all_groups_that_were_generated(runs):
-    run = runs.get(*EXACT)
+def test_the_mean_reward_is_of_all_groups_that_were_generated(memory_runs):
+    run = memory_runs(*EXACT)
     size = run.settings.groups_generated
     leased = [entry["leases"] for entry in run.ledger if entry["event"] == "leased"]
     steps = {
@@ -107,8 +106,8 @@ def test_the_mean_reward_is_of_all_groups_that_were_generated(runs):
 
 
 @pytest.mark.nightly
-def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
-    run = runs.get(*ASYNCHRONOUS)
+def test_a_run_learns_from_demonstrations_beside_its_rollouts(memory_runs):
+    run = memory_runs(*ASYNCHRONOUS)
     losses = [line["demonstration_loss"] for line in read_metrics(run.workdir, "rl")]
     assert len(losses) == run.settings.trainer.steps
     # SFT has left the demonstrations' tokens likely, but not certain.
@@ -116,8 +115,8 @@ def test_a_run_learns_from_demonstrations_beside_its_rollouts(runs):
 
 
 @pytest.mark.nightly
-def test_in_exact_modes_the_same_groups_are_replaced_again(runs):
-    run, again = runs.get(*EXACT), runs.get(*EXACT, "--config.name=again")
+def test_in_exact_modes_the_same_groups_are_replaced_again(memory_runs):
+    run, again = memory_runs(*EXACT), memory_runs(*EXACT, "--config.name=again")
     assert run.digest == again.digest
     assert [step["groups"] for step in run.consumed] == [step["groups"] for step in again.consumed]
     assert run.leases("dropped") == again.leases("dropped")

@@ -6,13 +6,12 @@ import collections
 
 import pytest
 
-from tests.runs.conftest import EMBEDDED, flags
+from tests.runs.conftest import flags
 
 pytestmark = pytest.mark.gate
 
 FLAGS = (
-    *flags("asynchronous", colocate=True),
-    EMBEDDED,
+    *flags("asynchronous"),
     "--config.sync.max_staleness=3",
     "--config.replay.sampler=prioritized",
     "--config.replay.priority=length",
@@ -21,8 +20,8 @@ FLAGS = (
 )
 
 
-def test_steps_train_on_groups_again_within_the_bound_and_each_lease_ends_once(runs):
-    run = runs.get(*FLAGS)
+def test_steps_train_on_groups_again_within_the_bound_and_each_lease_ends_once(memory_runs):
+    run = memory_runs(*FLAGS)
     uses = collections.Counter(group["lease_id"] for s in run.consumed for group in s["groups"])
     # Where explorers are slow, every group is used twice.
     assert max(uses.values()) == 2
