@@ -50,8 +50,8 @@ SCORES = "--config.rollout.score=trainer"
     ],
     ids=["one update", "several updates", "asynchronous", "interval"],
 )
-def test_every_token_is_scored_by_the_weights_that_drew_it(runs, flags, least, most):
-    run = runs.get(*flags, SCORES, "--config.trainer.steps=6", EMBEDDED)
+def test_every_token_is_scored_by_the_weights_that_drew_it(memory_runs, flags, least, most):
+    run = memory_runs(*flags, SCORES, "--config.trainer.steps=6")
     lines = read_metrics(run.workdir, "rl")
     assert max(line["mismatch"] for line in lines) < 1e-5
     gaps = [line["logprob_gap"] for line in lines]
