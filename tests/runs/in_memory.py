@@ -142,7 +142,7 @@ class _Buffer(ReplayClient):
         """See `ReplayClient`."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Disk(SnapshotFolder):
     """Snapshots in memory, which keeps all of them and from which no run resumes.
 
@@ -188,7 +188,7 @@ def run(words: Sequence[str]) -> str:
     ports = build.Ports(
         master=lambda *_: _Link(master),
         replay=lambda *_, **__: _Buffer(table),
-        disk=lambda directory, processes: _Disk(directory, processes, saved),
+        disk=lambda directory, *_: _Disk(directory=directory, saved=saved),
     )
     nowhere = Addresses("", "", "", "")
     weights = LocalPublisher(settings.explorers, keep=settings.schedule.versions_kept)
