@@ -1,4 +1,4 @@
-"""What calls to a simulated master mean: their events, and the answers to them.
+"""Events of the calls to a simulated master, and the answers to them.
 
 The simulations have the master's real transition, and the real meeting point of collective
 transfers; only its service is theirs.

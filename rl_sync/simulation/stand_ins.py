@@ -43,7 +43,7 @@ class NumberedVersion(NamedTuple):
 
 
 class StandInTrainer:
-    """What the actors of simulated trainers have in common: the parts that compute nothing."""
+    """Parts of a simulated trainer's actor that compute nothing."""
 
     kind, row_tokens = "padded", 1
 

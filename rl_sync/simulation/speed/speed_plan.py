@@ -70,12 +70,12 @@ class SpeedPlan:
 
     @property
     def is_joint(self) -> bool:
-        """Whether trainer and explorers take part in a transfer together."""
+        """True if trainer and explorers take part in a transfer together."""
         return TRANSFERS[self.transfer].is_joint
 
     @property
     def prefetches(self) -> bool:
-        """Whether explorers fetch newer versions while they generate."""
+        """True if explorers fetch newer versions while they generate."""
         return self.settings.deltas and self.schedule.pull == "latest"
 
     @property
