@@ -91,19 +91,19 @@ SIZES = {"problems": 600, "held_out_problems": 400}
     ("problems", "chance", "least"),
     [
         pytest.param(
-            lambda: shapes.load(shapes.ShapesConfig("color", side_pixels=28, **SIZES), 0),
+            lambda: shapes.load(shapes.ShapesConfig(questions="color", side_pixels=28, **SIZES), 0),
             0.25,
             0.4,
             id="color",
         ),
         pytest.param(
-            lambda: chart.load(chart.ChartConfig("highest", side_pixels=28, **SIZES), 0),
+            lambda: chart.load(chart.ChartConfig(questions="highest", side_pixels=28, **SIZES), 0),
             0.25,
             0.5,
             id="highest",
         ),
         pytest.param(
-            lambda: board.load(board.BoardConfig("move", side_pixels=28, **SIZES), 0),
+            lambda: board.load(board.BoardConfig(questions="move", side_pixels=28, **SIZES), 0),
             0.25,
             0.5,
             id="move",
