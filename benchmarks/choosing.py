@@ -54,7 +54,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def plan_named(name: str, transfer: str | None = None, in_parts: bool = False) -> SpeedPlan:
+def plan_named(
+    name: str, transfer: str | None = None, in_parts: bool = False, delta: str = "off"
+) -> SpeedPlan:
     """Returns the plan of a schedule of the tables."""
     asked = dict(SCHEDULES[name])
     config = base.get_config()
@@ -65,7 +67,7 @@ def plan_named(name: str, transfer: str | None = None, in_parts: bool = False) -
     config.rollout.slots = SLOTS
     config.rollout.streaming = asked.pop("streaming", False)
     config.explorer.count = asked.pop("explorers", None)
-    config.sync.update({**asked, "transfer": transfer})
+    config.sync.update({**asked, "transfer": transfer, "delta": delta})
     return plan_of(read_settings(config.to_dict()), in_parts=in_parts)
 
 
@@ -173,7 +175,7 @@ class Tables:
         ]
         rows = []
         for name, transfer, more in cases:
-            plan = plan_named(name, transfer)
+            plan = plan_named(name, transfer, delta="on" if transfer == "server" else "off")
             works = [
                 work_of(
                     1.0,
