@@ -46,7 +46,7 @@ from rl_sync.weights.deltas.encoding import Bytes, EncodingError
 from rl_sync.weights.deltas.history import AddedVersion, VersionHistory
 from rl_sync.weights.deltas.history_publisher import CutVersion, HistoryPublisher
 from rl_sync.weights.deltas.part_names import arrivals_of, part_names, plain_name
-from rl_sync.weights.deltas.retention import Retention
+from rl_sync.weights.deltas.retention import VersionRetention
 from rl_sync.weights.deltas.version_files import (
     StoredArtifact,
     VersionFiles,
@@ -96,7 +96,7 @@ class CheckpointPublisher(HistoryPublisher):
         chain: str,
         deltas: bool = True,
         expected: DeviceRegions = (),
-        retention: Retention = Retention(),  # noqa: B008
+        retention: VersionRetention = VersionRetention(),  # noqa: B008
         on_saved: Callable[[int, AddedVersion, float], None] = lambda version, added, secs: None,
         frame: Mapping[str, bytes] | None = None,
         rules: QueueRules = QueueRules(),  # noqa: B008
@@ -239,7 +239,7 @@ class CheckpointPublisher(HistoryPublisher):
         _log.warning("%s It is left out; the next one will be a full copy.", told)
 
     def _retain(self, *, tight: bool = False) -> None:
-        """Deletes what no reader needs any more; see `Retention.unneeded`."""
+        """Deletes what no reader needs any more; see `VersionRetention.unneeded`."""
         rules = self._retention
         stored = self._files.stored()
         marked = self._files.held(rules.reader_expiry_secs).values()
@@ -510,7 +510,7 @@ class CheckpointTrainerEnd(ArtifactTrainerEnd):
             chain=session.agree("the chain", lambda: secrets.token_hex(8)),
             deltas=settings.deltas,
             expected=mesh_regions(site.abstract_params_on(settings.explorer_layout)),
-            retention=Retention(schedule.versions_kept, settings.sync.full_every),
+            retention=VersionRetention(schedule.versions_kept, settings.sync.full_every),
             on_saved=self._added,
             frame=site.frame() if session.leads else None,
             rules=queue_rules(session, schedule),

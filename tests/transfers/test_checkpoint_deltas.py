@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rl_sync.transfers.checkpoint import CheckpointPublisher, CheckpointPuller
 from rl_sync.weights.background_publisher import QueueRules
 from rl_sync.weights.cells import mesh_regions
-from rl_sync.weights.deltas.retention import Retention
+from rl_sync.weights.deltas.retention import VersionRetention
 from rl_sync.weights.deltas.version_files import VersionFiles, VersionFilesError
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 from tests.transfers.changing_weights import abstract_on, assert_same_bits, placed, weights
@@ -113,7 +113,7 @@ def test_a_store_may_have_arguments_of_its_own_between_those_of_others(tmp_path,
 
 
 def test_a_late_reader_gets_the_newest_full_copy_and_what_follows_it(tmp_path):
-    with publishing(tmp_path, retention=Retention(full_every=3, keep=4)) as publish:
+    with publishing(tmp_path, retention=VersionRetention(full_every=3, keep=4)) as publish:
         publish(*range(6))
         full = [name for name in manifests(tmp_path) if name.startswith("full")]
         assert full == ["full_00000000", "full_00000003"]
@@ -125,7 +125,7 @@ def test_a_late_reader_gets_the_newest_full_copy_and_what_follows_it(tmp_path):
 
 
 def test_what_no_reader_needs_is_deleted_and_a_slow_reader_keeps_what_it_needs(tmp_path):
-    retention = Retention(full_every=2, keep=2)
+    retention = VersionRetention(full_every=2, keep=2)
     with publishing(tmp_path, retention=retention) as publish, pulling(tmp_path) as slow:
         publish(0)
         pulled(slow, 0)
@@ -138,7 +138,7 @@ def test_what_no_reader_needs_is_deleted_and_a_slow_reader_keeps_what_it_needs(t
 
 
 def test_a_damaged_difference_is_refused_and_a_full_copy_is_written_for_it(tmp_path):
-    retention = Retention(full_every=100)
+    retention = VersionRetention(full_every=100)
     with publishing(tmp_path, retention=retention) as publish, pulling(tmp_path) as puller:
         publish(0)
         pulled(puller, 0)
@@ -266,7 +266,7 @@ def test_a_reader_that_knows_only_the_documentation_gets_the_same_bits(
     tmp_path, source, monkeypatch
 ):
     monkeypatch.setattr(VersionFiles, "delete", lambda *_: None)
-    retention = Retention(full_every=3, keep=9)
+    retention = VersionRetention(full_every=3, keep=9)
     with publishing(tmp_path, source, COLUMNS, retention=retention) as publish:
         publish(*range(6))
     versions, _ = read_all(tmp_path)
@@ -302,7 +302,7 @@ def test_the_documentation_tells_every_encoding(tmp_path, dtype):
         params[0],
         run="ours",
         chain="one",
-        retention=Retention(keep=9, full_every=99),
+        retention=VersionRetention(keep=9, full_every=99),
         on_saved=on_saved,
     )
     for version, one in enumerate(params):

@@ -16,7 +16,7 @@ import pytest
 
 from rl_sync.transfers.checkpoint import CheckpointPublisher
 from rl_sync.weights.background_publisher import QueueRules
-from rl_sync.weights.deltas.retention import Retention
+from rl_sync.weights.deltas.retention import VersionRetention
 from rl_sync.weights.deltas.version_files import VersionFiles
 from rl_sync.weights.ends_interface import WeightsTimeoutError, WeightsTransferError
 from tests.transfers.small_weights import SLOW, make_params, publish_range, puller_of, slow_step
@@ -138,7 +138,7 @@ def test_of_the_computed_versions_that_wait_only_the_newest_is_saved(publish, mo
 
 @pytest.mark.usefixtures("slow")
 def test_publish_returns_at_once_while_an_earlier_save_runs(publish, puller):
-    publisher = publish(retention=Retention(keep=5))
+    publisher = publish(retention=VersionRetention(keep=5))
     publisher.publish(0, make_params(0))  # compiles
     puller.pull(exactly=0, timeout_secs=30)
     start = time.monotonic()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_sync.weights.deltas.retention import Retention
+from rl_sync.weights.deltas.retention import VersionRetention
 from rl_sync.weights.deltas.version_files import VersionFiles
 from rl_sync.weights.digest import digest
 from rl_sync.weights.ends_interface import WeightsMismatchError, WeightsTimeoutError
@@ -35,7 +35,7 @@ def test_what_is_pulled_is_what_was_published_to_the_bit_and_where_it_was_asked_
 
 
 def test_exact_pulls_get_each_of_eight_versions_while_the_trainer_runs_ahead(publish, puller):
-    publisher = publish(retention=Retention(keep=8))
+    publisher = publish(retention=VersionRetention(keep=8))
     trainer = threading.Thread(
         target=lambda: [publisher.publish(v, make_params(v)) for v in range(8)]
     )

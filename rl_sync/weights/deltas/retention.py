@@ -1,4 +1,4 @@
-"""Retention of versions as files: which artifacts of a directory a reader may still need."""
+"""VersionRetention of versions as files: which artifacts of a directory a reader may still need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rl_sync.weights.deltas.artifact import FULL
 from rl_sync.weights.deltas.version_files import StoredArtifact
 
 
-class Retention(NamedTuple):
+class VersionRetention(NamedTuple):
     """Rules for the artifacts of a directory.
 
     Attributes:

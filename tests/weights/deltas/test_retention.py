@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_sync.weights.deltas.artifact import FULL
-from rl_sync.weights.deltas.retention import Retention
+from rl_sync.weights.deltas.retention import VersionRetention
 from rl_sync.weights.deltas.version_files import StoredArtifact
 
 FULLS = [0, 3, 6]
@@ -15,12 +15,12 @@ STORED = [
 
 
 def names(keep, marked, **how):
-    found = Retention(keep).unneeded(STORED, marked, deltas=True, **how)
+    found = VersionRetention(keep).unneeded(STORED, marked, deltas=True, **how)
     return [f"{'full' if one.base == FULL else 'delta'} {one.version}" for one in found]
 
 
 def test_whole_versions_are_kept_while_they_are_new_or_being_read():
-    found = Retention(2).unneeded(STORED, [4], deltas=False)
+    found = VersionRetention(2).unneeded(STORED, [4], deltas=False)
     assert {one.version for one in found} == {0, 1, 2, 3, 5}
 
 
