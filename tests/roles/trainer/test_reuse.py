@@ -24,7 +24,6 @@ from rl_sync.replay.store import EmbeddedTable, Stored
 from rl_sync.replay.tables import queue
 from rl_sync.roles.master import transition
 from rl_sync.roles.master.state import MasterSettings
-from rl_sync.roles.trainer import batch_reader
 from rl_sync.roles.trainer.batch_reader import BatchReader
 from rl_sync.schedule import resolve
 from rl_sync.types import Group
@@ -83,7 +82,9 @@ class Run:
         self.turns = 0
         self.report = None
         self.trained = []
-        self.reader = BatchReader(self._session(), self.replay, "groups", schedule, self.explore)
+        self.reader = BatchReader(
+            self._session(), self.replay, "groups", schedule, self.explore, poll_secs=0.0
+        )
 
     def _session(self):
         session = MemorySession(
@@ -169,11 +170,6 @@ class Run:
             self.step(step)
         self.settle()
         return collections.Counter(group.lease_id for groups in self.trained for group in groups)
-
-
-@pytest.fixture(autouse=True)
-def _without_waiting(monkeypatch):
-    monkeypatch.setattr(batch_reader, "_POLL_SECS", 0.0)
 
 
 SAMPLERS = ("fifo", "lifo", "uniform", "prioritized", "min_heap", "max_heap")
