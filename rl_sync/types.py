@@ -1,8 +1,9 @@
 """Records that pass between roles: prompts, leases, groups, train batches.
 
 Letters in shapes: G trajectories of a group, B rows of a batch, T token positions, C trained tokens
-of a row, E entries of a row's sampling masks, L layers, N tiles of images, S side of a tile in
-pixels, M tokens of a tile, W width of a token's features. In routes, C is the experts of a token.
+of a row, E entries of a row's sampling masks, K recorded tokens of a sampler, L layers, N tiles of
+images, S side of a tile in pixels, M tokens of a tile, W width of a token's features. In routes, C
+is the experts of a token.
 """
 
 from __future__ import annotations
@@ -174,6 +175,10 @@ class Group:
         `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
       routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
         without `rollout.routing_replay`.
+      sampler_logprobs: log-probabilities of the distribution that each token was sampled from, as
+        the explorer recorded it (see `rl_sync.sampler_records`); None without
+        `algorithm.score_centering`.
+      sampler_ids: the K tokens of these log-probabilities; None for the whole vocabulary.
       image_at: for each token the index of its features, M · tile + offset; -1 at text. None if the
         group has no images, as the two others.
       tiles: the group's images, cut into tiles, each once: their pixels, or their features
@@ -198,6 +203,8 @@ class Group:
     truncated: Bool[np.ndarray, " G"] | None = None
     sampling_masks: UInt32[np.ndarray, "G E 3"] | None = None
     routes: UInt[np.ndarray, "G T L C"] | None = None
+    sampler_logprobs: Float[np.ndarray, "G T outcomes"] | None = None
+    sampler_ids: Int[np.ndarray, "G T K"] | None = None
     image_at: Int[np.ndarray, "G T"] | None = None
     tiles: UInt8[np.ndarray, "N S S 3"] | Float[np.ndarray, "N M W"] | None = None
     tile_digests: UInt8[np.ndarray, "N 16"] | None = None
@@ -346,6 +353,8 @@ class Rows(NamedTuple):
     turn_rewards: Float[Array, "B T"] | None = None
     sampling_masks: UInt32[Array, "B E 3"] | None = None
     routes: UInt[Array, "B T L C"] | None = None
+    sampler_logprobs: Float[Array, "B T outcomes"] | None = None
+    sampler_ids: Int[Array, "B T K"] | None = None
     images: RowImages | None = None
 
     @property

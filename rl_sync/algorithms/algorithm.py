@@ -108,6 +108,8 @@ class Loss(AlgorithmPiece):
         `rl_sync.learning.pairs`.
       has_ratio: whether it contains the ratio to another policy, which limits the effect of stale
         tokens.
+      of_sequences: whether a token's loss depends on other tokens of its sequence.
+      of_probabilities: whether a token's loss depends on more than the ratios of its probabilities.
     """
 
     clipped: AlgorithmPiece | None = None
@@ -115,6 +117,8 @@ class Loss(AlgorithmPiece):
     of_pairs: bool = False
     of_scores: bool = False
     has_ratio: bool = True
+    of_sequences: bool = False
+    of_probabilities: bool = False
 
     @property
     def needs_reference(self) -> bool:
@@ -136,10 +140,12 @@ class Correction(AlgorithmPiece):
     Attributes:
       is_ratio: whether it weighs by the ratio itself, rather than by 0 or 1.
       of_update: whether it needs all tokens of an update beforehand.
+      of_sequences: whether a token's weight depends on other tokens of its sequence.
     """
 
     is_ratio: bool = False
     of_update: bool = False
+    of_sequences: bool = False
 
 
 ADVANTAGES = {
@@ -163,20 +169,29 @@ ADVANTAGES = {
 LOSSES = {
     "ppo_clip": Loss("losses.ppo_clip", clipped=AlgorithmPiece("losses.is_clipped")),
     "cispo": Loss("losses.cispo", clipped=AlgorithmPiece("losses.is_outside")),
-    "gspo": Loss("sequence_losses.gspo", clipped=AlgorithmPiece("sequence_losses.is_gspo_clipped")),
+    "gspo": Loss(
+        "sequence_losses.gspo",
+        clipped=AlgorithmPiece("sequence_losses.is_gspo_clipped"),
+        of_sequences=True,
+    ),
     "sapo": Loss("losses.sapo"),
     "gmpo": Loss(
         "sequence_losses.gmpo",
         clipped=AlgorithmPiece("sequence_losses.is_gmpo_clipped"),
         of_trajectories=True,
+        of_sequences=True,
     ),
-    "dppo": Loss("losses.dppo", clipped=AlgorithmPiece("losses.has_left")),
+    "dppo": Loss("losses.dppo", clipped=AlgorithmPiece("losses.has_left"), of_probabilities=True),
     "reinforce": Loss("losses.reinforce", has_ratio=False),
-    "opmd": Loss("sequence_losses.opmd"),
-    "topr": Loss("sequence_losses.topr", of_trajectories=True),
-    "dpo": Loss("preference.dpo_of_groups", of_pairs=True),
+    "opmd": Loss("sequence_losses.opmd", of_sequences=True),
+    "topr": Loss("sequence_losses.topr", of_trajectories=True, of_sequences=True),
+    "dpo": Loss("preference.dpo_of_groups", of_pairs=True, of_sequences=True),
     "bradley_terry": Loss(
-        "preference.bradley_terry", of_pairs=True, of_scores=True, has_ratio=False
+        "preference.bradley_terry",
+        of_pairs=True,
+        of_scores=True,
+        has_ratio=False,
+        of_sequences=True,
     ),
 }
 
@@ -188,12 +203,14 @@ PROXIMAL: dict[str, AlgorithmPiece] = {
 
 CORRECTIONS = {
     "token_truncation": Correction("corrections.truncated_token_weights", is_ratio=True),
-    "sequence_truncation": Correction("corrections.truncated_sequence_weights", is_ratio=True),
+    "sequence_truncation": Correction(
+        "corrections.truncated_sequence_weights", is_ratio=True, of_sequences=True
+    ),
     "token_mask": Correction("corrections.token_mask"),
-    "sequence_rejection": Correction("corrections.sequence_rejection"),
-    "geometric_rejection": Correction("corrections.geometric_rejection"),
+    "sequence_rejection": Correction("corrections.sequence_rejection", of_sequences=True),
+    "geometric_rejection": Correction("corrections.geometric_rejection", of_sequences=True),
     "second_moment": Correction("corrections.second_moment_mask", of_update=True),
-    "negative_sequence_mask": Correction("corrections.negative_sequence_mask"),
+    "negative_sequence_mask": Correction("corrections.negative_sequence_mask", of_sequences=True),
 }
 
 PUBLISHED_CORRECTIONS = {
@@ -217,6 +234,9 @@ KL_ESTIMATORS: dict[str, AlgorithmPiece] = {
     "k3": AlgorithmPiece("kl.k3"),
     "abs": AlgorithmPiece("kl.absolute"),
 }
+
+
+CENTERINGS = ("off", "exact", "topk")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +270,20 @@ class Algorithm:
         " proximal policy to the behavior policy, or of the current one where proximal=behavior."
         f" Empty for none. There are {', '.join(CORRECTIONS)}; and, by their published names,"
         f" {', '.join(f'{a} ({b})' for a, b in PUBLISHED_CORRECTIONS.items())}.",
+    )
+    score_centering: str = setting(
+        "off",
+        "Removes the drift of a policy whose tokens another distribution drew (score centering)."
+        " `exact` has explorers record the log-probability of every token of the vocabulary, or the"
+        " trainer compute them where rollout.score=trainer. `topk` has explorers record those of"
+        " the centering_tokens best, and of all others together.",
+        choices=CENTERINGS,
+    )
+    centering_tokens: int = setting(
+        16,
+        "Likeliest tokens that explorers record in score_centering=topk, 8 bytes each.",
+        unit="tokens",
+        least=1,
     )
     aggregation: str = setting(
         "sequence_mean", "Reduction of the loss of tokens.", choices=tuple(AGGREGATIONS)
@@ -435,6 +469,11 @@ class Algorithm:
     def looks_ahead(self) -> bool:
         """Says whether a correction needs all tokens of an update before the update."""
         return any(CORRECTIONS[name].of_update for name in self.corrections)
+
+    @property
+    def centers(self) -> bool:
+        """Says whether the loss needs the distributions that tokens were drawn from."""
+        return self.score_centering != "off" and self.generates
 
     @property
     def demonstrations_only(self) -> bool:

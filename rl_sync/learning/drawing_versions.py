@@ -8,13 +8,15 @@ between the two programs, only the change of the policy (the gap that arXiv:2510
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from rl_sync.algorithms.centering import NEVER
 from rl_sync.types import Params, Rows
 
 
@@ -75,38 +77,68 @@ class KeptVersions:
         return DrawingVersions(numbers, params)
 
 
+class Scores(NamedTuple):
+    """Log-probabilities at each token by some weights.
+
+    Attributes:
+      logprobs: log-probability of the token.
+      sampler: log-probabilities of other tokens there, as in `Rows.sampler_logprobs`; None without
+        score centering.
+    """
+
+    logprobs: Float[Array, "B T"]
+    sampler: Float[Array, "B T outcomes"] | None
+
+
 def scored(
     rows: Rows,
     present: Int[Array, ""],
     trained: Params,
     kept: DrawingVersions | None,
-    score: Callable[[Params], Float[Array, "B T"]],
-    start: Float[Array, "B T"] | None = None,
-) -> tuple[Float[Array, "B T"], Float[Array, ""]]:
-    """Computes the log-probability of each token by the weights that drew it.
+    score: Callable[[Params], Scores],
+    start: Scores | None = None,
+) -> tuple[Rows, Float[Array, ""]]:
+    """Computes log-probabilities at each token by the weights that drew it.
 
     A version that drew no token of the batch costs nothing. Tokens of versions that are not kept
-    (after a change of the schedule) have the explorer's log-probability.
+    (after a change of the schedule) have the explorer's log-probabilities. If it recorded only
+    those of the tokens themselves, all others are improbable, and have no drift.
 
     Args:
       present, trained: number of the present weights, and their trained parameters.
-      score: computes the log-probabilities of all tokens by some parameters.
-      start: log-probabilities by the present weights, if they are known.
+      score: computes the scores of all tokens by some parameters.
+      start: scores by the present weights, if they are known.
 
     Returns:
-      The log-probabilities, and the mean distance of the explorer's from them; NaN without any.
+      The rows with these log-probabilities, and the mean distance of the explorer's from them; NaN
+      without any.
     """
     mask, recorded = rows.completion_mask, rows.behavior_logprobs
-    found, known = recorded, jnp.zeros_like(mask)
+    shapes, sampler = jax.eval_shape(score, trained), rows.sampler_logprobs
+    if sampler is None and shapes.sampler is not None:
+        sampler = jnp.full(shapes.sampler.shape, NEVER, shapes.sampler.dtype)
+    found, known = Scores(recorded, sampler), jnp.zeros_like(mask)
     versions: list[tuple[Array, Params]] = [(present, trained)]
     if kept is not None:
         versions += [(kept.numbers[i], params) for i, params in enumerate(kept.params)]
+
+    def nothing(_: Params) -> Scores:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
     for place, (number, params) in enumerate(versions):
         drawn = mask & (rows.policy_versions == number)
         if place == 0 and start is not None:
             values = start
         else:
-            values = jax.lax.cond(drawn.any(), score, lambda _: jnp.zeros_like(recorded), params)
-        found, known = jnp.where(drawn, values, found), known | drawn
-    distance = jnp.where(known, jnp.abs(found - recorded), 0.0).sum()
-    return found, jnp.where(known.any(), distance / known.sum(), jnp.nan)
+            values = jax.lax.cond(drawn.any(), score, nothing, params)
+        found = jax.tree.map(functools.partial(_where, drawn), values, found)
+        known = known | drawn
+    rows = rows._replace(behavior_logprobs=found.logprobs, sampler_logprobs=found.sampler)
+    distance = jnp.where(known, jnp.abs(found.logprobs - recorded), 0.0).sum()
+    return rows, jnp.where(known.any(), distance / known.sum(), jnp.nan)
+
+
+def _where(
+    mask: Bool[Array, "B T"], values: Float[Array, "B T ..."], others: Float[Array, "B T ..."]
+) -> Float[Array, "B T ..."]:
+    return jnp.where(mask.reshape(*mask.shape, *[1] * (values.ndim - 2)), values, others)

@@ -1,7 +1,7 @@
 """Forward passes of a model over the rows of a batch, and the split of its parameters.
 
-Letters in shapes: B rows, T positions, C tokens of a row that are learned, D embed, L layers. In
-routes, C is the experts of a token.
+Letters in shapes: B rows, T positions, C tokens of a row that are learned, D embed, L layers, K
+recorded tokens of a sampler. In routes, C is the experts of a token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from jaxtyping import Array, Float, Int, Shaped, UInt, UInt32
 from rl_sync.models import lora
 from rl_sync.models.config import ModelConfig
 from rl_sync.models.heads import HEAD, hidden_scalars
-from rl_sync.models.logprobs import hidden_logprobs, next_logprobs
+from rl_sync.models.logprobs import (
+    hidden_distribution,
+    hidden_logprobs,
+    next_distribution,
+    next_logprobs,
+)
 from rl_sync.models.sharding import constrain
 from rl_sync.models.token_sets import LogprobSettings, TokenSets, kept_at, seen_at
 from rl_sync.models.transformer import hidden_states, output_projection
@@ -35,6 +40,7 @@ class RowInputs(NamedTuple):
       routes: experts to which the policy sends the tokens again (see `rl_sync.expert_routes`); None
         if it chooses. A critic's own model always chooses.
       images: images of the rows; None for text alone.
+      sampler_ids: tokens of `Outputs.distribution`; None for the whole vocabulary.
     """
 
     tokens: Int[Array, "B T"]
@@ -42,15 +48,23 @@ class RowInputs(NamedTuple):
     masks: UInt32[Array, "B E 3"] | None = None
     routes: UInt[Array, "B T L C"] | None = None
     images: RowImages | None = None
+    sampler_ids: Int[Array, "B T K"] | None = None
 
     @classmethod
     def of(cls, rows: Rows) -> RowInputs:
         """Returns the parts of a batch's rows."""
-        return cls(rows.tokens, rows.packing, rows.sampling_masks, rows.routes, rows.images)
+        return cls(
+            rows.tokens,
+            rows.packing,
+            rows.sampling_masks,
+            rows.routes,
+            rows.images,
+            rows.sampler_ids,
+        )
 
 
 class Outputs(NamedTuple):
-    """Log-probability, entropy and value of each token.
+    """Log-probability, entropy and value of each token, and log-probabilities of others there.
 
     If prompts are shared, they are 0 at tokens that are not learned.
 
@@ -58,11 +72,14 @@ class Outputs(NamedTuple):
       logprobs, entropy: see `token_logprobs`.
       values: values of the states before each token; None without a critic. The value at a
         sequence's first token has no meaning.
+      distribution: log-probabilities of other tokens at each token, in the order of
+        `RowInputs.sampler_ids`; None without `Forward.centers`.
     """
 
     logprobs: Float[Array, "B T"]
     entropy: Float[Array, "B T"]
     values: Float[Array, "B T"] | None
+    distribution: Float[Array, "B T K"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +90,7 @@ class Forward:
       model: the model config. With `lora`, only adapters are trained.
       temperature, logits_bytes, repetition_penalty: see `LogprobSettings`.
       trains_tower: whether gradients reach the vision tower.
+      centers: whether `Outputs.distribution` is computed.
     """
 
     model: ModelConfig
@@ -80,11 +98,12 @@ class Forward:
     logits_bytes: int
     repetition_penalty: float = 1.0
     trains_tower: bool = True
+    centers: bool = False
 
     @property
     def plain(self) -> Forward:
         """Returns the passes for tokens that were not sampled, such as demonstrations."""
-        return dataclasses.replace(self, temperature=1.0, repetition_penalty=1.0)
+        return dataclasses.replace(self, temperature=1.0, repetition_penalty=1.0, centers=False)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Splits parameters into trained and frozen ones."""
@@ -127,27 +146,36 @@ class Forward:
         """
         params = self.join(trained, frozen)
         hidden = self._hidden(params, rows)
-        logprobs, entropy = self._logprobs(params, hidden, rows)
+        found = self._logprobs(params, hidden, rows)
         if critic is None:
-            return Outputs(logprobs, entropy, None)
+            return found
         if not _is_head(critic):
             hidden = self._hidden(self.join(critic, frozen), rows._replace(routes=None))
-        return Outputs(logprobs, entropy, _values(critic, hidden, rows.packing))
+        return found._replace(values=_values(critic, hidden, rows.packing))
 
-    def _logprobs(
-        self, params: Params, hidden: Float[Array, "B T D"], rows: RowInputs
-    ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    def _logprobs(self, params: Params, hidden: Float[Array, "B T D"], rows: RowInputs) -> Outputs:
+        """Computes outputs without values."""
         tokens, prompts = constrain(rows.tokens, "batch"), _shared(rows.packing)
         sets = self._sets(tokens, rows.packing, rows.masks)
         kernel = output_projection(self.model, params)
         settings = LogprobSettings(self.temperature, self.logits_bytes, self.repetition_penalty)
+        ids, distribution = rows.sampler_ids, None
         if prompts is None:
-            return hidden_logprobs(kernel, hidden, tokens, settings, sets)
+            logprobs, entropy = hidden_logprobs(kernel, hidden, tokens, settings, sets)
+            if self.centers:
+                distribution = hidden_distribution(
+                    kernel, hidden, tokens, logprobs, ids, settings, sets
+                )
+            return Outputs(logprobs, entropy, None, distribution)
         states = constrain(_taken(hidden, prompts.before), "batch", "length", "embed")
         targets = _taken(tokens, prompts.learned)
-        found = next_logprobs(kernel, states, targets, settings, sets)
-        logprobs, entropy = (_put(values, prompts, tokens.shape[1]) for values in found)
-        return logprobs, entropy
+        logprobs, entropy = next_logprobs(kernel, states, targets, settings, sets)
+        if self.centers:
+            ids = None if ids is None else _taken(ids, prompts.learned)
+            distribution = next_distribution(kernel, states, targets, logprobs, ids, settings, sets)
+            distribution = _put(distribution, prompts, tokens.shape[1])
+        logprobs, entropy = (_put(of, prompts, tokens.shape[1]) for of in (logprobs, entropy))
+        return Outputs(logprobs, entropy, None, distribution)
 
     def _sets(
         self,
@@ -219,9 +247,9 @@ def _taken(values: Shaped[Array, "B T ..."], where: Int[Array, "B C"]) -> Shaped
     return jax.vmap(lambda row, at: row.at[at].get(mode="clip"))(values, where)
 
 
-def _put(values: Float[Array, "B C"], prompts: SharedPrompts, row_tokens: int) -> Array:
+def _put(values: Float[Array, "B C ..."], prompts: SharedPrompts, row_tokens: int) -> Array:
     """Scatters the values of learned tokens to their positions in the rows, with 0 elsewhere."""
-    nothing = jnp.zeros((values.shape[0], row_tokens), values.dtype)
+    nothing = jnp.zeros((values.shape[0], row_tokens, *values.shape[2:]), values.dtype)
     return jax.vmap(lambda row, at, of: row.at[at].set(of, mode="drop"))(
         nothing, prompts.learned, values
     )

@@ -73,11 +73,12 @@ def _scaled(
     return scaled
 
 
-def map_rows(function: Callable[[Rows], Array], rows: Rows, microbatch_rows: int) -> Array:
+def map_rows(function: Callable[[Rows], OfRows], rows: Rows, microbatch_rows: int) -> OfRows:
     """Applies a function that maps each row to one row, one microbatch at a time."""
     if not microbatch_rows:
         return function(rows)
-    return _joined(jax.lax.map(function, _parts(rows, microbatch_rows)))
+    found = jax.lax.map(function, _parts(rows, microbatch_rows))
+    return jax.tree.map(_joined, found)
 
 
 def _joined(parts: Array) -> Array:

@@ -6,13 +6,14 @@ Letters in shapes: B rows, T positions.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.algorithms import aggregation, corrections, diagnostics
+from rl_sync.algorithms import aggregation, centering, corrections, diagnostics
 from rl_sync.algorithms.algorithm import (
     AGGREGATIONS,
     CORRECTIONS,
@@ -25,6 +26,7 @@ from rl_sync.algorithms.algorithm import (
 from rl_sync.algorithms.kl import k3
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.algorithms.sequences import OfSequence
+from rl_sync.learning.forward import Outputs
 from rl_sync.types import Rows
 
 Metrics = dict[str, Float[Array, ""]]
@@ -71,6 +73,8 @@ class BatchExperience(NamedTuple):
       values: value before each token, by the critic at the step's start, if there is one.
       recorded_logprobs: log-probabilities as the explorer recorded them, if those of `rows` are the
         trainer's.
+      proximal_sampler: log-probabilities of the sampler's outcomes by the policy at the step's
+        start, if the algorithm needs them and they differ from the current ones.
     """
 
     rows: Rows
@@ -81,6 +85,7 @@ class BatchExperience(NamedTuple):
     ref_logprobs: Float[Array, "B T"] | None = None
     values: Float[Array, "B T"] | None = None
     recorded_logprobs: Float[Array, "B T"] | None = None
+    proximal_sampler: Float[Array, "B T outcomes"] | None = None
 
     def named(self) -> dict[str, object]:
         """Returns all fields by the names that the pieces of algorithms use."""
@@ -151,56 +156,120 @@ def needs_proximal(algorithm: Algorithm, updates: int) -> bool:
     return algorithm.proximal == "start" and (updates > 1 or algorithm.looks_ahead)
 
 
+class TokenLosses(NamedTuple):
+    """Losses of tokens.
+
+    Attributes:
+      losses: losses, weighted by the corrections.
+      weights: product of the corrections' weights.
+      proximal: logprobs of the proximal policy.
+    """
+
+    losses: Float[Array, "B T"]
+    weights: OfSequence | float
+    proximal: Float[Array, "B T"]
+
+
+def token_losses(
+    algorithm: Algorithm, given: Mapping[str, object], logprobs: Float[Array, "B T"]
+) -> TokenLosses:
+    """Computes the loss of each token, with corrections.
+
+    Args:
+      given: settings and data by the names that the pieces of algorithms use.
+      logprobs: logprobs of the policy, through which gradients flow.
+    """
+    current = jax.lax.stop_gradient(logprobs)
+    named = {**given, "logprobs": current}
+    named["old_logprobs"] = proximal = call(PROXIMAL[algorithm.proximal].function, named)
+    compared = current if algorithm.proximal == "behavior" else proximal
+    weights: OfSequence | float = 1.0
+    for name in algorithm.corrections:
+        weights = weights * call(CORRECTIONS[name].function, named, logprobs=compared)
+    losses = call(LOSSES[algorithm.loss].function, named, logprobs=logprobs)
+    return TokenLosses(losses * weights, weights, proximal)
+
+
 def policy_loss(
     algorithm: Algorithm,
-    logprobs: Float[Array, "B T"],
-    entropy: Float[Array, "B T"],
+    outputs: Outputs,
     experience: BatchExperience,
     totals: Totals,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Computes the loss of some rows of an update, and metrics that describe it.
 
     Trajectories that the batch's weights exclude are in no term: neither in that of the policy, nor
-    in the divergence and the entropy. Corrections weigh the policy's term alone.
+    in the divergence and the entropy. Corrections weigh the policy's term alone, and score
+    centering subtracts its drift (`rl_sync.algorithms.centering`).
 
     Every result is a sum divided by constants of the whole update, so the results of its parts add
     up to the total. `summary` combines the metrics of updates into a step's metrics.
 
     Args:
+      outputs: the policy's logprobs and entropy.
       totals: figures of the whole update.
     """
     known, mask = experience, experience.rows.completion_mask
+    logprobs, entropy = outputs.logprobs, outputs.entropy
+    given = {**vars(algorithm), **totals._asdict(), **known.named()}
 
     def reduced(values: Float[Array, "B T"]) -> Float[Array, ""]:
         values = jnp.broadcast_to(values, mask.shape)
         return call(AGGREGATIONS[algorithm.aggregation].function, given, values=values)
 
-    current = jax.lax.stop_gradient(logprobs)
-    given = {**vars(algorithm), **totals._asdict(), **known.named(), "logprobs": current}
-    given["old_logprobs"] = proximal = call(PROXIMAL[algorithm.proximal].function, given)
-    compared = current if algorithm.proximal == "behavior" else proximal
-    weights = known.weights
-    for name in algorithm.corrections:
-        weights = weights * call(CORRECTIONS[name].function, given, logprobs=compared)
-    piece = LOSSES[algorithm.loss]
-    policy = reduced(call(piece.function, given, logprobs=logprobs) * weights)
+    found = token_losses(algorithm, given, logprobs)
+    losses, of_centering = found.losses, dict[str, Float[Array, "B T"]]()
+    if outputs.distribution is not None and known.rows.sampler_logprobs is not None:
+        drift, of_centering = _drift(algorithm, given, outputs.distribution, known)
+        losses = losses - drift
+    policy = reduced(losses * known.weights)
     loss = policy
     if known.ref_logprobs is not None and algorithm.kl_place == "loss":
         kl = KL_ESTIMATORS[algorithm.kl_estimator].function(logprobs, known.ref_logprobs)
         loss = loss + totals.kl_coefficient * reduced(kl * known.weights)
     if algorithm.entropy_coefficient:
         loss = loss - algorithm.entropy_coefficient * reduced(entropy * known.weights)
-    clipped = call(piece.clipped.function, given) if piece.clipped else None
+    current, clips = jax.lax.stop_gradient(logprobs), LOSSES[algorithm.loss].clipped
+    compared = {**given, "logprobs": current, "old_logprobs": found.proximal}
     metrics = _metrics(
         known,
         totals,
         current=current,
-        proximal=proximal,
+        proximal=found.proximal,
         entropy=entropy,
-        weights=weights,
-        clipped=clipped,
+        weights=known.weights * found.weights,
+        clipped=call(clips.function, compared) if clips else None,
     )
+    for name, values in of_centering.items():
+        metrics[name] = aggregation.token_mean(values, mask, totals.token_count)
     return loss, {"loss": loss, "policy_loss": policy, **metrics}
+
+
+def _drift(
+    algorithm: Algorithm,
+    given: Mapping[str, object],
+    distribution: Float[Array, "B T K"],
+    known: BatchExperience,
+) -> tuple[Float[Array, "B T"], OfTokens]:
+    """Computes what score centering subtracts from each token's loss, and figures of the tokens.
+
+    Args:
+      given: see `token_losses`.
+      distribution: the policy's log-probabilities of the sampler's tokens.
+    """
+
+    def losses(policy: Array, sampler: Array, proximal: Array | None) -> Array:
+        outcome = {"behavior_logprobs": sampler, "proximal_logprobs": proximal}
+        return token_losses(algorithm, {**given, **outcome}, policy).losses
+
+    sampler = known.rows.sampler_logprobs
+    assert sampler is not None
+    outcomes = centering.outcomes(distribution, sampler, known.proximal_sampler)
+    drift, size = centering.drift(losses, distribution, outcomes)
+    return drift, {
+        "score_drift": size,
+        "sampler_distance": centering.total_variation(outcomes),
+    }
 
 
 def of_tokens(logprobs: Float[Array, "B T"], entropy: Float[Array, "B T"], rows: Rows) -> OfTokens:

@@ -12,10 +12,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rl_sync.algorithms.centering import with_rest
 from rl_sync.learning import credit, objective
-from rl_sync.learning.drawing_versions import KeptVersions, scored
+from rl_sync.learning.drawing_versions import KeptVersions, Scores, scored
 from rl_sync.learning.forward import Forward, RowInputs
-from rl_sync.learning.microbatches import map_rows
+from rl_sync.learning.microbatches import OfRows, map_rows
 from rl_sync.learning.objective import BatchExperience, LossConfig, Metrics
 from rl_sync.learning.train_state import TrainState
 from rl_sync.models.sharding import constrain
@@ -64,20 +65,19 @@ class Preparation:
         """
         rows, mask = batch.rows, batch.rows.completion_mask
         staleness = jnp.where(mask, state.step - rows.policy_versions, 0)
-        logprobs_of = functools.partial(self._logprobs, frozen, rows)
-        ref_logprobs = proximal_logprobs = None
+        scores_of = functools.partial(self._scores, frozen, rows)
+        ref_logprobs = proximal = None
         if state.ref_params is not None:
-            ref_logprobs = logprobs_of(state.ref_params, replays=False)
+            ref_logprobs = scores_of(state.ref_params, replays=False).logprobs
         if objective.needs_proximal(self.loss.algorithm, self.updates):
-            proximal_logprobs = logprobs_of(trained)
+            proximal = scores_of(trained)
         values = self._values(state, trained, frozen, rows)
         recorded = mismatch = None
         if self.kept is not None and not self.scores_in_update:
             recorded = rows.behavior_logprobs
-            found, mismatch = scored(
-                rows, state.step, trained, state.drawing, logprobs_of, start=proximal_logprobs
+            rows, mismatch = scored(
+                rows, state.step, trained, state.drawing, scores_of, start=proximal
             )
-            rows = rows._replace(behavior_logprobs=found)
             batch = batch._replace(rows=rows)
         weight = state.kl_coefficient
         estimate, weights, metrics = credit.give(self.loss, batch, ref_logprobs, values, weight)
@@ -95,26 +95,29 @@ class Preparation:
             staleness=staleness,
             estimate=estimate,
             weights=weights,
-            proximal_logprobs=proximal_logprobs,
+            proximal_logprobs=None if proximal is None else proximal.logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
             recorded_logprobs=recorded,
+            proximal_sampler=None if proximal is None else proximal.sampler,
         )
         return experience, metrics
 
-    def _logprobs(
-        self, frozen: Params, rows: Rows, trained: Params, replays: bool = True
-    ) -> Float[Array, "B T"]:
-        """Computes the log-probability of each token.
+    def _scores(self, frozen: Params, rows: Rows, trained: Params, replays: bool = True) -> Scores:
+        """Computes the log-probability of each token, and what score centering needs beside it.
 
         Args:
           replays: whether tokens go to the experts that their rows name.
         """
 
-        def one(some: Rows) -> Float[Array, "B T"]:
+        def one(some: Rows) -> Scores:
             given = RowInputs.of(some)
             given = given if replays else given._replace(routes=None)
-            return self.forward.logprobs(trained, frozen, given)
+            found = self.forward.outputs(trained, None, frozen, given)
+            sampler = found.distribution
+            if sampler is not None and some.sampler_ids is not None:
+                sampler = with_rest(sampler)
+            return Scores(found.logprobs, sampler)
 
         return self._by_rows(one, rows)
 
@@ -129,7 +132,7 @@ class Preparation:
             lambda some: self.forward.values(trained, critic, frozen, RowInputs.of(some)), rows
         )
 
-    def _by_rows(self, one: Callable[[Rows], Array], rows: Rows) -> Float[Array, "B T"]:
+    def _by_rows(self, one: Callable[[Rows], OfRows], rows: Rows) -> OfRows:
         """Maps a function over as many rows at a time as an update has in memory."""
         of_update = rows.tokens.shape[0] // self.updates
         return map_rows(one, rows, min(self.loss.microbatch_rows, of_update))

@@ -243,11 +243,14 @@ class PolicyUpdate(Update[BatchExperience, Totals]):
             critic = self.critic.held(critic, self.policy.abstract)
         found = self.forward.outputs(trained, critic, frozen, RowInputs.of(rows))
         if self.scores:
-            drawn = rows._replace(behavior_logprobs=jax.lax.stop_gradient(found.logprobs))
+            # The sampler is the policy itself, whose score has the expectation 0.
+            drawn = rows._replace(
+                behavior_logprobs=jax.lax.stop_gradient(found.logprobs), sampler_logprobs=None
+            )
             known = known._replace(rows=drawn, recorded_logprobs=rows.behavior_logprobs)
             rows = drawn
         algorithm = self.loss.algorithm
-        loss, metrics = policy_loss(algorithm, found.logprobs, found.entropy, known, totals)
+        loss, metrics = policy_loss(algorithm, found, known, totals)
         tokens = of_tokens(found.logprobs, found.entropy, rows)
         if self.critic is None or found.values is None:
             return loss, (metrics, tokens)

@@ -1,6 +1,7 @@
 """Computes log-probabilities of given tokens, without an array of [B, T, V] if it would be large.
 
-Letters in shapes: B rows, T positions, C positions of a chunk, D embed, V vocab.
+Letters in shapes: B rows, T positions, C positions of a chunk, D embed, V vocab, K tokens of the
+vocabulary whose log-probabilities are wanted at a position.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rl_sync.models.token_sets import (
     changed_logits,
 )
 from rl_sync.models.transformer import hidden_states, output_projection, projected
+from rl_sync.models.vocabulary.lookup import lookup
 from rl_sync.models.vocabulary.vocabulary_blocks import block_logprobs
 from rl_sync.types import Params
 
@@ -97,6 +99,64 @@ def next_logprobs(
     compute = functools.partial(_logprobs_and_entropy, kernel, settings)
     given = hidden, targets, sets
     return compute(*given) if chunk >= T else _by_chunks(compute, given, chunk)
+
+
+def next_distribution(
+    kernel: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    logprobs: Float[Array, "B T"],
+    ids: Int[Array, "B T K"] | None,
+    settings: LogprobSettings,
+    sets: TokenSets = EVERYTHING,
+) -> Float[Array, "B T K"]:
+    """Computes log-probabilities of several tokens at each position, as `next_logprobs` does.
+
+    Args:
+      logprobs: log-probabilities of the targets.
+      ids: the tokens; None for the whole vocabulary, whose logits are then in memory at once.
+    """
+    if ids is None:
+        everything = jnp.arange(kernel.shape[0])
+        scaled = changed_logits(projected(kernel, hidden), sets, everything, settings)
+        return jax.nn.log_softmax(scaled, axis=-1)
+
+    def scaled_at(wanted: Int[Array, "B T"]) -> Float[Array, "B T"]:
+        if laid_out():
+            taken = lookup(kernel, wanted, str(hidden.dtype))
+        else:
+            taken = kernel[wanted].astype(hidden.dtype)
+        logits = jnp.einsum("BTD,BTD->BT", hidden, taken, preferred_element_type=jnp.float32)
+        at = jax.vmap(jax.vmap(functools.partial(changed_logits, settings=settings)))
+        return at(logits[..., None], sets, wanted[..., None])[..., 0]
+
+    # log Σ exp(s) is known from the target's log-probability.
+    log_total = scaled_at(targets) - logprobs
+    found = jax.lax.map(jax.checkpoint(scaled_at), jnp.moveaxis(ids, -1, 0))
+    return jnp.moveaxis(found, 0, -1) - log_total[..., None]
+
+
+def hidden_distribution(
+    kernel: Float[Array, "V D"],
+    hidden: Float[Array, "B T D"],
+    tokens: Int[Array, "B T"],
+    logprobs: Float[Array, "B T"],
+    ids: Int[Array, "B T K"] | None,
+    settings: LogprobSettings,
+    sets: TokenSets = EVERYTHING,
+) -> Float[Array, "B T K"]:
+    """Computes `next_distribution` of each token from known hidden states; the first has none.
+
+    Args:
+      logprobs: log-probabilities as `hidden_logprobs` returns them.
+      sets: token sets from the second token on.
+    """
+    # The last position has no meaning, but one less could not be cut evenly.
+    more = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, 1), (0, 0))), sets)
+    targets, logprobs = jnp.roll(tokens, -1, axis=1), jnp.roll(logprobs, -1, axis=1)
+    ids = None if ids is None else jnp.roll(ids, -1, axis=1)
+    found = next_distribution(kernel, hidden, targets, logprobs, ids, settings, more)
+    return jnp.roll(found, 1, axis=1).at[:, 0].set(0.0)
 
 
 def _logprobs_and_entropy(

@@ -17,6 +17,7 @@ from rl_sync.algorithms.algorithm import (
     takes,
 )
 from rl_sync.learning import credit, objective
+from rl_sync.learning.forward import Outputs
 from rl_sync.types import Packing, Rows, TrainBatch
 from tests.algorithms.compiled import compiled
 from tests.algorithms.golden import LENGTHS, MASK, VALUES, packed
@@ -115,7 +116,7 @@ def _step(algorithm, layout, parts=None, order=IN_ORDER):
 
     def differentiate(logprobs, entropy, known):
         def loss_of(logprobs):
-            return objective.policy_loss(algorithm, logprobs, entropy, known, totals)
+            return objective.policy_loss(algorithm, Outputs(logprobs, entropy, None), known, totals)
 
         (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(logprobs)
         return jax.device_get((gradient, {"loss": loss, **metrics}))
@@ -210,7 +211,7 @@ def test_the_weight_of_the_divergence_may_be_given():
         totals = objective.totals(_loss_of(algorithm), known, 12, kl_coefficient=np.float32(weight))
         gradient = jax.grad(
             lambda logprobs, totals=totals: objective.policy_loss(
-                algorithm, logprobs, entropy, known, totals
+                algorithm, Outputs(logprobs, entropy, None), known, totals
             )[0]
         )
         of.append(np.asarray(gradient(columns["logprobs"].astype(np.float32))))
@@ -252,7 +253,7 @@ def test_what_is_left_out_is_in_neither_the_divergence_nor_the_entropy():
     totals = objective.totals(_loss_of(algorithm), known, 12)
 
     def loss_of(logprobs, entropy):
-        return objective.policy_loss(algorithm, logprobs, entropy, known, totals)[0]
+        return objective.policy_loss(algorithm, Outputs(logprobs, entropy, None), known, totals)[0]
 
     inputs = columns["logprobs"].astype(np.float32), entropy.astype(np.float32)
     of_logprobs, of_entropy = jax.grad(loss_of, argnums=(0, 1))(*inputs)

@@ -17,6 +17,7 @@ import pytest
 from rl_sync.algorithms.algorithm import ALGORITHMS
 from rl_sync.learning import credit, objective
 from rl_sync.learning.critic import value_loss
+from rl_sync.learning.forward import Outputs
 from rl_sync.learning.learning_settings import CriticConfig
 from rl_sync.learning.objective import LossConfig
 from rl_sync.types import Rows, TrainBatch
@@ -72,7 +73,7 @@ def _learn(algorithm, sign):
             def loss_of(tables):
                 logits, values = tables
                 scores = _logprobs(logits, tokens)
-                loss, _ = objective.policy_loss(algorithm, *scores, known, totals)
+                loss, _ = objective.policy_loss(algorithm, Outputs(*scores, None), known, totals)
                 if not algorithm.needs_values:
                     return loss
                 return loss + value_loss(CRITIC, values[PROMPT], known, totals)[0]
