@@ -176,7 +176,7 @@ class Group:
       routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
         without `rollout.routing_replay`.
       sampler_logprobs: log-probabilities of the distribution that each token was sampled from, as
-        the explorer recorded it (see `rl_sync.sampler_records`); None without
+        the explorer recorded it (see `rl_sync.token_records`); None without
         `algorithm.score_centering`.
       sampler_ids: the K tokens of these log-probabilities; None for the whole vocabulary.
       image_at: for each token the index of its features, M · tile + offset; -1 at text. None if the

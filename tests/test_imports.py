@@ -25,6 +25,7 @@ LEAVES = {
     "images",
     "row_answers",
     "expert_routes",
+    "token_records",
     "sequence_images",
     "sampling_masks",
     "thoughts",

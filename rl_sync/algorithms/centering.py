@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rl_sync.token_records import NEVER
+
 LEAST_TAIL = 1e-6
 """Least probability of the tokens outside H, whose sum is rounded."""
-NEVER = -1e4
-"""Log-probability of tokens that the sampler never draws; it is finite, so that 0 times it is 0."""
 _MOST_LOG_RATIO = 60.0  # Keeps q · c finite, which has a limit where q goes to 0.
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rl_sync.algorithms.centering import NEVER
+from rl_sync.token_records import NEVER
 from rl_sync.types import Params, Rows
 
 

@@ -228,6 +228,18 @@ _POLICY = (
         normal="below 0.02",
     ),
     Metric(
+        "sampler_distance",
+        "Total variation between the distribution that a token was drawn from and the policy's,"
+        " ½ Σ |q − p|, with all tokens that were not recorded as one. It is measured with"
+        " `algorithm.score_centering`.",
+        normal="below 0.1",
+    ),
+    Metric(
+        "score_drift",
+        "Size of what `algorithm.score_centering` subtracts at a token: the sum of the absolute"
+        " coefficients of the score's expectation under the sampler, advantages included.",
+    ),
+    Metric(
         "effective_sample_share",
         "(Σw)² / (n Σw²) of the weights π / π_behavior: the share of equal samples that the tokens"
         " are worth.",

@@ -323,7 +323,11 @@ class Batch:
             np.int32(enough),
             pauses,
             ChunkProgram(
-                span, self.options.chunk_tokens, self.changes, self.options.records_routes
+                span,
+                self.options.chunk_tokens,
+                self.changes,
+                self.options.records_routes,
+                self.options.sampler,
             ),
         )
         self._keep(slots)

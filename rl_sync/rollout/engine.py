@@ -36,6 +36,7 @@ from rl_sync.rollout.slot_table import SlotTable
 from rl_sync.rollout.slots import Chunk
 from rl_sync.rollout.stats import Stats
 from rl_sync.sequence_images import PooledImages, SequenceImages, after
+from rl_sync.token_records import SamplerRecord
 from rl_sync.types import Params
 
 
@@ -163,6 +164,7 @@ class Engine:
             most_given=self._continuations.most_stepped,
             layout=batch.layout,
             records_routes=self._options.records_routes,
+            sampler=self._options.sampler,
             pages=batch.pages,
             params=params,
         )
@@ -358,6 +360,9 @@ class Engine:
             )
             if chunk.routes is not None:
                 sequence.record_routes(np.asarray(chunk.routes[:steps, slot]))
+            if chunk.sampler is not None:
+                of_slot = (np.asarray(values[:steps, slot]) for values in chunk.sampler)
+                sequence.record_sampler(SamplerRecord(*of_slot), tokens[slot])
             if not chunk.live[slot]:
                 sequence.cut(self._options.decode)
                 if sequence.is_over:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, get_args
 
 from rl_sync.spelling import require_one_of
+from rl_sync.token_records import SamplerShape
 
 if TYPE_CHECKING:
     from rl_sync.rollout.engine_programs import CompiledProgram
@@ -48,6 +49,7 @@ class EngineOptions:
         all kinds.
       records_routes: whether completions record the experts of their tokens, for a model with a
         mixture of experts.
+      sampler: shape of the distributions that completions record for each token; None for none.
       before_first: called with each program before its first call, which compiles it.
 
     Raises:
@@ -68,6 +70,7 @@ class EngineOptions:
     seed: int = 0
     changes: LogitsProcessors | None = None
     records_routes: bool = False
+    sampler: SamplerShape | None = None
     before_first: Callable[[CompiledProgram], None] = lambda program: None
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ from rl_sync.rollout.paging.page_table import PageTable, most_fills
 from rl_sync.rollout.sampling import ALL_CHANGES, LogitsProcessors, Sampling, knobs
 from rl_sync.rollout.sequence import Pauses
 from rl_sync.rollout.slots import ChunkProgram, Prefix, SlotRows, Slots
+from rl_sync.token_records import SamplerShape
 from rl_sync.types import Params, as_input
 
 LEAST_STOP_IDS = 4
@@ -107,7 +108,7 @@ class EnginePrograms:
       layout: sharding of the weights and the slots.
       pages: pages of each slot; None if each slot has a cache of its own.
       params: abstract parameters: shapes, dtypes and shardings of the weights.
-      records_routes: see `EngineOptions`.
+      records_routes, sampler: see `EngineOptions`.
     """
 
     config: ModelConfig
@@ -118,6 +119,7 @@ class EnginePrograms:
     pages: PageTable | None
     params: Params
     records_routes: bool = False
+    sampler: SamplerShape | None = None
 
     def listed(self, requests: Requests) -> list[CompiledProgram]:
         """Lists the programs that an engine may need, roughly in the order of their first use.
@@ -279,7 +281,13 @@ class EnginePrograms:
             jax.ShapeDtypeStruct((rows,), jnp.bool_),
             _given(),
             Pauses().tokens,
-            ChunkProgram(span, self.chunk_tokens, LogitsProcessors(*changes), self.records_routes),
+            ChunkProgram(
+                span,
+                self.chunk_tokens,
+                LogitsProcessors(*changes),
+                self.records_routes,
+                self.sampler,
+            ),
         )
 
     def _rearrange(self, rows: int, after: int, stop_ids: int) -> jax.stages.Lowered:

@@ -483,6 +483,7 @@ class EpisodeEngine:
                 completion.masks,
                 segment=reply.segment,
                 routes=completion.routes,
+                sampler=completion.sampler,
             )
         else:
             episode.opponents[speaker].turns += 1

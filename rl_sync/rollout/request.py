@@ -14,6 +14,7 @@ from rl_sync.models.config import ModelConfig
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sampling_masks import Entries, no_entries
 from rl_sync.sequence_images import TEXT, SequenceImages
+from rl_sync.token_records import SamplerRecord
 
 Finish = Literal["stop", "length"]
 
@@ -79,6 +80,7 @@ class FinishedCompletion:
         has no entries if the engine does not record them.
       routes: experts of the tokens of prompt and completion that the engine fed to the model, by
         their positions in both together; None if it does not record them.
+      sampler: distribution that each token was sampled from; None if it does not record them.
     """
 
     ticket: int
@@ -89,6 +91,7 @@ class FinishedCompletion:
     finish: Finish
     masks: Entries = dataclasses.field(default_factory=no_entries)
     routes: RecordedRoutes | None = None
+    sampler: SamplerRecord | None = None
 
     @property
     def handle(self) -> Handle:

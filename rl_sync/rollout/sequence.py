@@ -23,6 +23,7 @@ from rl_sync.rollout.request import (
 )
 from rl_sync.rollout.slots import NOT_DRAWN
 from rl_sync.sampling_masks import Entries, before, no_entries, of_words, shifted
+from rl_sync.token_records import SamplerRecord, joined
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -66,6 +67,7 @@ class GrowingSequence:
     masks: list[Entries] = dataclasses.field(default_factory=list)
     prompt_routes: PromptRoutes | None = None
     _routes: list[UInt[np.ndarray, "C L E"]] = dataclasses.field(default_factory=list)
+    _samplers: list[SamplerRecord] = dataclasses.field(default_factory=list)
     _steps: int = 0
     _read: int = 0
     _cut: bool = False
@@ -123,6 +125,15 @@ class GrowingSequence:
     def record_routes(self, routes: UInt[np.ndarray, "C L E"]) -> None:
         """Appends the experts of the tokens that the steps of the last chunk fed to the model."""
         self._routes.append(routes[: self._steps])
+
+    def record_sampler(self, record: SamplerRecord, tokens: list[int]) -> None:
+        """Appends the distributions of a chunk's steps.
+
+        Args:
+          tokens: token of each step; see `Chunk`.
+        """
+        drawn = np.array(tokens) != NOT_DRAWN
+        self._samplers.append(SamplerRecord(*(values[drawn] for values in record)))
 
     def cut(self, decode: Decode | None) -> bool:
         """Says whether a stop string is complete, and removes the tokens after it.
@@ -189,6 +200,7 @@ class GrowingSequence:
             finish="stop" if self._stopped else "length",
             masks=before(np.concatenate(self.masks), len(tokens)) if self.masks else no_entries(),
             routes=self._recorded_routes(),
+            sampler=joined(self._samplers, len(tokens)),
         )
 
     def _recorded_routes(self) -> RecordedRoutes | None:

@@ -57,6 +57,7 @@ from rl_sync.rollout.sampling import (
     whole_logprobs,
 )
 from rl_sync.sampling_masks import word_count
+from rl_sync.token_records import NEVER, SamplerShape
 from rl_sync.types import Params
 
 NOT_DRAWN = -1
@@ -105,6 +106,13 @@ class Prefix(NamedTuple):
     routes: UInt[Array, "R P L E"] | None = None
 
 
+class SamplerOutcomes(NamedTuple):
+    """`SamplerRecord` on the devices."""
+
+    logprobs: Float[Array, "... B outcomes"]
+    ids: Int[Array, "... B best"]
+
+
 class Chunk(NamedTuple):
     """Tokens that one call sampled.
 
@@ -119,6 +127,7 @@ class Chunk(NamedTuple):
         None without `LogitsProcessors.masks`.
       routes: experts of the token that each live row fed to the model in a step, which is the one
         before the step's sampled token; None if they are not recorded.
+      sampler: distribution of each token; None if it is not recorded.
     """
 
     tokens: Int[Array, "C B"]
@@ -127,6 +136,7 @@ class Chunk(NamedTuple):
     steps: Int[Array, ""]
     kept: UInt32[Array, "C B W"] | None = None
     routes: UInt[Array, "C B L E"] | None = None
+    sampler: SamplerOutcomes | None = None
 
 
 class ChunkProgram(NamedTuple):
@@ -138,12 +148,14 @@ class ChunkProgram(NamedTuple):
       chunk_tokens: maximum number of steps.
       changes: see `adjusted_logits`.
       records_routes: whether `Chunk.routes` are recorded.
+      sampler: shape of `Chunk.sampler`; None if it is not recorded.
     """
 
     span: int
     chunk_tokens: int
     changes: LogitsProcessors = ALL_CHANGES
     records_routes: bool = False
+    sampler: SamplerShape | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("config", "rows", "length", "width", "paged"))
@@ -321,8 +333,8 @@ def _step(
     generated = rows.newest + 1 - rows.prompt_lengths
     draws = live & (generated >= 0)
     never = config.vision.token_id if config.vision else None
-    drawn, logprobs, kept = by_rows(
-        functools.partial(_sampled, program.changes, never),
+    drawn, logprobs, kept, sampler = by_rows(
+        functools.partial(_sampled, program, never),
         transformer.logits(config, params, hidden),
         ("batch", "vocab"),
         rows.choice,
@@ -342,6 +354,7 @@ def _step(
         steps=chunk.steps + 1,
         kept=None if chunk.kept is None else chunk.kept.at[chunk.steps].set(kept),
         routes=None if chunk.routes is None else chunk.routes.at[chunk.steps].set(routes),
+        sampler=jax.tree.map(lambda of, now: of.at[chunk.steps].set(now), chunk.sampler, sampler),
     )
     return on_mesh(Slots(tokens, cache, rows._replace(newest=newest))), after
 
@@ -356,6 +369,7 @@ def _no_tokens(config: ModelConfig, live: Bool[Array, " B"], program: ChunkProgr
         steps=jnp.int32(0),
         kept=jnp.zeros((*shape, words), jnp.uint32) if program.changes.masks else None,
         routes=_no_routes(config, *shape) if program.records_routes else None,
+        sampler=_no_outcomes(program.sampler, *shape) if program.sampler else None,
     )
 
 
@@ -364,26 +378,55 @@ def _no_routes(config: ModelConfig, *shape: int) -> UInt[Array, "... L E"]:
     return jnp.asarray(config.routes.unrecorded(*shape))
 
 
+def _no_outcomes(shape: SamplerShape, *tokens: int) -> SamplerOutcomes:
+    return SamplerOutcomes(*map(jnp.asarray, shape.blank(*tokens)))
+
+
 def _sampled(
-    changes: LogitsProcessors,
+    program: ChunkProgram,
     never: int | None,
     logits: Float[Array, "B V"],
     choice: SamplingParams,
     history: RowHistory,
     keys: UInt32[Array, "B 2"],
-) -> tuple[Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None]:
-    """Samples tokens; returns them, their log-probabilities, and the sets of possible tokens.
+) -> tuple[
+    Int[Array, " B"], Float[Array, " B"], UInt32[Array, "B W"] | None, SamplerOutcomes | None
+]:
+    """Samples tokens.
 
     Args:
       never: a token that is never sampled.
+
+    Returns:
+      The tokens, their log-probabilities, the sets of possible tokens, and the distributions.
     """
+    changes = program.changes
     adjusted = adjusted_logits(logits, choice, history, changes)
     if never is not None:
         adjusted = adjusted.at[:, never].set(EXCLUDED)
     drawn, logprobs = draw(uniforms(keys, history.generated), adjusted, choice.greedy)
     if (changes.whole and changes.excludes) or (never is not None and not changes.masks):
         logprobs = whole_logprobs(logits, choice, history, changes, drawn)
-    return drawn, logprobs, packed(adjusted > EXCLUDED) if changes.masks else None
+    kept = packed(adjusted > EXCLUDED) if changes.masks else None
+    sampler = distribution(adjusted, program.sampler.best) if program.sampler else None
+    return drawn, logprobs, kept, sampler
+
+
+def distribution(adjusted: Float[Array, "B V"], best: int) -> SamplerOutcomes:
+    """Returns the record of a distribution, given its logits, −∞ where excluded.
+
+    Args:
+      best: see `SamplerShape`.
+    """
+    logprobs = jax.nn.log_softmax(adjusted, axis=-1)
+    if not best:
+        nothing = jnp.zeros((len(logprobs), 0), jnp.int32)
+        return SamplerOutcomes(jnp.maximum(logprobs, NEVER), nothing)
+    found, ids = jax.lax.top_k(logprobs, best)
+    others = logprobs.at[jnp.arange(len(logprobs))[:, None], ids].set(EXCLUDED)
+    rest = jax.nn.logsumexp(others, axis=-1, keepdims=True)
+    outcomes = jnp.concatenate([found, rest], axis=-1)
+    return SamplerOutcomes(jnp.maximum(outcomes, NEVER), ids)
 
 
 @functools.partial(jax.jit, donate_argnames="slots")

@@ -224,6 +224,49 @@ def _corrections(s: RunSettings) -> None:
         require_one_of("algorithm.correction", name, [*CORRECTIONS, *PUBLISHED_CORRECTIONS])
 
 
+def _centered_loss(s: RunSettings) -> None:
+    algorithm, loss = s.algorithm, LOSSES[s.algorithm.loss]
+    mode = f"algorithm.score_centering={algorithm.score_centering}"
+    if algorithm.score_centering == "off":
+        return
+    require(
+        algorithm.generates,
+        f"{mode} is about tokens that explorers draw, and algorithm.name={algorithm.name} has none:"
+        " leave it out.",
+    )
+    known = [name for name, one in LOSSES.items() if not one.of_sequences]
+    require(
+        not loss.of_sequences,
+        f"{mode} needs a loss whose tokens do not depend on each other, and"
+        f" algorithm.loss={algorithm.loss} is one of sequences: use one of {', '.join(known)}.",
+    )
+    require(
+        not (loss.of_probabilities and algorithm.score_centering == "topk"),
+        f"{mode} knows only ratios of the tokens that are not recorded, and"
+        f" algorithm.loss={algorithm.loss} compares probabilities: use"
+        " algorithm.score_centering=exact, or another loss.",
+    )
+
+
+def _centered_corrections(s: RunSettings) -> None:
+    if not s.algorithm.centers:
+        return
+    known = [name for name, one in CORRECTIONS.items() if not one.of_sequences]
+    for name in s.algorithm.corrections:
+        require(
+            name in known,
+            f"algorithm.score_centering={s.algorithm.score_centering} does not know"
+            f" algorithm.correction={name}, whose weights depend on whole sequences: use"
+            f" {', '.join(known)}, or none.",
+        )
+
+
+def _excludes(s: RunSettings) -> bool:
+    """Says whether tokens are excluded from sampling."""
+    rollout = s.rollout
+    return rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0 or rollout.min_new_tokens > 0
+
+
 def _truncations(s: RunSettings) -> list[str]:
     """Returns the corrections whose weights are ratios, not 0 or 1."""
     return [name for name in s.algorithm.corrections if CORRECTIONS[name].is_ratio]
@@ -509,6 +552,15 @@ RULES: dict[str, Rule] = {
         not s.algorithm.looks_ahead or s.algorithm.proximal == "start",
         "algorithm.correction=second_moment is taken over all tokens of an update before it, which"
         f" needs algorithm.proximal=start, not {s.algorithm.proximal}.",
+    ),
+    "algorithm.score_centering, algorithm.loss": _centered_loss,
+    "algorithm.score_centering, algorithm.correction": _centered_corrections,
+    "algorithm.score_centering, rollout.keep_sampling_mask": lambda s: require(
+        not s.algorithm.centers or s.rollout.keep_sampling_mask or not _excludes(s),
+        f"algorithm.score_centering={s.algorithm.score_centering} compares the policy with the"
+        " distribution that tokens were drawn from, which rollout.keep_sampling_mask=False takes"
+        " to be another one where top_k, top_p, min_p or min_new_tokens exclude tokens: leave"
+        " rollout.keep_sampling_mask out, or use algorithm.score_centering=off.",
     ),
     "algorithm.loss, algorithm.advantage: preferences": lambda s: require(
         ADVANTAGES[s.algorithm.advantage].of_preferences == s.algorithm.scores,

@@ -14,6 +14,7 @@ from rl_sync.algorithms.algorithm import CORRECTIONS, LOSSES, Algorithm
 from rl_sync.algorithms.returns import AdvantageEstimate
 from rl_sync.learning import objective
 from rl_sync.learning.forward import Outputs
+from rl_sync.token_records import NEVER
 from rl_sync.types import Rows
 
 VOCAB = 12
@@ -212,7 +213,7 @@ def test_a_sampler_without_a_record_changes_nothing():
 
     @jax.jit
     def drift(policy):
-        never = jnp.full((1, 1, 3), centering.NEVER)
+        never = jnp.full((1, 1, 3), NEVER)
         outcomes = centering.outcomes(policy, never, None)
         return centering.drift(lambda logprobs, *_: -logprobs, policy, outcomes)
 

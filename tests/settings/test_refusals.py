@@ -239,6 +239,36 @@ EXAMPLES = {
     "algorithm.correction, algorithm.proximal": [
         (GRPO | {"algorithm__correction": "second_moment"}, "proximal=start, not behavior"),
     ],
+    "algorithm.score_centering, algorithm.loss": [
+        (
+            GRPO | {"algorithm__loss": "gspo", "algorithm__score_centering": "exact"},
+            "use one of ppo_clip, cispo, sapo, dppo, reinforce",
+        ),
+        (
+            GRPO | {"algorithm__loss": "dppo", "algorithm__score_centering": "topk"},
+            "use algorithm.score_centering=exact",
+        ),
+        (SFT | {"algorithm__score_centering": "topk"}, "algorithm.name=sft has none: leave it out"),
+    ],
+    "algorithm.score_centering, algorithm.correction": [
+        (
+            {
+                "algorithm__score_centering": "exact",
+                "algorithm__correction": "sequence_truncation",
+            },
+            "use token_truncation, token_mask, second_moment, or none",
+        ),
+    ],
+    "algorithm.score_centering, rollout.keep_sampling_mask": [
+        (
+            {
+                "algorithm__score_centering": "topk",
+                "rollout__keep_sampling_mask": False,
+                "rollout__top_p": 0.9,
+            },
+            "leave rollout.keep_sampling_mask out",
+        ),
+    ],
     "algorithm.loss, algorithm.advantage: preferences": [
         (GRPO | {"algorithm__loss": "bradley_terry"}, "learns from preferences"),
         (GRPO | {"algorithm__advantage": "preference"}, "advantage=preference, or neither"),

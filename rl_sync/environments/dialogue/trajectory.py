@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from rl_sync.expert_routes import RecordedRoutes
 from rl_sync.sampling_masks import Entries, no_entries, shifted
 from rl_sync.sequence_images import SequenceImages, after
+from rl_sync.token_records import PlacedRecord, SamplerRecord, moved
 
 NOT_DRAWN = -1
 """The policy version of a token that the policy did not sample."""
@@ -36,6 +37,7 @@ class Segment:
       masks: sampling masks of the sampled tokens; see `rl_sync.sampling_masks`.
       routes: experts that the tokens went to, as each reply recorded them; positions count in the
         segment. The first record of a token is valid.
+      samplers: distributions of the sampled tokens, as each reply recorded them.
       images: images of the tokens; None for text alone.
     """
 
@@ -45,6 +47,7 @@ class Segment:
     policy_versions: Int[np.ndarray, " T"]
     masks: Entries = dataclasses.field(default_factory=no_entries)
     routes: tuple[RecordedRoutes, ...] = ()
+    samplers: tuple[PlacedRecord, ...] = ()
     images: SequenceImages | None = None
 
     def __len__(self) -> int:
@@ -116,6 +119,7 @@ def append_reply(
     masks: Entries | None = None,
     segment: int = -1,
     routes: RecordedRoutes | None = None,
+    sampler: SamplerRecord | None = None,
 ) -> Trajectory:
     """Appends a sampled reply of T tokens to a segment.
 
@@ -127,6 +131,7 @@ def append_reply(
       masks: their sampling masks; None for the whole vocabulary.
       segment: the number of the segment; the last one if left out.
       routes: recorded experts, by their tokens' positions in the segment; None without a record.
+      sampler: distributions of the drawn ids; None without a record.
 
     Raises:
       ValueError: the lengths differ; a logprob is not a number of at most 0; a version is
@@ -150,7 +155,10 @@ def append_reply(
     before = trajectory.segments[number]
     masks = no_entries() if masks is None else masks
     recorded = () if routes is None else (routes,)
-    reply = Segment(ids, np.ones(ids.shape, bool), values, drawn_by, masks, recorded)
+    samplers = () if sampler is None else (PlacedRecord(0, sampler),)
+    reply = Segment(
+        ids, np.ones(ids.shape, bool), values, drawn_by, masks, routes=recorded, samplers=samplers
+    )
     span = ReplySpan(number, len(before), len(before) + len(reply))
     appended = _appended(trajectory, reply, number)
     return dataclasses.replace(appended, replies=(*trajectory.replies, span))
@@ -203,7 +211,14 @@ def _appended(trajectory: Trajectory, more: Segment, number: int) -> Trajectory:
     joined = {n: np.concatenate([getattr(before, n), getattr(more, n)]) for n in _array_names()}
     segments = list(trajectory.segments)
     images = after(before.images, len(before), more.images)
-    segments[number] = _frozen(Segment(**joined, routes=before.routes + more.routes, images=images))
+    segments[number] = _frozen(
+        Segment(
+            **joined,
+            routes=before.routes + more.routes,
+            samplers=before.samplers + moved(more.samplers, len(before)),
+            images=images,
+        )
+    )
     return dataclasses.replace(trajectory, segments=tuple(segments))
 
 
@@ -215,4 +230,4 @@ def _frozen(segment: Segment) -> Segment:
 
 def _array_names() -> list[str]:
     names = [field.name for field in dataclasses.fields(Segment)]
-    return [name for name in names if name not in ("routes", "images")]
+    return [name for name in names if name not in ("routes", "samplers", "images")]

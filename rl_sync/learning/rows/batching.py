@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int, UInt8, UInt32
 
-from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.learning_settings import SHARED_ROW_TOKENS
 from rl_sync.learning.rows.row_images import Tiles, gallery, in_parts
 from rl_sync.learning.rows.row_layout import (
@@ -36,6 +35,7 @@ from rl_sync.learning.rows.shared_prompts import Places, branches, learned_lengt
 from rl_sync.models.vision.vision_config import Vision
 from rl_sync.sampling_masks import no_entries, padded
 from rl_sync.sequence_images import TEXT
+from rl_sync.token_records import NO_RECORDS, TokenRecords
 from rl_sync.types import Demonstrations, Group, Packing, RowImages, Rows, TrainBatch, as_input
 
 _BUCKETS = (1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
@@ -87,7 +87,7 @@ class Batching:
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
       mask_words: expected maximum number of entries of a token's sampling mask; 0 for batches
         without masks.
-      routes: shape of the tokens' recorded routes; None for batches without them.
+      records: shapes of what explorers recorded of tokens, which batches then have.
       vision: vision of the policy; None for batches of text alone.
       part_rows: number of rows that are computed at once, with images of their own; 0 for all rows
         of an update.
@@ -107,7 +107,7 @@ class Batching:
     with_truncated: bool = False
     shared_row_tokens: int = 0
     mask_words: int = 0
-    routes: RouteShape | None = None
+    records: TokenRecords = NO_RECORDS
     vision: Vision | None = None
     part_rows: int = 0
     tile_shards: int = 1
@@ -195,7 +195,7 @@ class Batching:
             turn_rewards=np.zeros(shape, np.float32) if self.of_episodes else None,
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
             truncated=np.zeros(self.trajectories, bool),
-            routes=None if self.routes is None else self.routes.unrecorded(*shape),
+            **self.records.blank(*shape),
             **images,
         )
         batch = jax.eval_shape(lambda: self.batch([of_these]))
@@ -253,7 +253,7 @@ class Batching:
         named = [*PADDING]
         named += ["turn_rewards"] if self.of_episodes else []
         named += ["segments"] if self.with_segments else []
-        named += ["routes"] if self.routes is not None else []
+        named += self.records.columns
         columns = self._padded(groups, named)
         tiles = None
         if self.vision is not None:

@@ -25,6 +25,8 @@ _MORE_PADDING: dict[str, int | float] = {
     "segments": -1,
     "positions": 0,
     IMAGE_AT: TEXT,
+    "sampler_logprobs": 0.0,
+    "sampler_ids": 0,
 }
 Source = Int[np.ndarray, "B T"] | None
 """The token at each position of a batch: its index in the flattened trajectories, -1 for padding.

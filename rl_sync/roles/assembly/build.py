@@ -343,7 +343,7 @@ def run_explorer(
             in_parts=wiring.delivers_in_parts(settings, task),
             streams=settings.rollout.streaming,
             with_baselines=settings.algorithm.needs_baselines,
-            routes=wiring.route_shape(settings, task),
+            records=wiring.token_records(settings, task),
             sends_features=wiring.sends_features(settings, task),
         )
         transfer = decided_transfer(session)

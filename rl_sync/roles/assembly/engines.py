@@ -45,6 +45,7 @@ def rollout_engine(
             decode=task.tokenizer.decode,
             changes=rollout_changes(settings, task),
             records_routes=settings.rollout.routing_replay,
+            sampler=wiring.token_records(settings, task).sampler,
             frozen_vision=not settings.model.trains_tower,
             image_cache_bytes=settings.rollout.image_cache_bytes,
             before_first=before_first,

@@ -13,7 +13,6 @@ from rl_sync.cluster.rpc import PeerLostError
 from rl_sync.cluster.secret import read_secret
 from rl_sync.environments.dialogue.episode_demonstrations import demonstrated
 from rl_sync.environments.environment_catalog import environments_of_sets, gives_rewards
-from rl_sync.expert_routes import RouteShape
 from rl_sync.learning.drawing_versions import KeptVersions
 from rl_sync.learning.rows.batching import Batching, ExpectedImages, default_row_tokens
 from rl_sync.models.config import ModelConfig
@@ -39,6 +38,7 @@ from rl_sync.tasks import task_catalog
 from rl_sync.tasks.curriculum import PromptPool, pool_of
 from rl_sync.tasks.pictures.tile_processor import TileProcessor
 from rl_sync.tasks.task import Task
+from rl_sync.token_records import MOST_RECORDED, NO_RECORDS, SamplerShape, TokenRecords
 from rl_sync.workdir import Workdir
 
 
@@ -431,8 +431,8 @@ def examination(settings: RunSettings, task: Task) -> EvaluationSet:
 
 def batching_of(settings: RunSettings, task: Task) -> Batching:
     """Returns the layout of the trainer's batches for a task; raises the errors of `batching`."""
-    routes = route_shape(settings, task) if settings.algorithm.generates else None
-    laid_out = batching(settings, task.row_tokens, mask_words(settings, task), routes)
+    records = token_records(settings, task)
+    laid_out = batching(settings, task.row_tokens, mask_words(settings, task), records)
     if task.processor is None:
         return laid_out
     features = explorer_model(settings, task).dtype if sends_features(settings, task) else None
@@ -456,9 +456,42 @@ def sends_features(settings: RunSettings, task: Task) -> bool:
     return model.vision.tile_bytes(jnp.dtype(model.dtype).itemsize) < model.vision.pixel_bytes
 
 
-def route_shape(settings: RunSettings, task: Task) -> RouteShape | None:
-    """Returns the shape of the routes that explorers record; None for runs without replay."""
-    return model_config(settings, task).routes if settings.rollout.routing_replay else None
+def token_records(settings: RunSettings, task: Task) -> TokenRecords:
+    """Returns the shapes of what explorers record of tokens.
+
+    Raises:
+      ConfigError: the vocabulary is too large to be recorded, or smaller than the likeliest tokens.
+    """
+    if not settings.algorithm.generates:
+        return NO_RECORDS
+    routes = model_config(settings, task).routes if settings.rollout.routing_replay else None
+    return TokenRecords(routes, sampler_shape(settings, task))
+
+
+def sampler_shape(settings: RunSettings, task: Task) -> SamplerShape | None:
+    """Returns the shape of the distributions that explorers record; None for none.
+
+    Raises:
+      ConfigError: see `token_records`.
+    """
+    algorithm = settings.algorithm
+    exact = algorithm.score_centering == "exact"
+    if not algorithm.centers or (exact and settings.rollout.score == "trainer"):
+        return None
+    vocab_size, best = model_config(settings, task).vocab_size, algorithm.centering_tokens
+    require(
+        exact or best < vocab_size,
+        f"algorithm.centering_tokens={best} must be fewer than the model's vocabulary of"
+        f" {vocab_size} tokens: use fewer, or algorithm.score_centering=exact.",
+    )
+    require(
+        not exact or vocab_size <= MOST_RECORDED,
+        f"algorithm.score_centering=exact would record all {vocab_size} tokens of the vocabulary"
+        f" with each token, {4 * vocab_size:,} bytes, and takes at most {MOST_RECORDED} of them:"
+        " use algorithm.score_centering=topk, or rollout.score=trainer, with which the trainer"
+        " computes them.",
+    )
+    return SamplerShape(vocab_size, 0 if exact else best)
 
 
 def mask_words(settings: RunSettings, task: Task) -> int:
@@ -474,14 +507,14 @@ def batching(
     settings: RunSettings,
     row_tokens: int,
     mask_words: int = 0,
-    routes: RouteShape | None = None,
+    records: TokenRecords = NO_RECORDS,
 ) -> Batching:
     """Returns the layout of the trainer's batches, for trajectories of up to `row_tokens` tokens.
 
     Rows are as long as the devices that share their positions can cut into equal chunks.
 
     Args:
-      mask_words, routes: see `Batching`.
+      mask_words, records: see `Batching`.
 
     Raises:
       ConfigError: a row of shared prompts has no room for such a trajectory.
@@ -509,7 +542,7 @@ def batching(
         with_truncated=bool(settings.rollout.stop_texts),
         shared_row_tokens=shared,
         mask_words=mask_words,
-        routes=routes,
+        records=records,
     )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from rl_sync.ending import CUTS
-from rl_sync.expert_routes import RouteShape
 from rl_sync.roles.explorer.group_rows import TOKEN_COLUMNS, columns_of
 from rl_sync.roles.master.group_admission import filled
 from rl_sync.rollout.engine import Engine
@@ -24,6 +23,7 @@ from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
 from rl_sync.sequence_images import SequenceImages
 from rl_sync.tasks.task import Task
+from rl_sync.token_records import NO_RECORDS, TokenRecords
 from rl_sync.types import Group, Lease, Params, Prompt
 
 _NO_VERSION = -1  # Version of weights whose completions are thrown away.
@@ -93,7 +93,7 @@ class Explorer:
       streams: whether new groups can also begin after each chunk.
       with_baselines: whether a greedy completion is generated for each group. It is the last row of
         the group until the group is scored (`rewarded`).
-      routes: shape of the tokens' routes, which groups then have; None if they are not recorded.
+      records: shapes of what is recorded of tokens, which groups then have.
       sends_features: whether groups have the features of their images in place of pixels.
     """
 
@@ -108,7 +108,7 @@ class Explorer:
     in_parts: bool = False
     streams: bool = False
     with_baselines: bool = False
-    routes: RouteShape | None = None
+    records: TokenRecords = NO_RECORDS
     sends_features: bool = False
 
     def rollout(
@@ -297,7 +297,7 @@ class Explorer:
         rows = sorted(whole.completions, key=lambda one: self._row(whole, one))
         features = self.engine.features if self.sends_features else None
         columns: dict[str, Any] = columns_of(
-            rows, whole.prompt, self.routes, whole.images, features
+            rows, whole.prompt, self.records, whole.images, features
         )
         drawn = columns["policy_versions"] >= 0
         # Each trajectory needs a version, even if its environment never began.

@@ -8,24 +8,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from rl_sync.expert_routes import RouteShape
 from rl_sync.rollout.episode_records import Played
 from rl_sync.rollout.request import FinishedCompletion
 from rl_sync.sampling_masks import Entries, no_entries, padded, shifted
 from rl_sync.sequence_images import PooledImages, SequenceImages, after, pooled
+from rl_sync.token_records import NO_RECORDS, ROUTES, SAMPLER, SamplerRecord, TokenRecords
 
 TOKEN_COLUMNS = (
     *("tokens", "completion_mask", "behavior_logprobs", "policy_versions"),
     *("turn_rewards", "segments", "sampling_masks", "routes", "image_at"),
+    *("sampler_logprobs", "sampler_ids"),
 )
 """Fields of `Group` that describe the tokens of each trajectory."""
-MASKS, ROUTES = "sampling_masks", "routes"
+MASKS = "sampling_masks"
 
 
 def columns_of(
     finished: Sequence[FinishedCompletion | Played],
     prompt: Int[np.ndarray, " P"],
-    routes: RouteShape | None = None,
+    records: TokenRecords = NO_RECORDS,
     images: SequenceImages | None = None,
     features: Callable[[PooledImages], Float[np.ndarray, "N M W"]] | None = None,
 ) -> dict[str, np.ndarray]:
@@ -34,7 +35,7 @@ def columns_of(
     Args:
       finished: completions or episodes, in the order of the rows.
       prompt: prompt of the completions; episodes have their own.
-      routes: shape of the tokens' recorded routes; None if none are recorded.
+      records: shapes of what was recorded.
       images: images of the prompt; episodes have their own.
       features: computes features of tiles, which then travel in place of pixels.
     """
@@ -46,8 +47,7 @@ def columns_of(
         "behavior_logprobs": np.zeros(shape, np.float32),
         "policy_versions": np.full(shape, -1, np.int32),
     }
-    if routes is not None:
-        columns[ROUTES] = routes.unrecorded(*shape)
+    columns |= records.blank(*shape)
     if isinstance(finished[0], Played):
         columns["turn_rewards"] = np.zeros(shape, np.float32)
         columns["segments"] = np.full(shape, -1, np.int32)
@@ -65,14 +65,23 @@ def columns_of(
             row["behavior_logprobs"][here] = one.logprobs
             row["policy_versions"][here] = one.versions
             masks.append(shifted(one.masks, len(prompt)) if len(one.masks) else one.masks)
-            if routes is not None and one.routes is not None:
+            if records.routes is not None and one.routes is not None:
                 one.routes.write(row[ROUTES])
+            _write_sampler(row, len(prompt), one.sampler)
     shown = _images_in(finished, images, shape[1])
     if shown is not None:
         columns |= _of_images(shown)
         if features is not None:
             columns["tiles"] = features(shown)
     return columns | ({MASKS: padded(masks)} if any(map(len, masks)) else {})
+
+
+def _write_sampler(row: dict[str, np.ndarray], first: int, record: SamplerRecord | None) -> None:
+    """Writes the record of the tokens from a position on into the columns that a row has."""
+    if record is not None:
+        for name, values in zip(SAMPLER, record, strict=True):
+            if name in row:
+                row[name][first : first + len(values)] = values
 
 
 def _images_in(
@@ -134,6 +143,8 @@ def _write_episode(row: dict[str, np.ndarray], played: Played) -> Entries:
         if ROUTES in row:
             for recorded in segment.routes:
                 recorded.write(row[ROUTES][here])
+        for placed in segment.samplers:
+            _write_sampler(row, at + placed.first, placed.record)
         at = here.stop
     for reward, reply in zip(played.turn_rewards, played.trajectory.replies, strict=True):
         row["turn_rewards"][starts[reply.segment] + reply.stop - 1] = reward

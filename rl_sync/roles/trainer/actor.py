@@ -485,6 +485,7 @@ class Trainer:
             self.logits_bytes,
             self.repetition_penalty,
             self.trains_tower,
+            self.loss.algorithm.centers,
         )
 
     @functools.cached_property

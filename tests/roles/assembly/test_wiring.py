@@ -16,6 +16,7 @@ from rl_sync.roles.explorer.episode_wiring import check_environment
 from rl_sync.sandbox import sandbox_choice
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.records import ConfigError
+from rl_sync.token_records import SamplerShape
 from tests.environments.families import family
 from tests.models.meshes import layout
 from tests.odd_images import drawn
@@ -246,6 +247,28 @@ def test_rows_of_shared_prompts_have_room_for_a_trajectory():
     assert wiring.batching(narrow, 100).shared_row_tokens == 100
     with pytest.raises(ConfigError, match=r"shared_row_tokens=100 has no room .* 101 tokens"):
         wiring.batching(narrow, 101)
+
+
+def test_explorers_record_distributions_where_the_score_is_centered():
+    task = wiring.load_task(settings_with())
+    size = wiring.model_config(settings_with(), task).vocab_size
+
+    def shape(mode, **fields):
+        return wiring.sampler_shape(settings_with(algorithm__score_centering=mode, **fields), task)
+
+    assert shape("off") is None
+    assert shape("exact") == SamplerShape(size)
+    assert shape("exact", rollout__score="trainer") is None
+    assert shape("topk", algorithm__centering_tokens=3) == SamplerShape(size, 3)
+    with pytest.raises(ConfigError, match=f"centering_tokens={size} must be fewer than .*{size}"):
+        shape("topk", algorithm__centering_tokens=size)
+
+
+def test_a_large_vocabulary_is_not_recorded_whole(monkeypatch):
+    monkeypatch.setattr(wiring, "MOST_RECORDED", 8)
+    settings = settings_with(algorithm__score_centering="exact")
+    with pytest.raises(ConfigError, match=r"score_centering=exact would record all .*=topk, or"):
+        wiring.batching_of(settings, wiring.load_task(settings))
 
 
 def test_an_explorer_s_engine_sets_caches_aside_within_the_bound_of_the_run(monkeypatch):

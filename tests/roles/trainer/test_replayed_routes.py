@@ -17,6 +17,7 @@ from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.engine_options import EngineOptions
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.token_records import TokenRecords
 from rl_sync.types import Group
 from tests.models import tiny
 from tests.roles.trainer.training import comparable, state_of, trainer_of
@@ -54,7 +55,9 @@ def _groups(model, params, seed=0):
 
 
 def _batching(kind, updates=1):
-    return Batching(kind, 16, T, updates, 0, shared_row_tokens=32, routes=MODEL.routes)
+    return Batching(
+        kind, 16, T, updates, 0, shared_row_tokens=32, records=TokenRecords(MODEL.routes)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -127,7 +130,7 @@ def test_a_prompt_is_shared_by_completions_that_have_equal_routes_for_it(subtest
         with subtests.test(name):
             group = _group(prompts_of)
             alone, shared = (
-                Batching(kind, G, T, 1, 0, shared_row_tokens=32, routes=MODEL.routes)
+                Batching(kind, G, T, 1, 0, shared_row_tokens=32, records=TokenRecords(MODEL.routes))
                 .batch([group])
                 .rows
                 for kind in ("padded", "shared")
