@@ -25,6 +25,7 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from staleness_report import write_report
 from rl_sync.checkpoints.snapshot_folder import SnapshotFolder
 from rl_sync.checkpoints.snapshots import Retention
 from rl_sync.configs import base
+from rl_sync.models.quantization import quantized
 from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
 from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.rubric import Rubric, ScoringRequest
@@ -45,16 +47,22 @@ from rl_sync.roles.assembly.build import trainer_of
 from rl_sync.roles.assembly.engines import rollout_engine
 from rl_sync.roles.explorer.actor import Explorer, ExplorerState
 from rl_sync.roles.trainer.actor import Metrics, Step, Trainer, TrainState
+from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.request import CompletionRequest
 from rl_sync.settings.config_reading import read_settings
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.order import prompt_at
 from rl_sync.tasks.task import Task
+from rl_sync.token_records import SamplerShape
 from rl_sync.types import Group, Lease, Params, Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS_PER_STEP, GROUP_SIZE, UPDATES = 32, 8, 4
 CURVE_POINTS = 6
+_MEASURED = (
+    *("reward_mean", "entropy", "effective_sample_share", "clip_fraction"),
+    *("sampler_distance", "score_drift"),
+)
 SFT_STEPS = 400
 
 _SAME = {"advantage": "grpo", "aggregation": "token_mean", "kl_coefficient": 0.0}
@@ -71,16 +79,24 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 class Case(NamedTuple):
-    """One run of the study."""
+    """One run of the study.
+
+    Attributes:
+      quantization: dtype of the explorers' kernels; see `explorer.quantization`.
+    """
 
     algorithm: str
     bound: int
     seed: int
+    quantization: str = "none"
 
 
-def settings_of(algorithm: str, seed: int, steps: int, sft_steps: int = SFT_STEPS) -> RunSettings:
+def settings_of(
+    algorithm: str, seed: int, steps: int, sft_steps: int = SFT_STEPS, quantization: str = "none"
+) -> RunSettings:
     """The settings of a run. The study makes the staleness itself, so the mode has none."""
     config = base.get_config()
+    config.explorer.quantization = quantization
     config.workdir, config.seed = "none", seed
     config.sync.mode = "synchronous"
     config.sft.steps = sft_steps
@@ -98,6 +114,17 @@ def task_of(seed: int) -> Task:
     return wiring.load_task(settings_of(next(iter(ALGORITHMS)), seed, steps=1))
 
 
+class RolloutEngine(NamedTuple):
+    """An explorer's engine, and how it holds the trainer's parameters."""
+
+    engine: Engine
+    quantize: Callable[[Params], Params] | None
+
+    def held(self, params: Params) -> Params:
+        """Returns the parameters in the engine's dtypes."""
+        return params if self.quantize is None else self.quantize(params)
+
+
 class Study:
     """Runs cases, and keeps their shared SFT states and compiled programs.
 
@@ -111,20 +138,31 @@ class Study:
         self._steps, self._sft_steps, self._warm_starts = steps, sft_steps, warm_starts
         first = self._settings(next(iter(ALGORITHMS)), 0)
         self._layout = first.layout(TRAINER, first.trainer.mesh.shape.mesh(jax.devices()))
-        self._engine = rollout_engine(first, task_of(0), self._layout)
+        self._engines: dict[tuple[SamplerShape | None, str], RolloutEngine] = {}
         self._compiled: dict[str, Step] = {}
 
     def trainer(self, algorithm: str) -> Trainer:
         """The same for all seeds, so that its programs are compiled once."""
         return trainer_of(self._settings(algorithm, 0), task_of(0), self._layout)
 
-    def _settings(self, algorithm: str, seed: int) -> RunSettings:
-        return settings_of(algorithm, seed, self._steps, self._sft_steps)
+    def _settings(self, algorithm: str, seed: int, quantization: str = "none") -> RunSettings:
+        return settings_of(algorithm, seed, self._steps, self._sft_steps, quantization)
+
+    def _engine(self, case: Case) -> RolloutEngine:
+        """The engine of an explorer; cases that record the same share it."""
+        settings = self._settings(case.algorithm, 0, case.quantization)
+        key = wiring.token_records(settings, task_of(0)).sampler, case.quantization
+        if key not in self._engines:
+            engine = rollout_engine(settings, task_of(0), self._layout)
+            model = wiring.explorer_model(settings, task_of(0))
+            load = jax.jit(functools.partial(quantized, model)) if model.quantization else None
+            self._engines[key] = RolloutEngine(engine, load)
+        return self._engines[key]
 
     def _step(self, algorithm: str) -> Step:
         if algorithm not in self._compiled:
             settings, trainer = self._settings(algorithm, 0), self.trainer(algorithm)
-            largest = wiring.batching(settings, task_of(0).row_tokens).largest()
+            largest = wiring.batching_of(settings, task_of(0)).largest()
             self._compiled[algorithm] = trainer.compile_step(trainer.abstract(), largest)
         return self._compiled[algorithm]
 
@@ -132,15 +170,16 @@ class Study:
         """Makes one run; returns its line of the results."""
         settings, task = self._settings(case.algorithm, case.seed), task_of(case.seed)
         step, state = self._step(case.algorithm), self._warm(case)
-        batching = wiring.batching_of(settings, task)
+        batching, engine = wiring.batching_of(settings, task), self._engine(case)
         explorer = Explorer(
             number=1,
-            engine=self._engine,
+            engine=engine.engine,
             task=task,
             sampling=wiring.sampling(settings, task),
             group_size=GROUP_SIZE,
             groups=GROUPS_PER_STEP,
             seed=case.seed,
+            records=wiring.token_records(settings, task),
         )
         started = time.monotonic()
         curve = [self._accuracy(task, settings, state.params)]
@@ -149,7 +188,10 @@ class Study:
         metrics: list[Metrics] = []
         for t in range(1, self._steps + 1):
             version, params = versions[0]
-            groups = self._generate(explorer, task, ExplorerState(version, params), t)
+            # A version of another run may have the same number.
+            held = engine.held(params)
+            engine.engine.load(held, version)
+            groups = self._generate(explorer, task, ExplorerState(version, held), t)
             state, values = step(state, batching.batch(groups))
             metrics.append(values)
             versions.append((t, _copy(state.params)))
@@ -159,7 +201,8 @@ class Study:
         assert late[-1]["staleness_max"] == min(case.bound, self._steps - 1)
         means = {
             name: float(np.mean([values[name] for values in late]))
-            for name in ("reward_mean", "entropy", "effective_sample_share", "clip_fraction")
+            for name in _MEASURED
+            if name in late[0]
         }
         return {
             **case._asdict(), "steps": self._steps, "accuracy": curve[-1], "curve": curve,
@@ -175,8 +218,6 @@ class Study:
             Lease(i, i, 0, task.train[prompt_at(i, len(task.train), explorer.seed)])
             for i in ordinals
         ]
-        # A version of another run may have the same number.
-        self._engine.load(state.params, state.version)
         _, groups = explorer.rollout(state, leases)
         return [
             dataclasses.replace(group, rewards=self._rewards(task, lease.prompt, group))
@@ -205,7 +246,7 @@ class Study:
         prompts = list(task.held_out)
         tokens, lengths = task.encode_prompts([prompt.text for prompt in prompts])
         greedy = wiring.greedy_sampling(settings, task)
-        engine = self._engine
+        engine = self._engine(Case(next(iter(ALGORITHMS)), 0, 0)).engine
         engine.load(params, version=-1)
         done = engine.generate(
             [CompletionRequest(row[:n], greedy) for row, n in zip(tokens, lengths, strict=True)]
@@ -242,7 +283,7 @@ def main() -> None:
     arguments = _arguments()
     if not arguments.report:
         writer, study = JsonLinesWriter(arguments.results), None
-        done = {_key(line) for line in read_json_lines(arguments.results)}
+        done = done_in(arguments.results)
         for seed, algorithm, bound in itertools.product(
             arguments.seeds, arguments.algorithms, arguments.bounds
         ):
@@ -260,14 +301,18 @@ def main() -> None:
     write_report(lines, list(ALGORITHMS), arguments.results.with_suffix(".md"))
 
 
-def _key(line: dict[str, Any]) -> tuple[Any, ...]:
-    return (*(line[name] for name in Case._fields), line["steps"])
+def done_in(results: Path) -> set[tuple[Any, ...]]:
+    """The cases with a line in the results, each with its number of steps."""
+    lines = [{**Case._field_defaults, **line} for line in read_json_lines(results)]
+    return {(*(line[name] for name in Case._fields), line["steps"]) for line in lines}
+
+
+def numbers(text: str) -> list[int]:
+    """Reads numbers between commas."""
+    return [int(part) for part in text.split(",")]
 
 
 def _arguments() -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
     def names(text: str) -> list[str]:
         unknown = [name for name in text.split(",") if name not in ALGORITHMS]
         if unknown:

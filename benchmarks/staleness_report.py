@@ -21,6 +21,20 @@ _MARGIN = 2.0  # Points within which an algorithm counts as good as the best.
 Results = list[dict[str, Any]]
 
 
+def between_marks(document: Path, begin: str, body: str) -> None:
+    """Puts a body between the two marks of a document.
+
+    Raises:
+      SystemExit: the document has no marks.
+    """
+    text = document.read_text() if document.exists() else f"{begin}\n{END}\n"
+    before, first, rest = text.partition(begin)
+    _, end, after = rest.partition(END)
+    if not first or not end:
+        raise SystemExit(f"{document} lacks the lines {begin} and {END}, between which tables go.")
+    document.write_text(f"{before}{begin}\n\n{body}\n\n{END}{after}")
+
+
 def write_report(results: Results, algorithms: list[str], document: Path) -> None:
     """Draws the figure beside the document, and puts the tables between its two marks.
 
@@ -29,11 +43,6 @@ def write_report(results: Results, algorithms: list[str], document: Path) -> Non
     """
     if not results:
         raise SystemExit("There are no results yet: run the study first.")
-    text = document.read_text() if document.exists() else f"{BEGIN}\n{END}\n"
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{document} lacks the lines {BEGIN} and {END}, between which tables go.")
     bounds = sorted({line["bound"] for line in results})
     body = "\n\n".join(
         [
@@ -47,7 +56,7 @@ def write_report(results: Results, algorithms: list[str], document: Path) -> Non
             _shares(results, algorithms, bounds),
         ]
     )
-    document.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
+    between_marks(document, BEGIN, body)
     _draw(results, algorithms, bounds).savefig(
         document.with_suffix(".png"), dpi=160, metadata={"Software": None}
     )

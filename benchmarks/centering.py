@@ -1,0 +1,136 @@
+"""Score centering: accuracy with and without it, on stale data and with explorers in 8 bits.
+
+    python benchmarks/centering.py [--bounds=0,4,8,16] [--quantizations=int8,float8_e4m3fn]
+        [--seeds=300,...,307] [--steps=60] [--sft-steps=400] [--results=docs/centering.jsonl]
+        [--document=docs/staleness.md]
+    python benchmarks/centering.py --report
+
+The runs are those of `benchmarks/staleness.py`, with the loss `reinforce` and exact score
+centering. Explorers in 8 bits have data of staleness 0. Runs that have a line in the results are
+not done again. The tables go into the document; each compares a run with the run of the same seed
+without centering.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from pathlib import Path
+from typing import Any
+
+import staleness
+from staleness import Case, Study, done_in, numbers
+from staleness_report import between_marks
+
+from rl_sync.records.json_lines import JsonLinesWriter, read_json_lines
+
+BEGIN = "<!-- measured: benchmarks/centering.py -->"
+_CENTERED = ", centered"
+_PLAIN: dict[str, Any] = {**staleness.ALGORITHMS["truncated IS"], "correction": ""}
+PAIRS = ("no correction", "truncated IS")
+"""Algorithms that are compared with themselves with centering."""
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "no correction": _PLAIN,
+    "no correction, centered": {**_PLAIN, "score_centering": "exact"},
+    "truncated IS": staleness.ALGORITHMS["truncated IS"],
+    "truncated IS, centered": {
+        **staleness.ALGORITHMS["truncated IS"],
+        "score_centering": "exact",
+    },
+}
+
+
+def _row(lines: list[dict[str, Any]], bound: int, quantization: str) -> str:
+    """Returns the row of one way to draw."""
+    found = {
+        name: {
+            line["seed"]: line
+            for line in lines
+            if (line["algorithm"], line["bound"], line["quantization"])
+            == (name, bound, quantization)
+        }
+        for name in ALGORITHMS
+    }
+    cells = [quantization if quantization != "none" else f"staleness {bound}"]
+    for name in ALGORITHMS:
+        of = sorted(100 * line["accuracy"] for line in found[name].values())
+        cells.append(f"{statistics.median(of):.0f} ({of[0]:.0f} to {of[-1]:.0f})" if of else "")
+    for name in PAIRS:
+        plain, centered = found[name], found[name + _CENTERED]
+        gained = [
+            100 * (centered[seed]["accuracy"] - plain[seed]["accuracy"])
+            for seed in centered.keys() & plain.keys()
+        ]
+        if len(gained) < 2:
+            cells.append("")
+            continue
+        error = statistics.stdev(gained) / len(gained) ** 0.5
+        cells.append(f"{statistics.mean(gained):+.1f} ± {error:.1f}")
+    distances = [
+        line["second_half"]["sampler_distance"]
+        for line in found["no correction, centered"].values()
+    ]
+    cells.append(f"{statistics.median(distances):.3f}" if distances else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def report(lines: list[dict[str, Any]]) -> str:
+    """Returns the table of the results."""
+    ways = sorted(
+        {(line["quantization"] != "none", line["bound"], line["quantization"]) for line in lines}
+    )
+    gains = [f"centering gains, {name}" for name in PAIRS]
+    header = ["drawn with", *ALGORITHMS, *gains, "sampler_distance"]
+    rows = [_row(lines, bound, quantization) for _, bound, quantization in ways]
+    return "\n".join([f"| {' | '.join(header)} |", "| --- " * len(header) + "|", *rows])
+
+
+def main() -> None:
+    """Makes the runs that have no result yet, then reports."""
+    arguments = _arguments()
+    staleness.ALGORITHMS.clear()
+    staleness.ALGORITHMS.update(ALGORITHMS)
+    if not arguments.report:
+        writer, study = JsonLinesWriter(arguments.results), None
+        done = done_in(arguments.results)
+        ways = [(bound, "none") for bound in arguments.bounds]
+        ways += [(0, quantization) for quantization in arguments.quantizations]
+        for seed, (bound, quantization), name in itertools.product(
+            arguments.seeds, ways, ALGORITHMS
+        ):
+            case = Case(name, bound, seed, quantization)
+            if (*case, arguments.steps) in done:
+                continue
+            study = study or Study(arguments.steps, arguments.sft_steps, arguments.warm_starts)
+            result = study.run(case)
+            writer.write(result)
+            print(f"{case}: {result['accuracy']:.1%} in {result['secs']:.0f} s", flush=True)
+        writer.close()
+    lines = [
+        line for line in read_json_lines(arguments.results) if line["steps"] == arguments.steps
+    ]
+    if not lines:
+        raise SystemExit("There are no results yet: run the study first.")
+    between_marks(arguments.document, BEGIN, report(lines))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    root = staleness.ROOT
+    parser.add_argument("--bounds", type=numbers, default=[0, 4, 8, 16])
+    parser.add_argument(
+        "--quantizations", type=lambda text: text.split(","), default=["int8", "float8_e4m3fn"]
+    )
+    parser.add_argument("--seeds", type=numbers, default=list(range(300, 308)))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--sft-steps", type=int, default=staleness.SFT_STEPS)
+    parser.add_argument("--results", type=Path, default=root / "docs" / "centering.jsonl")
+    parser.add_argument("--document", type=Path, default=root / "docs" / "staleness.md")
+    parser.add_argument("--warm-starts", type=Path, default=root / "runs" / "staleness")
+    parser.add_argument("--report", action="store_true", help="only report the results so far")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
