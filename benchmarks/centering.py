@@ -80,8 +80,8 @@ def report(lines: list[dict[str, Any]]) -> str:
     ways = sorted(
         {(line["quantization"] != "none", line["bound"], line["quantization"]) for line in lines}
     )
-    gains = [f"centering gains, {name}" for name in PAIRS]
-    header = ["drawn with", *ALGORITHMS, *gains, "sampler_distance"]
+    gains = [f"gain, {name}" for name in PAIRS]
+    header = ["drawn with", *ALGORITHMS, *gains, "`sampler_distance`"]
     rows = [_row(lines, bound, quantization) for _, bound, quantization in ways]
     return "\n".join([f"| {' | '.join(header)} |", "| --- " * len(header) + "|", *rows])
 

@@ -370,6 +370,21 @@ CASES = (
         needs="sys.monitoring",
     ),
     Case(
+        "benchmarks/centering.py --bounds=2 --quantizations=int8 --seeds=300 --steps=3"
+        " --sft-steps=2 --results={out}/centering.jsonl --warm-starts={out}/warm"
+        " --document={out}/centering.md",
+        [
+            Table(
+                "drawn with | no correction | no correction, centered | truncated IS"
+                " | truncated IS, centered | gain, no correction | gain, truncated IS"
+                " | `sampler_distance`",
+                ("staleness 2", "int8"),
+                words=("",),
+            )
+        ],
+        document="centering.md",
+    ),
+    Case(
         "benchmarks/staleness.py --bounds=0,1 --seeds=300 --algorithms=PPO --steps=3 --sft-steps=2"
         " --results={out}/staleness.jsonl --warm-starts={out}/warm",
         [
