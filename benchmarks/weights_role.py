@@ -49,8 +49,10 @@ class Session:
 
     def __init__(self, endpoints: Endpoints) -> None:
         from rl_sync.cluster.rpc import RpcClient
+        from rl_sync.ports.clock_port import SystemClock
         from rl_sync.records.spans import SpanRecorder
 
+        self.clock = SystemClock()
         self._master = RpcClient(f"{HOST}:{endpoints.master_port}", "master", SECRET)
         self.spans = SpanRecorder(None, "role")
 
