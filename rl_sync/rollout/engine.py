@@ -145,6 +145,12 @@ class Engine:
         return self.unfinished
 
     @property
+    def tokens_in_flight(self) -> int:
+        """Number of tokens that were sampled for completions that are not finished."""
+        growing = (*self._occupancy.live.values(), *self._queue.resumed)
+        return sum(len(one.tokens) + one.surplus for one in growing)
+
+    @property
     def held(self) -> tuple[Handle, ...]:
         """Handles of the held completions, longest held first."""
         return self._occupancy.held
@@ -307,6 +313,8 @@ class Engine:
         prefilled = time.monotonic()
         read = jax.device_get(chunk)
         ended = time.monotonic()
+        drawn = (np.asarray(read.tokens) >= 0).sum(axis=0)
+        surplus = int(drawn.sum() - drawn[[*self._occupancy.live]].sum())
         finished += self._take_out(self._append(read))
         steps = int(read.steps)
         compile_secs = self._batch.compile_secs - compiled
@@ -314,7 +322,8 @@ class Engine:
         self._counted += use + Stats(
             completions=len(finished),
             prefill_secs=prefill_secs,
-            decode_tokens=int((read.tokens >= 0).sum()),
+            decode_tokens=int(drawn.sum()),
+            surplus_tokens=surplus,
             decode_secs=max(0.0, ended - started - compile_secs - prefill_secs),
             steps=steps,
             row_steps=steps * self._batch.rows,
@@ -454,6 +463,7 @@ class Engine:
         for slot, sequence in done.items():
             self._occupancy.finish(slot, self._chunks)
             self._pauses.learn(sequence.stop_token(self._options.decode))
+            self._counted += Stats(surplus_tokens=sequence.surplus)
         if self._supply is not None:
             self._supply.tidy()
         return [sequence.finished() for sequence in done.values()]

@@ -172,6 +172,7 @@ class EpisodeEngine:
         self._replying: dict[tuple[Engine, Handle], _Reply] = {}
         self._opening: dict[int, list[Continue | End]] = {}
         self._tickets = self._episodes = 0
+        self._counted = Stats()
 
     @property
     def slots(self) -> int:
@@ -191,7 +192,7 @@ class EpisodeEngine:
     @property
     def stats(self) -> Stats:
         """See `Engine`."""
-        return sum((one.stats for one in self._engines), Stats())
+        return sum((one.stats for one in self._engines), self._counted)
 
     @property
     def _engines(self) -> tuple[Engine, ...]:
@@ -205,6 +206,12 @@ class EpisodeEngine:
     def unfinished(self) -> int:
         """Number of episodes in progress."""
         return len(self._playing)
+
+    @property
+    def tokens_in_flight(self) -> int:
+        """Number of tokens of replies in episodes that are not finished."""
+        said = sum(episode.trajectory.sampled_tokens for episode in self._playing.values())
+        return said + sum(one.tokens_in_flight for one in self._engines)
 
     @property
     def occupied(self) -> int:
@@ -455,6 +462,7 @@ class EpisodeEngine:
         """Drops the conversation of an episode, which begins again."""
         for speaker in (None, *episode.opponents):
             self._release(episode, speaker)
+        self._counted += Stats(restarted_tokens=episode.trajectory.sampled_tokens)
         episode.trajectory, episode.rewards, episode.opponents = _NOTHING_SAID, (), {}
         episode.attempt, episode.begun = episode.attempt + 1, 0
 
@@ -487,6 +495,7 @@ class EpisodeEngine:
             )
         else:
             episode.opponents[speaker].turns += 1
+            self._counted += Stats(opponent_tokens=len(completion.tokens))
         return Said(
             episode=reply.episode,
             tokens=completion.tokens,

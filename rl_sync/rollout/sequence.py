@@ -54,6 +54,7 @@ class GrowingSequence:
       tokens, logprobs, versions: as in `FinishedCompletion`, so far.
       masks: sampling masks of each chunk; they may include tokens after the end.
       prompt_routes: experts of its prompt's tokens, if a prefill recorded them.
+      surplus: number of tokens that were sampled after a stop string, and removed.
     """
 
     ticket: int
@@ -66,6 +67,7 @@ class GrowingSequence:
     versions: list[int] = dataclasses.field(default_factory=list)
     masks: list[Entries] = dataclasses.field(default_factory=list)
     prompt_routes: PromptRoutes | None = None
+    surplus: int = 0
     _routes: list[UInt[np.ndarray, "C L E"]] = dataclasses.field(default_factory=list)
     _samplers: list[SamplerRecord] = dataclasses.field(default_factory=list)
     _steps: int = 0
@@ -159,6 +161,7 @@ class GrowingSequence:
         self._read = len(self.tokens)
         if ends and stopped(ends[-1]):
             end = ends[bisect.bisect_left(ends, True, key=stopped)]
+            self.surplus += len(self.tokens) - end
             del self.tokens[end:], self.logprobs[end:], self.versions[end:]
             self._read, self._cut = end, True
         return self._cut

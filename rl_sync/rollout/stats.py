@@ -26,6 +26,9 @@ class Stats:
       restored: number of offloaded caches that went into a slot again.
       dropped: number of offloaded caches that were dropped for others, or because of new weights.
       decode_tokens: number of sampled tokens.
+      surplus_tokens: the part of `decode_tokens` that follows a stop string; no completion has it.
+      opponent_tokens: the part of `decode_tokens` that opponents said in episodes.
+      restarted_tokens: the part of `decode_tokens` in attempts at episodes that began again.
       decode_secs: time spent on decoding.
       steps: number of decode steps.
       row_steps: sum over decode steps of the number of rows, live or not.
@@ -47,6 +50,9 @@ class Stats:
     restored: int = 0
     dropped: int = 0
     decode_tokens: int = 0
+    surplus_tokens: int = 0
+    opponent_tokens: int = 0
+    restarted_tokens: int = 0
     decode_secs: float = 0.0
     steps: int = 0
     row_steps: int = 0

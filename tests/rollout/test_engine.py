@@ -367,6 +367,21 @@ def test_a_stop_string_ends_a_completion_after_the_token_that_completes_it(chunk
     assert 0 < stopped < len(free)
 
 
+@pytest.mark.parametrize("stops", [(), ("cch", "ee")])
+def test_each_sampled_token_is_finished_in_flight_or_after_a_stop_string(stops):
+    engine = _engine(
+        slots=4, chunk_tokens=3, decode=lambda ids: "".join("abcdefghijk"[i] * (i % 3) for i in ids)
+    )
+    engine.submit(_requests(dataclasses.replace(SAMPLING, stop_ids=(), stop_strings=stops)))
+    finished = 0
+    while engine.unfinished:
+        finished += sum(len(one.tokens) for one in engine.step())
+        stats = engine.stats
+        assert stats.decode_tokens == finished + engine.tokens_in_flight + stats.surplus_tokens
+    assert engine.tokens_in_flight == 0
+    assert bool(stats.surplus_tokens) is bool(stops)
+
+
 def _repeated(ids):
     """Decodes token 5, and no other, to a text with `ff`."""
     return "".join("abcdefghijk"[i] * (i % 3) for i in ids)

@@ -84,6 +84,11 @@ class Trajectory:
         """
         return self._last().tokens
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens of the replies."""
+        return sum(reply.stop - reply.start for reply in self.replies)
+
     def _last(self) -> Segment:
         if not self.segments:
             raise ValueError("A trajectory's first tokens begin a segment: use begin_segment.")

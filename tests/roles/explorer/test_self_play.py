@@ -185,6 +185,20 @@ def test_a_game_that_begins_again_begins_with_all_its_players():
     assert made.engine.held == ()
 
 
+def test_each_sampled_token_is_in_an_episode_an_opponents_or_in_a_failed_attempt():
+    made, played = players(environment="Talk(fails=True)", slots=4), []
+    # Games of other problems fail as in any test, whichever runs first.
+    others = [dataclasses.replace(one, row={"prompt": "def"[one.number]}) for one in requests()]
+    made.submit(others)
+    while made.unfinished:
+        played += made.step()
+        stats, kept = made.stats, sum(one.trajectory.sampled_tokens for one in played)
+        elsewhere = stats.surplus_tokens + stats.opponent_tokens + stats.restarted_tokens
+        assert stats.decode_tokens == kept + made.tokens_in_flight + elsewhere
+    assert made.tokens_in_flight == 0
+    assert stats.opponent_tokens > stats.restarted_tokens > 0
+
+
 def test_scripts_play_in_evaluations_and_where_they_are_asked_for():
     for made, wanted in (
         (players(evaluation_opponent="first"), requests(examines=True)),
