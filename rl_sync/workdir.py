@@ -179,6 +179,15 @@ class Workdir:
         return self._at("usage")
 
     @property
+    def tokens(self) -> Path:
+        """Generated tokens, one file a role; see `rl_sync.records.tokens`."""
+        return self._at("tokens")
+
+    def tokens_of(self, role: str) -> Path:
+        """Generated tokens of one role."""
+        return self.tokens / f"{role}.jsonl"
+
+    @property
     def memory(self) -> Path:
         """Path of the folder of snapshots in memory; see `rl_sync.checkpoints.memory_tier`."""
         return self._at("snapshots_in_memory")
@@ -212,7 +221,7 @@ class Workdir:
     def of_attempt(self) -> tuple[Path, ...]:
         """Files that one attempt at a run leaves, and that the next attempt moves aside."""
         state = (self.snapshots, self.memory, self.batches, self.weights, self.replay, self.journal)
-        folders = (self.logs, self.spans, self.usage)
+        folders = (self.logs, self.spans, self.usage, self.tokens)
         records = (self.metrics, self.tensorboard, self.ledger, self.consumed, self.published)
         others = (self.judgements, self.rollouts, self.backends, self.chaos)
         events = (self.restarts, self.hosts, self.resumed)

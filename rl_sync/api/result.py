@@ -26,6 +26,7 @@ from rl_sync.records.rollouts.rollout_records import (
 from rl_sync.records.run_records import RunRecords
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.summary import RunSummary, summarize
+from rl_sync.records.tokens.token_account import TokenAccount
 from rl_sync.roles.policy_export import export
 from rl_sync.roles.saved_policy import settings_of_run
 from rl_sync.settings.records import ConfigError
@@ -111,6 +112,13 @@ class Result:
             return run.summary or summarize(read_spans(self.workdir))  # The latter says why not.
         except (FileNotFoundError, ValueError) as error:
             raise ConfigError(str(error)) from error
+
+    @property
+    def tokens(self) -> TokenAccount:
+        """Account of the generated tokens: how many were trained on, and what became of others."""
+        run = RunRecords(self.workdir)
+        run.read(rollouts=False)
+        return run.tokens
 
     def timeline(
         self,

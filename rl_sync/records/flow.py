@@ -26,6 +26,13 @@ class Moment(NamedTuple):
     dropped: int
 
 
+class Fate(NamedTuple):
+    """State of a lease, and the reason if it is dropped."""
+
+    state: str
+    reason: str = ""
+
+
 class Flow:
     """Follows the ledger and the list of consumed groups.
 
@@ -38,7 +45,9 @@ class Flow:
       dropped: numbers of dropped groups by reason.
       failed: numbers of failed episodes by reason.
       moments: the numbers of groups after each event.
+      fates: what became of each lease so far.
       staleness: numbers of tokens by staleness, for each trainer step.
+      trained_tokens: numbers of trained tokens by lease id, for each trainer step.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], root: Path | None = None):
@@ -46,12 +55,14 @@ class Flow:
         self._consumed = JsonLinesReader(Workdir(workdir).consumed, root)
         self._clear()
         self.staleness: dict[int, collections.Counter[int]] = {}
+        self.trained_tokens: dict[int, dict[int, int]] = {}
 
     def _clear(self) -> None:
         self.leased = 0
         self.dropped: collections.Counter[str] = collections.Counter()
         self.failed: collections.Counter[str] = collections.Counter()
         self.moments: list[Moment] = []
+        self.fates: dict[int, Fate] = {}
         self._open: dict[int, str] = {}
         self._in_state: collections.Counter[str] = collections.Counter()
         self._trained: dict[int, list[int]] = {}
@@ -70,7 +81,7 @@ class Flow:
             self._add(line.record)
         consumed = self._consumed.read()
         if consumed.is_anew:
-            self.staleness = {}
+            self.staleness, self.trained_tokens = {}, {}
         for line in consumed.lines:
             self._consume(line.record)
         return news.size + consumed.size
@@ -97,6 +108,7 @@ class Flow:
         if (before := self._open.pop(lease, None)) is not None:
             self._in_state[before] -= 1
         self._in_state[state] += 1
+        self.fates[lease] = Fate(state, reason if state == DROPPED else "")
         if state == GENERATING:
             self.leased += 1
         elif state == TRAINED:
@@ -114,16 +126,22 @@ class Flow:
                 self._in_state[TRAINED] -= 1
                 self._in_state[BUFFERED] += 1
                 self._open[lease] = BUFFERED
+                before = any(lease in of for of in self._trained.values())
+                self.fates[lease] = Fate(TRAINED if before else BUFFERED)
 
     def _consume(self, record: JsonObject) -> None:
         if RESUMED_AT in record:
             resumed_at = record[RESUMED_AT]
             self.staleness = {s: of for s, of in self.staleness.items() if s <= resumed_at}
+            kept = {s: of for s, of in self.trained_tokens.items() if s <= resumed_at}
+            self.trained_tokens = kept
             return
-        step, ages = record.get("step", 0), collections.Counter[int]()
+        step, ages, trained = record.get("step", 0), collections.Counter[int](), dict[int, int]()
         for group in record.get("groups", ()):
             for trajectory in group["versions"]:
                 for version, tokens in trajectory:
                     if version >= 0:
                         ages[step - 1 - version] += tokens
-        self.staleness[step] = ages
+            counts = (tokens for runs in group["versions"] for _, tokens in runs)
+            trained[group["lease_id"]] = sum(counts)
+        self.staleness[step], self.trained_tokens[step] = ages, trained

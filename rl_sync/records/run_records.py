@@ -30,6 +30,8 @@ from rl_sync.records.run_totals import Pace
 from rl_sync.records.span_reader import SpanLines
 from rl_sync.records.spans import Span
 from rl_sync.records.summary import RunSummary, summarize
+from rl_sync.records.tokens.token_account import TokenAccount, account
+from rl_sync.records.tokens.token_lives import TokenLives
 from rl_sync.records.usage import MachineUse
 from rl_sync.workdir import Workdir
 
@@ -49,7 +51,7 @@ class RunRecords:
       name: name for display; None for the directory's name.
 
     Attributes:
-      metrics, spans, flow, usage, rollouts: the records that were read so far.
+      metrics, spans, flow, usage, token_lives, rollouts: the records that were read so far.
       restart_lines: the restarts that were read so far.
       until: last trainer step whose metrics and accuracy count; None for the last of the run.
     """
@@ -62,6 +64,7 @@ class RunRecords:
         self.spans = SpanLines(root, root)
         self.flow = Flow(root, root)
         self.usage = MachineUse(root, root)
+        self.token_lives = TokenLives(root, root)
         self.rollouts = RolloutIndex(root, root)
         self.restart_lines = RestartLines(root, root)
         self._lost = LostTimeWatch(self.restart_lines, self.spans)
@@ -81,7 +84,7 @@ class RunRecords:
         """
         with self._lock:
             small = (self.restart_lines, self.metrics, self.spans, self.flow, self.usage)
-            size = sum(one.refresh() for one in small)
+            size = sum(one.refresh() for one in (*small, self.token_lives))
             return size + (self.rollouts.refresh() if rollouts else 0)
 
     def read(self, *, rollouts: bool = True) -> None:
@@ -293,6 +296,16 @@ class RunRecords:
         return self._summed[1]
 
     @property
+    def tokens(self) -> TokenAccount:
+        """The account of the generated tokens; see `account`."""
+        uses: dict[int, list[int]] = {}
+        for of_step in self.flow.trained_tokens.values():
+            for lease, tokens in of_step.items():
+                uses.setdefault(lease, []).append(tokens)
+        told = self.token_lives
+        return account(told.lives, told.groups, self.flow.fates, uses, self.outcome is not None)
+
+    @property
     def lost(self) -> LostTime:
         """The time that the run has lost since its first rollout, as roles died."""
         return self._lost.now()
@@ -305,7 +318,8 @@ class RunRecords:
 def _sizes(at: Workdir) -> Iterator[tuple[int, int]]:
     last_part = [part.path for part in parts(at)][-1:]
     paths = [at.outcome, at.metrics, at.ledger, at.consumed, at.restarts, at.config, *last_part]
-    for path in [*paths, *sorted(at.spans.glob("*.jsonl")), *sorted(at.usage.glob("*.jsonl"))]:
+    folders = (at.spans, at.usage, at.tokens)
+    for path in [*paths, *(one for of in folders for one in sorted(of.glob("*.jsonl")))]:
         try:
             found = path.stat()
             yield found.st_size, found.st_mtime_ns

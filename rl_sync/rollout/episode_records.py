@@ -166,6 +166,11 @@ class Played:
     ending: Ending
 
     @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens of its replies."""
+        return self.trajectory.sampled_tokens
+
+    @property
     def last_reply(self) -> Int[np.ndarray, " T"]:
         """Tokens of the last reply; none if there was no reply."""
         if not self.trajectory.replies:

@@ -98,6 +98,11 @@ class FinishedCompletion:
         """Identifier under which the engine holds it, if it is held."""
         return Handle(self.ticket, self.index)
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of its tokens."""
+        return len(self.tokens)
+
 
 def require_servable(
     request: CompletionRequest, config: ModelConfig, length: int, reads_text: bool

@@ -26,6 +26,7 @@ from rl_sync.checkpoints.snapshots import latest_snapshot
 from rl_sync.records import metric_catalog
 from rl_sync.records.json_lines import read_json_lines
 from rl_sync.records.metrics import read_metrics
+from rl_sync.records.run_records import RunRecords
 from rl_sync.records.span_reader import read_spans
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.roles.assembly import wiring
@@ -284,6 +285,32 @@ def assert_nothing_is_lost_or_doubled(run):
     assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
     for entry in run.ledger:
         assert entry["event"] != "dropped" or entry["reason"]
+
+
+def assert_every_token_is_accounted_for(run):
+    """Each token that an engine has counted is trained on, dropped for a reason, or waits."""
+    files = {path.stem: read_json_lines(path) for path in run.workdir.tokens.glob("*.jsonl")}
+    assert set(files) == set(run.settings.roles)
+    grouped = 0
+    for line in (line for lines in files.values() for line in lines):
+        places = line["grouped"] + sum(line["to"].values())
+        assert line["generated"] >= places
+        if "in_flight" in line:
+            assert line["generated"] == places + line["in_flight"]
+        grouped += sum(sampled + greedy for _, sampled, greedy in line.get("groups", ()))
+    ends = [lines[-1] for lines in files.values()]
+    assert grouped == sum(line["grouped"] for line in ends)
+    records = RunRecords(run.workdir)
+    records.read(rollouts=False)
+    found = records.tokens
+    assert found.unrecorded == found.in_flight == 0
+    assert sum(found.places.values()) == found.generated == sum(one["generated"] for one in ends)
+    consumed = [group for step in run.consumed for group in step["groups"]]
+    uses = [sum(count for row in of["versions"] for _, count in row) for of in consumed]
+    assert found.uses == sum(uses)
+    once = {of["lease_id"]: tokens for of, tokens in zip(consumed, uses, strict=True)}
+    assert found.trained == sum(once.values())
+    assert f"Tokens: {found.describe()}" in run.output
 
 
 def assert_same_bits(one, other):

@@ -18,6 +18,7 @@ from tests.runs.conftest import (
     TEAMS,
     RunRecord,
     Runs,
+    assert_every_token_is_accounted_for,
     assert_nothing_is_lost_or_doubled,
     assert_same_bits,
     assert_within_the_staleness_bound,
@@ -244,6 +245,7 @@ def test_every_batch_has_exactly_the_version_of_the_formula(runs, name):
 @every_run
 def test_nothing_is_lost_or_doubled(runs, name):
     assert_nothing_is_lost_or_doubled(run_of(runs, name))
+    assert_every_token_is_accounted_for(run_of(runs, name))
 
 
 @of(*PLAYED)

@@ -8,6 +8,7 @@ import pytest
 from rl_sync.cluster.user_errors import RunEndedError
 from tests.runs.conftest import (
     EMBEDDED,
+    assert_every_token_is_accounted_for,
     assert_nothing_is_lost_or_doubled,
     assert_within_the_staleness_bound,
     flags,
@@ -33,6 +34,7 @@ def test_every_step_consumes_a_whole_batch_within_the_staleness_bound(memory_run
     run = memory_runs(*(EXACT | LATEST)[name])
     assert_within_the_staleness_bound(run)
     assert_nothing_is_lost_or_doubled(run)
+    assert_every_token_is_accounted_for(run)
     bound = run.settings.schedule.staleness_bound
     assert max(set().union(*run.staleness)) <= bound
     assert [len(leases) for leases in run.trained_leases] == [6] * 12

@@ -47,6 +47,7 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines += describe_traffic(settings, run.metrics.of_phase(RL))
     if settings.explorers:
         lines.append(_account(balance))
+        lines.append(f"Tokens: {run.tokens.describe()}")
         lines += _failures(balance)
     workdir = Workdir(settings.workdir)
     quoted = shlex.quote(settings.workdir)  # The user can copy the commands.

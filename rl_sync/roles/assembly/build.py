@@ -49,6 +49,7 @@ from rl_sync.roles.explorer.actor import Explorer
 from rl_sync.roles.explorer.episode_wiring import playing
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.loop import ExplorerLoop
+from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.roles.trainer.actor import Trainer
 from rl_sync.roles.trainer.batch_reader import BatchReader, GroupSource
 from rl_sync.roles.trainer.batch_shares import BatchPlacer
@@ -67,6 +68,7 @@ from rl_sync.roles.trainer.snapshot_keeper import SnapshotKeeper
 from rl_sync.roles.trainer.steps_in_flight import DemonstrationsOf
 from rl_sync.rollout.engine import Engine
 from rl_sync.rollout.episode_engine import EpisodeEngine
+from rl_sync.rollout.stats import Stats
 from rl_sync.schedule import SyncSchedule
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.tasks.demonstrations import draw
@@ -121,7 +123,8 @@ def run_trainer(
         parameters = parameters_of(settings, task, layout)
         ahead = ahead_of(settings, TRAINER)
         ahead.begin(lambda: _before_training(settings, task, trainer))
-        evaluator = _evaluator(session, trainer, task, layout, ahead)
+        tokens = _token_recorder(session, layout)
+        evaluator = _evaluator(session, trainer, task, layout, ahead, tokens)
         replay = _replay_client(settings, addresses, ports)
 
         site = _site(session, resources, task, master=addresses.master, transfer=transfer)
@@ -195,6 +198,7 @@ def run_trainer(
             compile_threads=ahead.threads,
             recorder=_recorder(session, task),
         ).run()
+        tokens.end(Stats())
         ahead.close()
         replay.close()
         team.close()
@@ -254,7 +258,12 @@ def _before_training(settings: RunSettings, task: Task, trainer: Trainer) -> lis
 
 
 def _evaluator(
-    session: Session, trainer: Trainer, task: Task, layout: Layout, ahead: Ahead
+    session: Session,
+    trainer: Trainer,
+    task: Task,
+    layout: Layout,
+    ahead: Ahead,
+    tokens: TokenRecorder,
 ) -> Measure:
     settings = session.settings
     if isinstance(trainer, RewardTrainer):
@@ -271,7 +280,13 @@ def _evaluator(
         examination=wiring.examination(settings, task),
         greedy=wiring.greedy_sampling(settings, task),
         engine=engine,
+        tokens=tokens,
     )
+
+
+def _token_recorder(session: Session, layout: Layout) -> TokenRecorder:
+    path = Workdir(session.settings.workdir).tokens_of(session.role) if session.leads else None
+    return TokenRecorder(path, layout)
 
 
 def demonstrations_of(settings: RunSettings, task: Task) -> DemonstrationsOf | None:
@@ -360,6 +375,7 @@ def run_explorer(
             at_hand=end.at_hand,
             sync_kind=site.kind,
             examination=wiring.examination(settings, task),
+            tokens=_token_recorder(session, layout),
             delivery=GroupDelivery(
                 session=session,
                 task=task,

@@ -17,11 +17,13 @@ from rl_sync.records import accuracy
 from rl_sync.records.accuracy import JudgedAnswer, Problem
 from rl_sync.records.spans import SpanKind
 from rl_sync.rewards.judgement import Judgement
+from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import Engine, NonFiniteLogitsError
 from rl_sync.rollout.episode_engine import EpisodeEngine
 from rl_sync.rollout.episode_records import EpisodeRequest, Played
 from rl_sync.rollout.request import CompletionRequest, FinishedCompletion
 from rl_sync.rollout.sampling import Sampling
+from rl_sync.rollout.stats import Stats
 from rl_sync.scoring.judging import SOLVING_SCORE
 from rl_sync.scoring.score_requests import await_call, begun_of, judged
 from rl_sync.tasks.task import Task
@@ -154,12 +156,14 @@ class Evaluator(NamedTuple):
       examination: the problems of an evaluation.
       greedy: sampling of a probe, which takes the likeliest tokens.
       engine: makes an engine.
+      tokens: records the tokens; None if nothing records them.
     """
 
     session: Session
     examination: EvaluationSet
     greedy: Sampling
     engine: Callable[[], Engine | EpisodeEngine]
+    tokens: TokenRecorder | None = None
 
     def hand_in(self, params: Params, moment: str, step: int) -> None:
         """Generates the completions of an evaluation, which the master then scores."""
@@ -205,7 +209,12 @@ class Evaluator(NamedTuple):
             return (count - engine.unfinished if engine.stats.decode_tokens else 0), count
 
         with self.session.showing(progress):
-            return examination.written(completed(engine, params, examination))
+            found = completed(engine, params, examination)
+        if self.tokens is not None:
+            self.tokens.engine_ended(engine.stats)
+            tokens = sum(one.sampled_tokens for of in found for one in of)
+            self.tokens.evaluated(Stats(), 0, tokens)
+        return examination.written(found)
 
 
 def completed(

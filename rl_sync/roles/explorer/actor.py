@@ -165,6 +165,11 @@ class Explorer:
             return self.groups - len(state.unfinished)
         return max(0, (self.engine.slots - self.engine.occupied) // self._rows + 1)
 
+    def tokens_in_flight(self, state: ExplorerState) -> int:
+        """Returns the number of tokens sampled so far for groups that are not whole."""
+        whole = [one for group in state.unfinished for one in group.completions]
+        return sum(one.sampled_tokens for one in whole) + self.engine.tokens_in_flight
+
     def complete(
         self, state: ExplorerState, requests: Sequence[Any]
     ) -> tuple[ExplorerState, list[list[Any]]]:

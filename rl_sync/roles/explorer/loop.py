@@ -20,9 +20,10 @@ from rl_sync.records.chaos_windows import SYNC
 from rl_sync.records.spans import SpanKind
 from rl_sync.roles.evaluation.evaluator import EvaluationSet, await_evaluations
 from rl_sync.roles.explorer import commands
-from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState
+from rl_sync.roles.explorer.actor import DifferentTaskError, Explorer, ExplorerState, Newer
 from rl_sync.roles.explorer.group_delivery import GroupDelivery
 from rl_sync.roles.explorer.life import TRAINER, Commands, ExplorerLife, ExplorerPlan
+from rl_sync.roles.token_recorder import TokenRecorder
 from rl_sync.rollout.engine import NonFiniteLogitsError
 from rl_sync.types import Group, Params
 from rl_sync.weights.ends_interface import Puller, WeightsTimeoutError, WeightsTransferError
@@ -46,6 +47,7 @@ class ExplorerLoop:
       sync_kind: span kind of a pull.
       delivery: gets groups scored, and inserts them.
       examination: held-out problems that the explorer completes on request.
+      tokens: records the generated tokens; None if nothing records them.
     """
 
     session: Session
@@ -58,6 +60,7 @@ class ExplorerLoop:
     sync_kind: SpanKind
     delivery: GroupDelivery
     examination: EvaluationSet
+    tokens: TokenRecorder | None = None
     _life: ExplorerLife = dataclasses.field(init=False)
     _commands: Commands[None] = dataclasses.field(init=False)
     _state: ExplorerState = dataclasses.field(init=False)
@@ -80,6 +83,8 @@ class ExplorerLoop:
             self.session.showing(lambda: (self.explorer.engine.stats.programs, None)),
         ):
             self.explorer.compile(self.blank())
+        if self.tokens is not None:
+            self.tokens.compiled(self.explorer.engine.stats)
         self.session.settle()
         self._life = ExplorerLife(self._plan())
         self._commands = self._life.commands()
@@ -90,6 +95,8 @@ class ExplorerLoop:
             pass  # The master records our leases as dropped.
         finally:
             self.delivery.close()
+        if self.tokens is not None:
+            self.tokens.end(self.explorer.engine.stats)
 
     def _plan(self) -> ExplorerPlan:
         return ExplorerPlan(
@@ -224,14 +231,34 @@ class ExplorerLoop:
     def _roll_out(self, command: commands.RollOut) -> commands.ExplorerEvent:
         leases = [*command.leases]
         self._attributes["leases"] += [lease.lease_id for lease in leases]
-        newer = self._newer if command.may_swap else None
+        newer: Newer | None = self._newer if command.may_swap else None
+        if (tokens := self.tokens) is not None and not self.explorer.streams:
+            newer = self._looking(tokens, newer)
         try:
             self._state, self._groups = self.explorer.rollout(self._state, leases, newer)
         except NonFiniteLogitsError as error:
             raise _unusable(self.explorer.engine.version, error) from error
         except DifferentTaskError as error:
             raise RunEndedError(str(error)) from error
+        if tokens is not None:
+            in_flight, size = self._tokens_in_flight, self.explorer.group_size
+            tokens.count(self.explorer.engine.stats, in_flight, self._groups, size)
         return commands.RolledOut(len(self._groups), *self._in_flight())
+
+    def _looking(self, tokens: TokenRecorder, newer: Newer | None) -> Newer:
+        """Returns a function that records the tokens so far, and asks for newer weights."""
+
+        def look(state: ExplorerState) -> ExplorerState | None:
+            tokens.look(self.explorer.engine.stats)
+            return None if newer is None else newer(state)
+
+        return look
+
+    @property
+    def _tokens_in_flight(self) -> int:
+        """Number of tokens of unfinished groups; before the first weights there are none."""
+        has_begun = self._life.version is not None
+        return self.explorer.tokens_in_flight(self._state) if has_begun else 0
 
     def _newer(self, state: ExplorerState) -> ExplorerState | None:
         """Returns the weights to go on with, for completions in flight; None for the same."""
@@ -265,6 +292,10 @@ class ExplorerLoop:
                 )
             except NonFiniteLogitsError as error:
                 raise _unusable(version, error) from error
+            if self.tokens is not None:
+                tokens = sum(one.sampled_tokens for of in completions for one in of)
+                stats, in_flight = self.explorer.engine.stats, self._tokens_in_flight
+                self.tokens.evaluated(stats, in_flight, tokens)
             items = self.examination.written(completions)
             self.session.call(HandInEvaluation(f"after step {version}", version, Records(items)))
         return commands.RolledOut(0, *self._in_flight())

@@ -57,8 +57,11 @@ def record(workdir, settings, work, seed=0):
     source = random.Random(seed)
     for train in of_kind(spans, SpanKind.TRAIN):
         groups = [
-            {"versions": [[[0, tokens]] for tokens in source.choice(work.lengths)]}
-            for _ in train.leases
+            {
+                "lease_id": lease,
+                "versions": [[[0, tokens]] for tokens in source.choice(work.lengths)],
+            }
+            for lease in train.leases
         ]
         writer.write({"step": train.step, "groups": groups})
     writer.close()

@@ -14,8 +14,8 @@ from rl_sync.workdir import Workdir
 def places_of(workdir: Workdir, name: str) -> list[str]:
     """Returns the files of records of a process, relative to the work directory."""
     files = [workdir.log(name), workdir.usage / f"{name}.jsonl"]
-    if name == role_of(name):  # The first process of a program writes its spans.
-        files.append(workdir.spans_of(name))
+    if name == role_of(name):  # The first process of a program writes these.
+        files += [workdir.spans_of(name), workdir.tokens_of(name)]
     return [os.path.relpath(file, workdir) for file in files]
 
 
