@@ -84,6 +84,8 @@ def render(run: RunRecords, changes: Sequence[tuple[str, str]] | None, plan: str
         "summary": run.summary,
         "timeline": _timeline(run),
         "flow": run.flow,
+        "account": run.tokens,
+        "devices": run.device_time,
         "examples": list(_examples(run)),
         "versions": read_versions(run.workdir),
         "style": style("rl_sync.page", "page.css", "report.css"),

@@ -48,6 +48,11 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
+def _token_price(one: RunRecords) -> float | None:
+    trained, cost = one.tokens.trained, sum(one.device_time.costs.values())
+    return 1e6 * cost / trained if trained and cost else None
+
+
 VALUES: tuple[Value, ...] = (
     Value("accuracy before", lambda one: _accuracy(one.accuracy_before), _percent),
     Value("accuracy after", lambda one: _accuracy(one.accuracy_after), _percent),
@@ -60,6 +65,8 @@ VALUES: tuple[Value, ...] = (
         lambda one: one.summary.rollout_tokens_per_sec if one.summary else None,
         _count,
     ),
+    Value("tokens for a trained one", lambda one: one.tokens.per_trained, _short),
+    Value("cost of a million trained tokens", _token_price, _short),
     Value("seconds", lambda one: one.secs, _count),
     Value("trainer steps", lambda one: one.steps, _count),
     Value("alarms", lambda one: len(one.periods), _count),

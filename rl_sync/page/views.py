@@ -268,6 +268,8 @@ def flow(run: RunRecords) -> TemplateValues:
     newest = newest_version(run)
     return {
         "flow": run.flow,
+        "account": run.tokens,
+        "devices": run.device_time,
         "bound": run.staleness_bound,
         "ages": sorted(recent.items()),
         "most": max(recent.values(), default=1),

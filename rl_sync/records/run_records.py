@@ -30,6 +30,7 @@ from rl_sync.records.run_totals import Pace
 from rl_sync.records.span_reader import SpanLines
 from rl_sync.records.spans import Span
 from rl_sync.records.summary import RunSummary, summarize
+from rl_sync.records.tokens.device_time import DeviceTime, device_secs
 from rl_sync.records.tokens.token_account import TokenAccount, account
 from rl_sync.records.tokens.token_lives import TokenLives
 from rl_sync.records.usage import MachineUse
@@ -304,6 +305,15 @@ class RunRecords:
                 uses.setdefault(lease, []).append(tokens)
         told = self.token_lives
         return account(told.lives, told.groups, self.flow.fates, uses, self.outcome is not None)
+
+    @property
+    def device_time(self) -> DeviceTime:
+        """The time for which each role held devices, with its price."""
+        ends = {
+            role: [span.end_secs for span in spans] for role, spans in self.spans.by_role.items()
+        }
+        price = self.setting("observe", "price_per_device_hour") or 0.0
+        return DeviceTime(device_secs(self.token_lives.lives, ends), price)
 
     @property
     def lost(self) -> LostTime:

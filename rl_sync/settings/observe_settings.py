@@ -80,6 +80,14 @@ class ObserveSettings:
         least=0,
     )
 
+    price_per_device_hour: float = setting(
+        0.0,
+        "Price of an hour of a device, in any currency; reports then say what each role and a"
+        " million trained tokens cost. 0 for none.",
+        least=0,
+        greatest=1e6,
+    )
+
     def __post_init__(self) -> None:
         check(self, "observe")
 

@@ -61,7 +61,20 @@ def write_run(path: Path, steps: int = 4, mode: str = "asynchronous") -> Path:
     append(at.metrics, *(metrics(step) for step in range(1, steps + 1)))
     for step in range(1, steps + 1):
         write_step(path, step)
+    groups = [[lease, 4, 0] for lease in range(2, 2 * steps + 2)]
+    append(at.tokens_of("explorer1"), *tokens({"evaluation": 4 * steps}, groups))
     return path
+
+
+def tokens(to: dict[str, int], groups: list[list[int]]) -> list[dict[str, Any]]:
+    """The records of an explorer that has had two devices for 36 seconds, and has ended."""
+    life = {"life": "a", "prompt_computed": 0, "prompt_reused": 0}
+    began = {**life, "time": START_SECS, "generated": 0, "grouped": 0, "to": {}}
+    grouped = sum(sampled + greedy for _, sampled, greedy in groups)
+    counts = {"generated": grouped + sum(to.values()), "grouped": grouped, "to": to}
+    ended = {**life, **counts, "time": START_SECS + 36, "groups": groups, "is_over": True}
+    ended |= {"prompt_computed": 20, "prompt_reused": 7}
+    return [{**began, "devices": ["here:0", "here:1"]}, ended]
 
 
 def write_step(path: Path, step: int, **more: Any) -> None:

@@ -61,6 +61,11 @@ def test_a_report_has_the_results_of_the_run(workdir, capsys):
     assert "digest abc123" in text
     assert "The bound of the schedule is 2 trainer steps." in text
     assert "leased 8 trained 8" in text
+    assert (
+        "1.50 tokens generated for each trained token: 1.00 trained, 0.50 evaluation. 48 tokens"
+        " generated; 20 tokens of prompts computed, and 7 reused. Device hours: explorer1 0.02."
+    ) in text
+    assert "tokens: trained 32 tokens: evaluation 16" in text
     assert re.search(r"explorer1 \d+ % \d+ %", text)
     assert re.search(r"Trainer step 4 least · reward 0 .*? greatest · reward 1 ", text)
     assert 'class="bad"' not in page
@@ -171,9 +176,24 @@ def test_runs_that_differ_in_the_seed_are_one_group(workdir, tmp_path, capsys):
     assert "sync.max_staleness 2 4" in said
     assert "name" not in said.replace("names", "")
     assert "reward 0.1 / 0.2 / 0.5 0.1" in said
+    assert "tokens for a trained one 1.5 1.5" in said
+    assert "cost of a million trained tokens – – " in said
     assert "accuracy after 75.0% 75.0% (20.0% to 90.0%)" in said
     assert "staleness bound 2 4" in said
     assert "Equal to the bit (digest same): a, d." in said
+
+
+def test_a_price_gives_costs(workdir, tmp_path, capsys):
+    """0.02 device hours at 2.5 cost 0.05, for 32 trained tokens."""
+    config = json.loads(Workdir(workdir).config.read_text())
+    config["observe"]["price_per_device_hour"] = 2.5
+    Workdir(workdir).config.write_text(json.dumps(config))
+    told = "at 2.5 an hour they cost 0.05 (explorer1 0.05), 1,562.50 for a million trained tokens"
+    assert told in _text(_page(workdir))
+    capsys.readouterr()
+    compare.show({"json": "True"}, [str(workdir), str(shutil.copytree(workdir, tmp_path / "b"))])
+    run, _ = json.loads(capsys.readouterr().out)["groups"][0]["runs"]
+    assert run["values"]["cost of a million trained tokens"] == pytest.approx(1562.5)
 
 
 def test_compared_runs_as_json_and_as_pictures(workdir, tmp_path, capsys):

@@ -47,7 +47,9 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     lines += describe_traffic(settings, run.metrics.of_phase(RL))
     if settings.explorers:
         lines.append(_account(balance))
-        lines.append(f"Tokens: {run.tokens.describe()}")
+        tokens = run.tokens
+        lines.append(f"Tokens: {tokens.describe()}")
+        lines.append(run.device_time.describe(tokens.trained))
         lines += _failures(balance)
     workdir = Workdir(settings.workdir)
     quoted = shlex.quote(settings.workdir)  # The user can copy the commands.
