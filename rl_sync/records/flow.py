@@ -32,6 +32,14 @@ class Fate(NamedTuple):
     state: str
     reason: str = ""
 
+    @classmethod
+    def after(cls, event: str, reason: str) -> Fate | None:
+        """Returns the fate of the leases of an event in the ledger; None if it changes none."""
+        state = GENERATING if event == "leased" else event
+        if state not in (GENERATING, BUFFERED, TRAINED, DROPPED):
+            return None
+        return cls(state, reason if state == DROPPED else "")
+
 
 class Flow:
     """Follows the ledger and the list of consumed groups.
@@ -102,13 +110,13 @@ class Flow:
         self.moments.append(Moment(record.get("time", 0.0), *counts))
 
     def _move(self, lease: int, event: str, reason: str) -> None:
-        state = {"leased": GENERATING}.get(event, event)
-        if state not in (GENERATING, BUFFERED, TRAINED, DROPPED):
+        if (fate := Fate.after(event, reason)) is None:
             return
+        state = fate.state
         if (before := self._open.pop(lease, None)) is not None:
             self._in_state[before] -= 1
         self._in_state[state] += 1
-        self.fates[lease] = Fate(state, reason if state == DROPPED else "")
+        self.fates[lease] = fate
         if state == GENERATING:
             self.leased += 1
         elif state == TRAINED:

@@ -24,6 +24,7 @@ _HEAD = (
     "explorers idle",
     "trainer idle",
     "buffer",
+    "tokens",
 )
 
 
@@ -67,6 +68,7 @@ def _row(one: Predicted, is_chosen: bool, steps: int) -> list[str]:
         f"{figures.explorer_idle:.0%}",
         f"{figures.trainer_idle:.0%}",
         f"{figures.buffered:.0f}",
+        f"{one.tokens.per_trained or 0:.2f}",
         format_secs(one.secs_to(steps)),
     ]
 
@@ -99,4 +101,6 @@ def as_json(one: Predicted) -> dict[str, Any]:
         **{name: float(value) for name, value in one.figures._asdict().items()},
         "steps_an_hour_closed": float(one.steps_an_hour_closed),
         "groups_an_hour": float(one.groups_an_hour),
+        "tokens_per_trained": one.tokens.per_trained,
+        "tokens": one.tokens.places,
     }

@@ -95,6 +95,7 @@ def execute(arguments: Arguments) -> int:
     folder = Path(flags.get("out") or Path(workdir, _FOLDER))
     paths = _write(folder, workdir, found, predicted, chosen, work)
     print(f"\nChosen: the fastest with a staleness of at most {asked.within} (--within).")
+    print(f"  {chosen.tokens.describe()}")
     print(f"  {program()} --config={paths[-1]}")
     print(f"or with the flags\n  {' '.join(chosen.candidate.flags)}\n")
     for path in paths:

@@ -95,6 +95,19 @@ class TokenAccount(NamedTuple):
         return f"{self.per_trained:.2f} tokens generated for each trained token: {parts}{again}"
 
 
+def together(accounts: Sequence[TokenAccount]) -> TokenAccount:
+    """Returns the account of several runs together."""
+    dropped = collections.Counter[str]()
+    for one in accounts:
+        dropped.update(one.dropped)
+    sums = {
+        name: sum(getattr(one, name) for one in accounts)
+        for name in TokenAccount._fields
+        if name != "dropped"
+    }
+    return TokenAccount(**sums, dropped=dict(dropped.most_common()))
+
+
 def account(
     lives: Sequence[TokenLife],
     groups: Mapping[int, GroupTokens],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rl_sync.records.tokens.token_account import TokenAccount
 from rl_sync.simulation.speed.closed_forms import closed_form
-from rl_sync.simulation.speed.prediction import SpeedFigures, predict
+from rl_sync.simulation.speed.prediction import SpeedFigures, predict_with_tokens
 from rl_sync.simulation.speed.schedule_grid import Candidate
 from rl_sync.simulation.speed.workload import Workload
 
@@ -19,11 +20,13 @@ class Predicted(NamedTuple):
 
     Attributes:
       steps_an_hour_closed: the closed form of the speed, as a check.
+      tokens: account of the tokens of its groups.
     """
 
     candidate: Candidate
     figures: SpeedFigures
     steps_an_hour_closed: float
+    tokens: TokenAccount = TokenAccount()
 
     @property
     def groups_an_hour(self) -> float:
@@ -45,8 +48,8 @@ def predict_all(
       seeds: seeds of the simulated runs of each schedule.
     """
     for candidate in found:
-        figures = predict(candidate.plan, work, seeds)
-        yield Predicted(candidate, figures, 3600 / closed_form(candidate.plan, work))
+        figures, tokens = predict_with_tokens(candidate.plan, work, seeds)
+        yield Predicted(candidate, figures, 3600 / closed_form(candidate.plan, work), tokens)
 
 
 def frontier(found: Sequence[Predicted]) -> list[Predicted]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rl_sync.records.buffer_level import fill_level
 from rl_sync.records.spans import Span, SpanKind
 from rl_sync.records.summary import of_kind, staleness, summarize, union
+from rl_sync.records.tokens.token_account import TokenAccount, together
 from rl_sync.role_names import TRAINER, explorer_name
 from rl_sync.simulation.speed.simulated_site import Heard, SimulatedSite, unheard
 from rl_sync.simulation.speed.speed_plan import SpeedPlan, plan_of
@@ -49,8 +50,27 @@ class SpeedFigures(NamedTuple):
     tokens_a_step: float
 
 
+class SimulatedRecords(NamedTuple):
+    """Records of a simulated run.
+
+    Attributes:
+      spans: spans of its roles, as a real run records them.
+      tokens: account of the tokens of its groups.
+    """
+
+    spans: list[Span]
+    tokens: TokenAccount
+
+
 def simulate(plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unheard) -> list[Span]:
-    """Simulates a run; returns the spans of its roles, as a real run records them.
+    """Returns the spans of a simulated run; see `simulated`."""
+    return simulated(plan, work, seed, heard).spans
+
+
+def simulated(
+    plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unheard
+) -> SimulatedRecords:
+    """Simulates a run.
 
     Args:
       heard: see `Heard`.
@@ -70,7 +90,7 @@ def simulate(plan: SpeedPlan, work: Workload, seed: int = 0, heard: Heard = unhe
             )
     spans = sorted(site.spans, key=lambda span: (span.start_secs, span.end_secs))
     site.clock.die()
-    return spans
+    return SimulatedRecords(spans, site.tokens)
 
 
 def figures_of(spans: Sequence[Span]) -> SpeedFigures:
@@ -127,13 +147,22 @@ def step_secs(spans: Sequence[Span]) -> float:
 
 
 def predict(plan: SpeedPlan, work: Workload, seeds: Sequence[int] = (0,)) -> SpeedFigures:
-    """Returns the mean figures of simulated runs with several seeds.
+    """Returns the mean figures of simulated runs; see `predict_with_tokens`."""
+    return predict_with_tokens(plan, work, seeds)[0]
+
+
+def predict_with_tokens(
+    plan: SpeedPlan, work: Workload, seeds: Sequence[int]
+) -> tuple[SpeedFigures, TokenAccount]:
+    """Simulates runs with several seeds; returns their mean figures, and their common account.
 
     Raises:
       StuckError: all roles wait for each other.
     """
-    found = [figures_of(simulate(plan, work, seed)) for seed in seeds]
-    return SpeedFigures(*map(statistics.fmean, zip(*found, strict=True)))
+    runs = [simulated(plan, work, seed) for seed in seeds]
+    found = [figures_of(one.spans) for one in runs]
+    figures = SpeedFigures(*map(statistics.fmean, zip(*found, strict=True)))
+    return figures, together([one.tokens for one in runs])
 
 
 def with_steps(plan: SpeedPlan, steps: int) -> SpeedPlan:

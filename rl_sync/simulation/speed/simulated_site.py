@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,7 +28,10 @@ from rl_sync.messages.master_calls import AskBuffered, AskLease, AskStatus, Trai
 from rl_sync.messages.run_status import RunStatus
 from rl_sync.messages.weight_calls import AskNewest, AskWaiting, AwaitGrant
 from rl_sync.ports.clock_port import Future
+from rl_sync.records.flow import Fate
 from rl_sync.records.spans import Span, SpanKind, sync_kind
+from rl_sync.records.tokens.token_account import TokenAccount, account
+from rl_sync.records.tokens.token_lives import GroupTokens, TokenLife
 from rl_sync.roles.master.state import MasterState
 from rl_sync.roles.master.transition import may_free_work, transition
 from rl_sync.simulation.event_queue import EventQueue
@@ -84,6 +87,9 @@ class SimulatedSite:
       master: state of the master.
       buffer: items of the replay buffer, in the order in which they came.
       spans: records of the roles so far.
+      fates: what became of each lease so far.
+      generated: number of sampled tokens of each explorer, by its name.
+      grouped: number of sampled tokens of each whole group, by its lease id.
       pulling: number of versions that travel to explorers.
       links: link of collective transfers to each explorer.
     """
@@ -98,6 +104,9 @@ class SimulatedSite:
         self._meeting = Meeting()
         self.buffer: collections.deque[dict[str, np.ndarray]] = collections.deque()
         self.spans: list[Span] = []
+        self.fates: dict[int, Fate] = {}
+        self.generated: collections.Counter[str] = collections.Counter()
+        self.grouped: dict[int, int] = {}
         self.pulling = 0
         explorers = range(1, plan.explorers + 1)
         self.links: dict[int, Any] = {number: TimedLink(self, number) for number in explorers}
@@ -147,6 +156,7 @@ class SimulatedSite:
         """Lets the master handle an event; whoever waits for it goes on afterwards."""
         self._heard(self.queue.now_secs, event)
         self.master, commands = transition(self.master, event)
+        self._note(commands)
         self.changed()
         if may_free_work(event, commands):
             self.clock.wake_all(self._work_changes)
@@ -156,6 +166,21 @@ class SimulatedSite:
     def newest(self) -> int:
         """The newest version that is published; -1 for none."""
         return -1 if self.master.newest is None else self.master.newest
+
+    def _note(self, commands: Iterable[Command]) -> None:
+        """Notes what becomes of leases."""
+        for one in commands:
+            if isinstance(one, Record) and (fate := Fate.after(one.event, one.reason)):
+                self.fates |= {lease.lease_id: fate for lease in one.leases}
+
+    @property
+    def tokens(self) -> TokenAccount:
+        """The account of the tokens that explorers have generated for groups so far."""
+        in_flight = sum(self.generated.values()) - sum(self.grouped.values())
+        lives = [TokenLife(name, 0.0, 0.0, count) for name, count in self.generated.items()]
+        lives.append(TokenLife("groups that are not whole", 0.0, 0.0, in_flight=in_flight))
+        groups = {lease: GroupTokens(count, 0) for lease, count in self.grouped.items()}
+        return account(lives, groups, self.fates, {}, is_over=False)
 
     def _answered(self, event: Event) -> Any:
         commands = self.tell(event)
@@ -182,6 +207,7 @@ class SimulatedSite:
     def _asked(self, request: LeaseRequested) -> Any:
         self._heard(self.queue.now_secs, request)
         self.master, commands = transition(self.master, request)
+        self._note(commands)
         (answer,) = (one for one in commands if not isinstance(one, Record))
         return answer_to(request, self.master, answer)
 

@@ -141,6 +141,7 @@ class _DecodingActor:
         secs = prefill_secs + decoding.secs(decoded.steps, decoded.row_steps)
         self._site.compute(False, secs * self._factor)
         whole += decoded.whole
+        self._site.generated[explorer_name(self._number)] += decoded.row_steps
         self.engine.stats += Stats(
             decode_tokens=decoded.row_steps,
             steps=decoded.steps,
@@ -152,6 +153,7 @@ class _DecodingActor:
     def _group(self, one: _BegunGroup) -> Group:
         lease = one.lease
         tokens = sum(self._site.lengths(lease.ordinal, lease.attempt))
+        self._site.grouped[lease.lease_id] = tokens
         shape = (1, tokens)
         return Group(
             lease_id=lease.lease_id,

@@ -14,7 +14,9 @@ from rl_sync.role_names import TRAINER
 from rl_sync.simulation.speed.prediction import (
     figures_of,
     predict,
+    predict_with_tokens,
     simulate,
+    simulated,
     step_secs,
     with_steps,
 )
@@ -52,6 +54,33 @@ def test_every_step_trains_on_a_batch_of_different_groups():
         assert [len(batch) for batch in batches] == [GROUPS] * 24
         assert len({*itertools.chain(*batches)}) == 24 * GROUPS
         assert [span.step for span in trained(spans)] == [*range(1, 25)]
+
+
+def test_the_account_of_tokens_closes_and_knows_groups_that_are_generated_anew():
+    """Of two groups one is useless, but the last of eight attempts is always trained on.
+
+    A trained group costs 1 + 1/2 + 1/4 + … + 1/2⁷ groups.
+    """
+    work = work_with(lengths=((10, 20),), replaced=0.5)
+    plan = with_steps(plan_with("synchronous", algorithm={"max_attempts": 8}), 60)
+    found = simulated(plan, work).tokens
+    assert found.trained == 60 * GROUPS * 30
+    assert found.unrecorded == found.buffered == found.in_flight == 0
+    assert found.per_trained == pytest.approx(2 - 1 / 2**7, rel=0.15)
+    assert {*found.dropped} == {"no spread"}
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_groups_that_are_not_selected_are_tokens_too(mode):
+    """Six groups of 30 tokens are generated for each step, which trains on four of them."""
+    plan = plan_with(mode, algorithm={"over_sampling": 1.5})
+    runs = [simulated(plan, work_with(lengths=((10, 20),)), seed).tokens for seed in (0, 1)]
+    for one in runs:
+        assert one.describe() == (
+            "1.50 tokens generated for each trained token: 1.00 trained, 0.50 over-sampled"
+        )
+    both = predict_with_tokens(plan, work_with(lengths=((10, 20),)), (0, 1))[1]
+    assert both.places == {"trained": 2 * 24 * 4 * 30, "over-sampled": 2 * 24 * 2 * 30}
 
 
 def test_exact_schedules_give_the_staleness_of_their_formula():
