@@ -291,14 +291,15 @@ def assert_every_token_is_accounted_for(run):
     """Each token that an engine has counted is trained on, dropped for a reason, or waits."""
     files = {path.stem: read_json_lines(path) for path in run.workdir.tokens.glob("*.jsonl")}
     assert set(files) == set(run.settings.roles)
-    grouped = 0
+    grouped, last = 0, {}
     for line in (line for lines in files.values() for line in lines):
+        last[line["life"]] = line
         places = line["grouped"] + sum(line["to"].values())
         assert line["generated"] >= places
         if "in_flight" in line:
             assert line["generated"] == places + line["in_flight"]
         grouped += sum(sampled + greedy for _, sampled, greedy in line.get("groups", ()))
-    ends = [lines[-1] for lines in files.values()]
+    ends = [*last.values()]
     assert grouped == sum(line["grouped"] for line in ends)
     records = RunRecords(run.workdir)
     records.read(rollouts=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 
@@ -17,6 +18,7 @@ from tests.runs.conftest import (
     EMBEDDED,
     TEAMS,
     RunRecord,
+    assert_every_token_is_accounted_for,
     assert_nothing_is_lost_or_doubled,
     assert_within_the_staleness_bound,
     flags,
@@ -28,19 +30,28 @@ STEPS = 30
 
 def disturbed(started, victim, given, steps=(7, 19), **start):
     """Kills a role after these steps, for 0 as soon as it is there; returns the run's records."""
+    return killed(started, [(step, victim) for step in steps], given, **start)
+
+
+def killed(started, deaths, given, **start):
+    """Kills roles, each after a step; returns the run's records."""
     process, workdir = started(*given, **start)
-    for step in steps:
+    for step, victim in deaths:
         wait_for(lambda step=step: not step or len(read_consumed(workdir)) >= step, process)
-        wait_for(lambda: victim in processes_of(workdir), process)
+        wait_for(lambda one=victim: one in processes_of(workdir), process)
         before = processes_of(workdir)
         os.kill(before[victim], signal.SIGKILL)
         wait_for(
-            lambda before=before: processes_of(workdir).get(victim) not in (None, before[victim]),
+            lambda one=victim, before=before: (
+                processes_of(workdir).get(one) not in (None, before[one])
+            ),
             process,
         )
     output = ended(process)
     assert process.returncode == 0, output
-    assert output.count(f"{victim} was killed by SIGKILL. It is started again (") == len(steps)
+    for victim, times in collections.Counter(victim for _, victim in deaths).items():
+        told = output.count(f"{victim} was killed by SIGKILL. It is started again (")
+        assert told == times
     assert processes_of(workdir) == {}
     return RunRecord(Workdir(workdir), output)
 
@@ -109,6 +120,8 @@ def test_an_exact_run_comes_to_the_same_bits_whoever_died(started, runs, victim,
     assert_each_step_once(run)
     assert run.digest == runs.get(EMBEDDED, *given).digest
     assert run.spans(SpanKind.TRAIN_AGAIN, role="trainer") or not victim.startswith("trainer")
+    if run.settings.explorers:
+        assert_every_token_is_accounted_for(run)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +225,18 @@ def test_where_nobody_waits_nothing_is_lost_or_trained_twice(started, given):
     assert_within_the_staleness_bound(run)
     if "--config.replay.times_sampled=2" not in given:
         assert_nothing_is_lost_or_doubled(run)
+    assert_every_token_is_accounted_for(run)
+
+
+@pytest.mark.gate
+def test_the_account_of_tokens_closes_over_the_deaths_of_both_roles(started):
+    given = (*flags("asynchronous", transfer="server"), f"--config.trainer.steps={STEPS}")
+    run = killed(started, [(7, "explorer1"), (15, "trainer")], given)
+    for role in ("explorer1", "trainer"):
+        lines = read_json_lines(run.workdir.tokens_of(role))
+        assert len({line["life"] for line in lines}) == 2
+        assert [line["life"] for line in lines if line.get("is_over")] == [lines[-1]["life"]]
+    assert_every_token_is_accounted_for(run)
 
 
 @pytest.mark.nightly
