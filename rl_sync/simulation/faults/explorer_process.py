@@ -181,6 +181,7 @@ class _GeneratingActor:
                 weights = state.params
         flying = [one._replace(parts=one.parts - 1) for one in flying]
         whole = [self._group(one) for one in flying if one.parts <= 0]
+        invariants.generated(whole)
         return state._replace(unfinished=tuple(one for one in flying if one.parts > 0)), whole
 
     def complete(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rl_sync.records.flow import Fate
+from rl_sync.records.tokens.token_account import account
+from rl_sync.records.tokens.token_lives import GroupTokens, TokenLife
 from rl_sync.roles.master.state import MasterState
 from rl_sync.simulation.faults.drawn_run import DrawnRun
-from rl_sync.types import Lease
+from rl_sync.types import Group, Lease
 
 _MODULUS = 2**61 - 1
 
@@ -99,6 +102,7 @@ class Invariants:
         self._published: dict[int, str] = {}
         self._holders: dict[int, tuple[int, str, int]] = {}
         self._batches: dict[int, TrainedBatch] = {}
+        self._tokens: dict[int, GroupTokens] = {}
         self._newest, self._reported = -1, 0
         self._saving: frozenset[int] = frozenset()
         self._saved: frozenset[int] = frozenset()
@@ -135,6 +139,11 @@ class Invariants:
         """An explorer begins a part of a rollout: it has something to generate."""
         if not groups:
             raise BrokenRuleError(f"{explorer} begins a rollout without a group")
+
+    def generated(self, groups: Sequence[Group]) -> None:
+        """An explorer has generated groups, whose tokens count whatever becomes of them."""
+        sampled = {group.lease_id: int(group.completion_mask.sum()) for group in groups}
+        self._tokens |= {lease_id: GroupTokens(count, 0) for lease_id, count in sampled.items()}
 
     def waits(self, process: str, what: str, secs: float | None) -> None:
         """A process begins to wait: not for ever."""
@@ -255,6 +264,21 @@ class Invariants:
             raise BrokenRuleError(
                 f"the digest is {digest_of(weights)}; without faults it is"
                 f" {digest_of(expected_weights(run))}"
+            )
+
+    def accounted(self, fates: Mapping[int, Fate]) -> None:
+        """The run is over: the account of tokens closes, and has those that were trained on."""
+        lives = [TokenLife("explorers", 0, 0, sum(one.sampled for one in self._tokens.values()))]
+        uses = collections.defaultdict[int, list[int]](list)
+        for batch in self._batches.values():
+            for group in batch.groups:
+                uses[group.lease_id].append(group.tokens)
+        found = account(lives, self._tokens, fates, uses, is_over=True)
+        trained = sum(max(of) for of in uses.values())
+        if found.unrecorded or found.trained != trained:
+            raise BrokenRuleError(
+                f"of {found.generated} generated tokens {found.unrecorded} are in no place;"
+                f" {found.trained} count as trained, and steps have trained on {trained}"
             )
 
 

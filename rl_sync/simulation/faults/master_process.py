@@ -46,6 +46,7 @@ from rl_sync.messages.weight_calls import (
     GrantWeights,
     Withdraw,
 )
+from rl_sync.records.flow import Fate
 from rl_sync.records.run_totals import NUM_TOKENS
 from rl_sync.role_names import TRAINER
 from rl_sync.roles.master.state import MasterSettings, MasterState
@@ -119,6 +120,7 @@ class Remembered(NamedTuple):
       state: the state.
       calls: the newest call of each thread of each process, and its answer.
       tokens: tokens of each reported step.
+      fates: what became of each lease so far, by the lines of the ledger.
       meeting: requests and grants of collective transfers.
       relays: address of each explorer's process that hands on blocks.
     """
@@ -126,8 +128,13 @@ class Remembered(NamedTuple):
     state: MasterState
     calls: dict[Thread, tuple[int, Any]]
     tokens: dict[int, int]
+    fates: dict[int, Fate]
     meeting: Meeting = Meeting()
     relays: Mapping[str, str] = MappingProxyType({})
+
+
+def _copied(known: Remembered) -> Remembered:
+    return known._replace(calls={**known.calls}, tokens={**known.tokens}, fates={**known.fates})
 
 
 class SimulatedMaster(SimulatedProcess):
@@ -192,9 +199,9 @@ class SimulatedMaster(SimulatedProcess):
         name = self.chosen_journal()
         lines = self.world.disk.read(name) if name else []
         if not lines:
-            return Remembered(MasterState(self._settings), {}, {})
+            return Remembered(MasterState(self._settings), {}, {}, {})
         first, *entries = lines
-        known = first._replace(calls=dict(first.calls), tokens=dict(first.tokens))
+        known = _copied(first)
         for entry in entries:
             known, _, _ = self._folded(known, entry)
         return known
@@ -221,6 +228,9 @@ class SimulatedMaster(SimulatedProcess):
             known.tokens[entry.event.step] = entry.tokens
         if entry.thread is not None:
             known.calls[entry.thread] = entry.number, answer
+        for one in commands:
+            if isinstance(one, Record) and (fate := Fate.after(one.event, one.reason)):
+                known.fates.update((lease.lease_id, fate) for lease in one.leases)
         return known._replace(state=state), answer, commands
 
     def _save(self) -> None:
@@ -228,8 +238,7 @@ class SimulatedMaster(SimulatedProcess):
         disk, names, known = self.world.disk, self.journals(), self.known
         number = 1 + max((int(name.split("-")[1]) for name in names), default=0)
         name, partial = f"journal-{number:04d}", "partial-journal"
-        saved = known._replace(calls={**known.calls}, tokens={**known.tokens})
-        disk.write(self.name, partial, [saved])
+        disk.write(self.name, partial, [_copied(known)])
         self.flush(partial)
         self.command("rename the journal")
         disk.rename(partial, name)

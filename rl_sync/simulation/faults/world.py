@@ -246,7 +246,9 @@ class World:
                 raise BrokenRuleError(f"nothing goes on any more: {self._described()}")
             if self.queue.handled > _MOST_EVENTS:
                 raise BrokenRuleError(f"too much happens without progress: {self._described()}")
-        self.invariants.ended(self.master.known.state, self.master.known.tokens, self.weights)
+        known = self.master.known
+        self.invariants.ended(known.state, known.tokens, self.weights)
+        self.invariants.accounted(known.fates)
 
     @property
     def weights(self) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from rl_sync.records.flow import BUFFERED, DROPPED, TRAINED, Fate
 from rl_sync.roles.master.state import MasterSettings, MasterState
 from rl_sync.schedule import resolve
 from rl_sync.simulation.faults.drawn_run import draw
@@ -14,6 +15,7 @@ from rl_sync.simulation.faults.invariants import (
     TrainedBatch,
     expected_weights,
 )
+from rl_sync.simulation.faults.simulated_groups import group_of
 
 EXACT = dataclasses.replace(
     draw(0),
@@ -120,6 +122,20 @@ def test_a_run_ends_with_all_steps_their_tokens_and_the_digest(exact):
         exact.ended(done, {**tokens, 2: 1}, expected_weights(EXACT))
     with pytest.raises(BrokenRuleError, match="without faults it is"):
         exact.ended(done, tokens, 5)
+
+
+def test_every_generated_token_is_in_one_place_at_the_end(exact):
+    """Groups 0 to 3 have 3, 4, 5 and 6 tokens; the last one is dropped."""
+    groups = [*batch(0, 1).groups, *batch(2, 3, first_lease=2).groups]
+    assert [one.tokens for one in groups] == [3, 4, 5, 6]
+    exact.generated([group_of(one) for one in groups])
+    exact.stepped(1, TrainedBatch(tuple(groups[:2]), ()), is_again=False)
+    fates = {0: Fate(TRAINED), 1: Fate(TRAINED), 2: Fate(BUFFERED), 3: Fate(DROPPED, "too stale")}
+    exact.accounted(fates)
+    with pytest.raises(BrokenRuleError, match="of 18 generated tokens 5 are in no place"):
+        exact.accounted({lease: fate for lease, fate in fates.items() if lease != 2})
+    with pytest.raises(BrokenRuleError, match="12 count as trained, and steps have trained on 7"):
+        exact.accounted({**fates, 2: Fate(TRAINED)})
 
 
 def test_a_buffer_has_what_the_newest_snapshot_had_of_it(exact):
