@@ -52,7 +52,7 @@ class TokenRecorder:
     def count(
         self, stats: Stats, in_flight: int, groups: Sequence[Group] = (), group_size: int = 0
     ) -> None:
-        """Records whole groups.
+        """Records whole groups; without any, no more than the engine's counts once a second.
 
         Args:
           stats: counts of the engine so far.
@@ -60,6 +60,8 @@ class TokenRecorder:
           groups: groups that are whole since the last call, as they leave the engine.
           group_size: number of sampled completions of a group; a greedy one may follow.
         """
+        if not groups and time.monotonic() < self._due_secs:
+            return
         rows = [(group.lease_id, group.completion_mask.sum(axis=1)) for group in groups]
         tokens = [[one, int(of[:group_size].sum()), int(of[group_size:].sum())] for one, of in rows]
         self._grouped += sum(sampled + greedy for _, sampled, greedy in tokens)

@@ -48,7 +48,8 @@ def final_report(settings: RunSettings, summary: Summary) -> str:
     if settings.explorers:
         lines.append(_account(balance))
         tokens = run.tokens
-        lines.append(f"Tokens: {tokens.describe()}")
+        prompts = f"{tokens.prompt_computed:,} computed, {tokens.prompt_reused:,} reused"
+        lines.append(f"Tokens: {tokens.describe()}. Tokens of prompts: {prompts}")
         lines.append(run.device_time.describe(tokens.trained))
         lines += _failures(balance)
     workdir = Workdir(settings.workdir)

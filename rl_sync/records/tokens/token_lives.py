@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_sync.records.json_lines import JsonLinesFolder, JsonObject
+from rl_sync.records.json_lines import JsonLinesFolder, JsonObject, warn_of_broken
 from rl_sync.workdir import Workdir
 
 COMPILATION, EVALUATION = "compilation", "evaluation"
@@ -80,8 +80,12 @@ class TokenLives:
         """Reads what is new; returns the number of bytes."""
         size = 0
         for path, news in self._folder.read():
+            warn_of_broken(path, news.broken)
             for line in news.lines:
-                self._add(path.stem, line.record)
+                try:
+                    self._add(path.stem, line.record)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    warn_of_broken(path, [(line.number, f"no counts of tokens: {error!r}")])
             size += news.size
         return size
 

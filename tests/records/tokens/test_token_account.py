@@ -190,6 +190,17 @@ def test_an_explorer_that_dies_loses_what_its_last_record_does_not_explain(tmp_p
     assert (run.tokens.prompt_computed, run.tokens.prompt_reused) == (300, 100)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{}, {"life": "a"}, line(to=3), line(to={"evaluation": "many"}), line(groups=[[1]])]
+)
+def test_lines_of_other_programs_are_left_out(tmp_path, caplog, wrong):
+    append(Workdir(tmp_path).tokens_of("explorer1"), wrong, line("b", generated=7, in_flight=7))
+    run = RunRecords(tmp_path)
+    run.read()
+    assert run.tokens.places == {"in flight": 7}
+    assert "the first of them line 1" in caplog.text
+
+
 def test_a_group_that_two_steps_trained_on_stays_trained_when_the_second_is_undone(tmp_path):
     at, leases = Workdir(tmp_path), [{"lease_id": 7}]
     append(at.tokens_of("explorer1"), line(generated=8, grouped=8, groups=[[7, 8, 0]]))
