@@ -14,7 +14,12 @@ from rl_sync.records.metrics import read_metrics
 from rl_sync.records.rollouts.rollout_records import read_rollouts
 from rl_sync.records.spans import SpanKind
 from rl_sync.workdir import Workdir
-from tests.runs.conftest import EMBEDDED, RunRecord, launch
+from tests.runs.conftest import (
+    EMBEDDED,
+    RunRecord,
+    assert_every_token_is_accounted_for,
+    launch,
+)
 from tests.runs.conftest import flags as modes
 from tests.runs.living import ended, processes_of, wait_for
 
@@ -55,6 +60,7 @@ def test_an_interrupted_run_saves_and_goes_on_where_it_was(started, mode):
     for step in run.consumed:
         for version in run.versions(step):
             assert 0 <= schedule.staleness(step["step"], version) <= schedule.staleness_bound
+    assert_every_token_is_accounted_for(run)
 
 
 @pytest.mark.nightly
@@ -150,6 +156,7 @@ def test_a_run_that_goes_on_after_a_crash_has_each_step_and_each_lease_once(star
     assert sorted(consumed) == sorted(trained)
     ordinals = [group["ordinal"] for step in run.consumed for group in step["groups"]]
     assert len(set(ordinals)) == len(ordinals), "a prompt was trained twice"
+    assert_every_token_is_accounted_for(run)
 
 
 @pytest.mark.parametrize(
