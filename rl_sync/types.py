@@ -1,9 +1,9 @@
 """Records that pass between roles: prompts, leases, groups, train batches.
 
 Letters in shapes: G trajectories of a group, B rows of a batch, T token positions, C trained tokens
-of a row, E entries of a row's sampling masks, K recorded tokens of a sampler, L layers, N tiles of
-images, S side of a tile in pixels, M tokens of a tile, W width of a token's features. In routes, C
-is the experts of a token.
+of a row, E entries of a row's sampling masks, K parts of a reward, L layers, N tiles of images, S
+side of a tile in pixels, M tokens of a tile, W width of a token's features. In routes, C is the
+experts of a token.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ class Group:
         holds the segments of its episode one after the other, and tokens attend only within their
         segment. None where each row is one segment.
       truncated: whether a limit cut each trajectory; None in demonstrations and pairs.
+      parts: score of each trajectory by each part of the reward; None if the reward has one part.
       sampling_masks: set of tokens that each token could be sampled from, as entries (see
         `rl_sync.sampling_masks`); None where it was always the whole vocabulary.
       routes: experts that each token went to in the explorer (see `rl_sync.expert_routes`); None
@@ -178,7 +179,7 @@ class Group:
       sampler_logprobs: log-probabilities of the distribution that each token was sampled from, as
         the explorer recorded it (see `rl_sync.token_records`); None without
         `algorithm.score_centering`.
-      sampler_ids: the K tokens of these log-probabilities; None for the whole vocabulary.
+      sampler_ids: the likeliest tokens, to which these log-probabilities belong; None for the whole vocabulary.
       image_at: for each token the index of its features, M · tile + offset; -1 at text. None if the
         group has no images, as the two others.
       tiles: the group's images, cut into tiles, each once: their pixels, or their features
@@ -201,10 +202,11 @@ class Group:
     turn_rewards: Float[np.ndarray, "G T"] | None = None
     segments: Int[np.ndarray, "G T"] | None = None
     truncated: Bool[np.ndarray, " G"] | None = None
+    parts: Float[np.ndarray, "G K"] | None = None
     sampling_masks: UInt32[np.ndarray, "G E 3"] | None = None
     routes: UInt[np.ndarray, "G T L C"] | None = None
     sampler_logprobs: Float[np.ndarray, "G T outcomes"] | None = None
-    sampler_ids: Int[np.ndarray, "G T K"] | None = None
+    sampler_ids: Int[np.ndarray, "G T best"] | None = None
     image_at: Int[np.ndarray, "G T"] | None = None
     tiles: UInt8[np.ndarray, "N S S 3"] | Float[np.ndarray, "N M W"] | None = None
     tile_digests: UInt8[np.ndarray, "N 16"] | None = None
@@ -354,7 +356,7 @@ class Rows(NamedTuple):
     sampling_masks: UInt32[Array, "B E 3"] | None = None
     routes: UInt[Array, "B T L C"] | None = None
     sampler_logprobs: Float[Array, "B T outcomes"] | None = None
-    sampler_ids: Int[Array, "B T K"] | None = None
+    sampler_ids: Int[Array, "B T best"] | None = None
     images: RowImages | None = None
 
     @property
@@ -374,6 +376,7 @@ class TrainBatch(NamedTuple):
       demonstrations: demonstrations to train on in the same step, if any.
       truncated: whether a limit cut each trajectory; None where its tokens say it, as completions
         that were not cut end with a stop id.
+      parts: score of each trajectory by each part of the reward; None if it has one part.
     """
 
     rows: Rows
@@ -381,3 +384,4 @@ class TrainBatch(NamedTuple):
     baselines: Float[Array, " trajectories"] | None = None
     demonstrations: Demonstrations | None = None
     truncated: Bool[Array, " trajectories"] | None = None
+    parts: Float[Array, "trajectories K"] | None = None

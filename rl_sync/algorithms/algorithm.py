@@ -410,6 +410,13 @@ class Algorithm:
         False, "Leaves completions that were cut at the maximum length out of the loss."
     )
     filter_zero_variance: bool = setting(False, "Leaves groups of equal rewards out of the loss.")
+    filter: str = setting(
+        "",
+        "Parts of the reward, comma-separated, whose weighted sum groups are filtered by: groups"
+        " without spread of it are left out of the loss, and group_mean_low, group_mean_high and"
+        " keep=best look at it. A part is a term of task.reward; `outcome` is all terms but those"
+        " for the form. Empty for the whole reward.",
+    )
     group_mean_low: float = setting(
         -UNBOUNDED,
         "Mean reward below which groups are left out of the loss. A bound also leaves out groups of"
@@ -423,8 +430,8 @@ class Algorithm:
     max_attempts: int = setting(
         1,
         "Prompts that are tried for a place in a batch until one makes a group that"
-        " filter_zero_variance, group_mean_low and group_mean_high do not leave out, by its rewards"
-        " as they were judged (dynamic sampling)."
+        " filter_zero_variance, filter, group_mean_low and group_mean_high do not leave out, by its"
+        " rewards as they were judged (dynamic sampling)."
         " The last one is taken as it is.",
         least=1,
     )
@@ -515,14 +522,19 @@ class Algorithm:
 
     @property
     def needs_spread(self) -> bool:
-        """Says whether groups of equal rewards are left out.
+        """Says whether groups of equal rewards, or of equal filtered parts, are left out.
 
         Bounds of a group's mean ask for groups that teach. Where advantages compare a group, one
         of equal rewards does not, whatever its mean.
         """
         bounded = self.group_mean_low > -UNBOUNDED or self.group_mean_high < UNBOUNDED
         compares = ADVANTAGES[self.advantage].compares_groups
-        return self.filter_zero_variance or (bounded and compares)
+        return self.filter_zero_variance or bool(self.filtered_parts) or (bounded and compares)
+
+    @property
+    def filtered_parts(self) -> tuple[str, ...]:
+        """The names in `filter`."""
+        return tuple(name.strip() for name in self.filter.split(",") if name.strip())
 
     @property
     def selects_groups(self) -> bool:

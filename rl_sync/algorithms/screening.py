@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 UNBOUNDED = 1e9  # A bound of rewards. JSON, the format of the resolved config, has no infinity.
 KEEPS = ("first", "best")
@@ -18,6 +19,8 @@ FAULTS = (NO_SPREAD, TOO_HARD, TOO_EASY)
 @dataclasses.dataclass(frozen=True)
 class Screening:
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): useless groups are replaced.
+
+    Rewards are those of `filter_values`.
 
     Attributes:
       needs_spread: whether a group must have at least two different rewards.
@@ -59,13 +62,31 @@ NO_SCREENING = Screening(False, -UNBOUNDED, UNBOUNDED, 1)
 """Screening that accepts every group."""
 
 
+def filter_values(
+    rewards: Float[np.ndarray, " G"],
+    parts: Float[np.ndarray, "G K"] | None,
+    weights: Sequence[float],
+) -> list[float]:
+    """Returns the number of each trajectory that groups are filtered by: the sum of some parts of
+    its reward, or its reward.
+
+    Args:
+      parts: scores by each part of the reward; None if it has one part.
+      weights: weight of each part in the sum; empty for the whole reward.
+    """
+    if not weights:
+        return rewards.tolist()
+    assert parts is not None, "the reward has parts"
+    return (parts * np.array(weights, np.float32)).sum(axis=1).tolist()
+
+
 def choose(
     screening: Screening, rewards: Sequence[Sequence[float]], count: int, keep: str
 ) -> list[int]:
     """Chooses the groups to train on if there are more than needed, and keeps their order.
 
     Args:
-      rewards: rewards of each group, in the batch's order.
+      rewards: rewards of each group, by `filter_values`, in the batch's order.
       count: number of groups needed.
       keep: `first`: the first useful groups, and if these are too few, the first useless ones;
         `best`: the groups whose rewards vary most, as these have the largest advantages and

@@ -60,6 +60,11 @@ def give(
         penalty = jnp.where(mask, coefficient * kl, 0.0)
     estimate, of_trajectories = _estimated(loss, batch, judged, values, penalty)
     metrics = _token_metrics(mask, estimate, weights, values)
+    if loss.outcome_weights or algorithm.overlong_tokens:
+        alike = ~shaping.has_spread(judged.outcomes, loss.group_size)
+        alike = to_tokens(alike.astype(jnp.float32), rows.sequences)
+        sizes = jnp.where(mask, weights * jnp.abs(estimate.advantages), 0.0)
+        metrics["shaped_advantages"] = (alike * sizes).sum() / jnp.maximum(sizes.sum(), 1e-12)
     statistics = _trajectory_metrics(batch.rewards, judged, loss.group_size)
     # Rewards of unjudged completions have no meaning.
     metrics |= {
@@ -78,12 +83,14 @@ class _Judged(NamedTuple):
     Attributes:
       rewards: rewards with the penalty of overlong completions.
       compared: returns that advantages compare.
+      outcomes: outcomes, without penalties: rewards as they were judged, or the sum of some parts.
       lengths: number of tokens of the completion.
       is_truncated: whether the completion was cut.
     """
 
     rewards: Float[Array, " trajectories"]
     compared: Float[Array, " trajectories"]
+    outcomes: Float[Array, " trajectories"]
     lengths: Float[Array, " trajectories"]
     is_truncated: Bool[Array, " trajectories"]
 
@@ -104,7 +111,17 @@ def _judged(loss: LossConfig, batch: TrainBatch) -> _Judged:
             _at_tokens(rows, rewards), mask, algorithm.turn_discount, rewards.size, sequences
         )
         compared = shaping.without_unjudged(compared, lengths, loss.group_size)
-    return _Judged(rewards, compared, lengths, cut)
+    return _Judged(rewards, compared, _outcomes(loss, batch, lengths), lengths, cut)
+
+
+def _outcomes(
+    loss: LossConfig, batch: TrainBatch, lengths: Float[Array, " trajectories"]
+) -> Float[Array, " trajectories"]:
+    outcomes = batch.rewards
+    if loss.outcome_weights:
+        assert batch.parts is not None, "the reward has parts"
+        outcomes = (batch.parts * jnp.array(loss.outcome_weights, jnp.float32)).sum(axis=1)
+    return shaping.without_unjudged(outcomes, lengths, loss.group_size)
 
 
 def _estimated(
@@ -120,7 +137,7 @@ def _estimated(
       penalty: divergence to subtract from the reward of each token.
     """
     algorithm, estimator = loss.algorithm, ADVANTAGES[loss.algorithm.advantage]
-    rows, (rewards, compared, lengths, _) = batch.rows, judged
+    rows, (rewards, compared, _, lengths, _) = batch.rows, judged
     mask, sequences = rows.completion_mask, rows.sequences
     known = {"mask": mask, "sequences": sequences, "values": values, "baselines": batch.baselines}
     given = {**vars(algorithm), **known, "lengths": lengths, "group_size": loss.group_size}
@@ -166,11 +183,15 @@ def _kept(loss: LossConfig, judged: _Judged) -> Bool[Array, " trajectories"]:
     """Marks the trajectories in the loss."""
     algorithm, group_size = loss.algorithm, loss.group_size
     low, high = algorithm.group_mean_low, algorithm.group_mean_high
-    kept = shaping.within_difficulty(judged.rewards, group_size, low, high)
+    filters = bool(algorithm.filtered_parts)
+    means_of, spread_of = (
+        (judged.outcomes, judged.outcomes) if filters else (judged.rewards, judged.compared)
+    )
+    kept = shaping.within_difficulty(means_of, group_size, low, high)
     if algorithm.mask_truncated:
         kept &= ~judged.is_truncated
     if algorithm.needs_spread:
-        kept &= shaping.has_spread(judged.compared, group_size)
+        kept &= shaping.has_spread(spread_of, group_size)
     if algorithm.extremes:
         kept &= shaping.extremes(judged.rewards, judged.lengths, group_size, algorithm.extremes)
     return kept

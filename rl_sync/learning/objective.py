@@ -50,6 +50,8 @@ class LossConfig:
       end_ids: tokens that end a completion which was not cut.
       microbatch_rows: number of rows whose activations are in memory at once, a divisor of an
         update's rows if these are more; 0 for all of them.
+      outcome_weights: weight of each part of the reward in the outcome; empty if the outcome is the
+        whole reward.
     """
 
     algorithm: Algorithm
@@ -57,6 +59,7 @@ class LossConfig:
     max_completion_tokens: int
     end_ids: tuple[int, ...]
     microbatch_rows: int
+    outcome_weights: tuple[float, ...] = ()
 
 
 class BatchExperience(NamedTuple):

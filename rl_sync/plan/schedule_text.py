@@ -155,6 +155,8 @@ def _algorithm(settings: RunSettings) -> str:
 def _shaping(settings: RunSettings) -> list[str]:
     """Describes the rules that choose the groups of a batch, if there are any."""
     one, lines = settings.algorithm, []
+    if one.filtered_parts:
+        lines.append(f"  a group must differ in {', '.join(one.filtered_parts)} to be trained on")
     if one.screening.replaces:
         lines.append(
             "  a group without a gradient is replaced by one of another prompt, until"

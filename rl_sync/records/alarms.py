@@ -32,6 +32,7 @@ _NAMES = (
     "reward_max",
     "groups_without_spread",
     "groups_shaped_only",
+    "shaped_advantages",
     "entropy",
     "logprob_gap",
     *(name for name, _ in thresholds()),
@@ -164,6 +165,8 @@ def _no_spread(evidence: Evidence) -> str:
 
 
 def _shaping_alone(evidence: Evidence) -> str:
+    if evidence.recent("shaped_advantages"):
+        return _shaped_advantages(evidence.recent("shaped_advantages"))
     shares = evidence.recent("groups_shaped_only")
     leaves_out = evidence.limits.group_mean_low > evidence.lowest
     if leaves_out or not shares or min(shares) < _SHAPED_ONLY:
@@ -172,6 +175,15 @@ def _shaping_alone(evidence: Evidence) -> str:
         f"in the last {len(shares)} trainer steps no completion solved the problem in"
         f" {_mean(shares):.0%} of the groups, whose advantages come from the reward's other terms"
         " alone, such as those for format or length"
+    )
+
+
+def _shaped_advantages(shares: Sequence[float]) -> str:
+    if min(shares) < _SHAPED_ONLY:
+        return ""
+    return (
+        f"in the last {len(shares)} trainer steps {_mean(shares):.0%} of the advantages were of"
+        " groups with equal outcomes, where the reward's terms for the form move the policy alone"
     )
 
 
@@ -261,11 +273,12 @@ ALARMS: tuple[AlarmKind, ...] = (
     ),
     AlarmKind(
         "shaping alone",
-        "In each of so many steps the reward's first term gave no completion more than 0 in half of"
-        " the groups, and their rewards differed by its other terms; algorithm.group_mean_low left"
-        " none out.",
-        "Lower the weights of these terms in task.reward, make the task easier, or leave such"
-        " groups out: algorithm.group_mean_low above what these terms give together.",
+        "In each of so many steps half of the advantages (shaped_advantages) were of groups whose"
+        " outcomes are equal; of a reward without terms for the form, its first term gave no"
+        " completion more than 0 in half of the groups, and their rewards differed by its other"
+        " terms.",
+        "Leave such groups out by algorithm.filter=outcome, or by the name of the term that judges"
+        " the outcome; lower the weights of the other terms, or make the task easier.",
         _shaping_alone,
     ),
     AlarmKind(

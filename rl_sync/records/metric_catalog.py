@@ -359,6 +359,15 @@ _REWARDS = (
         normal="falls",
         alarm="above 0.5 for many steps: lower weights of these terms, or easier tasks",
     ),
+    Metric(
+        "shaped_advantages",
+        "Share of the advantages, as a sum of absolute values over the tokens in the loss, that is"
+        " of groups whose outcomes are all equal: there the reward's terms for the form, or"
+        " overlong_tokens, move the policy alone. The outcome is what `algorithm.filter` names, or"
+        " else all terms but those for the form. Only where these differ from the whole reward.",
+        normal="below 0.3",
+        alarm="above 0.5 for many steps: `algorithm.filter=outcome`",
+    ),
     Metric("advantage_mean", "Mean advantage over tokens.", verl="critic/advantages/mean"),
     Metric("advantage_std", "Standard deviation of the advantages over tokens."),
 )

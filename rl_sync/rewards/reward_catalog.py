@@ -24,6 +24,7 @@ class RewardKind(NamedTuple):
       is_quick: whether it takes microseconds and little memory for any completion, so it needs no
         worker with limits.
       reads_answer: whether it reads the row's answer.
+      shapes: whether it judges the form of a completion, and not its outcome.
     """
 
     where: str
@@ -31,6 +32,7 @@ class RewardKind(NamedTuple):
     has_answers: bool
     is_quick: bool = False
     reads_answer: bool = True
+    shapes: bool = False
 
 
 _LIGHT = "rl_sync.rewards."
@@ -84,6 +86,7 @@ REWARDS = {
         "Looks for a pattern or for tags.",
         reads_answer=False,
         has_answers=False,
+        shapes=True,
     ),
     "length_band": RewardKind(
         "rl_sync.rewards.text_shaping:LengthBand",
@@ -91,6 +94,7 @@ REWARDS = {
         has_answers=False,
         is_quick=True,
         reads_answer=False,
+        shapes=True,
     ),
     "soft_overlong": RewardKind(
         "rl_sync.rewards.text_shaping:SoftOverlong",
@@ -98,18 +102,21 @@ REWARDS = {
         has_answers=False,
         is_quick=True,
         reads_answer=False,
+        shapes=True,
     ),
     "repetition": RewardKind(
         "rl_sync.rewards.text_shaping:Repetition",
         "Punishes repeated n-grams.",
         reads_answer=False,
         has_answers=False,
+        shapes=True,
     ),
     "language": RewardKind(
         "rl_sync.rewards.text_shaping:LanguageShare",
         "Measures the share of letters of a script.",
         reads_answer=False,
         has_answers=False,
+        shapes=True,
     ),
     "vision": RewardKind(
         "rl_sync.rewards.images.vision:VisionReward",

@@ -20,6 +20,7 @@ from rl_sync.isolation.codec import record
 from rl_sync.rewards.judgement import NOT_APPLICABLE, Completion, Judgement, Row
 from rl_sync.rewards.other_trainers import is_foreign, translated
 from rl_sync.rewards.reward_catalog import MadeReward, is_quick, make
+from rl_sync.rewards.reward_parts import labels_of
 from rl_sync.row_answers import answer_text
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Rubric:
         self.text = reward if isinstance(reward, str) else getattr(reward, "__name__", "reward")
         if isinstance(reward, str):
             terms = parse_sum(reward)
-            labels = _labels([term.name for term in terms])
+            labels = labels_of([term.name for term in terms])
             made = [(term.weight, make(term)) for term in terms]
         else:
             own = translated(self.text, reward, {}) if is_foreign(reward) else reward
@@ -223,15 +224,6 @@ def _part(label: str, weight: float, made: MadeReward) -> _Part:
         is_async=inspect.iscoroutinefunction(called),
         thoughts=made.thoughts,
     )
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """Makes a short name for each term; equal names are numbered."""
-    short = [name.rpartition(":")[2] for name in names]
-    return [
-        name if short.index(name) == i else f"{name}_{short[: i + 1].count(name)}"
-        for i, name in enumerate(short)
-    ]
 
 
 def _judged(

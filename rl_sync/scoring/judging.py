@@ -112,6 +112,7 @@ class MasterScoring:
         needed.
       success: measure of a group's success.
       noted: called with the verdicts of groups once they are known; None if not needed.
+      parts: the labels of the parts whose scores groups have; empty for none.
     """
 
     def __init__(
@@ -126,8 +127,9 @@ class MasterScoring:
         scored: Scored | None = None,
         success: Success | None = None,
         noted: Callable[[Verdicts], None] | None = None,
+        parts: Sequence[str] = (),
     ) -> None:
-        self._task, self._judge, self._terms = task, judge, terms
+        self._task, self._judge, self._terms, self._parts = task, judge, terms, parts
         self._noted = noted
         self._scored, self._success = scored, success or Success()
         self._spans = spans
@@ -152,7 +154,12 @@ class MasterScoring:
     def verdicts(self, items: Sequence[CompletionToScore]) -> list[ScoredCompletion]:
         """Returns the scores of completions, in their order; raises what `judgements` raises."""
         return Records(
-            ScoredCompletion(one.score, self.solves(one)) for one in self.judgements(items)
+            ScoredCompletion(
+                one.score,
+                self.solves(one),
+                tuple(one.components.get(label, 0.0) for label in self._parts),
+            )
+            for one in self.judgements(items)
         )
 
     def judgements(self, items: Sequence[CompletionToScore]) -> list[Judgement]:

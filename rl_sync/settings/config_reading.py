@@ -18,7 +18,7 @@ from rl_sync.settings.records import ConfigError, ConfigValues, build
 from rl_sync.settings.run_settings import RunSettings
 from rl_sync.settings.sync_settings import SyncSettings
 
-_SCREENS = ("filter_zero_variance", "group_mean_low", "group_mean_high")
+_SCREENS = ("filter_zero_variance", "filter", "group_mean_low", "group_mean_high")
 _ATTEMPTS = 10
 """Default of `algorithm.max_attempts` if the user asks for screening: the value of `dapo`."""
 

@@ -285,6 +285,7 @@ def _given_data(s: RunSettings) -> None:
         "correction": "",
         "demonstration_rows": 0,
         "filter_zero_variance": False,
+        "filter": "",
         "group_mean_low": -UNBOUNDED,
         "group_mean_high": UNBOUNDED,
         "extremes": 0,
@@ -531,9 +532,15 @@ RULES: dict[str, Rule] = {
     "algorithm.max_attempts, algorithm.filter_zero_variance": lambda s: require(
         s.algorithm.screening.refuses or not s.algorithm.screening.replaces,
         f"algorithm.max_attempts={s.algorithm.max_attempts} has groups replaced that teach nothing,"
-        " but no setting says which: use algorithm.filter_zero_variance=True, or"
+        " but no setting says which: use algorithm.filter_zero_variance=True, algorithm.filter, or"
         " algorithm.group_mean_low and algorithm.group_mean_high; or algorithm.max_attempts=1 to"
         " replace none.",
+    ),
+    "algorithm.filter, trainer.group_size": lambda s: require(
+        s.trainer.group_size >= 2 or not s.algorithm.filtered_parts,
+        f"algorithm.filter={s.algorithm.filter} leaves out groups whose completions are alike, and"
+        f" trainer.group_size={s.trainer.group_size} makes all of them so: use at least 2, or leave"
+        " it out.",
     ),
     "algorithm.correction, algorithm.loss": lambda s: require(
         not _truncations(s)

@@ -12,6 +12,7 @@ from rl_sync.algorithms.screening import (
     UNBOUNDED,
     Screening,
     choose,
+    filter_values,
 )
 
 
@@ -74,6 +75,21 @@ REWARDS = [(1.0, 1.0), (0.0, 0.4), (0.5, 0.5), (0.0, 1.0), (0.4, 0.0), (1.0, 0.0
 def test_of_more_groups_than_needed_those_that_teach_stay_in_their_order(keep, count, chosen):
     screening = Screening(True, -UNBOUNDED, UNBOUNDED, 1)
     assert choose(screening, REWARDS, count, keep) == chosen
+
+
+def test_groups_are_measured_by_parts_of_their_rewards_if_these_are_named():
+    rewards, parts = np.float32([1.05, 1.0]), np.float32([[1, 0.5], [1, 0]])
+    assert filter_values(rewards, parts, ()) == rewards.tolist()
+    assert filter_values(rewards, None, ()) == rewards.tolist()
+    assert filter_values(rewards, parts, (1.0, 0.0)) == [1.0, 1.0]
+    assert filter_values(rewards, parts, (0.5, -2.0)) == [-0.5, 0.5]
+
+
+def test_a_filter_needs_spread_of_what_it_names():
+    filtered = dataclasses.replace(ALGORITHMS["grpo"], filter=" outcome, format ,")
+    assert filtered.filtered_parts == ("outcome", "format")
+    assert filtered.screening.needs_spread
+    assert not dataclasses.replace(ALGORITHMS["grpo"], filter=" ").screening.needs_spread
 
 
 def test_without_screening_the_first_are_the_first():

@@ -172,6 +172,18 @@ def test_the_largest_batch_is_that_of_the_longest_trajectories(kind):
     assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), batch)
 
 
+def test_scores_by_parts_stand_beside_rewards_where_the_reward_has_several():
+    groups = [
+        dataclasses.replace(_group([3, 5]), parts=np.full((2, 3), value, np.float32))
+        for value in (0.5, 1.0)
+    ]
+    batching = Batching("packed", 4, T, 1, 0, parts=3)
+    batch = batching.batch(groups)
+    np.testing.assert_array_equal(batch.parts, np.repeat([[0.5] * 3, [1.0] * 3], 2, axis=0))
+    assert (batching.largest().parts.shape, batching.largest().parts.dtype) == ((4, 3), np.float32)
+    assert Batching("packed", 4, T, 1, 0).batch(groups).parts is None
+
+
 def test_baselines_stand_beside_rewards_where_groups_have_them():
     groups = [
         dataclasses.replace(_group([3, 5]), baselines=np.full(2, value, np.float32))

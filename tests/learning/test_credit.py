@@ -26,6 +26,55 @@ def _loss(algorithm, most_tokens, group_size=2):
     return LossConfig(algorithm, group_size, most_tokens, (END,), 0)
 
 
+# Of the first group both are right, and one is short; of the second one is right.
+PARTS = np.array([[1.0, 0.5], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], np.float32)
+OUTCOME = (1.0, 0.0)
+SHAPED = PARTS @ np.float32([1.0, 0.1])
+
+
+def _shaped(weights=OUTCOME, parts=PARTS, rewards=SHAPED, name="grpo", **change):
+    algorithm = dataclasses.replace(ALGORITHMS[name], **change)
+    loss = dataclasses.replace(_loss(algorithm, 3), outcome_weights=weights)
+    return give(loss, TrainBatch(ROWS, jnp.array(rewards), parts=jnp.array(parts)))
+
+
+def test_a_filter_leaves_out_groups_whose_rewards_differ_by_their_shaping_alone():
+    given, weights, metrics = _shaped()
+    np.testing.assert_allclose(given.advantages[:2, 0], [0.7071, -0.7071], atol=1e-3)
+    np.testing.assert_array_equal(weights[:, 0], 1)
+    # All advantages have the same size, and the groups have 5 and 4 tokens.
+    np.testing.assert_allclose(metrics["shaped_advantages"], 5 / 9, atol=1e-4)
+    _, weights, metrics = _shaped(filter="outcome")
+    np.testing.assert_array_equal(weights[:, 0], [0, 0, 1, 1])
+    assert metrics["shaped_advantages"] == 0
+    _, weights, metrics = _shaped(weights=(0.0, 0.1), filter="length_band")
+    np.testing.assert_array_equal(weights[:, 0], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kept"), [(0.6, 2.0, [0, 0]), (0.0, 0.6, [0, 1]), (0.0, 0.4, [0, 0])]
+)
+def test_bounds_are_of_the_outcome_that_groups_are_filtered_by(low, high, kept):
+    bounds = {"group_mean_low": low, "group_mean_high": high}
+    _, weights, _ = _shaped(filter="outcome", **bounds)
+    np.testing.assert_array_equal(weights[:, 0], np.repeat(kept, 2))
+
+
+def test_the_outcome_is_without_the_penalty_of_overlong_completions():
+    """The second completion of the first group is cut, which costs it 1."""
+    overlong = {"rewards": np.ones(4, np.float32), "weights": (), "overlong_tokens": 1}
+    _, weights, metrics = _shaped(**overlong)
+    np.testing.assert_array_equal(weights[:, 0], 1)
+    np.testing.assert_allclose(metrics["shaped_advantages"], 1)
+    _, weights, metrics = _shaped(**overlong, filter="outcome")
+    np.testing.assert_array_equal(weights[:, 0], 0)
+    assert metrics["shaped_advantages"] == 0
+
+
+def test_a_reward_without_shaping_has_no_share_of_it():
+    assert "shaped_advantages" not in _shaped(weights=())[2]
+
+
 def _give(ref_logprobs=None, baselines=None, values=None, **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
     return _of(algorithm, baselines, ref_logprobs=ref_logprobs, values=values)

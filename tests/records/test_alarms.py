@@ -143,6 +143,13 @@ def test_groups_that_are_left_out_are_no_alarm():
     assert _names(*[TROUBLES["shaping alone"]] * 3, limits=limits) == []
 
 
+def test_the_share_of_advantages_from_shaping_decides_where_it_is_measured():
+    shaped = TROUBLES["shaping alone"]
+    assert _names(*[shaped | {"shaped_advantages": 0.2}] * 3) == []
+    assert _names(*[{"shaped_advantages": share} for share in (0.5, 0.9, 0.7)]) == ["shaping alone"]
+    assert _names(*[{"shaped_advantages": share} for share in (0.5, 0.49, 0.7)]) == []
+
+
 def test_without_a_limit_no_gap_is_an_alarm():
     assert _names({"logprob_gap": 9.0}, limits=LIMITS._replace(logprob_gap=0.0)) == []
 

@@ -91,6 +91,7 @@ def test_a_group_comes_back_to_the_bit(replay, baselines):
         policy_versions=rng.integers(-1, 5, (8, 64)).astype(np.int32),
         rewards=rng.standard_normal(8).astype(np.float32),
         baselines=baselines,
+        parts=None if baselines is None else rng.random((8, 3)).astype(np.float32),
     )
     replay.insert("long_queue", group.to_columns(), timeout_secs=5)
     back = Group.from_columns(replay.sample("long_queue", timeout_secs=5)[0].columns)

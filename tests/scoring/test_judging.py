@@ -56,7 +56,7 @@ class Scripted:
 
 
 class Desk:
-    def __init__(self, workdir, terms=("main",), **settings):
+    def __init__(self, workdir, terms=("main",), parts=(), **settings):
         self.judge, self.failures = Scripted(), []
         self.judging = MasterScoring(
             task=TASK,
@@ -66,6 +66,7 @@ class Desk:
             workdir=Workdir(workdir),
             spans=SpanRecorder(Workdir(workdir).spans_of(MASTER), MASTER),
             fail=self.failures.append,
+            parts=parts,
         )
 
     def __call__(self, *texts, lease=7, held_out=False, problem=0):
@@ -85,6 +86,15 @@ def test_each_batch_of_completions_is_a_span_of_the_master(tmp_path):
 
     assert (first.role, first.kind, first.attributes) == ("master", "score", of(3))
     assert second.attributes == of(1)
+
+
+def test_verdicts_have_the_scores_by_parts_and_0_by_parts_that_do_not_apply(tmp_path):
+    desk = Desk(tmp_path, parts=("extra", "main", "absent"))
+    assert [one.parts for one in desk("1", "0.25", "?")] == [
+        (0.5, 1.0, 0.0),
+        (0.5, 0.25, 0.0),
+        (0.0, 0.0, 0.0),
+    ]
 
 
 def test_verdicts_come_with_what_the_main_term_says(tmp_path):

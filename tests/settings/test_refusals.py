@@ -227,6 +227,12 @@ EXAMPLES = {
     "algorithm.max_attempts, algorithm.filter_zero_variance": [
         (GRPO | {"algorithm__max_attempts": 3}, "max_attempts=3 has groups replaced"),
     ],
+    "algorithm.filter, trainer.group_size": [
+        (
+            {"algorithm__name": "ppo", "algorithm__filter": "outcome", "trainer__group_size": 1},
+            "filter=outcome leaves out groups whose completions are alike",
+        ),
+    ],
     "algorithm.correction, algorithm.loss": [
         (GRPO | {"algorithm__correction": "token_truncation"}, "use algorithm.proximal=start"),
     ],
@@ -276,6 +282,7 @@ EXAMPLES = {
     "algorithm.advantage, algorithm.filter_zero_variance": [
         (GRPO | {"algorithm__advantage": "demonstration"}, "takes algorithm.loss='reinforce'"),
         (SFT | {"algorithm__filter_zero_variance": True}, "filter_zero_variance=True does not fit"),
+        (SFT | {"algorithm__filter": "exact"}, "it takes algorithm.filter=''."),
         (REWARD | {"algorithm__extremes": 2}, "completions nobody has drawn: it takes"),
     ],
     "algorithm.loss, algorithm.kl_coefficient, algorithm.entropy_coefficient": [

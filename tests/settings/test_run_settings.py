@@ -105,6 +105,7 @@ def test_a_setting_of_the_algorithm_changes_it_alone():
         ({}, 1),
         ({"algorithm__filter_zero_variance": True}, 10),
         ({"algorithm__group_mean_high": 0.9}, 10),
+        ({"algorithm__filter": "outcome"}, 10),
         ({"algorithm__filter_zero_variance": True, "algorithm__max_attempts": 1}, 1),
         ({"algorithm__filter_zero_variance": True, "algorithm__max_attempts": 3}, 3),
     ],

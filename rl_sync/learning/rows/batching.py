@@ -84,6 +84,7 @@ class Batching:
       of_episodes: whether groups have rewards of turns.
       with_segments: whether trajectories may have several segments; not with `shared`.
       with_truncated: whether batches say which trajectories a limit cut, as those of episodes do.
+      parts: number of parts of the reward by which groups have scores; 0 for none.
       shared_row_tokens: at least `row_tokens`; 0 for `default_row_tokens`.
       mask_words: expected maximum number of entries of a token's sampling mask; 0 for batches
         without masks.
@@ -105,6 +106,7 @@ class Batching:
     of_episodes: bool = False
     with_segments: bool = False
     with_truncated: bool = False
+    parts: int = 0
     shared_row_tokens: int = 0
     mask_words: int = 0
     records: TokenRecords = NO_RECORDS
@@ -195,6 +197,7 @@ class Batching:
             turn_rewards=np.zeros(shape, np.float32) if self.of_episodes else None,
             segments=np.zeros(shape, np.int32) if self.with_segments else None,
             truncated=np.zeros(self.trajectories, bool),
+            parts=np.zeros((self.trajectories, self.parts), np.float32) if self.parts else None,
             **self.records.blank(*shape),
             **images,
         )
@@ -267,6 +270,7 @@ class Batching:
         names = ["rewards"]
         names += ["baselines"] if self.with_baselines else []
         names += ["truncated"] if self.of_episodes or self.with_truncated else []
+        names += ["parts"] if self.parts else []
         of_trajectories: dict[str, Any] = _stack(groups, names)
         return Placed(TrainBatch(Rows(**fields), **of_trajectories), source)
 

@@ -156,6 +156,7 @@ def run_trainer(
                     idle=idle,
                     pipeline=pipeline,
                     on_taken=on_taken,
+                    filter_weights=wiring.filter_weights(settings, task),
                 )
 
             return LoggedBatches(session, log, reader, point)
@@ -227,6 +228,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
             max_completion_tokens=task.max_drawn_tokens,
             end_ids=wiring.sampling(settings, task).stop_ids,
             microbatch_rows=settings.trainer.microbatch_rows,
+            outcome_weights=wiring.outcome_weights(settings, task),
         ),
         optimizer=dataclasses.replace(
             settings.optimizer,

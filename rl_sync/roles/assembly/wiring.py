@@ -20,6 +20,7 @@ from rl_sync.models.flash import AttentionCall, require_fit
 from rl_sync.models.platform import compiling_for
 from rl_sync.records.spans import SpanRecorder
 from rl_sync.rewards.reward_catalog import is_quick
+from rl_sync.rewards.reward_parts import OUTCOME, RewardPart, chosen_weights, read_parts
 from rl_sync.rewards.reward_settings import RewardSettings
 from rl_sync.rewards.rubric import Rubric
 from rl_sync.role_names import MASTER
@@ -93,6 +94,7 @@ def load_task(settings: RunSettings) -> Task:
     with compiling_for("cpu"):  # No devices yet: a launcher must not take them.
         cache_pages(settings, task)
     sampling(settings, task)
+    _require_parts(settings, task)
     _require_demonstrations(settings, task)
     _require_preferences(settings, task)
     prompt_pool(settings, task)
@@ -179,6 +181,48 @@ def _require_preferences(settings: RunSettings, task: Task) -> None:
             f" has none to {name}: use task.dataset.format=preference, or name the fields with"
             " task.dataset.chosen and task.dataset.rejected. " + " ".join(task.notes),
         )
+
+
+def reward_parts(settings: RunSettings, task: Task) -> tuple[RewardPart, ...]:
+    """Returns the parts of the reward by which groups have scores; none if it has one part."""
+    parts = read_parts(task.reward) if settings.algorithm.generates else ()
+    return parts if len(parts) > 1 else ()
+
+
+def outcome_weights(settings: RunSettings, task: Task) -> tuple[float, ...]:
+    """Returns the weight of each part of the reward in the outcome; none if it is the whole reward.
+
+    The outcome is the sum of the parts that `algorithm.filter` names, or else of all that do not
+    judge the form.
+    """
+    if not (parts := reward_parts(settings, task)):
+        return ()
+    weights = chosen_weights(parts, settings.algorithm.filtered_parts or (OUTCOME,))
+    is_whole = weights == tuple(part.weight for part in parts)
+    return weights if any(weights) and not is_whole else ()
+
+
+def filter_weights(settings: RunSettings, task: Task) -> tuple[float, ...]:
+    """Returns the weight of each part in what groups are filtered by; none for the whole reward."""
+    return outcome_weights(settings, task) if settings.algorithm.filtered_parts else ()
+
+
+def _require_parts(settings: RunSettings, task: Task) -> None:
+    """Rejects a filter by parts that the reward does not have, or that add nothing to it."""
+    if not (names := settings.algorithm.filtered_parts):
+        return
+    name = f"algorithm.filter={settings.algorithm.filter}"
+    parts = read_parts(task.reward)
+    try:
+        weights = chosen_weights(parts, names)
+    except ValueError as error:
+        raise ConfigError(f"{name} with task.reward={task.reward}: {error}") from error
+    shown = ", ".join(f"{part.weight:g} * {part.label}" for part in parts)
+    require(
+        any(weights),
+        f"{name} names nothing that makes a difference: the parts of task.reward are {shown}. Name"
+        " one whose weight is not 0; terms for the form are no outcome.",
+    )
 
 
 def check_reward(task: Task) -> None:
@@ -307,6 +351,7 @@ def judging(
         scored=scored,
         success=Success(settings.curriculum.success, settings.algorithm.needs_baselines),
         noted=noted,
+        parts=[part.label for part in reward_parts(settings, task)],
     )
     made.start()
     return made
@@ -433,6 +478,7 @@ def batching_of(settings: RunSettings, task: Task) -> Batching:
     """Returns the layout of the trainer's batches for a task; raises the errors of `batching`."""
     records = token_records(settings, task)
     laid_out = batching(settings, task.row_tokens, mask_words(settings, task), records)
+    laid_out = dataclasses.replace(laid_out, parts=len(reward_parts(settings, task)))
     if task.processor is None:
         return laid_out
     features = explorer_model(settings, task).dtype if sends_features(settings, task) else None

@@ -327,16 +327,26 @@ class Explorer:
         """Returns the row of a completion in its group."""
         return self.group_size if one.ticket == group.baseline_ticket else one.index
 
-    def rewarded(self, group: Group, rewards: Float[np.ndarray, " rows"]) -> Group:
+    def rewarded(
+        self,
+        group: Group,
+        rewards: Float[np.ndarray, " rows"],
+        parts: Float[np.ndarray, "rows K"] | None = None,
+    ) -> Group:
         """Returns the group with rewards; a greedy completion's reward becomes the baseline.
 
         The tokens of completions that could not be scored are masked; see `filled`.
 
         Args:
           rewards: rewards of the rows; NaN for completions that could not be scored.
+          parts: scores of the rows by each part of the reward, with the same NaN; None if the
+            reward has one part.
         """
         rewards, learned = filled(rewards, self.with_baselines)
-        group = dataclasses.replace(group, rewards=rewards)
+        if parts is not None:
+            columns = [filled(column, self.with_baselines)[0] for column in parts.T]
+            parts = np.stack(columns, axis=1)
+        group = dataclasses.replace(group, rewards=rewards, parts=parts)
         if not learned.all():
             mask = group.completion_mask & learned[:, None]
             group = dataclasses.replace(group, completion_mask=mask)
@@ -352,8 +362,9 @@ class Explorer:
             for name in TOKEN_COLUMNS
             if getattr(group, name) is not None
         }
-        if group.truncated is not None:
-            rows["truncated"] = group.truncated[:-1]
+        for name in ("truncated", "parts"):
+            if (values := getattr(group, name)) is not None:
+                rows[name] = values[:-1]
         baselines = np.full_like(rewards[:-1], rewards[-1])
         return dataclasses.replace(group, **rows, rewards=rewards[:-1], baselines=baselines)
 

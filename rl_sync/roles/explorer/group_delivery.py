@@ -23,6 +23,7 @@ from rl_sync.replay.replay_interface import (
     ReplayUnavailableError,
 )
 from rl_sync.roles.explorer.actor import Explorer
+from rl_sync.roles.master.group_admission import score_columns
 from rl_sync.scoring.score_requests import begun_of, judged, last_replies
 from rl_sync.tasks.task import Task
 from rl_sync.types import Group
@@ -152,11 +153,14 @@ class GroupDelivery:
         with self._session.spans.span(SpanKind.SCORE, leases=leases):
             items = [item for group in groups for item in self._written(group)]
             verdicts, admitted = judged(self._session, items)
-            rewards = [np.nan if one.score is None else one.score for one in verdicts]
-            by_group = np.asarray(rewards, np.float32).reshape(len(groups), -1)
+            rewards, parts = score_columns(verdicts)
+            count = len(groups)
+            by_part = [None] * count if parts is None else np.split(parts, count)
             groups = [
-                self._explorer.rewarded(group, row)
-                for group, row in zip(groups, by_group, strict=True)
+                self._explorer.rewarded(group, row, scores)
+                for group, row, scores in zip(
+                    groups, np.split(rewards, count), by_part, strict=True
+                )
             ]
             known = [group.rewards[group.completion_mask.any(axis=1)] for group in groups]
             scores = np.concatenate(known)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 
 from rl_sync.ending import Ending
 from rl_sync.messages.events import Admit, Command, FailedEpisode, GroupsJudged, LiveLease, Record
+from rl_sync.messages.scoring_calls import ScoredCompletion
 from rl_sync.roles.master.state import MasterState, Outcome, drop
 
 EPISODE_FAILED = "episode failed"
@@ -72,6 +73,20 @@ def _marked(state: MasterState, lease_ids: Sequence[int]) -> MasterState:
         return state
     marked = {i: state.live[i]._replace(is_admitted=True) for i in lease_ids}
     return dataclasses.replace(state, live={**state.live, **marked})
+
+
+def score_columns(
+    verdicts: Sequence[ScoredCompletion],
+) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, "rows K"] | None]:
+    """Returns rewards, and scores by each part of the reward; None if it has one part.
+
+    Completions that could not be scored have NaN.
+    """
+    known = np.array([one.score is not None for one in verdicts], bool)
+    rewards = np.array([one.score if one.score is not None else np.nan for one in verdicts])
+    parts = np.array([one.parts for one in verdicts], np.float32).reshape(len(verdicts), -1)
+    parts = np.where(known[:, None], parts, np.float32(np.nan))
+    return rewards.astype(np.float32), parts if parts.size else None
 
 
 def filled(

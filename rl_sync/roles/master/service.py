@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import math
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rl_sync.addresses import parts_of
+from rl_sync.algorithms.screening import filter_values
 from rl_sync.checkpoints.ledger import Ledger
 from rl_sync.cluster.heartbeats import Heartbeats
 from rl_sync.cluster.parallel_imports import settle
@@ -62,7 +62,7 @@ from rl_sync.role_names import MASTER, TRAINER, explorer_name, is_explorer, numb
 from rl_sync.roles.assembly import wiring
 from rl_sync.roles.evaluation.master_evaluations import EvaluationResult, Evaluations
 from rl_sync.roles.master import transition, unsolved
-from rl_sync.roles.master.group_admission import failed_episodes, filled
+from rl_sync.roles.master.group_admission import failed_episodes, filled, score_columns
 from rl_sync.roles.master.journal import (
     COUNTED_STEP,
     Journal,
@@ -111,6 +111,7 @@ class MasterServer:
         ended_secs = recorded.path.stat().st_mtime if recorded else 0.0
         self._journal = Journal(workdir.journal)
         self._task = wiring.load_task(settings)
+        self._filter_weights = wiring.filter_weights(settings, self._task)
         self._changed = threading.Condition()
         self._state = transition.MasterState(
             wiring.master_settings(settings, wiring.prompt_pool(settings, self._task))
@@ -459,10 +460,12 @@ class MasterServer:
         return scoring_calls.Scores(verdicts, [*admit.lease_ids])
 
     def _rewards(self, verdicts: Sequence[scoring_calls.ScoredCompletion]) -> tuple[float, ...]:
-        """Returns the rewards that the explorer will give a group, without the greedy one's."""
+        """Returns what a group is screened by, without the greedy completion's."""
         with_baseline = self._settings.algorithm.needs_baselines
-        scores = [math.nan if one.score is None else one.score for one in verdicts]
-        rewards = filled(np.array(scores, np.float32), with_baseline)[0].tolist()
+        measures = np.array(
+            filter_values(*score_columns(verdicts), self._filter_weights), np.float32
+        )
+        rewards = filled(measures, with_baseline)[0].tolist()
         return tuple(rewards[:-1] if with_baseline else rewards)
 
     def _scored(self, successes: tuple[tuple[int, float], ...]) -> None:

@@ -325,7 +325,7 @@ class Trainer:
     def _abstract_batch(self, batch: TrainBatch) -> TrainBatch:
         cut = jax.tree.map(lambda x: self.layout.abstract(x, ("batch", "length")), batch)
         whole = jax.tree.map(lambda x: self.layout.abstract(x, ()), batch)
-        return cut._replace(rewards=whole.rewards, baselines=whole.baselines)
+        return cut._replace(rewards=whole.rewards, baselines=whole.baselines, parts=whole.parts)
 
     @functools.cached_property
     def _abstract_trained(self) -> Params:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from rl_sync.algorithms.screening import choose
+from rl_sync.algorithms.screening import choose, filter_values
 from rl_sync.cluster.session import Session
 from rl_sync.messages.events import LOST_IN_BUFFER, TOO_STALE, GroupsRefused
 from rl_sync.messages.master_calls import AskBatch, AskBuffered, Claim, Happened
@@ -76,6 +76,8 @@ class BatchReader:
       audit_secs: time without any group after which the reader looks for groups that the replay
         server has lost.
       poll_secs: maximum wait of a request for groups.
+      filter_weights: weight of each part of the reward in what groups are filtered by; empty for
+        the whole reward.
     """
 
     def __init__(
@@ -89,10 +91,11 @@ class BatchReader:
         on_taken: Callable[[int, list[Group]], None] = lambda step, groups: None,
         audit_secs: float = _AUDIT_SECS,
         poll_secs: float = _POLL_SECS,
+        filter_weights: Sequence[float] = (),
     ):
         self._pipeline, self._on_taken = pipeline, on_taken
         self._audit_secs, self._next_audit_secs = audit_secs, 0.0
-        self._poll_secs = poll_secs
+        self._poll_secs, self._filter_weights = poll_secs, filter_weights
         self._session, self._replay, self._table = session, replay, table
         self._schedule, self._idle = schedule, idle
         self._groups_needed = session.settings.groups_generated
@@ -226,7 +229,7 @@ class BatchReader:
         """Selects from a whole batch, and removes it from the groups at hand."""
         algorithm, trainer = self._session.settings.algorithm, self._session.settings.trainer
         made, notes = self._pipeline(step, batch) if self._pipeline else (batch, {})
-        rewards = [group.rewards.tolist() for group in made]
+        rewards = [filter_values(one.rewards, one.parts, self._filter_weights) for one in made]
         chosen = choose(algorithm.screening, rewards, trainer.groups_per_step, algorithm.keep)
         groups = [made[i] for i in chosen]
         left_out = [group.lease_id for i, group in enumerate(batch) if i not in chosen]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -39,6 +40,49 @@ def test_the_trainer_has_a_critic_where_its_algorithm_needs_values_and_offloads_
     _, trainer = _trainer(trainer__offload_reference=True)
     assert trainer.critic is None
     assert (trainer.offload_reference, trainer.offload_optimizer) == (True, False)
+
+
+SHAPED = "exact + 0.1 * length_band(greatest=4) - 0.2 * repetition"
+
+
+@pytest.mark.parametrize(
+    ("reward", "chosen", "outcome", "filtered"),
+    [
+        ("exact", "", (), ()),
+        ("exact", "exact", (), ()),
+        (SHAPED, "", (1.0, 0.0, 0.0), ()),
+        (SHAPED, "outcome", (1.0, 0.0, 0.0), (1.0, 0.0, 0.0)),
+        (SHAPED, "exact,repetition", (1.0, 0.0, -0.2), (1.0, 0.0, -0.2)),
+        ("exact + 2 * math", "", (), ()),
+        ("exact + 2 * math", "outcome", (), ()),
+        ("exact + 2 * math", "math", (0.0, 2.0), (0.0, 2.0)),
+        ("0.1 * length_band + repetition", "", (), ()),
+    ],
+)
+def test_groups_are_filtered_by_the_named_parts_of_the_reward(reward, chosen, outcome, filtered):
+    settings, trainer = _trainer(task__reward=reward, algorithm__filter=chosen)
+    assert trainer.loss.outcome_weights == outcome
+    task = wiring.load_task(settings)
+    assert wiring.filter_weights(settings, task) == filtered
+    parts = wiring.batching_of(settings, task).largest().parts
+    count = len(wiring.reward_parts(settings, task))
+    assert (parts is None) == (count == 0)
+    assert parts is None or parts.shape[1] == count
+
+
+@pytest.mark.parametrize(
+    ("reward", "chosen", "message"),
+    [
+        (SHAPED, "exakt", "the part='exakt' is not one of outcome, exact, length_band, repetition"),
+        ("exact", "format", "with task.reward=exact: the part='format' is not one of outcome,"),
+        ("length_band + repetition", "outcome", "names nothing that makes a difference"),
+        ("0 * exact + repetition", "exact", "are 0 * exact, 1 * repetition"),
+    ],
+)
+def test_a_filter_by_a_part_that_no_reward_has_is_refused(reward, chosen, message):
+    settings = settings_with(task__reward=reward, algorithm__filter=chosen)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        wiring.load_task(settings)
 
 
 def test_the_users_own_file_without_a_path_is_refused():

@@ -321,12 +321,18 @@ def test_completions_that_could_not_be_judged_are_masked_and_move_no_baseline():
     assert some.rewards.tolist() == [1.0, 0.5, 0.0]
     assert some.completion_mask.any(axis=1).tolist() == [True, False, True]
     assert some.oldest_version == group.oldest_version
+    by_part = np.array([[1, 0.5], [np.nan, np.nan], [0, 0.5]], np.float32)
+    parts = EXPLORER.rewarded(group, np.array([1, np.nan, 0], np.float32), by_part).parts
+    assert parts.tolist() == [[1.0, 0.5], [0.5, 0.5], [0.0, 0.5]]
     none = EXPLORER.rewarded(group, np.array([np.nan] * 3, np.float32))
     assert none.rewards.tolist() == [0.0] * 3
     assert not none.completion_mask.any()
     assert none.oldest_version == group.oldest_version
     baseline = with_baselines.rewarded(group, np.array([1, np.nan, 0.25], np.float32))
     assert (baseline.rewards.tolist(), baseline.baselines.tolist()) == ([1.0, 1.0], [0.25] * 2)
+    known = np.array([[1, 0.5], [0, 0.5], [1, 0]], np.float32)
+    of_two = with_baselines.rewarded(group, np.array([1, 0, 0.25], np.float32), known)
+    assert of_two.parts.tolist() == [[1.0, 0.5], [0.0, 0.5]]
     lost = with_baselines.rewarded(group, np.array([1, 0, np.nan], np.float32))
     assert lost.rewards.tolist() == [0.0] * 2
     assert not lost.completion_mask.any()

@@ -37,6 +37,7 @@ class Group(types.SimpleNamespace):
         super().__init__(
             lease_id=lease_id,
             endings=None,
+            parts=None,
             prompt_id=lease_id + 100,
             tokens=np.array([[4, 2, END, 0], [4, 2, 3, 2]]),
             completion_mask=np.array([[0, 1, 1, 0], [0, 1, 1, 1]], bool),
@@ -45,7 +46,7 @@ class Group(types.SimpleNamespace):
         )
 
     def to_columns(self):
-        return {"n": self.lease_id}
+        return {"n": self.lease_id} if self.parts is None else {"parts": self.parts.tolist()}
 
 
 class Session(MemorySession):
@@ -65,7 +66,7 @@ class Session(MemorySession):
             optimizer__updates_per_batch=1,
         )
         self.scores, self.unwanted, self.items = list(scores), unwanted, {}
-        self.pending = 0
+        self.pending, self.has_parts = 0, False
 
     def answered(self, call):
         if not isinstance(call, Await):
@@ -77,8 +78,10 @@ class Session(MemorySession):
             time.sleep(0.05)
             return Pending(0)
         items = self.items[call.key]
+        scores = [self.scores.pop(0) for _ in items]
         verdicts = [
-            ScoredCompletion(score, score == 1.0) for score in (self.scores.pop(0) for _ in items)
+            ScoredCompletion(score, score == 1.0, (score or 0.0, 0.5) if self.has_parts else ())
+            for score in scores
         ]
         leases = {item.lease_id for item in items}
         return Scores(verdicts, [lease for lease in leases if lease not in self.unwanted])
@@ -92,8 +95,9 @@ class Replay:
         self.inserted.append((table, items, named))
 
 
-def rewarded(group, rewards):
+def rewarded(group, rewards, parts):
     new = Group(group.lease_id)
+    new.parts = parts
     known = ~np.isnan(rewards)
     new.rewards, new.endings = np.where(known, rewards, 0), group.endings
     new.completion_mask = group.completion_mask & known[:, None]
@@ -119,6 +123,18 @@ def test_groups_are_judged_and_those_that_the_master_does_not_want_are_left_out(
     assert [item.lease_id for item in judge.call.items] == [7, 7, 8, 8]
     assert happened == Happened(GroupsBuffered(tuple(wanted)))
     assert session.facts["reward"] == 0.75
+
+
+def test_a_group_has_the_scores_of_its_completions_by_each_part():
+    session = Session([1.0, 0.0, 0.25, None])
+    session.has_parts = True
+    one = delivery(session)
+    one.deliver([Group(7), Group(8)])
+    ((_, items, _),) = one._replay.inserted
+    np.testing.assert_equal(
+        [item["parts"] for item in items],
+        [[[1.0, 0.5], [0.0, 0.5]], [[0.25, 0.5], [np.nan, np.nan]]],
+    )
 
 
 def test_the_ends_of_episodes_are_handed_in_with_them():
@@ -164,7 +180,7 @@ def test_a_reply_that_a_limit_of_its_episode_ended_is_truncated():
 def test_a_completion_that_could_not_be_judged_has_no_number():
     session, seen = Session([None, 1.0]), []
     one = delivery(session)
-    one._explorer.rewarded = lambda group, rewards: seen.append(rewards) or group
+    one._explorer.rewarded = lambda group, rewards, _: seen.append(rewards) or group
     one.deliver([Group(7)])
     assert np.isnan(seen[0]).tolist() == [True, False]
 

@@ -227,6 +227,15 @@ def test_a_batch_has_its_groups_as_the_functions_leave_them(make):
     consumed = BatchReader(*arguments, pipeline=make("unique"))._consume(1, groups)
     assert [one.prompt_id for one in consumed.groups] == [1], "of the first, one sample is left"
     assert (consumed.left_out, consumed.notes["pipeline/copy"]) == ([0, 2], pytest.approx(1 / 6))
+    parts = [[[1, 0], [1, 9]], [[0, 0], [1, 0]], [[0, 0], [0, 9]]]
+    scored = [
+        dataclasses.replace(one, parts=np.float32(of))
+        for one, of in zip(groups, parts, strict=True)
+    ]
+    for keep in ("first", "best"):
+        settings.algorithm.keep = keep
+        filtered = BatchReader(*arguments, filter_weights=(1.0, 0.0))._consume(1, scored)
+        assert [one.prompt_id for one in filtered.groups] == [1], "its first parts differ"
 
 
 @pytest.mark.parametrize(
