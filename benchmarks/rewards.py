@@ -151,7 +151,9 @@ class Case:
     def groups_per_sec(self, seed: int, rollouts: int, rollout_secs: float) -> float:
         """Measures from the first rollout's start to the last one's insertion."""
         rng, buffer = np.random.default_rng(seed), Buffer()
-        explorer: Any = types.SimpleNamespace(rewarded=lambda group, rewards: group, in_parts=False)
+        explorer: Any = types.SimpleNamespace(
+            rewarded=lambda group, rewards, parts: group, in_parts=False
+        )
         replay: Any = buffer
         session: Any = Session(self._judging)
         delivery = GroupDelivery(session, TASK, explorer, replay, "groups", beside=True)

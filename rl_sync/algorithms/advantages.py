@@ -10,6 +10,8 @@ A trajectory without tokens could not be judged. Its reward must be the mean of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -60,6 +62,27 @@ def grpo(
         count = _count(lengths, group_size).astype(variance.dtype)
         variance *= (group_size - 1) / jnp.maximum(count - 1, 1)
     return (deviations / (jnp.sqrt(variance) + epsilon)).reshape(-1)
+
+
+def gdpo(
+    parts: Float[Array, "B K"],
+    part_weights: Sequence[float],
+    lengths: Float[Array, " B"],
+    group_size: int,
+) -> Float[Array, " B"]:
+    """Σ_k w_k A_k, where A_k is `grpo` of the scores by part k of the reward, then whitened over
+    the trajectories of the batch (GDPO, arXiv:2601.05242, section 3). So the spread of a part in a
+    group does not decide how much the part counts; its weight does.
+
+    Args:
+      part_weights: w_k, with the sign that the part has in the reward.
+      lengths: completion tokens of each trajectory.
+    """
+    of_parts = (
+        weight * grpo(scores, group_size, lengths)
+        for weight, scores in zip(part_weights, parts.T, strict=True)
+    )
+    return whiten(sum(of_parts, jnp.zeros_like(parts[:, 0])), lengths > 0)
 
 
 def rloo(

@@ -83,6 +83,11 @@ class Advantage(AlgorithmPiece):
         return takes(self.function, "group_size")
 
     @property
+    def needs_parts(self) -> bool:
+        """Says whether advantages are made from the scores by each part of the reward."""
+        return takes(self.function, "parts")
+
+    @property
     def needs_values(self) -> bool:
         """Says whether advantages use a critic's values, and come with returns to train it."""
         return takes(self.function, "values")
@@ -151,6 +156,7 @@ class Correction(AlgorithmPiece):
 ADVANTAGES = {
     "grpo": Advantage("advantages.grpo"),
     "dr_grpo": Advantage("advantages.dr_grpo"),
+    "gdpo": Advantage("advantages.gdpo"),
     "rloo": Advantage("advantages.rloo"),
     "opo": Advantage("advantages.opo"),
     "reinforce_pp": Advantage("returns.reinforce_pp", of_tokens=True),

@@ -44,6 +44,11 @@ PUBLISHED: dict[str, Published] = {
         ),
         "arXiv:2503.14476",
     ),
+    "gdpo": Published(
+        "GRPO that normalizes each part of the reward by itself, so that weights decide.",
+        {"advantage": "gdpo"},
+        "arXiv:2601.05242",
+    ),
     "ppo": Published(
         "Clips the ratio; a critic says which tokens were better than expected.",
         dict(_KL_IN_REWARD, advantage="gae", aggregation="token_mean"),

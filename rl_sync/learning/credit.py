@@ -146,6 +146,8 @@ def _estimated(
     if not estimator.of_tokens:
         less = compared - trajectory_totals(penalty, mask, sequences, rewards.size)
         less = shaping.without_unjudged(less, lengths, loss.group_size)
+        if estimator.needs_parts:
+            given |= _parts(loss, batch, less, lengths)
         of_trajectories = call(estimator.function, given, rewards=less)
         of_trajectories = jnp.where(lengths > 0, of_trajectories, 0.0)
         return AdvantageEstimate(to_tokens(of_trajectories, sequences)), of_trajectories
@@ -157,6 +159,22 @@ def _estimated(
         estimate = estimate._replace(advantages=whiten(estimate.advantages, mask))
     total = trajectory_totals(estimate.advantages, mask, sequences, rewards.size)
     return estimate, total / jnp.maximum(lengths, 1)
+
+
+def _parts(
+    loss: LossConfig,
+    batch: TrainBatch,
+    rewards: Float[Array, " trajectories"],
+    lengths: Float[Array, " trajectories"],
+) -> dict[str, Float[Array, "trajectories K"] | tuple[float, ...]]:
+    """Returns the scores by each part of the reward, with the weights; of one part the rewards."""
+    if not loss.part_weights:
+        return {"parts": rewards[:, None], "part_weights": (1.0,)}
+    assert batch.parts is not None, "the reward has parts"
+    columns = [
+        shaping.without_unjudged(scores, lengths, loss.group_size) for scores in batch.parts.T
+    ]
+    return {"parts": jnp.stack(columns, axis=1), "part_weights": loss.part_weights}
 
 
 def _at_tokens(rows: Rows, rewards: Float[Array, " trajectories"]) -> Float[Array, "B T"]:

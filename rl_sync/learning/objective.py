@@ -52,6 +52,7 @@ class LossConfig:
         update's rows if these are more; 0 for all of them.
       outcome_weights: weight of each part of the reward in the outcome; empty if the outcome is the
         whole reward.
+      part_weights: weight of each part of the reward; empty if it has one.
     """
 
     algorithm: Algorithm
@@ -60,6 +61,7 @@ class LossConfig:
     end_ids: tuple[int, ...]
     microbatch_rows: int
     outcome_weights: tuple[float, ...] = ()
+    part_weights: tuple[float, ...] = ()
 
 
 class BatchExperience(NamedTuple):

@@ -299,6 +299,25 @@ def _given_data(s: RunSettings) -> None:
         )
 
 
+def _parts_alone(s: RunSettings) -> None:
+    """Rejects changes of the reward that advantages by its parts do not see."""
+    algorithm = s.algorithm
+    changes = {
+        f"algorithm.overlong_tokens={algorithm.overlong_tokens}": algorithm.overlong_tokens > 0,
+        f"algorithm.turn_discount={algorithm.turn_discount:g}": algorithm.turn_discount < 1,
+        "algorithm.kl_place=reward": algorithm.needs_reference and algorithm.kl_place == "reward",
+        f"experience.pipeline={s.experience.pipeline}": s.experience.pipeline is not None,
+    }
+    for change, is_made in changes.items():
+        require(
+            not is_made or not ADVANTAGES[algorithm.advantage].needs_parts,
+            f"{change} changes the sum of the reward, and algorithm.advantage="
+            f"{algorithm.advantage} compares the terms of task.reward as they were judged: leave it"
+            " out (task.reward has soft_overlong, algorithm.kl_place=loss), or use"
+            " algorithm.advantage=grpo.",
+        )
+
+
 def danger(settings: RunSettings) -> str | None:
     """Returns the reason why the algorithm does not tolerate stale data; None if it does.
 
@@ -536,6 +555,7 @@ RULES: dict[str, Rule] = {
         " algorithm.group_mean_low and algorithm.group_mean_high; or algorithm.max_attempts=1 to"
         " replace none.",
     ),
+    "algorithm.advantage, algorithm.overlong_tokens": _parts_alone,
     "algorithm.filter, trainer.group_size": lambda s: require(
         s.trainer.group_size >= 2 or not s.algorithm.filtered_parts,
         f"algorithm.filter={s.algorithm.filter} leaves out groups whose completions are alike, and"

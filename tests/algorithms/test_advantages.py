@@ -10,6 +10,7 @@ best, dr_grpo, grpo, opo, pair, reinforce_pp_baseline, rloo = (
     compiled(getattr(advantages, name), "group_size")
     for name in ("best", "dr_grpo", "grpo", "opo", "pair", "reinforce_pp_baseline", "rloo")
 )
+gdpo = compiled(advantages.gdpo, "group_size", "part_weights")
 without_unjudged = compiled(shaping.without_unjudged, "group_size")
 REWARDS = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
 OF_REWARDS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "best": best}
@@ -28,6 +29,20 @@ def _with_lengths(name, rewards, lengths, group_size):
     if name in OF_JUDGED:
         return OF_JUDGED[name](rewards, group_size, lengths)
     return _of(name, rewards, lengths, group_size)
+
+
+def test_gdpo_normalizes_each_part_before_it_adds_them():
+    """Each A_k is ±1/√2, or 0 where the group's scores are equal."""
+    parts = np.array([[1, 0.0], [0, 0.1], [1, 0.2], [1, 0.0]])
+    expected = np.array([1 - 0.5, -1 + 0.5, 0.5, -0.5]) / 2**0.5
+    expected /= np.sqrt(np.square(expected).sum() / 3)
+    ones = np.ones(4)
+    found = gdpo(parts, (1.0, 0.5), ones, 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    scaled = gdpo(parts * [1, 100], (1.0, 0.5), ones, 2)
+    np.testing.assert_allclose(scaled, found, rtol=1e-4)
+    np.testing.assert_allclose(gdpo(parts, (-1.0, -0.5), ones, 2), -expected, rtol=1e-4)
+    assert not gdpo(parts[2:, :1], (1.0,), ones[:2], 2).any()
 
 
 def test_by_hand():

@@ -75,6 +75,22 @@ def test_a_reward_without_shaping_has_no_share_of_it():
     assert "shaped_advantages" not in _shaped(weights=())[2]
 
 
+@pytest.mark.parametrize("placeholder", [0.0, 9.0])
+def test_advantages_by_parts_leave_out_what_could_not_be_judged(placeholder):
+    """The pairs that are left have A = ±1/√2 · (1 + ½) and ±1/√2 · ½, or 0 alone in a group."""
+    algorithm = dataclasses.replace(ALGORITHMS["gdpo"], filter="outcome")
+    loss = dataclasses.replace(
+        _loss(algorithm, 3), outcome_weights=(1.0, 0.0), part_weights=(1.0, 0.5)
+    )
+    parts = np.float32([[1, 0.1], [0, 0], [placeholder, placeholder], [1, 7]])
+    rows = ROWS._replace(completion_mask=MASK & np.array([[True], [True], [False], [True]]))
+    batch = TrainBatch(rows, parts @ np.float32([1, 0.5]), parts=parts)
+    given, weights, _ = give(loss, batch)
+    # Whitened, with the sample variance of 3 trajectories, of which one has 0.
+    np.testing.assert_allclose(given.advantages[:, 0], [1, -1, 0, 0], rtol=1e-5)
+    np.testing.assert_array_equal(weights[:, 0], [1, 1, 0, 0])
+
+
 def _give(ref_logprobs=None, baselines=None, values=None, **change):
     algorithm = dataclasses.replace(ALGORITHMS["dr_grpo"], **change)
     return _of(algorithm, baselines, ref_logprobs=ref_logprobs, values=values)
@@ -328,6 +344,7 @@ def test_a_completion_that_could_not_be_judged_moves_no_advantage(subtests):
     expected = {
         "grpo": [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5],
         "dr_grpo": [2 / 3, -1 / 3, -1 / 3],
+        "gdpo": [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5],  # Their variance is 1.
         "rloo": [1, -0.5, -0.5],
         "opo": [5 / 6, -1 / 6, -1 / 6],
         "reinforce_pp": of_tokens,

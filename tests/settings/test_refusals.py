@@ -227,6 +227,15 @@ EXAMPLES = {
     "algorithm.max_attempts, algorithm.filter_zero_variance": [
         (GRPO | {"algorithm__max_attempts": 3}, "max_attempts=3 has groups replaced"),
     ],
+    "algorithm.advantage, algorithm.overlong_tokens": [
+        (
+            {"algorithm__name": "gdpo", "algorithm__overlong_tokens": 4},
+            "overlong_tokens=4 changes the sum of the reward",
+        ),
+        ({"algorithm__name": "gdpo", "algorithm__turn_discount": 0.9}, "turn_discount=0.9 changes"),
+        ({"algorithm__name": "gdpo", "algorithm__kl_place": "reward"}, "kl_place=reward changes"),
+        ({"algorithm__name": "gdpo", "experience__pipeline": "a:f"}, "pipeline=a:f changes"),
+    ],
     "algorithm.filter, trainer.group_size": [
         (
             {"algorithm__name": "ppo", "algorithm__filter": "outcome", "trainer__group_size": 1},

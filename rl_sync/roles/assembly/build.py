@@ -229,6 +229,7 @@ def trainer_of(settings: RunSettings, task: Task, layout: Layout) -> Trainer:
             end_ids=wiring.sampling(settings, task).stop_ids,
             microbatch_rows=settings.trainer.microbatch_rows,
             outcome_weights=wiring.outcome_weights(settings, task),
+            part_weights=tuple(part.weight for part in wiring.reward_parts(settings, task)),
         ),
         optimizer=dataclasses.replace(
             settings.optimizer,

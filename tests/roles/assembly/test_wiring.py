@@ -65,7 +65,9 @@ def test_groups_are_filtered_by_the_named_parts_of_the_reward(reward, chosen, ou
     task = wiring.load_task(settings)
     assert wiring.filter_weights(settings, task) == filtered
     parts = wiring.batching_of(settings, task).largest().parts
-    count = len(wiring.reward_parts(settings, task))
+    weights = {"exact": (), SHAPED: (1.0, 0.1, -0.2), "exact + 2 * math": (1.0, 2.0)}
+    assert trainer.loss.part_weights == weights.get(reward, (0.1, 1.0))
+    count = len(trainer.loss.part_weights)
     assert (parts is None) == (count == 0)
     assert parts is None or parts.shape[1] == count
 
