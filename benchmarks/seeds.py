@@ -74,12 +74,12 @@ def main() -> None:
         Case(arguments.config, mode, seed, tuple(arguments.set))
         for seed, mode in itertools.product(arguments.seeds, arguments.modes)
     ]
-    done = {_case(line) for line in read_json_lines(arguments.results)}
+    done = {case_of(line) for line in read_json_lines(arguments.results)}
     for case in cases:
         if case not in done and not arguments.report:
             writer.write(run(case, arguments.every))
     writer.close()
-    lines = [line for line in read_json_lines(arguments.results) if _case(line) in cases]
+    lines = [line for line in read_json_lines(arguments.results) if case_of(line) in cases]
     if not lines:
         sys.exit(f"{arguments.results} has no results of these runs yet.")
     print("\n".join(table(lines, arguments.modes)))
@@ -88,8 +88,12 @@ def main() -> None:
     print(f"\n{picture}")
 
 
-def run(case: Case, every_steps: int) -> dict[str, Any]:
+def run(case: Case, every_steps: int, curves: Sequence[str] = CURVES) -> dict[str, Any]:
     """Makes one run; returns its line of the results.
+
+    Args:
+      every_steps: trainer steps between evaluations.
+      curves: metrics of trainer steps that the line has.
 
     Raises:
       SystemExit: the run failed.
@@ -112,7 +116,7 @@ def run(case: Case, every_steps: int) -> dict[str, Any]:
         "steps": [one["step"] for one in evaluations],
         "secs": [one["time"] - evaluations[0]["time"] for one in evaluations],
         "accuracy": [one["accuracy"] for one in evaluations],
-        **{name: [one[name] for one in steps] for name in CURVES},
+        **{name: [one.get(name) for one in steps] for name in curves},
     }
     before, after = (100 * line["accuracy"][i] for i in (0, -1))
     print(
@@ -124,20 +128,20 @@ def run(case: Case, every_steps: int) -> dict[str, Any]:
 
 def table(lines: Sequence[dict[str, Any]], modes: Sequence[str]) -> list[str]:
     """Writes the least, the median and the greatest of each mode as a Markdown table."""
-    rows = [_cells(["mode", "seeds", *COLUMNS]), "|---" * (len(COLUMNS) + 2) + "|"]
+    rows = [table_row(["mode", "seeds", *COLUMNS]), "|---" * (len(COLUMNS) + 2) + "|"]
     for mode in modes:
         if of_mode := [line for line in lines if line["mode"] == mode]:
-            cells = [_spread([value(line) for line in of_mode]) for value in COLUMNS.values()]
-            rows.append(_cells([mode, str(len(of_mode)), *cells]))
+            cells = [spread([value(line) for line in of_mode]) for value in COLUMNS.values()]
+            rows.append(table_row([mode, str(len(of_mode)), *cells]))
     return rows
 
 
-def _spread(numbers: Sequence[float]) -> str:
+def spread(numbers: Sequence[float]) -> str:
     least, middle, greatest = min(numbers), statistics.median(numbers), max(numbers)
     return f"{least:.1f} / {middle:.1f} / {greatest:.1f}"
 
 
-def _cells(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
@@ -171,11 +175,11 @@ def _curves(lines: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.
     return np.arange(1, curves.shape[1] + 1), curves
 
 
-def _case(line: dict[str, Any]) -> Case:
+def case_of(line: dict[str, Any]) -> Case:
     return Case(line["config"], line["mode"], line["seed"], tuple(line["settings"]))
 
 
-def _seeds(text: str) -> list[int]:
+def seeds_of(text: str) -> list[int]:
     first, colon, last = text.partition(":")
     return list(range(int(first), int(last) + 1)) if colon else [int(s) for s in text.split(",")]
 
@@ -190,7 +194,7 @@ def _modes(text: str) -> list[str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/arithmetic.py")
-    parser.add_argument("--seeds", type=_seeds, default=list(range(100, 112)))
+    parser.add_argument("--seeds", type=seeds_of, default=list(range(100, 112)))
     parser.add_argument("--modes", type=_modes, default=CASES)
     parser.add_argument("--every", type=int, default=10, help="trainer steps between evaluations")
     parser.add_argument("--results", type=Path, help="default: runs/seeds-CONFIG.jsonl")

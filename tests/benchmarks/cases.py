@@ -346,6 +346,18 @@ CASES = (
         lines=["…/seeds.png"],
     ),
     Case(
+        f"benchmarks/shaped_rewards.py {QUICK} --seeds=200 --cases='shaped, filter' --steps=1"
+        " --set=trainer.groups_per_step=4 --set=trainer.group_size=2"
+        " --results={out}/shaped_rewards.jsonl",
+        [
+            Table(
+                "case | seeds | before RL, % | after RL, % | greatest share of shaping, %",
+                ("shaped, filter",),
+                same={("shaped, filter", "seeds"): "1"},
+            )
+        ],
+    ),
+    Case(
         "-m launcher plan --config=benchmarks/shapes/run.py"
         " --config.model.path=benchmarks/shapes/qwen2.5-0.5b --find=h100:1",
         lines=[

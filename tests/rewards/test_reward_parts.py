@@ -1,7 +1,8 @@
 import pytest
 
+from rl_sync.rewards.judgement import Completion
 from rl_sync.rewards.reward_parts import RewardPart, chosen_weights, read_parts
-from rl_sync.rewards.rubric import Rubric
+from rl_sync.rewards.rubric import Rubric, ScoringRequest
 
 MIXED = "by_set(sums='exact + 0.1 * length_band(greatest=3)', facts='2 * math')"
 
@@ -32,6 +33,16 @@ def test_a_mixture_has_the_parts_of_each_set():
         RewardPart("by_set/facts/math", 1.0, shapes=False),
         RewardPart("soft_overlong", 3.0, shapes=True),
     )
+
+
+def test_judgements_have_the_scores_by_the_parts_that_apply():
+    reward = f"0.5 * {MIXED} + 3 * repetition"
+    row = {"prompt": "1+1=", "answer": "2", "task_set": "sums"}
+    (one,) = Rubric(reward).judge([ScoringRequest(row, Completion("2", [5]))])
+    labels = [part.label for part in read_parts(reward)]
+    assert [one.components.get(label) for label in labels] == [1.0, 1.0, None, 1.0]
+    weighed = sum(part.weight * one.components.get(part.label, 0) for part in read_parts(reward))
+    assert one.score == pytest.approx(weighed) == pytest.approx(3.55)
 
 
 @pytest.mark.parametrize(
