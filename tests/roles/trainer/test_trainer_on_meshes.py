@@ -229,7 +229,10 @@ def test_sft_step_on_a_mesh_is_that_on_one_device_up_to_rounding():
 
 def test_every_device_has_all_rewards_and_baselines():
     batch = batch_of()
-    placed = _trainer(layout(fsdp=2)).place(batch._replace(baselines=batch.rewards))
+    parts = np.stack([batch.rewards, batch.rewards], axis=1)
+    whole = batch._replace(baselines=batch.rewards, parts=parts)
+    placed = _trainer(layout(fsdp=2)).place(whole)
     assert placed.rewards.sharding.is_fully_replicated
     assert placed.baselines.sharding.is_fully_replicated
+    assert placed.parts.sharding.is_fully_replicated
     assert not placed.rows.tokens.sharding.is_fully_replicated

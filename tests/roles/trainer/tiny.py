@@ -29,5 +29,5 @@ def sft(steps):
 def with_loss(given: dict[str, Any]) -> dict[str, Any]:
     """Puts the fields of `LossConfig` among a trainer's into one."""
     names = [field.name for field in dataclasses.fields(LossConfig)]
-    loss = LossConfig(**{name: given[name] for name in names})
+    loss = LossConfig(**{name: given[name] for name in names if name in given})
     return {"loss": loss, **{name: of for name, of in given.items() if name not in names}}
