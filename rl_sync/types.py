@@ -179,7 +179,8 @@ class Group:
       sampler_logprobs: log-probabilities of the distribution that each token was sampled from, as
         the explorer recorded it (see `rl_sync.token_records`); None without
         `algorithm.score_centering`.
-      sampler_ids: the likeliest tokens, to which these log-probabilities belong; None for the whole vocabulary.
+      sampler_ids: the likeliest tokens, to which these log-probabilities belong; None for the
+        whole vocabulary.
       image_at: for each token the index of its features, M · tile + offset; -1 at text. None if the
         group has no images, as the two others.
       tiles: the group's images, cut into tiles, each once: their pixels, or their features
